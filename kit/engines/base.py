@@ -1,0 +1,126 @@
+"""What the training loop asks of an engine, and nothing more.
+
+An engine owns forward, backward and the optimizer step. It owns no schedule (``apply`` is told the learning
+rate), no data order and no logging. Losses are sums over unmasked tokens, divided for the gradient by the
+**global** number of such tokens in the step, so that every layout has the same gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import torch
+
+IGNORE_INDEX = -100
+"""Label of a token that does not count, as in torch and transformers."""
+
+
+class StateKind(StrEnum):
+    """The per-parameter tensors of a training state, all fp32 under Hugging Face names and shapes."""
+
+    MASTER = "master"
+    EXP_AVG = "exp_avg"
+    EXP_AVG_SQ = "exp_avg_sq"
+    GRADIENT = "gradient"
+    """Only between ``forward_backward`` and ``apply``; before clipping; of the mean loss over the step's tokens."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One micro batch of one data-parallel rank.
+
+    ``input_ids`` and ``labels``: int64, (micro_batch_size, seq_length), on the CPU. Labels are **already
+    shifted**: ``labels[:, i]`` is the token to predict from ``input_ids[:, : i + 1]``, or ``IGNORE_INDEX``.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LossSum:
+    """Summed over all ranks and micro batches; the same on every rank."""
+
+    loss_sum: float
+    """Cross entropy in nats, summed over the tokens that count."""
+    tokens: int
+    """How many they were."""
+
+    @property
+    def mean(self) -> float:
+        """Nats per token."""
+        return self.loss_sum / self.tokens
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What an optimizer step reports, the same on every rank."""
+
+    gradient: float
+    """Global L2 norm of the gradient before clipping, each parameter counted once."""
+
+
+class TensorSource(Protocol):
+    """Named tensors on disk, read one (or a slice of one) at a time: a Hugging Face directory or a hub checkpoint."""
+
+    def names(self) -> Sequence[str]:
+        """Hugging Face parameter names present."""
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor, on the CPU, in the dtype on disk."""
+
+
+class Engine(Protocol):
+    """See the module's docstring. Every method is collective: all ranks call it, in the same order."""
+
+    dp_rank: int
+    """This rank's place among the ``dp_size`` ranks that get different samples."""
+    dp_size: int
+    is_main: bool
+    """True on exactly one rank: it writes logs and single files."""
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
+        """Loss and gradients of one optimizer step; leaves the gradients ready for ``apply`` or ``discard``."""
+
+    def apply(self, learning_rate: float) -> Norms:
+        """Clip, step the optimizer at this rate, clear the gradients."""
+
+    def discard(self) -> None:
+        """Clear the gradients without a step."""
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
+        """Loss without gradients; parameters and optimizer untouched."""
+
+    def save(self, directory: Path) -> None:
+        """Write the engine's native state into an existing empty directory on a file system all ranks see."""
+
+    def load(self, directory: Path) -> None:
+        """Read what ``save`` wrote, for the same layout."""
+
+    def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Stream one kind of state: (Hugging Face name, full fp32 CPU tensor on the main rank, None elsewhere).
+
+        At most one full tensor is held at a time; tied parameters appear once, under the name that
+        transformers saves. All ranks must exhaust the iterator.
+        """
+
+    def import_state(self, kind: StateKind, source: TensorSource) -> None:
+        """Set one kind of state from full tensors; reads each tensor only while it is needed."""
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Adam's step count (bias correction)."""
+
+    def set_optimizer_steps(self, steps: int) -> None:
+        """Set Adam's step count; used after ``import_state``."""
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of this rank's tensors: weights, gradients, optimizer; and peak_allocated on CUDA."""
+
+    def close(self) -> None:
+        """Release what the engine holds; the process group belongs to the caller."""

@@ -1,0 +1,68 @@
+"""How ranks split the work, and which of it a user pinned."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from kit.specs.base import SPEC
+
+EngineName = Literal["torch", "deepspeed", "megatron"]
+Recompute = Literal["none", "full"]
+Offload = Literal["none", "cpu"]
+Implementation = Literal["huggingface-sdpa", "torch-native"]
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class Layout:
+    """One complete choice. ``world_size = dp·cp·tp·pp``."""
+
+    engine: EngineName
+    implementation: Implementation
+    """Which code computes a layer: Hugging Face's with torch's sdpa, or Megatron-core without Transformer Engine."""
+    dp: int = Field(default=1, gt=0)
+    tp: int = Field(default=1, gt=0)
+    pp: int = Field(default=1, gt=0)
+    vp: int = Field(default=1, gt=0)
+    """Virtual stages per pipeline rank; 1 = plain 1F1B."""
+    cp: int = Field(default=1, gt=0)
+    sp: bool = False
+    """Sequence parallelism over the tensor-parallel group."""
+    zero_stage: int = Field(default=0, ge=0, le=3)
+    """torch: 0 = DDP. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
+    offload_optimizer: Offload = "none"
+    offload_param: Offload = "none"
+    recompute: Recompute = "none"
+    """full: only each layer's input is kept."""
+    micro_batch_size: int = Field(default=1, gt=0)
+    """Sequences per data-parallel rank and forward pass."""
+    gradient_accumulation_steps: int = Field(default=1, gt=0)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.dp * self.cp * self.tp * self.pp
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per optimizer step."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.dp
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class Pins:
+    """The part of a layout that a user decided; null leaves the choice to the planner."""
+
+    engine: EngineName | None = None
+    tp: int | None = Field(default=None, gt=0)
+    pp: int | None = Field(default=None, gt=0)
+    vp: int | None = Field(default=None, gt=0)
+    cp: int | None = Field(default=None, gt=0)
+    sp: bool | None = None
+    zero_stage: int | None = Field(default=None, ge=0, le=3)
+    offload_optimizer: Offload | None = None
+    offload_param: Offload | None = None
+    recompute: Recompute | None = None
+    micro_batch_size: int | None = Field(default=None, gt=0)

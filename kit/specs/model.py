@@ -1,0 +1,87 @@
+"""The shape of a transformer: all that planning needs to know about a model."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from kit.errors import SpecError
+from kit.specs.base import SPEC
+
+Family = Literal["llama", "qwen2", "qwen3", "gpt2"]
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class ModelSpec:
+    """A decoder-only transformer. Sizes are per model, never per rank."""
+
+    name: str
+    """Catalog name, hub id, or the directory name of a local model."""
+    family: Family
+    """Decides which biases and norms exist, and which Hugging Face class builds it."""
+    num_layers: int = Field(gt=0)
+    """Transformer layers."""
+    hidden_size: int = Field(gt=0)
+    """Width of the residual stream."""
+    ffn_hidden_size: int = Field(gt=0)
+    """Width inside the MLP, per gate or up projection."""
+    num_attention_heads: int = Field(gt=0)
+    """Query heads."""
+    num_key_value_heads: int = Field(gt=0)
+    """Key/value heads (GQA); equals the query heads without GQA."""
+    head_dim: int = Field(gt=0)
+    """Width of one head; times the query heads it need not equal the hidden size."""
+    vocab_size: int = Field(gt=0)
+    """Rows of the embedding, unpadded."""
+    max_position_embeddings: int = Field(gt=0)
+    """Longest sequence that the model was made for."""
+    tied_embeddings: bool = False
+    """Whether the output projection is the input embedding."""
+    norm_eps: float = Field(default=1e-5, gt=0)
+    """Epsilon of RMSNorm or LayerNorm."""
+    rope_theta: float | None = Field(default=10000.0, gt=0)
+    """RoPE base; null for learned positions."""
+    rope_scaling: dict[str, Any] | None = None
+    """Hugging Face's rope_parameters beyond the base (rope_type, factor, …)."""
+    source: str = "user"
+    """Where the shape was read."""
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise SpecError(
+                f"num_key_value_heads={self.num_key_value_heads} does not divide "
+                f"num_attention_heads={self.num_attention_heads} of {self.name}; every key/value head serves the "
+                f"same number of query heads: use a divisor of {self.num_attention_heads}"
+            )
+
+    @property
+    def gated_mlp(self) -> bool:
+        """Whether the MLP has a gate (SwiGLU): three matrices instead of two."""
+        return self.family != "gpt2"
+
+    @property
+    def norm(self) -> Literal["rmsnorm", "layernorm"]:
+        """Kind of normalisation."""
+        return "layernorm" if self.family == "gpt2" else "rmsnorm"
+
+    @property
+    def learned_positions(self) -> bool:
+        """Whether positions are an embedding table instead of RoPE."""
+        return self.family == "gpt2"
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the query, key and value projections have a bias."""
+        return self.family in ("qwen2", "gpt2")
+
+    @property
+    def linear_bias(self) -> bool:
+        """Whether the attention output and the MLP projections have a bias."""
+        return self.family == "gpt2"
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normalised per head."""
+        return self.family == "qwen3"
