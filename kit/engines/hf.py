@@ -1,0 +1,201 @@
+"""Hugging Face models: configuration from a ModelSpec, construction without a network, weights from a directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from kit.engines.base import TensorSource
+from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
+from kit.errors import CheckpointError, SpecError
+from kit.specs.model import ModelSpec
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+
+def hf_config(model: ModelSpec) -> PreTrainedConfig:
+    """The configuration of the transformers class that computes ``model``.
+
+    No special token ids are set (they belong to a tokenizer, not to a shape), and dropout is 0: pretraining reads
+    each token about once. Raises SpecError where the class cannot take the shape.
+    """
+    try:
+        return _CONFIGS[model.family](model)
+    except (ValueError, StrictDataclassError) as error:
+        raise SpecError(f"transformers refuses the shape of {model.name}: {' '.join(str(error).split())}") from error
+
+
+def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
+    """A model of the plan's shape with random weights from ``run.seed``, in ``dtype`` on ``device``, in train mode.
+
+    The same seed, dtype and kind of device give the same weights on every rank; the caller's random state is left
+    as it was. Nothing is downloaded. ``device="meta"`` allocates nothing.
+    """
+    return _random_model(rundir.plan.model, rundir.run.seed, dtype, torch.device(device))
+
+
+def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name → shape of every parameter that transformers saves (a tied one once). Allocates nothing."""
+    skeleton = _random_model(model, 0, torch.float32, torch.device("meta"))
+    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+
+
+def check_names(expected: Mapping[str, tuple[int, ...]], source: TensorSource) -> None:
+    """Raises CheckpointError unless ``source`` has exactly the names of ``expected``."""
+    present = set(source.names())
+    if missing := sorted(expected.keys() - present):
+        raise CheckpointError(
+            f"{len(missing)} tensors of the model are missing from the checkpoint, first {missing[0]}; "
+            f"use a checkpoint of the same model, complete"
+        )
+    if foreign := sorted(present - expected.keys()):
+        raise CheckpointError(
+            f"the checkpoint has {len(foreign)} tensors that the model has not, first {foreign[0]}; "
+            f"use a checkpoint of the same model"
+        )
+
+
+def check_shape(name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
+    """Raises CheckpointError unless the shapes are equal."""
+    if tuple(expected) != tuple(found):
+        raise CheckpointError(
+            f"tensor {name} has shape {list(found)} in the checkpoint and {list(expected)} in the model; "
+            f"use a checkpoint of the same model"
+        )
+
+
+class HfDirectory(SafetensorsSource):
+    """The weights of a Hugging Face model directory, sharded or not, under the names of today's transformers.
+
+    Old files are met half-way: a missing base prefix (GPT-2 on the hub says ``wte.weight``) is added, buffers that
+    were once saved (causal masks, inverse frequencies) are left out, and so is the output projection of a model
+    with tied embeddings. Raises CheckpointError where there is no config.json or no safetensors file.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        directory = Path(path)
+        config = _read_config(directory)
+        files = _weight_files(directory)
+        prefix = "transformer." if config.get("model_type") == "gpt2" else "model."
+        renames = {
+            stored if stored.startswith((prefix, "lm_head.")) else prefix + stored: stored
+            for stored in files
+            if not stored.endswith(_BUFFERS)
+        }
+        # transformers writes only what differs from a class's defaults; GPT-2's default is tied.
+        if config.get("tie_word_embeddings", config.get("model_type") == "gpt2"):
+            renames.pop("lm_head.weight", None)
+        super().__init__({name: files[stored] for name, stored in renames.items()}, renames)
+
+
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+"""Endings of names that older versions of transformers saved as buffers."""
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((directory / "config.json").read_text()))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{directory} has no readable config.json ({error}); give the directory of a downloaded model"
+        ) from error
+
+
+def _weight_files(directory: Path) -> dict[str, Path]:
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if index.exists():
+        return {name: directory / file for name, file in read_weight_map(index).items()}
+    if single.exists():
+        return dict.fromkeys(file_names(single), single)
+    raise CheckpointError(
+        f"{directory} has neither model.safetensors nor its index; pickled weights (.bin, .pt) are not read: "
+        f"convert them with transformers' save_pretrained"
+    )
+
+
+def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    cuda_devices = [device.index or 0] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
+        torch.manual_seed(seed)
+        built = AutoModelForCausalLM.from_config(hf_config(model), dtype=dtype, attn_implementation="sdpa")
+    built.train()
+    return built
+
+
+def _shared(model: ModelSpec) -> dict[str, Any]:
+    """Keys that Llama, Qwen2 and Qwen3 have in common."""
+    return {
+        "vocab_size": model.vocab_size,
+        "hidden_size": model.hidden_size,
+        "intermediate_size": model.ffn_hidden_size,
+        "num_hidden_layers": model.num_layers,
+        "num_attention_heads": model.num_attention_heads,
+        "num_key_value_heads": model.num_key_value_heads,
+        "head_dim": model.head_dim,
+        "max_position_embeddings": model.max_position_embeddings,
+        "rms_norm_eps": model.norm_eps,
+        "tie_word_embeddings": model.tied_embeddings,
+        # rope_theta lives in rope_parameters since transformers 5 (modeling_rope_utils.py)
+        "rope_parameters": {"rope_type": "default", **(model.rope_scaling or {}), "rope_theta": _rope_theta(model)},
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "use_cache": True,
+    }
+
+
+def _rope_theta(model: ModelSpec) -> float:
+    if model.rope_theta is None:
+        raise SpecError(f"rope_theta=null for {model.name}: family {model.family} rotates its positions; give the base")
+    return model.rope_theta
+
+
+def _gpt2(model: ModelSpec) -> GPT2Config:
+    if model.num_key_value_heads != model.num_attention_heads:
+        raise SpecError(
+            f"num_key_value_heads={model.num_key_value_heads} for {model.name}: GPT-2 has no grouped-query attention; "
+            f"use {model.num_attention_heads}"
+        )
+    if model.head_dim * model.num_attention_heads != model.hidden_size:
+        raise SpecError(
+            f"head_dim={model.head_dim} for {model.name}: GPT-2's heads split the hidden size {model.hidden_size} "
+            f"evenly; use {model.hidden_size // model.num_attention_heads}"
+        )
+    return GPT2Config(
+        vocab_size=model.vocab_size,
+        n_positions=model.max_position_embeddings,
+        n_embd=model.hidden_size,
+        n_layer=model.num_layers,
+        n_head=model.num_attention_heads,
+        n_inner=model.ffn_hidden_size,
+        layer_norm_epsilon=model.norm_eps,
+        tie_word_embeddings=model.tied_embeddings,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+
+
+_CONFIGS: dict[str, Callable[[ModelSpec], PreTrainedConfig]] = {
+    "llama": lambda model: LlamaConfig(**_shared(model)),
+    "qwen2": lambda model: Qwen2Config(**_shared(model)),
+    "qwen3": lambda model: Qwen3Config(**_shared(model)),
+    "gpt2": _gpt2,
+}

@@ -1,0 +1,66 @@
+"""The worker pool itself: what it must surface, and that a pool survives what it should."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.workers import Pool, WorkerError
+
+
+def _sum_of_ranks(offset):
+    value = torch.tensor(dist.get_rank() + offset)
+    dist.all_reduce(value)
+    return value.item(), os.getpid()
+
+
+def _one_rank_raises():
+    if dist.get_rank() == 1:
+        raise ValueError("a planted failure")
+    dist.barrier()
+
+
+def _one_rank_dies():
+    if dist.get_rank() == 1:
+        os._exit(3)
+    dist.barrier()
+
+
+def _one_rank_hangs():
+    if dist.get_rank() == 1:
+        time.sleep(600)
+    dist.barrier()
+
+
+@pytest.fixture(scope="module")
+def pair():
+    workers = Pool("torch", 2)
+    yield workers
+    workers.close()
+
+
+def test_results_in_rank_order_and_processes_are_kept(pair):
+    first, second = pair.run(_sum_of_ranks, 10), pair.run(_sum_of_ranks, 20)
+    assert [value for value, _ in first] == [21, 21]
+    assert [value for value, _ in second] == [41, 41]
+    assert [pid for _, pid in first] == [pid for _, pid in second]
+    assert first[0][1] != first[1][1]
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [(_one_rank_raises, "rank 1:\n.*a planted failure"), (_one_rank_dies, "rank 1:\nthe process died")],
+)
+def test_failures_surface_and_the_pool_recovers(pair, case, message):
+    with pytest.raises(WorkerError, match=f"(?s){message}"):
+        pair.run(case)
+    assert pair.run(_sum_of_ranks, 0)[0][0] == 1
+
+
+def test_a_hang_surfaces(pair):
+    with pytest.raises(WorkerError, match="said nothing within 1 s"):
+        pair.run(_one_rank_hangs, timeout_s=1)

@@ -1,0 +1,1 @@
+"""Data, schedule, checkpoints and the loop, on the torch engine."""

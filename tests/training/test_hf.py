@@ -1,0 +1,168 @@
+"""ModelSpec → transformers: shapes, seeds, and weights from directories as they are found."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from kit.engines.hf import HfDirectory, build_model, check_names, check_shape, hf_config, parameter_shapes
+from kit.errors import CheckpointError, SpecError
+from tests.training import tiny
+
+FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
+
+
+def expected_parameters(spec) -> int:
+    """Counted by hand from the shape, independently of transformers."""
+    h, f, v = spec.hidden_size, spec.ffn_hidden_size, spec.vocab_size
+    q, kv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
+    attention = h * (q + 2 * kv) + q * h + (q + 2 * kv if spec.qkv_bias else 0) + (h if spec.linear_bias else 0)
+    attention += 2 * spec.head_dim if spec.qk_norm else 0
+    mlp = (3 if spec.gated_mlp else 2) * h * f + (f + h if spec.linear_bias else 0)
+    norm = 2 * h if spec.norm == "layernorm" else h
+    positions = spec.max_position_embeddings * h if spec.learned_positions else 0
+    return (
+        spec.num_layers * (attention + mlp + 2 * norm) + norm + positions + v * h * (1 if spec.tied_embeddings else 2)
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_are_those_of_the_shape(family, tied):
+    spec = tiny.model(family, tied_embeddings=tied)
+    assert sum(math.prod(shape) for shape in parameter_shapes(spec).values()) == expected_parameters(spec)
+    assert ("lm_head.weight" in parameter_shapes(spec)) is not tied
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_config_survives_a_round_trip_through_a_directory(family, tmp_path):
+    spec = tiny.model(family)
+    rundir = tiny.run_directory(tmp_path / "run", tiny.plan(spec))
+    model = build_model(rundir, torch.float32, "cpu")
+    model.save_pretrained(tmp_path / "hf")
+    source = HfDirectory(tmp_path / "hf")
+    check_names(parameter_shapes(spec), source)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(source.read(name), parameter)
+        assert source.shape(name) == tuple(parameter.shape)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
+    tokens = torch.arange(20)[None]
+    assert torch.equal(again(tokens).logits, model.eval()(tokens).logits)
+
+
+def test_head_dim_need_not_divide_the_hidden_size():
+    shapes = parameter_shapes(tiny.model("qwen3", head_dim=16))
+    assert shapes["model.layers.0.self_attn.q_proj.weight"] == (64, 32)
+
+
+def test_rope_parameters():
+    spec = tiny.model(
+        rope_theta=5e5,
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        },
+    )
+    config = hf_config(spec)
+    assert config.rope_parameters["rope_theta"] == 5e5
+    assert config.rope_parameters["rope_type"] == "llama3"
+    # The rotation must really use them: base and factor show in the lowest frequency.
+    plain = tiny.run_directory(Path("."), tiny.plan(tiny.model(rope_theta=5e5)))
+    scaled = tiny.run_directory(Path("."), tiny.plan(spec))
+    lowest_plain = build_model(plain, torch.float32, "cpu").model.rotary_emb.inv_freq[-1]
+    lowest_scaled = build_model(scaled, torch.float32, "cpu").model.rotary_emb.inv_freq[-1]
+    assert lowest_plain.item() == pytest.approx(5e5 ** (-6 / 8))
+    assert (lowest_plain / lowest_scaled).item() == pytest.approx(8.0)
+
+
+def test_seed_decides_the_weights_and_leaves_the_callers_random_state_alone(tmp_path):
+    rundir = tiny.run_directory(tmp_path)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, second = build_model(rundir, torch.float32, "cpu"), build_model(rundir, torch.float32, "cpu")
+    assert torch.equal(torch.get_rng_state(), before)
+    other = build_model(tiny.run_directory(tmp_path, seed=8), torch.float32, "cpu")
+    same = [torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True)]
+    assert all(same)
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "message"),
+    [
+        ("gpt2", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
+        ("gpt2", {"head_dim": 16}, "head_dim=16"),
+        ("llama", {"rope_theta": None}, "rope_theta=null"),
+        ("llama", {"hidden_size": 30}, "transformers refuses"),
+    ],
+)
+def test_impossible_shapes_are_refused(family, change, message):
+    with pytest.raises(SpecError, match=message):
+        hf_config(tiny.model(family, **change))
+
+
+def test_gpt2_as_it_lies_on_the_hub(tmp_path):
+    """No base prefix, causal masks saved as buffers, the tied output projection present."""
+    rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model("gpt2")))
+    model = build_model(rundir, torch.float32, "cpu")
+    stored = {name.removeprefix("transformer."): p.detach().clone() for name, p in model.named_parameters()}
+    stored |= {"h.0.attn.bias": torch.ones(1, 1, 4, 4), "lm_head.weight": stored["wte.weight"].clone()}
+    (tmp_path / "hf").mkdir()
+    save_file(stored, tmp_path / "hf" / "model.safetensors")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+    source = HfDirectory(tmp_path / "hf")
+    check_names(parameter_shapes(rundir.plan.model), source)
+    assert torch.equal(source.read("transformer.h.1.mlp.c_fc.weight"), stored["h.1.mlp.c_fc.weight"])
+
+
+def test_sharded_directory(tmp_path):
+    model = build_model(tiny.run_directory(tmp_path / "run"), torch.float32, "cpu")
+    model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
+    assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 2
+    source = HfDirectory(tmp_path / "hf")
+    assert all(torch.equal(source.read(name), parameter) for name, parameter in model.named_parameters())
+
+
+class TestDamagedDirectory:
+    @pytest.fixture
+    def directory(self, tmp_path):
+        build_model(tiny.run_directory(tmp_path / "run"), torch.float32, "cpu").save_pretrained(tmp_path / "hf")
+        return tmp_path / "hf"
+
+    def test_no_directory(self, tmp_path):
+        with pytest.raises(CheckpointError, match=r"no readable config\.json"):
+            HfDirectory(tmp_path / "absent")
+
+    def test_pickles_only(self, directory):
+        (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+        with pytest.raises(CheckpointError, match="neither model.safetensors nor its index"):
+            HfDirectory(directory)
+
+    def test_truncated_file(self, directory):
+        path = directory / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-100])
+        with pytest.raises(CheckpointError, match="model.safetensors cannot be read"):
+            HfDirectory(directory)
+
+    def test_missing_and_foreign_names(self, directory):
+        tensors = load_file(directory / "model.safetensors")
+        norm = tensors.pop("model.norm.weight")
+        save_file(tensors, directory / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"missing from the checkpoint, first model\.norm\.weight"):
+            check_names(parameter_shapes(tiny.model()), HfDirectory(directory))
+        save_file(tensors | {"model.norm.weight": norm, "model.spare": norm.clone()}, directory / "model.safetensors")
+        with pytest.raises(CheckpointError, match=r"has not, first model\.spare"):
+            check_names(parameter_shapes(tiny.model()), HfDirectory(directory))
+
+    def test_wrong_shape(self):
+        with pytest.raises(CheckpointError, match=r"shape \[3, 2\] in the checkpoint and \[2, 3\]"):
+            check_shape("a", (2, 3), (3, 2))

@@ -1,0 +1,186 @@
+"""Pools of gloo processes for tests: imports are paid once, process groups are rebuilt for every case.
+
+    results = pool("megatron", 2).run(case, argument, timeout_s=60)     # [result of rank 0, result of rank 1]
+
+A case is a function that a fresh process can import (so defined at the top level of a test module) and
+arguments that pickle. Around each case a worker initialises ``torch.distributed`` and afterwards destroys what
+the case left behind. An exception on any rank, a dead rank and a case that takes too long all raise
+``WorkerError`` with what the ranks had to say; the pool is then killed, and the next case starts a new one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import pickle
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+START_TIMEOUT_S = 120
+"""Importing an engine takes about 6 CPU seconds a process; on a busy machine much more."""
+GRACE_S = 5
+"""How long the other ranks may still report after one has failed; most hang in a collective by then."""
+
+
+class WorkerError(AssertionError):
+    """A case failed on some rank, or did not end in time."""
+
+
+class Pool:
+    """``world_size`` processes of one engine, kept between cases."""
+
+    def __init__(self, engine: str, world_size: int) -> None:
+        self._engine, self._world_size = engine, world_size
+        self._processes: list[Any] = []
+        self._connections: list[Connection] = []
+
+    def run(self, function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
+        """``function(*args)`` on every rank; the results in rank order."""
+        self._start()
+        with tempfile.TemporaryDirectory(prefix="kit-store-") as directory:
+            case = pickle.dumps((function, args, os.path.join(directory, "store")))
+            for connection in self._connections:
+                connection.send_bytes(case)
+            return self._collect(f"{function.__module__}.{function.__qualname__}", timeout_s)
+
+    def close(self) -> None:
+        """Kill the processes; ``run`` starts new ones."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections = [], []
+
+    def _start(self) -> None:
+        if self._processes and all(process.is_alive() for process in self._processes):
+            return
+        self.close()
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self._world_size):
+            ours, theirs = context.Pipe()
+            # Not daemonic: megatron's dist_checkpointing starts a Manager process of its own.
+            process = context.Process(target=_serve, args=(theirs, self._engine, rank, self._world_size))
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._connections.append(ours)
+        self._collect(f"start of {self._engine} workers", START_TIMEOUT_S)
+
+    def _collect(self, what: str, timeout_s: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        failures: dict[int, str] = {}
+        deadline = time.monotonic() + timeout_s
+        while len(results) + len(failures) < self._world_size:
+            pending = {
+                self._connections[rank]: rank
+                for rank in range(self._world_size)
+                if rank not in results and rank not in failures
+            }
+            ready = wait(list(pending), timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for connection in ready:
+                rank = pending[connection]  # type: ignore[index]
+                try:
+                    ok, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
+                except EOFError:
+                    ok, value = False, "the process died"
+                if ok:
+                    results[rank] = value
+                else:
+                    failures[rank] = value
+                    deadline = min(deadline, time.monotonic() + GRACE_S)
+        if len(results) == self._world_size:
+            return [results[rank] for rank in range(self._world_size)]
+        silent = [rank for rank in range(self._world_size) if rank not in results and rank not in failures]
+        self.close()
+        report = [f"rank {rank}:\n{text}" for rank, text in sorted(failures.items())]
+        if silent:
+            report.append(f"ranks {silent} said nothing" + ("" if failures else f" within {timeout_s} s"))
+        raise WorkerError(f"{what} failed\n" + "\n".join(report))
+
+
+_pools: dict[tuple[str, int], Pool] = {}
+
+
+def pool(engine: str, world_size: int) -> Pool:
+    """The session's pool for an engine (``torch``, ``deepspeed``, ``megatron``) and a world size."""
+    if not _pools:
+        atexit.register(_close_all)
+    return _pools.setdefault((engine, world_size), Pool(engine, world_size))
+
+
+def _close_all() -> None:
+    for each in _pools.values():
+        each.close()
+
+
+def _serve(connection: Connection, engine: str, rank: int, world_size: int) -> None:
+    """A worker's life: prepare, then answer cases until the parent goes away."""
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",  # the store is a file; some engines only look whether the variable exists
+        "OMP_NUM_THREADS": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
+    _answer(connection, lambda: _prepare(engine))
+    while True:
+        try:
+            message = connection.recv_bytes()
+        except EOFError:
+            return
+        _answer(connection, lambda message=message: _case(message, rank, world_size))
+
+
+def _answer(connection: Connection, work: Callable[[], Any]) -> None:
+    try:
+        reply = pickle.dumps((True, work()))
+    except BaseException:
+        reply = pickle.dumps((False, traceback.format_exc()))
+    connection.send_bytes(reply)
+
+
+def _prepare(engine: str) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if engine == "megatron":
+        from kit.engines.megatron.cpu import install
+
+        install()
+    elif engine == "deepspeed":
+        import deepspeed  # noqa: F401  (imported here so that no case pays for it)
+
+
+def _case(message: bytes, rank: int, world_size: int) -> Any:
+    import torch.distributed as dist
+
+    function, args, store = pickle.loads(message)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    try:
+        return function(*args)
+    finally:
+        _tear_down()
+
+
+def _tear_down() -> None:
+    """Destroy every process group, and the module globals in which engines remember them."""
+    import torch.distributed as dist
+
+    if parallel_state := sys.modules.get("megatron.core.parallel_state"):
+        parallel_state.destroy_model_parallel()
+    dist.destroy_process_group()
+    if comm := sys.modules.get("deepspeed.comm.comm"):
+        comm.cdb = None  # otherwise the next init_distributed believes that it has a group
