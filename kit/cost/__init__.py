@@ -1,1 +1,1 @@
-"""TODO"""
+"""Pure functions from model, cluster, job and layout to memory, time and money."""

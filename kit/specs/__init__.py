@@ -1,1 +1,1 @@
-"""TODO"""
+"""What a user has and wants: frozen, validated values."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from kit.planner.layout import Layout
 from kit.planner.plan import Plan, Prediction, StageMemory
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.job import JobSpec
+from kit.specs.layout import Layout
 from kit.specs.model import Family, ModelSpec
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec, ScheduleSpec
 

@@ -1,0 +1,55 @@
+"""What the cost model says of a layout: memory, time, money, each by component."""
+
+from __future__ import annotations
+
+from pydantic.dataclasses import dataclass
+
+from kit.specs.base import SPEC
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class StageMemory:
+    """Peak memory of one GPU of one pipeline stage, GiB by component."""
+
+    stage: int
+    """Pipeline stage, from 0."""
+    components_gib: dict[str, float]
+    """weights, gradients, optimizer, activations, logits, buffers, overhead."""
+
+    @property
+    def peak_gib(self) -> float:
+        """Sum of the components."""
+        return sum(self.components_gib.values())
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class Prediction:
+    """What the cost model says of a layout."""
+
+    memory: tuple[StageMemory, ...]
+    """One entry a pipeline stage."""
+    host_ram_gib_per_node: float
+    """Host memory that offload takes on each node."""
+    step_time_s: float
+    """One optimizer step."""
+    step_time_components_s: dict[str, float]
+    """compute, recompute, tensor_parallel, context_parallel, pipeline_bubble, data_parallel, offload, optimizer."""
+    tokens_per_s: float
+    """Over all GPUs."""
+    mfu: float
+    """Causal model FLOPs over the dense peak of the precision."""
+    bubble_fraction: float
+    """(p−1)/(v·m+p−1): share of a step that a pipeline stage idles."""
+    days: float
+    """For the job's token budget."""
+    cost_usd: float | None
+    """For the job's token budget; null without a price."""
+    memory_band: float | None = None
+    """Relative error of memory predictions of this kind against measurements; null = not yet measured."""
+    step_time_band: float | None = None
+    """The same for step time."""
+
+    @property
+    def peak_gib(self) -> float:
+        """Peak of the fullest stage."""
+        return max(stage.peak_gib for stage in self.memory)
