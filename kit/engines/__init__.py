@@ -1,1 +1,26 @@
-"""TODO"""
+"""The only packages that import torch, transformers, deepspeed and megatron-core; each engine is imported when asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+    from kit.engines.base import Engine
+
+
+def build_engine(rundir: RunDirectory) -> Engine:
+    """The engine that the plan names, its model and optimizer built. torch.distributed is initialised already."""
+    match rundir.plan.layout.engine:
+        case "torch":
+            from kit.engines.torch.engine import TorchEngine
+
+            return TorchEngine(rundir)
+        case "deepspeed":
+            from kit.engines.deepspeed.engine import DeepSpeedEngine
+
+            return DeepSpeedEngine(rundir)
+        case "megatron":
+            from kit.engines.megatron.engine import MegatronEngine
+
+            return MegatronEngine(rundir)

@@ -1,0 +1,38 @@
+# make setup | demo | test | check   (make help lists them)
+#
+# PYTHON       interpreter to build the environment with, 3.11 or newer   (make setup PYTHON=python3.12)
+# TORCH_INDEX  index to take torch from, where the default one is not wanted: people without a GPU save
+#              gigabytes with PyTorch's own index of CPU wheels            (make setup TORCH_INDEX=URL)
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+BIN := .venv/bin
+STAMP := .venv/.complete
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint types gpu-smoke
+
+help:
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+
+setup: $(STAMP)  ## a virtual environment in .venv with what CI runs
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup.sh
+	@PYTHON='$(PYTHON)' TORCH_INDEX='$(TORCH_INDEX)' bash scripts/setup.sh
+
+demo: setup  ## the main job, end to end: plan, three engines, relay, export, a planted fault
+	@$(BIN)/python -m benchmarks.demo
+
+test: setup  ## all tests, on two cores within ten minutes
+	@$(BIN)/python -m pytest
+
+lint: setup  ## ruff: rules and format
+	@$(BIN)/ruff check .
+
+types: setup  ## mypy, strict for everything that plans
+	@$(BIN)/mypy
+
+check: lint types test  ## what CI runs
+
+gpu-smoke: setup  ## three minutes on one CUDA GPU; DEVICE=cpu for a dry run
+	@PYTHON=$(BIN)/python bash benchmarks/gpu/smoke.sh --device $(or $(DEVICE),cuda)

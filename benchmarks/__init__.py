@@ -1,0 +1,1 @@
+"""Programs that measure and prove; none is needed to train."""

@@ -1,0 +1,1 @@
+"""Do engines agree? Per-parameter gradients, losses and norms, and faults that must show."""

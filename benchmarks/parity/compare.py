@@ -1,0 +1,67 @@
+"""Compare what two runs computed: gradients by Hugging Face name, and curves step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GradientComparison:
+    """Per-parameter gradients of one step, against a reference."""
+
+    worst_relative_error: float
+    """Largest ‖g − g_ref‖ / ‖g_ref‖ over the parameters; infinite where names or shapes differ."""
+    worst_name: str
+    compared: int
+
+
+@dataclass(frozen=True)
+class CurveComparison:
+    """A logged quantity over the steps, against a reference."""
+
+    worst_relative_error: float
+    """Largest |x − x_ref| / |x_ref| over the steps; infinite where steps are missing."""
+    worst_step: int
+    compared: int
+
+
+def compare_gradients(reference: Path, other: Path) -> GradientComparison:
+    """Two ``gradients/step-….safetensors`` files. Raises ``OSError`` where one is missing."""
+    from safetensors import safe_open
+
+    with safe_open(reference, "pt") as left, safe_open(other, "pt") as right:
+        different = set(left.keys()) ^ set(right.keys())
+        if different:
+            return GradientComparison(float("inf"), f"in one only: {sorted(different)[0]}", 0)
+        errors = {name: _relative(left.get_tensor(name), right.get_tensor(name)) for name in left.keys()}  # noqa: SIM118
+    worst = max(errors, key=lambda name: errors[name])
+    return GradientComparison(errors[worst], worst, len(errors))
+
+
+def compare_curves(reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], key: str) -> CurveComparison:
+    """One key of two lists of metric rows, matched by step."""
+    expected = {row["step"]: row[key] for row in reference}
+    found = {row["step"]: row[key] for row in other}
+    if expected.keys() != found.keys() or not expected:
+        missing = sorted(expected.keys() ^ found.keys()) or [0]
+        return CurveComparison(float("inf"), missing[0], 0)
+    errors = {step: _relative_number(expected[step], found[step]) for step in expected}
+    worst = max(errors, key=lambda step: errors[step])
+    return CurveComparison(errors[worst], worst, len(errors))
+
+
+def _relative_number(reference: float, other: float) -> float:
+    difference = abs(other - reference)
+    # NaN compares false with everything: it must count as a difference, not vanish in max().
+    return difference / abs(reference) if difference == difference and reference else float("inf")
+
+
+def _relative(reference: Any, other: Any) -> float:
+    if reference.shape != other.shape:
+        return float("inf")
+    reference, other = reference.double(), other.double()
+    error = float((other - reference).norm() / reference.norm())
+    return error if error == error else float("inf")

@@ -1,0 +1,174 @@
+"""The command line: parse, call, print. Everything it does is a function that a library user can call."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kit.api import plan as make_plan
+from kit.errors import KitError, SpecError
+from kit.planner.plan import Plan
+from kit.specs import yaml
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from kit.specs.recipe import Recipe, load_recipe
+
+app = typer.Typer(
+    name="kit",
+    help="From a model and some GPUs to a plan, the files that run it, and a trained Hugging Face model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+convert_app = typer.Typer(help="Between formats, offline: text to tokens, a hub checkpoint to a Hugging Face model.", no_args_is_help=True)
+app.add_typer(convert_app, name="convert")
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.")]
+OutDir = Annotated[Path, typer.Option("--out", "-o", help="New directory to write; an existing one is never overwritten.")]
+
+
+@app.command()
+def plan(
+    model: Annotated[str, typer.Argument(help="Recipe file, catalog name, or Hugging Face directory.")],
+    overrides: Overrides = None,
+    gpus: Annotated[str | None, typer.Option(help="8xH100, 64xA100-80, aws:p4d.24xlarge:8 …; not with a recipe.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")] = "auto",
+    fix: Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. Repeatable.")] = None,
+    seq_length: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")] = None,
+    total_tokens: Annotated[float | None, typer.Option(help="Token budget, for days and cost; 1e12 is fine.")] = None,
+    save: Annotated[Path | None, typer.Option(help="Write the plan to this YAML file.")] = None,
+) -> None:
+    """What to run, whether it fits, how fast, what it costs, and why."""
+    from kit.planner.render import render
+
+    if _is_recipe(model):
+        if gpus or seq_length or global_batch_size or total_tokens:
+            raise SpecError("a recipe names its own cluster and job; change them as words: cluster=8xH100 job.seq_length=8192")
+        words = [*(overrides or []), *[f"layout.{word}" for word in fix or []]]
+        result = make_plan(load_recipe(model, [*words, f"layout.engine={engine}"] if engine != "auto" else words))
+    else:
+        if overrides:
+            raise SpecError(f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is not a recipe file: use the options")
+        if gpus is None:
+            raise SpecError("--gpus is missing, for example --gpus 8xH100")
+        job = _job(seq_length=seq_length, global_batch_size=global_batch_size, total_tokens=total_tokens)
+        result = make_plan(model, gpus, job, _pins(engine, fix or []))
+    if save is not None:
+        result.save(save)
+    typer.echo(render(result))
+
+
+@app.command()
+def emit(recipe: Annotated[Path, typer.Argument(help="Recipe file.")], out: OutDir, overrides: Overrides = None) -> None:
+    """Plan a recipe and write its run directory."""
+    result, loaded = _plan_recipe(recipe, overrides)
+    rundir = _emit(loaded, result, out)
+    typer.echo(f"{out}: {', '.join(sorted(p.name for p in rundir.path.iterdir()))}")
+    typer.echo(f"start it: kit train {out}    or: {out}/launch.sh")
+
+
+@app.command(context_settings={"ignore_unknown_options": False})
+def train(
+    target: Annotated[Path, typer.Argument(help="Run directory, or a recipe (then with --out).")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to write for a recipe.")] = None,
+    resume: Annotated[str | None, typer.Option(help="auto: the newest good checkpoint; or the path of a hub checkpoint.")] = None,
+    stop_at_step: Annotated[int | None, typer.Option(help="Stop after this step, with a checkpoint.", min=1)] = None,
+) -> None:
+    """Start this node's processes of a run and wait for them."""
+    from kit.emit.preflight import preflight
+    from kit.emit.run_directory import RunDirectory
+
+    if _is_recipe(str(target)):
+        if out is None:
+            raise SpecError("--out is missing: a recipe is trained from a run directory, which is written there")
+        result, loaded = _plan_recipe(target, overrides)
+        rundir = _emit(loaded, result, out)
+    elif overrides:
+        raise SpecError(f"{overrides[0]!r}: a run directory is changed by changing its recipe and emitting again")
+    else:
+        rundir = RunDirectory.open(target)
+    preflight(rundir, None if resume in (None, "auto") else Path(resume))
+    words = ["--resume", resume if resume == "auto" else str(Path(resume).resolve())] if resume else []
+    words += ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
+    sys.stdout.flush()
+    os.environ.setdefault("PYTHON", sys.executable)
+    os.execv(str(rundir.path / "launch.sh"), [str(rundir.path / "launch.sh"), *words])
+
+
+@convert_app.command("data")
+def convert_data(
+    sources: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or a saved Hugging Face data set.")],
+    tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair.")],
+    text_key: Annotated[str, typer.Option(help="Field of jsonl rows and data sets that holds the text.")] = "text",
+) -> None:
+    """Tokenise text into the .bin/.idx pair that every engine reads."""
+    from kit.training.data.tokenise import tokenise
+
+    typer.echo(str(tokenise(sources, tokenizer, out, text_key=text_key)))
+
+
+@convert_app.command("model")
+def convert_model(
+    hub: Annotated[Path, typer.Argument(help="Hub checkpoint, such as RUN/checkpoints/hub-step-00000060.")],
+    out: OutDir,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    extras_from: Annotated[Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")] = None,
+) -> None:
+    """Turn a hub checkpoint into a Hugging Face model directory."""
+    from kit.training.checkpoint.hub import hub_to_hf
+
+    hub_to_hf(hub, out, dtype=dtype, extras_from=extras_from)
+    typer.echo(f"{out}: a Hugging Face model in {dtype}")
+
+
+def main() -> None:
+    """Entry point: an error of the user's is one message and exit code 2, never a traceback."""
+    try:
+        app(standalone_mode=True)
+    except KitError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        raise SystemExit(2) from None
+
+
+def _is_recipe(word: str) -> bool:
+    return word.endswith((".yaml", ".yml"))
+
+
+def _plan_recipe(path: Path, overrides: list[str] | None) -> tuple[Plan, Recipe]:
+    recipe = load_recipe(path, overrides or [])
+    return make_plan(recipe), recipe
+
+
+def _emit(recipe: Recipe, result: Plan, out: Path) -> Any:
+    from kit.emit.run_directory import write
+
+    if recipe.run is None:
+        raise SpecError(f"{recipe.name}: run is required and missing; a run needs at least run.data.train")
+    return write(result, recipe.run, out)
+
+
+def _job(**values: float | None) -> JobSpec:
+    """Options that were given, over the defaults."""
+    given = {key: int(value) for key, value in values.items() if value is not None}
+    return yaml.parse(JobSpec, given, yaml.Document(name="options", data={}, lines={}))
+
+
+def _pins(engine: str, words: list[str]) -> Pins:
+    """``tp=8`` words → pins, validated like the layout section of a recipe."""
+    data: dict[str, Any] = {} if engine == "auto" else {"engine": engine}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise SpecError(f"--fix {word!r} is not of the form key=value; keys are {', '.join(f.name for f in dataclasses.fields(Pins))}")
+        data[key] = yaml.parse_text(f"value: {text}", f"--fix {word}").data["value"]
+    return yaml.parse(Pins, data, yaml.Document(name="--fix", data={}, lines={}))

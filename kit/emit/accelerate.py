@@ -1,0 +1,78 @@
+"""``accelerate.yaml``: what ``accelerate launch --config_file`` reads. Checked against accelerate 1.15.0.
+
+Seen and avoided, all of them without an error from accelerate:
+
+* MULTI_CPU in a YAML, or ``--cpu --num_processes 2``, starts one process: plain torch on CPU processes goes by torchrun.
+* ACCELERATE_USE_CPU=true with DeepSpeed trains plain DDP: ``use_cpu`` in the YAML and the DeepSpeed launcher do not.
+* ``mixed_precision`` beside a ``deepspeed_config_file``: two places for one choice. It is in ds_config.json.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit.errors import EngineError
+from kit.planner.plan import Plan
+
+DS_CONFIG = "ds_config.json"
+"""Relative: accelerate hands it on as it is and opens it in the working directory, and launch.sh goes to its own first."""
+MAIN_PROCESS_PORT = 29500
+
+GUARDED: dict[str, str] = {
+    "distributed_type": "layout.engine",
+    "num_processes": "cluster",
+    "num_machines": "cluster",
+    "use_cpu": "cluster",
+    "mixed_precision": "job.precision",
+    "deepspeed_config.deepspeed_config_file": "layout.engine",
+    "deepspeed_config.zero_stage": "layout.zero_stage",
+    "deepspeed_config.gradient_accumulation_steps": "layout.micro_batch_size",
+}
+"""Dotted key → recipe key that decides it."""
+
+
+def accelerate_config(plan: Plan) -> dict[str, Any]:
+    """The launch of a DeepSpeed plan, or of a torch plan on several GPUs.
+
+    On several machines ``--machine_rank`` and ``--main_process_ip`` on the command line complete it; the address in
+    the file is the hostfile's placeholder. Raises EngineError where accelerate does not start what the plan asks.
+    """
+    layout, cluster = plan.layout, plan.cluster
+    on_cpu = cluster.gpu.device == "cpu"
+    config: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "debug": False,
+        "use_cpu": on_cpu,
+        "num_machines": cluster.num_nodes,
+        "num_processes": layout.world_size,
+        "machine_rank": 0,
+        "main_training_function": "main",
+        "rdzv_backend": "static",
+        "same_network": True,
+    }
+    if cluster.num_nodes > 1:
+        config |= {"main_process_ip": "node-0", "main_process_port": MAIN_PROCESS_PORT}
+    if layout.engine == "deepspeed":
+        return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(plan)}
+    if layout.engine == "torch" and not on_cpu and layout.world_size > 1:
+        return config | {"distributed_type": "MULTI_GPU", "mixed_precision": _mixed_precision(plan)}
+    raise EngineError(
+        f"accelerate does not start {layout.world_size} processes of engine {layout.engine} on {cluster.gpu.device}: "
+        "its MULTI_CPU starts one process, its Megatron plugin is of another age; use torchrun (launch.sh does)"
+    )
+
+
+def _deepspeed(plan: Plan) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "deepspeed_config_file": DS_CONFIG,
+        # For scripts that build their model after Accelerator(): partition it while it is built. Ours does so itself.
+        "zero3_init_flag": plan.layout.zero_stage == 3,
+    }
+    if plan.cluster.num_nodes > 1:
+        # torchrun on every machine instead of pdsh from the first: Slurm and launch.sh start it everywhere anyway.
+        config["deepspeed_multinode_launcher"] = "standard"
+    return config
+
+
+def _mixed_precision(plan: Plan) -> str:
+    return "bf16" if plan.job.precision == "bf16" else "no"

@@ -1,0 +1,91 @@
+"""``launch.sh`` and ``hostfile``: how the processes of a plan are started."""
+
+from __future__ import annotations
+
+import shlex
+
+from kit.planner.plan import Plan
+
+WORKER = "kit.training"
+"""The module each rank runs, on its run directory."""
+
+
+def by_accelerate(plan: Plan) -> bool:
+    """Whether ``accelerate launch`` starts this plan. Megatron and plain torch go by torchrun: accelerate's
+    Megatron plugin imports modules that megatron-core does not have, and a plain launch needs no config."""
+    return plan.layout.engine == "deepspeed"
+
+
+def launch_script(plan: Plan) -> str:
+    """A bash script that starts this node's processes; on several nodes it runs once on each."""
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {plan.model.name} on {plan.cluster.name}: {plan.layout.engine}, {plan.layout.world_size} processes.",
+        "# Arguments go to the worker: --resume auto|PATH, --stop-at-step N.",
+        "set -euo pipefail",
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+        'PYTHON="${PYTHON:-python}"',
+        *_environment(plan),
+        *_nodes(plan),
+        " ".join(["exec", '"$PYTHON"', *_launcher(plan), WORKER, ".", '"$@"']),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def hostfile(plan: Plan) -> str:
+    """Hosts and slots, in the form that DeepSpeed's launcher and OpenMPI read. The host names are placeholders."""
+    lines = ["# Replace the names by your hosts'; every host needs the same paths."]
+    lines += [f"node-{i} slots={plan.cluster.gpus_per_node}" for i in range(plan.cluster.num_nodes)]
+    return "\n".join(lines) + "\n"
+
+
+def _environment(plan: Plan) -> list[str]:
+    layout, lines = plan.layout, []
+    if plan.cluster.gpu.device == "cpu":
+        lines += [
+            "# One thread a process: the processes of a rehearsal share a few cores.",
+            "export OMP_NUM_THREADS=1",
+        ]
+    elif layout.engine == "megatron" and (layout.tp > 1 or layout.cp > 1):
+        lines += [
+            "# Kernels start in the order they were issued, so that collectives overlap with the matmul before them.",
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1",
+        ]
+    if plan.cluster.gpu.device == "cuda":
+        lines += [
+            "# Segments that grow in place fragment less when sequence lengths or stages differ.",
+            'export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"',
+        ]
+    return lines
+
+
+def _nodes(plan: Plan) -> list[str]:
+    if plan.cluster.num_nodes == 1:
+        return []
+    return [
+        f"# {plan.cluster.num_nodes} nodes: set these on each, or let slurm.sbatch do it.",
+        ': "${NODE_RANK:?rank of this node, from 0}" "${MASTER_ADDR:?address of node 0}"',
+        'MASTER_PORT="${MASTER_PORT:-29500}"',
+    ]
+
+
+def _launcher(plan: Plan) -> list[str]:
+    """Words between the interpreter and the worker's module; only constants and quoted variables."""
+    nodes, per_node = plan.cluster.num_nodes, processes_per_node(plan)
+    if by_accelerate(plan):
+        words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
+        if nodes > 1:
+            words += ["--machine_rank", '"$NODE_RANK"', "--main_process_ip", '"$MASTER_ADDR"', "--main_process_port", '"$MASTER_PORT"']
+        return [*words, "--module"]
+    if plan.layout.world_size == 1:
+        return ["-m"]
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", shlex.quote(str(per_node))]
+    if nodes == 1:
+        return [*words, "--standalone", "-m"]
+    rendezvous = ["--nnodes", str(nodes), "--node-rank", '"$NODE_RANK"', "--master-addr", '"$MASTER_ADDR"', "--master-port", '"$MASTER_PORT"']
+    return [*words, *rendezvous, "-m"]
+
+
+def processes_per_node(plan: Plan) -> int:
+    """Ranks that each node runs; a plan may leave GPUs of a lone node idle."""
+    return plan.layout.world_size // plan.cluster.num_nodes

@@ -1,0 +1,111 @@
+"""What can be known before any process starts: files that a run names exist and fit the plan. Imports no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from kit.cost.params import count_params
+from kit.emit.run_directory import RunDirectory
+from kit.errors import CheckpointError, DataError, KitError, RunDirectoryError
+from kit.specs.catalog import load_model
+from kit.units import to_gib
+
+STATE_BYTES_PER_PARAMETER = 12
+"""fp32 master weight and two moments: what one checkpoint writes."""
+
+
+def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
+    """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
+    problems: list[str] = []
+    for check in (_model, _train_data, _validation_data, _disk):
+        try:
+            check(rundir)
+        except KitError as error:
+            problems.append(str(error))
+    if resume_from is not None and not (resume_from / "hub.json").is_file():
+        raise CheckpointError(f"--resume {resume_from}: not a hub checkpoint (no hub.json); give auto or a hub-step-… directory")
+    if problems:
+        raise RunDirectoryError("\n".join(problems))
+
+
+def _model(rundir: RunDirectory) -> None:
+    """The model to start from has the planned shape, and its tokenizer no more tokens than the model."""
+    if rundir.run.model_path is None:
+        return
+    path = Path(rundir.run.model_path)
+    if not (path / "config.json").is_file():
+        raise RunDirectoryError(f"run.model_path={path}: no config.json there; give a Hugging Face model directory, or null for random weights")
+    found, planned = load_model(str(path)), rundir.plan.model
+    for field in ("family", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "tied_embeddings"):
+        if getattr(found, field) != getattr(planned, field):
+            raise RunDirectoryError(
+                f"run.model_path={path}: {field}={getattr(found, field)} where the plan has {getattr(planned, field)}; "
+                "plan that model (model: its directory) or give the planned one"
+            )
+    tokenizer = path / "tokenizer.json"
+    if tokenizer.is_file():
+        tokens = _tokenizer_size(tokenizer)
+        if tokens > planned.vocab_size:
+            raise DataError(
+                f"{tokenizer} has {tokens} tokens and the model's vocab_size is {planned.vocab_size}; "
+                "use the model's own tokenizer, or a model with a larger embedding"
+            )
+
+
+def _tokenizer_size(path: Path) -> int:
+    """Largest token id plus one, added tokens included, from a ``tokenizer.json``."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as a tokenizer: {error}") from None
+    vocab = data.get("model", {}).get("vocab", {})
+    ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
+    ids += [token["id"] for token in data.get("added_tokens", [])]
+    return max(ids, default=-1) + 1
+
+
+def _train_data(rundir: RunDirectory) -> None:
+    _data("run.data.train", rundir.run.data.train, rundir)
+
+
+def _validation_data(rundir: RunDirectory) -> None:
+    if rundir.run.data.validation is not None:
+        _data("run.data.validation", rundir.run.data.validation, rundir)
+
+
+def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
+    """The pair exists, is long enough for one sample, and holds no token that the model lacks."""
+    for suffix in (".bin", ".idx"):
+        if not Path(prefix + suffix).is_file():
+            raise DataError(f"{key}={prefix}: {Path(prefix).name}{suffix} is missing; write the pair with: kit convert data TEXT --out {Path(prefix).name}")
+    sidecar = Path(prefix + ".json")
+    if not sidecar.is_file():
+        return
+    facts: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
+    if facts["max_token_id"] >= rundir.plan.model.vocab_size:
+        raise DataError(
+            f"{key}={prefix}: holds token {facts['max_token_id']} and the model's vocab_size is {rundir.plan.model.vocab_size}; "
+            "tokenise the text with this model's tokenizer"
+        )
+    if facts["num_tokens"] <= rundir.plan.job.seq_length:
+        raise DataError(
+            f"{key}={prefix}: {facts['num_tokens']} tokens make no sample of job.seq_length={rundir.plan.job.seq_length}; "
+            "give more text or shorter sequences"
+        )
+
+
+def _disk(rundir: RunDirectory) -> None:
+    """Room for one checkpoint; without it the run would train for hours and lose everything."""
+    needed = STATE_BYTES_PER_PARAMETER * count_params(rundir.plan.model)
+    free = shutil.disk_usage(rundir.path).free
+    if free < needed:
+        raise CheckpointError(
+            f"{rundir.path.name} is on a disk with {to_gib(free):.1f} GiB free and one checkpoint takes {to_gib(needed):.1f} GiB; "
+            "make room or put the run directory elsewhere (--out)"
+        )
+    if not os.access(rundir.path, os.W_OK):
+        raise CheckpointError(f"{rundir.path.name} is not writable; checkpoints and metrics are written there")

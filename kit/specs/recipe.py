@@ -1,0 +1,163 @@
+"""A recipe: the YAML file that a person copies and edits.
+
+    model:   llama-3.1-8b            # a catalog name, a Hugging Face directory, or a mapping of ModelSpec
+    cluster: 8xH100                  # GPUs, `aws:p5.48xlarge:4`, or a mapping of ClusterSpec
+    job:     {seq_length: 8192}      # JobSpec
+    run:     {data: {train: …}}      # RunSpec; needed to run, not to plan
+    layout:  {tp: 8}                 # Pins: what the planner must not choose
+    extends: other.yaml              # optional: take another recipe and change these keys of it
+
+Relative paths in a recipe are relative to the recipe's directory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from kit.errors import SpecError
+from kit.specs import yaml
+from kit.specs.base import SPEC
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from kit.specs.model import ModelSpec
+from kit.specs.run import RunSpec
+
+SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class Recipe:
+    """A recipe with its names looked up and its paths made absolute; every value validated."""
+
+    name: str
+    """The file's name without its suffix."""
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: JobSpec
+    run: RunSpec | None
+    layout: Pins
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class _RecipeFile:
+    """A recipe of kit: a model, a cluster, a job, and what the planner must not choose."""
+
+    model: str | ModelSpec
+    """Catalog name, path of a Hugging Face directory, or a shape."""
+    cluster: str | ClusterSpec
+    """For example ``8xH100`` or ``aws:p5.48xlarge:4``, or a full description."""
+    job: JobSpec = JobSpec()
+    run: RunSpec | None = None
+    layout: Pins = Pins()
+    extends: str | None = None
+    """Another recipe file, whose keys hold where this one is silent; one level deep."""
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of a recipe file, for editors."""
+    schema = TypeAdapter(_RecipeFile).json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kit recipe"}
+
+
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, override by ``dotted.key=value`` words, look up and validate. Raises ``SpecError``, all problems at once."""
+    path = Path(path)
+    document = _extended(yaml.read(path), path)
+    for word in overrides:
+        document = _override(document, word)
+    problems: list[str] = []
+    for key in document.data:
+        if key not in SECTIONS:
+            problems.append(f"{document.where((key,))}: {key}: unknown key; {yaml.nearest(str(key), list(SECTIONS))}")
+    problems += [
+        f"{document.name}: {key}: is required and missing" for key in ("model", "cluster") if document.data.get(key) is None
+    ]
+    values: dict[str, Any] = {}
+    for key in ("model", "cluster", "job", "run", "layout"):
+        try:
+            values[key] = _section(key, document, path.parent)
+        except SpecError as error:
+            problems += str(error).splitlines()
+    if problems:
+        raise SpecError("\n".join(problems))
+    return Recipe(name=path.stem, **values)
+
+
+def _section(key: str, document: yaml.Document, base: Path) -> Any:
+    """One section of a recipe → its spec. An absent section takes its defaults."""
+    raw = document.data.get(key)
+    if key in ("model", "cluster") and isinstance(raw, str):
+        local = base / raw
+        try:
+            if key == "model":
+                return load_model(str(local) if (local / "config.json").is_file() else raw)
+            return parse_cluster(raw)
+        except SpecError as error:
+            raise SpecError(f"{document.where((key,))}: {key}: {error}") from None
+    if raw is None:
+        return {"job": JobSpec(), "layout": Pins()}.get(key)
+    kinds: dict[str, Any] = {"model": ModelSpec, "cluster": ClusterSpec, "job": JobSpec, "run": RunSpec, "layout": Pins}
+    value = yaml.parse(kinds[key], raw, document, (key,))
+    return _absolute(value, base) if isinstance(value, RunSpec) else value
+
+
+def _absolute(run: RunSpec, base: Path) -> RunSpec:
+    """Recipe-relative paths → absolute ones. Absolute ones, ``~`` and the like stay what they mean to a shell."""
+    return map_paths(run, lambda path: str((base / Path(path).expanduser()).resolve()))
+
+
+def map_paths(run: RunSpec, change: Any) -> RunSpec:
+    """The same run with every path in it changed by ``change(str) -> str``."""
+    data = dataclasses.replace(
+        run.data,
+        train=change(run.data.train),
+        validation=None if run.data.validation is None else change(run.data.validation),
+    )
+    model_path = None if run.model_path is None else change(run.model_path)
+    return dataclasses.replace(run, data=data, model_path=model_path)
+
+
+def _extended(document: yaml.Document, path: Path) -> yaml.Document:
+    """Lay a recipe over the one it extends."""
+    base_name = document.data.get("extends")
+    if base_name is None:
+        return document
+    where = f"{document.where(('extends',))}: extends={base_name!r}"
+    if not isinstance(base_name, str):
+        raise SpecError(f"{where}: should be the path of a recipe")
+    base_path = path.parent / base_name
+    if not base_path.is_file():
+        raise SpecError(f"{where}: no such recipe beside {path.name}")
+    base = yaml.read(base_path)
+    if "extends" in base.data:
+        raise SpecError(f"{where}: it extends another recipe itself; one level is the limit, so that a recipe stays readable")
+    return yaml.Document(name=document.name, data=_merge(base.data, document.data), lines=document.lines)
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _override(document: yaml.Document, word: str) -> yaml.Document:
+    """Apply one ``job.learning_rate=1e-5``; the value is read as YAML."""
+    key, equals, text = word.partition("=")
+    parts = key.split(".")
+    if not equals or not all(parts):
+        raise SpecError(f"override {word!r} is not of the form section.key=value")
+    value = yaml.parse_text(f"value: {text}", f"override {word!r}").data["value"]
+    nested: Any = value
+    for part in reversed(parts):
+        nested = {part: nested}
+    return yaml.Document(name=document.name, data=_merge(document.data, nested), lines=document.lines)

@@ -1,0 +1,118 @@
+"""The worker: what a launcher starts once per rank, ``python -m kit.training RUN_DIR``.
+
+It checks the run directory against what was really started, joins the process group, builds the engine and
+runs the loop. Environment: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, as torchrun sets them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from kit.emit.run_directory import RunDirectory
+from kit.errors import EngineError, KitError
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Longer than any checkpoint write that ranks wait for."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one rank. Returns the exit code: 0 done, 2 an error of the user's that it printed."""
+    arguments = _arguments(argv)
+    try:
+        rundir = RunDirectory.open(arguments.run_directory)
+        check_world_size(rundir)
+        announce_edits(rundir)
+        with process_group(rundir):
+            run(rundir, arguments)
+    except KitError as error:
+        report(error)
+        return 2
+    return 0
+
+
+def run(rundir: RunDirectory, arguments: argparse.Namespace) -> None:
+    """Build the engine and train; the process group is up."""
+    from kit.engines import build_engine
+    from kit.training.loop import train
+
+    engine = build_engine(rundir)
+    try:
+        train(engine, rundir, resume=arguments.resume, stop_at_step=arguments.stop_at_step, export_hub_at_end=True)
+    finally:
+        engine.close()
+
+
+def report(error: KitError) -> None:
+    """Print an error once per job where all ranks see the same one, and name the rank where they may not."""
+    rank = os.environ.get("RANK", "0")
+    prefix = "error" if rank == "0" else f"error on rank {rank}"
+    print(f"{prefix}: {error}", file=sys.stderr, flush=True)
+
+
+def check_world_size(rundir: RunDirectory) -> None:
+    """Some launchers start fewer processes than they were asked for, and exit with 0: compare before any work."""
+    planned, started = rundir.plan.layout.world_size, int(os.environ.get("WORLD_SIZE", "1"))
+    if planned != started:
+        raise EngineError(
+            f"{started} processes were started where the plan has {planned}; start it with launch.sh, "
+            "or re-plan for the GPUs at hand (kit emit RECIPE cluster=…)"
+        )
+
+
+def announce_edits(rundir: RunDirectory) -> None:
+    """Say on one rank, and keep in the run directory, which hand-made changes are honoured."""
+    if rundir.edits and os.environ.get("RANK", "0") == "0":
+        for edit in rundir.edits:
+            print(f"honoured edit: {edit}", flush=True)
+        rundir.record_edits()
+
+
+@contextmanager
+def process_group(rundir: RunDirectory) -> Iterator[None]:
+    """torch.distributed for the plan's device, gone again at the end (gloo aborts at exit otherwise)."""
+    on_cpu = rundir.plan.cluster.gpu.device == "cpu"
+    if on_cpu:
+        os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is first imported
+    import torch
+    import torch.distributed as dist
+
+    if on_cpu and rundir.plan.layout.engine == "megatron":
+        from kit.engines.megatron import cpu
+
+        cpu.install()
+    if not on_cpu:
+        if not torch.cuda.is_available():
+            raise EngineError(
+                f"the plan is for {rundir.plan.cluster.gpu.name} and torch sees no CUDA device; "
+                "install torch's CUDA build and the driver, or plan for cluster: 2xcpu"
+            )
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    backend = "gloo" if on_cpu else "nccl"
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m kit.training", description="One rank of a training run.")
+    parser.add_argument("run_directory", type=Path)
+    parser.add_argument("--resume", default=None, help="auto, or the path of a hub checkpoint")
+    parser.add_argument("--stop-at-step", type=int, default=None, help="stop after this step, with a checkpoint")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    # An exception on one rank while others wait in a collective must end the process, not hang its exit.
+    sys.exit(main())
