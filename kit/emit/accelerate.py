@@ -2,7 +2,7 @@
 
 Seen and avoided, all of them without an error from accelerate:
 
-* MULTI_CPU in a YAML, or ``--cpu --num_processes 2``, starts one process: plain torch on CPU processes goes by torchrun.
+* MULTI_CPU in a YAML, or ``--cpu --num_processes 2``, starts one process: torch on CPU processes goes by torchrun.
 * ACCELERATE_USE_CPU=true with DeepSpeed trains plain DDP: ``use_cpu`` in the YAML and the DeepSpeed launcher do not.
 * ``mixed_precision`` beside a ``deepspeed_config_file``: two places for one choice. It is in ds_config.json.
 """
@@ -15,7 +15,7 @@ from kit.errors import EngineError
 from kit.planner.plan import Plan
 
 DS_CONFIG = "ds_config.json"
-"""Relative: accelerate hands it on as it is and opens it in the working directory, and launch.sh goes to its own first."""
+"""Relative: accelerate hands it on as it is and opens it in the working directory; launch.sh goes to its own first."""
 MAIN_PROCESS_PORT = 29500
 
 GUARDED: dict[str, str] = {

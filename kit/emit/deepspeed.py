@@ -37,7 +37,7 @@ def ds_config(plan: Plan) -> dict[str, Any]:
     """The configuration of a DeepSpeed plan; plain JSON values, the same for the same plan."""
     layout, job = plan.layout, plan.job
     config: dict[str, Any] = {
-        # DeepSpeed asserts that the first is the product of the others and the world size (config.py, _batch_assertion).
+        # DeepSpeed asserts: the first is the product of the others and the world size (config.py, _batch_assertion).
         "train_batch_size": layout.global_batch_size,
         "train_micro_batch_size_per_gpu": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
@@ -47,8 +47,8 @@ def ds_config(plan: Plan) -> dict[str, Any]:
     }
     if job.precision == "bf16":
         config |= _bf16(plan)
-    # The training loop logs. DeepSpeed's timers synchronise the device around every phase, its progress line is a second
-    # log; null turns the line off (engine.py, _take_model_step).
+    # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
+    # be a second log: null turns it off (engine.py, _take_model_step).
     return config | {"wall_clock_breakdown": False, "steps_per_print": None}
 
 
@@ -82,8 +82,8 @@ def _torch_adam(plan: Plan) -> bool:
 def _bf16(plan: Plan) -> dict[str, Any]:
     """bf16 weights and gradients, fp32 master weights and moments.
 
-    ``check_grad_overflow`` stays at its default, true: DeepSpeed skips a step with a non-finite gradient, and the engine
-    reports it. Gradients are **accumulated in bf16 by default** (engine.py, get_data_types: the accumulation dtype
+    ``check_grad_overflow`` stays at its default, true: DeepSpeed skips a step with a non-finite gradient, and the
+    engine reports it. Gradients are **accumulated in bf16 by default** (engine.py, get_data_types: the accumulation dtype
     is the model's), which loses a micro batch once the sum is 256 times larger. With more than one micro batch
     they are accumulated in fp32: 4 bytes per parameter instead of 2, over dp ranks in stages 2 and 3; in stage 1
     (BF16_Optimizer) whole on each rank, beside the bf16 gradients. Stage 0 has no such choice: DeepSpeed refuses it
@@ -113,7 +113,8 @@ def _zero(plan: Plan) -> dict[str, Any]:
         zero["allgather_bucket_size"] = bucket + bucket % 2
     else:
         zero |= _stage3(plan.model)
-    pin_memory = plan.cluster.gpu.device == "cuda"  # page-locked memory is what the GPU's copy engines need, no one else
+    # Page-locked memory is what a GPU's copy engines need; a CPU process would only lock it away.
+    pin_memory = plan.cluster.gpu.device == "cuda"
     if layout.offload_optimizer == "cpu":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin_memory}
     if layout.offload_param == "cpu":

@@ -1,0 +1,137 @@
+"""From a run directory to a DeepSpeed engine: environment, model, parameter groups, and proof that it is the planned one."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from transformers import PreTrainedModel
+from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+from kit.engines.hf import build_model
+from kit.errors import EngineError
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+
+def build_deepspeed(rundir: RunDirectory) -> deepspeed.DeepSpeedEngine:
+    """Model with random weights, optimizer and DeepSpeed engine. Raises EngineError where they are not as planned."""
+    settings = copy.deepcopy(dict(rundir.settings))
+    _check_settings(settings)
+    _complete_environment()
+    # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
+    deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
+    model = _model(rundir, settings)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameter_groups(model), config=settings)
+    _check_engine(engine, rundir)
+    return engine
+
+
+def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+    """Two groups: matrices take the configured weight decay, one-dimensional parameters (norms, biases) none.
+
+    Under zero.Init a parameter's own shape is empty, ``ds_shape`` is the whole one's.
+    """
+    parameters = list(model.parameters())
+    decayed = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) > 1]
+    rest = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) <= 1]
+    return [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
+
+
+def _model(rundir: RunDirectory, settings: dict[str, Any]) -> PreTrainedModel:
+    """Stage 3: partitioned parameter by parameter while it is built, so that no rank ever holds it whole.
+
+    Below stage 3 it is built in fp32; DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
+    """
+    layout = rundir.plan.layout
+    bf16_at_birth = layout.zero_stage == 3 and rundir.plan.job.precision == "bf16"
+    device = torch.device(get_accelerator().current_device_name())
+    with _zero3_announced(settings, layout.zero_stage == 3):
+        model = build_model(rundir, torch.bfloat16 if bf16_at_birth else torch.float32, device)
+    if layout.recompute == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+@contextmanager
+def _zero3_announced(settings: dict[str, Any], stage3: bool) -> Iterator[None]:
+    """transformers enters zero.Init, and gathers module by module to initialise, while such an object exists."""
+    # transformers keeps a weak reference: the name must stay bound until the model is built.
+    announcement = HfDeepSpeedConfig(settings) if stage3 else None
+    try:
+        yield
+    finally:
+        if announcement is not None:
+            unset_hf_deepspeed_config()
+
+
+def _complete_environment() -> None:
+    """What a launcher sets; DeepSpeed reads LOCAL_RANK in zero.Init, and searches for MPI where any of these is missing."""
+    defaults = {
+        "RANK": str(dist.get_rank()),
+        "WORLD_SIZE": str(dist.get_world_size()),
+        "LOCAL_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _check_settings(settings: dict[str, Any]) -> None:
+    """Refuse hand-made edits that DeepSpeed accepts and that would make this engine wrong without a word."""
+    if settings.get("zero_optimization", {}).get("round_robin_gradients"):
+        raise EngineError(
+            "zero_optimization.round_robin_gradients=true: DeepSpeed then maps parameters to the wrong parts of the "
+            "master weights when they are exported (stage_1_and_2.py, _link_all_hp_params); remove the key"
+        )
+    if settings.get("managed_gradient_accumulation", True) is False:
+        raise EngineError(
+            "managed_gradient_accumulation=false: this engine marks the last micro batch itself; remove the key"
+        )
+    if "scheduler" in settings:
+        raise EngineError("scheduler: the learning rate is a function of the samples seen; use run.schedule instead")
+
+
+def _check_engine(engine: Any, rundir: RunDirectory) -> None:
+    """Launchers and wrappers around DeepSpeed fall back to other engines, devices and world sizes in silence."""
+    layout, cluster = rundir.plan.layout, rundir.plan.cluster
+    offload = {"cpu": "cpu", "none": None}
+    found = {
+        "engine": type(engine).__name__,
+        "zero_stage": int(engine.zero_optimization_stage()),
+        "dp": int(engine.dp_world_size),
+        "world_size": dist.get_world_size(),
+        "device": get_accelerator().device_name(),
+        "precision": "bf16" if engine.bfloat16_enabled() else "fp32",
+        "offload_optimizer": _offload_device(engine.zero_offload_optimizer()),
+        "offload_param": _offload_device(engine.zero_offload_param()),
+    }
+    planned = {
+        "engine": "DeepSpeedEngine",
+        "zero_stage": layout.zero_stage,
+        "dp": layout.dp,
+        "world_size": layout.world_size,
+        "device": cluster.gpu.device,
+        "precision": rundir.plan.job.precision,
+        "offload_optimizer": offload[layout.offload_optimizer],
+        "offload_param": offload[layout.offload_param],
+    }
+    for what, value in planned.items():
+        if found[what] != value:
+            raise EngineError(
+                f"{what}={found[what]} was started where the plan has {value}; "
+                "start the run with launch.sh, and DS_ACCELERATOR=cpu on a machine without GPUs"
+            )
+
+
+def _offload_device(config: Any) -> str | None:
+    return None if config is None or config.device.value == "none" else str(config.device.value)

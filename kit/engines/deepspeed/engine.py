@@ -1,0 +1,185 @@
+"""DeepSpeed behind kit's Engine protocol.
+
+DeepSpeed averages gradients over data-parallel ranks in every stage (engine.py, allreduce_bucket;
+stage_1_and_2.py, average_tensor; comm/coalesced_collectives.py, reduce_scatter_coalesced) and, unless told
+otherwise, divides by the number of micro batches. A loss is here (sum over this micro batch) · dp / (tokens over all
+ranks and micro batches), handed to ``backward(scale_wrt_gas=False)``: the dp cancels the averaging, and the gradient is
+that of the mean over the step's tokens, however they are spread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from deepspeed.utils import groups as deepspeed_groups
+
+from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.deepspeed.build import build_deepspeed
+from kit.engines.deepspeed.state import Replicated, parameter_state
+from kit.engines.hf import HfDirectory, check_names, check_shape
+from kit.errors import CheckpointError, EngineError
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+NATIVE_TAG = "native"
+"""Name of the folder that DeepSpeed makes inside a checkpoint's directory."""
+
+
+class DeepSpeedEngine:
+    """ZeRO 0 to 3 on a Hugging Face causal LM, configured by the run directory's ds_config.json.
+
+    Weights are random from ``run.seed``, or those of ``run.model_path``. Raises EngineError where DeepSpeed did not
+    become what the plan says.
+    """
+
+    def __init__(self, rundir: RunDirectory) -> None:
+        self._engine = build_deepspeed(rundir)
+        self._state = parameter_state(self._engine)
+        # Tied parameters come once, under the name that transformers saves: the first.
+        self._parameters = dict(self._engine.module.named_parameters())
+        self.dp_rank: int = dist.get_rank(self._engine.data_parallel_group)
+        self.dp_size: int = self._engine.dp_world_size
+        self.is_main: bool = dist.get_rank() == 0
+        if rundir.run.model_path is not None:
+            self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
+
+    # ------------------------------------------------------------------ one optimizer step
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
+        """See Engine. Gradients are reduced during the last backward, in stages 2 and 3 during each."""
+        tokens = global_tokens(micro_batches, self._device)
+        scale = self.dp_size / max(tokens, 1)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        for index, micro_batch in enumerate(micro_batches):
+            # Set for every backward: stages 0 and 1 reduce, and 2 and 3 hand over, only at the boundary.
+            self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
+            loss = self._loss_sum(micro_batch)
+            self._engine.backward(loss * scale, scale_wrt_gas=False)
+            loss_sum += loss.detach()
+        dist.all_reduce(loss_sum)
+        return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
+
+    def apply(self, learning_rate: float) -> Norms:
+        """See Engine. Raises EngineError where DeepSpeed skipped the step: it does so when the norm is not finite."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = self._unreported_norm()
+        self._engine.step()
+        if norm is None:
+            norm = float(self._engine.get_global_grad_norm())
+        if not self._engine.was_step_applied():
+            raise EngineError(
+                f"gradient norm {norm} at optimizer step {self.optimizer_steps + 1}: DeepSpeed skips such a step, and the "
+                "run would go on with one less than it counts; resume from the last checkpoint with a lower learning rate"
+            )
+        return Norms(gradient=norm)
+
+    def discard(self) -> None:
+        """See Engine."""
+        self._state.clear_gradients()
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
+        """See Engine."""
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._engine.eval()
+        with torch.no_grad():
+            for micro_batch in micro_batches:
+                loss_sum += self._loss_sum(micro_batch)
+        self._engine.train()
+        dist.all_reduce(loss_sum)
+        return LossSum(loss_sum=loss_sum.item(), tokens=global_tokens(micro_batches, self._device))
+
+    # ------------------------------------------------------------------ state
+
+    def save(self, directory: Path) -> None:
+        """DeepSpeed's own files. They are **pickles**: write hashes of them beside them, see ``load``."""
+        self._engine.save_checkpoint(str(directory), tag=NATIVE_TAG, save_latest=False)
+
+    def load(self, directory: Path) -> None:
+        """Read what ``save`` wrote. DeepSpeed unpickles, which runs code: the caller has verified every file's hash
+        against a manifest of our own first. Raises CheckpointError where DeepSpeed finds nothing."""
+        path, _ = self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG)
+        if path is None:
+            raise CheckpointError(
+                f"{directory} has no DeepSpeed checkpoint named {NATIVE_TAG}; resume from another one"
+            )
+
+    def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """See Engine. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale already."""
+        if kind not in (StateKind.MASTER, StateKind.GRADIENT):
+            self._state.create_moments()
+        for name, parameter in self._parameters.items():
+            whole = self._state.gradient(parameter) if kind is StateKind.GRADIENT else self._state.get(parameter, kind)
+            yield name, whole.detach().to("cpu", copy=True) if self.is_main else None
+
+    def import_state(self, kind: StateKind, source: TensorSource) -> None:
+        """See Engine. Raises CheckpointError where names or shapes are not the model's."""
+        if kind is StateKind.GRADIENT:
+            raise EngineError("gradients can be exported, not imported; import master, exp_avg or exp_avg_sq")
+        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters.items()}
+        check_names(shapes, source)
+        if kind is not StateKind.MASTER:
+            self._state.create_moments()
+        for name, parameter in self._parameters.items():
+            value = source.read(name)
+            check_shape(name, shapes[name], tuple(value.shape))
+            self._state.put(parameter, kind, value.float())
+        if kind is StateKind.MASTER:
+            self._state.publish()
+
+    @property
+    def optimizer_steps(self) -> int:
+        """See Engine."""
+        return self._state.optimizer_steps
+
+    def set_optimizer_steps(self, steps: int) -> None:
+        """See Engine."""
+        self._state.set_optimizer_steps(steps)
+
+    def held_bytes(self) -> dict[str, int]:
+        """See Engine. Offloaded tensors count too; parameters that stage 3 has gathered just now do not stay."""
+        held = self._state.held_bytes()
+        if self._device.type == "cuda":
+            held["peak_allocated"] = torch.cuda.max_memory_allocated()
+        return held
+
+    def close(self) -> None:
+        """See Engine. DeepSpeed remembers process groups in module globals; the next engine must not find stale ones."""
+        self._engine.destroy()
+        deepspeed_groups._release_process_group_references(group=None)
+
+    # ------------------------------------------------------------------ helpers
+
+    @property
+    def _device(self) -> torch.device:
+        return torch.device(self._engine.device)
+
+    def _loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """Cross entropy in fp32, summed over the tokens that count."""
+        logits = self._engine(input_ids=micro_batch.input_ids.to(self._device), use_cache=False).logits
+        labels = micro_batch.labels.to(self._device)
+        return torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+        )
+
+    def _unreported_norm(self) -> float | None:
+        """The norm where DeepSpeed drops it: stage 0 in fp32 clips and forgets (engine.py, _take_model_step)."""
+        if not isinstance(self._state, Replicated) or hasattr(self._engine.optimizer, "_global_grad_norm"):
+            return None
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values()]))
+        if not torch.isfinite(torch.tensor(norm)):
+            raise EngineError(f"gradient norm {norm}: the step would spoil every weight; lower the learning rate")
+        return norm
+
+
+def global_tokens(micro_batches: Sequence[MicroBatch], device: torch.device) -> int:
+    """Labels that count, over all ranks and micro batches."""
+    count = sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
+    tokens = torch.tensor(count, dtype=torch.int64, device=device)
+    dist.all_reduce(tokens)
+    return int(tokens)

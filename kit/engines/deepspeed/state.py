@@ -1,0 +1,300 @@
+"""Whole tensors in and out of DeepSpeed's optimizers: masters, moments, gradients, one parameter at a time.
+
+    ParameterState
+    ├── Replicated      stage 0: everything whole on every rank
+    ├── Partitioned     stages 1 and 2: flat groups, a slice of each on every rank
+    └── FullyPartitioned stage 3: parameters too
+
+All methods are collective. ``get`` and ``gradient`` return the whole fp32 tensor on every rank, on the engine's
+device; ``put`` takes the whole tensor on every rank and keeps this rank's part.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_grad,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+
+from kit.engines.base import StateKind
+from kit.errors import EngineError
+
+Parameter = torch.nn.Parameter
+
+
+def parameter_state(engine: DeepSpeedEngine) -> ParameterState:
+    """The access that fits the optimizer DeepSpeed chose (engine.py, _configure_optimizer)."""
+    optimizer = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        return FullyPartitioned(engine)
+    if isinstance(optimizer, (DeepSpeedZeroOptimizer, BF16_Optimizer)):
+        return Partitioned(engine)
+    if optimizer is engine.basic_optimizer or isinstance(optimizer, FP16_UnfusedOptimizer):
+        return Replicated(engine)
+    raise EngineError(
+        f"DeepSpeed chose {type(optimizer).__name__}, whose state this engine cannot read; "
+        "keep the optimizer and bf16 sections of ds_config.json as they were emitted"
+    )
+
+
+class ParameterState(ABC):
+    """See the module's docstring."""
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        self._engine = engine
+        self._optimizer: Any = engine.optimizer
+        self._adam: torch.optim.Optimizer = engine.basic_optimizer
+
+    @abstractmethod
+    def gradient(self, parameter: Parameter) -> torch.Tensor:
+        """Between backward and step."""
+
+    @abstractmethod
+    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
+        """MASTER, EXP_AVG or EXP_AVG_SQ."""
+
+    @abstractmethod
+    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+        """Moments must exist (``create_moments``); masters show in the model after ``publish``."""
+
+    @abstractmethod
+    def publish(self) -> None:
+        """Make the model's weights follow the masters."""
+
+    @abstractmethod
+    def clear_gradients(self) -> None:
+        """Forget what backward accumulated, as if it had not run."""
+
+    @abstractmethod
+    def masters(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
+        """What Adam updates on this rank, each with its parameter group."""
+
+    @abstractmethod
+    def gradients_held(self) -> Iterator[torch.Tensor | None]:
+        """Tensors that hold gradients now."""
+
+    def create_moments(self) -> None:
+        """Every implementation of Adam makes its state in its first step: let it take one at rate 0 on gradient 0.
+
+        The moments are then zero and the weights what they were, bit for bit. No-op where state exists.
+        """
+        groups = self._adam.param_groups
+        for group, master in self.masters():
+            if self._adam.state.get(master):
+                continue
+            gradient, master.grad = master.grad, torch.zeros_like(master)
+            self._adam.param_groups = [{**group, "params": [master], "lr": 0.0}]
+            self._adam.step()
+            master.grad = gradient
+            self._set_step(self._adam.state[master], 0)
+        self._adam.param_groups = groups
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Adam's step count, 0 before the first."""
+        return max((int(state["step"]) for state in self._adam.state.values() if "step" in state), default=0)
+
+    def set_optimizer_steps(self, steps: int) -> None:
+        """Also where no moments exist yet."""
+        self.create_moments()
+        for state in self._adam.state.values():
+            self._set_step(state, steps)
+
+    @staticmethod
+    def _set_step(state: dict[str, Any], steps: int) -> None:
+        """torch counts in a tensor, DeepSpeed's Adams in an int."""
+        if isinstance(state["step"], torch.Tensor):
+            state["step"].fill_(steps)
+        else:
+            state["step"] = steps
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of this rank's weights, gradients, and optimizer (masters and moments); shared storage counts once."""
+        weights = [
+            tensor for p in self._engine.module.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))
+        ]
+        optimizer = [master for _, master in self.masters()]
+        optimizer += [t for state in self._adam.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+        seen: set[int] = set()
+        return {
+            "weights": _new_bytes(weights, seen),
+            "gradients": _new_bytes(self.gradients_held(), seen),
+            "optimizer": _new_bytes(optimizer, seen),
+        }
+
+
+class Replicated(ParameterState):
+    """fp32: the parameters themselves under torch's or DeepSpeed's Adam. bf16: an fp32 copy of each."""
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        super().__init__(engine)
+        pairs = _master_pairs(engine)
+        self._master = {model_weight: master for model_weight, master in pairs}
+
+    def gradient(self, parameter: Parameter) -> torch.Tensor:
+        return parameter.grad.float()
+
+    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
+        return self._tensor(parameter, kind)
+
+    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+        self._tensor(parameter, kind).data.copy_(value)
+
+    def publish(self) -> None:
+        for parameter, master in self._master.items():
+            parameter.data.copy_(master.data)
+
+    def clear_gradients(self) -> None:
+        self._engine.zero_grad()
+
+    def masters(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
+        return [(group, master) for group in self._adam.param_groups for master in group["params"]]
+
+    def gradients_held(self) -> Iterator[torch.Tensor | None]:
+        return (parameter.grad for parameter in self._engine.module.parameters())
+
+    def _tensor(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
+        master = self._master[parameter]
+        return master if kind is StateKind.MASTER else self._adam.state[master][kind.value]
+
+
+class Partitioned(ParameterState):
+    """DeepSpeedZeroOptimizer, or BF16_Optimizer (stage 1 with fp32 accumulation)."""
+
+    def gradient(self, parameter: Parameter) -> torch.Tensor:
+        return safe_get_full_grad(parameter).float()
+
+    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
+        if kind is StateKind.MASTER:
+            return safe_get_full_fp32_param(parameter)
+        self._link_moments()
+        return safe_get_full_optimizer_state(parameter, kind.value)
+
+    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+        if kind is StateKind.MASTER:
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            self._link_moments()
+            safe_set_full_optimizer_state(parameter, value, kind.value)
+
+    def publish(self) -> None:
+        self._optimizer.update_lp_params()
+
+    def clear_gradients(self) -> None:
+        optimizer = self._optimizer
+        if isinstance(optimizer, BF16_Optimizer):
+            optimizer.clear_hp_grads()
+            optimizer.clear_lp_grads()
+            return
+        # What step() does when it skips an overflowed gradient (stage_1_and_2.py, step), and its first lines.
+        optimizer.micro_step_id = -1
+        optimizer.zero_grad(set_to_none=True)
+        if optimizer.cpu_offload:
+            optimizer._offload_accumulated_param_ids = set()
+            optimizer.reset_cpu_buffers()
+        optimizer._release_preflattened_grad_buffers()
+        for index in optimizer.averaged_gradients:
+            optimizer.averaged_gradients[index] = None
+            optimizer.all_grad_tensors[index] = None
+
+    def masters(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
+        return [(group, group["params"][0]) for group in self._adam.param_groups]
+
+    def gradients_held(self) -> Iterator[torch.Tensor | None]:
+        yield from (parameter.grad for parameter in self._engine.module.parameters())
+        yield from (master.grad for _, master in self.masters())
+        if isinstance(self._optimizer, BF16_Optimizer):
+            yield from self._optimizer.fp32_groups_gradients_flat
+        else:
+            yield from (gradient for group in self._optimizer.averaged_gradients.values() for gradient in group or ())
+
+    def _link_moments(self) -> None:
+        """DeepSpeed links parameters to Adam's state once, after the first step; loading a checkpoint replaces the state."""
+        self._optimizer._hp_optimizer_states_linked = False
+        self._optimizer._lazy_init_hp_params_optimizer_state()
+
+
+class FullyPartitioned(ParameterState):
+    """DeepSpeedZeroOptimizer_Stage3: every parameter has a padded slice on every rank of its group."""
+
+    def gradient(self, parameter: Parameter) -> torch.Tensor:
+        return safe_get_full_grad(parameter).float()
+
+    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
+        if kind is StateKind.MASTER:
+            return safe_get_full_fp32_param(parameter)
+        return safe_get_full_optimizer_state(parameter, kind.value)
+
+    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+        # The setters of whole tensors slice beyond the end where ranks do not divide the elements (stage3.py,
+        # set_full_hp_param): hand over this rank's slice, padded.
+        length = parameter.partition_numel()
+        start = length * dist.get_rank(parameter.ds_process_group)
+        part = value.flatten()[start : start + length]
+        part = torch.nn.functional.pad(part, (0, length - part.numel()))
+        if kind is StateKind.MASTER:
+            safe_set_local_fp32_param(parameter, part)
+        else:
+            safe_set_local_optimizer_state(parameter, part, kind.value)
+
+    def publish(self) -> None:
+        # The end of a step, without the step (stage3.py, step and _post_step).
+        optimizer = self._optimizer
+        optimizer._partition_all_parameters()
+        for index in range(len(optimizer.fp16_groups)):
+            optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        if optimizer.persistent_parameters:
+            optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
+
+    def clear_gradients(self) -> None:
+        optimizer = self._optimizer
+        optimizer._offload_boundary_param_ids = set()
+        optimizer._overflow_clean_up(optimizer.loss_scale)
+
+    def masters(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
+        groups = [self._adam.param_groups[i] for i in self._group_ids()]
+        return list(zip(groups, self._optimizer.fp32_partitioned_groups_flat, strict=True))
+
+    def gradients_held(self) -> Iterator[torch.Tensor | None]:
+        yield from (parameter.grad for parameter in self._engine.module.parameters())
+        yield from (master.grad for _, master in self.masters())
+        yield self._optimizer.grad_partitions_flat_buffer
+
+    def _group_ids(self) -> list[int]:
+        return [self._optimizer.sub_group_to_group_id[i] for i in range(len(self._optimizer.fp16_groups))]
+
+
+def _master_pairs(engine: DeepSpeedEngine) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(model weight, what Adam updates)."""
+    optimizer = engine.optimizer
+    if isinstance(optimizer, FP16_UnfusedOptimizer):
+        groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
+        return [pair for weights, masters in groups for pair in zip(weights, masters, strict=True)]
+    return [(parameter, parameter) for parameter in engine.module.parameters()]
+
+
+def _new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:
+    """Bytes of storages not yet seen, and remember them."""
+    total = 0
+    for tensor in tensors:
+        if tensor is None or tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in seen:
+            continue
+        seen.add(tensor.untyped_storage().data_ptr())
+        total += tensor.untyped_storage().nbytes()
+    return total
