@@ -144,13 +144,13 @@ class TestDamagedDirectory:
 
     def test_pickles_only(self, directory):
         (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
-        with pytest.raises(CheckpointError, match="neither model.safetensors nor its index"):
+        with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor its index"):
             HfDirectory(directory)
 
     def test_truncated_file(self, directory):
         path = directory / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-100])
-        with pytest.raises(CheckpointError, match="model.safetensors cannot be read"):
+        with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
             HfDirectory(directory)
 
     def test_missing_and_foreign_names(self, directory):

@@ -1,1 +1,1 @@
-"""TODO"""
+"""Plain torch: one device, or distributed data parallelism."""

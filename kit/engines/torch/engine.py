@@ -1,0 +1,241 @@
+"""Plain torch: one device, or distributed data parallelism, on a Hugging Face model.
+
+fp32 computes in fp32; bf16 keeps fp32 parameters and autocasts the forward pass ("bf16 AMP"), so the parameters
+are the master weights. The native checkpoint is the per-parameter state plus the random state of each rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch.nn.parallel import DistributedDataParallel
+
+from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
+from kit.engines.shards import SafetensorsSource, ShardWriter
+from kit.engines.torch.optimizer import build_adamw, moments_of, step_of
+from kit.errors import CheckpointError, EngineError
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+    from kit.planner.plan import Plan
+
+NATIVE_KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+
+
+class TorchEngine:
+    """See ``kit.engines.base.Engine``. torch.distributed is initialised by the caller, for one process too."""
+
+    def __init__(self, rundir: RunDirectory) -> None:
+        """Raises EngineError where the plan asks for more than data parallelism or for another world size."""
+        plan = rundir.plan
+        _check(plan)
+        self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
+        self.is_main = self.dp_rank == 0
+        self._device = _device(plan.cluster.gpu.device)
+        self._autocast_dtype = torch.bfloat16 if plan.job.precision == "bf16" else None
+        self._grad_clip = plan.job.grad_clip
+        self._model = build_model(rundir, torch.float32, self._device)
+        if plan.layout.recompute == "full":
+            self._model.activation_checkpointing_enable({"use_reentrant": False})
+        self._parameters = dict(self._model.named_parameters())  # a tied one once, as transformers saves it
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+        self._optimizer = build_adamw(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
+        self._ddp = _data_parallel(self._model) if self.dp_size > 1 else None
+        if rundir.run.model_path is not None:
+            self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
+        """Raises EngineError where no label of the step counts, or gradients of an earlier step are still there."""
+        if any(parameter.grad is not None for parameter in self._parameters.values()):
+            raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
+        tokens = self._count_tokens(micro_batches)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        for index, micro_batch in enumerate(micro_batches):
+            last = index == len(micro_batches) - 1
+            # DDP all-reduces in the backward of every pass that is not under no_sync; the forward must be under it too.
+            with nullcontext() if last or self._ddp is None else self._ddp.no_sync():
+                loss = self._loss(micro_batch)
+                # DDP averages over its ranks: times dp makes that the sum.
+                (loss * (self.dp_size / tokens)).backward()
+            loss_sum += loss.detach()
+        dist.all_reduce(loss_sum)
+        return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
+
+    def apply(self, learning_rate: float) -> Norms:
+        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self._grad_clip > 0:
+            # coefficient min(1, clip / (norm + 1e-6)), as clip_grad_norm_ does
+            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._grad_clip, norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        self._optimizer.step()
+        self.discard()
+        return Norms(gradient=norm.item())
+
+    def discard(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
+        """Raises EngineError where no label counts."""
+        tokens = self._count_tokens(micro_batches)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._model.eval()
+        try:
+            for micro_batch in micro_batches:
+                loss_sum += self._loss(micro_batch, training=False)
+        finally:
+            self._model.train()
+        dist.all_reduce(loss_sum)
+        return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
+
+    def save(self, directory: Path) -> None:
+        """State tensors by the main rank, random state by every rank. Raises OSError or SafetensorError."""
+        save_file(_random_state(self._device), directory / f"rng-{self.dp_rank:05d}.safetensors")
+        if not self.is_main:
+            return
+        weight_map = {}
+        for kind in NATIVE_KINDS:
+            writer = ShardWriter(directory, kind.value)
+            for name, tensor in self.export_state(kind):
+                assert tensor is not None
+                writer.add(name, tensor)
+            weight_map[kind.value] = writer.finish()
+        index = {"optimizer_steps": self.optimizer_steps, "weight_map": weight_map}
+        (directory / "state.json").write_text(json.dumps(index), encoding="utf-8")
+
+    def load(self, directory: Path) -> None:
+        """Raises CheckpointError for a file that is missing or not what ``save`` wrote."""
+        try:
+            index = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+            _set_random_state(load_file(directory / f"rng-{self.dp_rank:05d}.safetensors"), self._device)
+        except (OSError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{directory} is not a checkpoint of the torch engine ({error!r})") from error
+        for kind in NATIVE_KINDS:
+            files = index["weight_map"][kind.value]
+            self.import_state(kind, SafetensorsSource({name: directory / file for name, file in files.items()}))
+        self.set_optimizer_steps(index["optimizer_steps"])
+
+    def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
+        for name in self._parameters:
+            # Copied: a caller may hold it while the next step changes the state.
+            tensor = self._state(kind, name).detach().to("cpu", torch.float32, copy=True) if self.is_main else None
+            yield name, tensor
+
+    @torch.no_grad()
+    def import_state(self, kind: StateKind, source: TensorSource) -> None:
+        """Raises CheckpointError for missing or foreign names and wrong shapes."""
+        check_names(self._shapes, source)
+        for name, shape in self._shapes.items():
+            tensor = source.read(name)
+            check_shape(name, shape, tuple(tensor.shape))
+            self._state(kind, name).copy_(tensor)
+
+    @property
+    def optimizer_steps(self) -> int:
+        return int(step_of(self._optimizer, next(iter(self._parameters.values()))).item())
+
+    def set_optimizer_steps(self, steps: int) -> None:
+        for parameter in self._parameters.values():
+            step_of(self._optimizer, parameter).fill_(steps)
+
+    def held_bytes(self) -> dict[str, int]:
+        parameters = list(self._parameters.values())
+        held = {
+            "weights": sum(parameter.nbytes for parameter in parameters),
+            "gradients": sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None),
+            "optimizer": sum(moment.nbytes for p in parameters for moment in moments_of(self._optimizer, p)),
+        }
+        if self._device.type == "cuda":
+            held["peak_allocated"] = torch.cuda.max_memory_allocated(self._device)
+        return held
+
+    def close(self) -> None:
+        self._ddp = None
+
+    def _loss(self, micro_batch: MicroBatch, training: bool = True) -> torch.Tensor:
+        """Cross entropy in nats, summed over the labels that count; computed in fp32."""
+        labels = micro_batch.labels.to(self._device, non_blocking=True)
+        inputs = micro_batch.input_ids.to(self._device, non_blocking=True)
+        module = self._ddp if training and self._ddp is not None else self._model
+        with torch.autocast(self._device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None):
+            logits = module(input_ids=inputs, use_cache=False).logits
+        return F.cross_entropy(
+            logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+        )
+
+    def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
+        """Labels that count, over all ranks and micro batches."""
+        local = sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
+        count = torch.tensor(local, dtype=torch.int64, device=self._device)
+        dist.all_reduce(count)
+        if count.item() == 0:
+            raise EngineError("no label of this step counts (all are masked); check the data's label masks")
+        return int(count.item())
+
+    def _state(self, kind: StateKind, name: str) -> torch.Tensor:
+        parameter = self._parameters[name]
+        match kind:
+            case StateKind.MASTER:
+                return parameter
+            case StateKind.GRADIENT:
+                if parameter.grad is None:
+                    raise EngineError(f"{name} has no gradient; export gradients between forward_backward and apply")
+                return parameter.grad
+            case _:
+                exp_avg, exp_avg_sq = moments_of(self._optimizer, parameter)
+                return exp_avg if kind is StateKind.EXP_AVG else exp_avg_sq
+
+
+def _check(plan: Plan) -> None:
+    layout = plan.layout
+    if layout.engine != "torch":
+        raise EngineError(f"engine={layout.engine} in the plan, and the torch engine was built; use build_engine")
+    for name in ("tp", "pp", "cp"):
+        if getattr(layout, name) != 1:
+            raise EngineError(
+                f"{name}={getattr(layout, name)} on the torch engine, which splits data only; use 1 or megatron"
+            )
+    if layout.zero_stage != 0 or layout.offload_optimizer != "none" or layout.offload_param != "none":
+        raise EngineError(
+            f"zero_stage={layout.zero_stage} with offload {layout.offload_optimizer}/{layout.offload_param} on the "
+            f"torch engine, which replicates its state; use 0 and none, or deepspeed"
+        )
+    if layout.world_size != dist.get_world_size():
+        raise EngineError(
+            f"{dist.get_world_size()} processes for a plan of {layout.world_size}; start as many as planned"
+        )
+
+
+def _device(kind: str) -> torch.device:
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")
+
+
+def _data_parallel(model: torch.nn.Module) -> DistributedDataParallel:
+    device_ids: list[Any] | None = [device] if (device := next(model.parameters()).device).type == "cuda" else None
+    # Buffers are RoPE frequencies, the same everywhere; gradients live in the buckets instead of beside them.
+    return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+
+
+def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,0 +1,51 @@
+"""AdamW as every engine means it, with its state allocated from the start."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from kit.specs.job import OptimizerSpec
+
+
+def build_adamw(
+    parameters: Iterable[torch.nn.Parameter], spec: OptimizerSpec, learning_rate: float
+) -> torch.optim.AdamW:
+    """Decoupled weight decay on matrices, none on one-dimensional parameters (norms, biases).
+
+    The moments exist at once, as zeros: memory does not grow at the first step, and a checkpoint can be imported
+    before it. torch's own lazy start (torch/optim/adam.py, Adam._init_group) does the same later.
+    """
+    parameters = list(parameters)
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    fused = all(p.device.type == "cuda" for p in parameters)
+    optimizer = torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=learning_rate,
+        betas=(spec.beta1, spec.beta2),
+        eps=spec.eps,
+        fused=fused or None,
+    )
+    for parameter in parameters:
+        optimizer.state[parameter] = {
+            # The fused kernel wants the step beside the parameter, the others on the CPU.
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu"),
+            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+        }
+    return optimizer
+
+
+def moments_of(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
+    """(exp_avg, exp_avg_sq) of one parameter, to read or to fill."""
+    state = optimizer.state[parameter]
+    return state["exp_avg"], state["exp_avg_sq"]
+
+
+def step_of(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> torch.Tensor:
+    """Adam's step count for one parameter: a scalar tensor, to read or to fill."""
+    return optimizer.state[parameter]["step"]

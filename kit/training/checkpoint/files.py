@@ -1,0 +1,122 @@
+"""Directories that are complete or absent, and the hashes that prove it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a manifest knows of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def record_of(path: Path) -> FileRecord:
+    """Size and hash of a file as it is on disk. Raises OSError."""
+    with open(path, "rb") as file:
+        return FileRecord(bytes=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+
+
+def verify(directory: Path, records: Mapping[str, FileRecord], hashes: bool = True) -> None:
+    """Raises CheckpointError that names the first file which is missing or differs from its record.
+
+    ``hashes=False`` compares sizes only: enough for the ranks that do not read every byte.
+    """
+    for name, record in records.items():
+        path = directory / name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing; copy the checkpoint again, complete")
+        if (size := path.stat().st_size) != record.bytes:
+            raise CheckpointError(
+                f"{path} has {size} bytes where {record.bytes} were written: it is truncated or not this checkpoint's; "
+                f"copy it again"
+            )
+        if hashes and record_of(path).sha256 != record.sha256:
+            raise CheckpointError(f"{path} is corrupted (its SHA-256 differs from the manifest's); copy it again")
+
+
+def records_from_json(data: Mapping[str, Any]) -> dict[str, FileRecord]:
+    """Raises KeyError, TypeError or ValueError for anything but name → {bytes, sha256}."""
+    records = {name: FileRecord(**record) for name, record in data.items()}
+    for name in records:
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ValueError(f"{name} lies outside the checkpoint")
+    return records
+
+
+def fsync(path: Path) -> None:
+    """Make a file's bytes, or a directory's names, durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write, fsync, and only then give the file its name. Raises OSError."""
+    partial = path.with_name(f".{path.name}.partial")
+    with open(partial, "w", encoding="utf-8") as file:
+        json.dump(data, file, indent=2)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    fsync(path.parent)
+
+
+def files_below(directory: Path) -> Iterator[Path]:
+    """Regular files at any depth, sorted."""
+    return iter(sorted(path for path in directory.rglob("*") if path.is_file()))
+
+
+def is_free(path: Path) -> bool:
+    """Whether ``path`` does not exist or is an empty directory."""
+    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
+
+
+def partial_name(directory: Path) -> Path:
+    """Where ``directory`` is built before it gets its name; what lies there is never a checkpoint."""
+    return directory.with_name(f".{directory.name}.partial")
+
+
+def publish(partial: Path, directory: Path, files: Iterable[Path]) -> None:
+    """Fsync everything, then rename: after a crash ``directory`` is complete or absent. Raises OSError."""
+    for path in files:
+        fsync(path)
+    fsync(partial)
+    if directory.is_dir():
+        directory.rmdir()  # only ever an empty one: rename onto it is not portable
+    partial.rename(directory)
+    fsync(directory.parent)
+
+
+@contextmanager
+def new_directory(directory: Path) -> Iterator[Path]:
+    """Build a directory under another name and publish it at the end; nothing is left of a failed attempt.
+
+    Raises CheckpointError where ``directory`` exists already and is not empty.
+    """
+    if not is_free(directory):
+        raise CheckpointError(f"{directory} exists and is not empty; choose another directory or remove it yourself")
+    partial = partial_name(directory)
+    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+    try:
+        partial.mkdir(parents=True)
+        yield partial
+        publish(partial, directory, files_below(partial))
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

@@ -1,0 +1,137 @@
+"""A hub checkpoint → a Hugging Face model directory, offline, one shard in memory."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+from kit.engines.base import StateKind
+from kit.engines.hf import check_names, hf_config, parameter_shapes
+from kit.engines.shards import SafetensorsSource, ShardWriter
+from kit.errors import CheckpointError
+from kit.training.checkpoint.files import new_directory, write_json
+from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
+from kit.units import GIB
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+"""What is copied from ``extras_from``, as far as it is there."""
+
+SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def hub_to_hf(
+    hub_dir: Path,
+    hf_dir: Path,
+    dtype: str = "bfloat16",
+    extras_from: Path | None = None,
+    shard_bytes: int = 4 * GIB,
+) -> None:
+    """Write the master weights of a hub checkpoint as a model that ``AutoModelForCausalLM`` loads.
+
+    ``extras_from``: the Hugging Face directory that the run started from; its tokenizer files, generation config
+    and special token ids are taken over. Nothing is downloaded; at most ``shard_bytes`` of tensors are in memory.
+    Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty, a full disk.
+    """
+    if dtype not in DTYPES:
+        raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+    hub = HubCheckpoint(hub_dir)
+    hub.verify()
+    source = hub.source(StateKind.MASTER)
+    shapes = parameter_shapes(hub.model)
+    check_names(shapes, source)
+    extras = _extras(extras_from)
+    try:
+        with new_directory(Path(hf_dir)) as partial:
+            _write_weights(source, shapes, DTYPES[dtype], partial, shard_bytes)
+            config = hf_config(hub.model)
+            config.dtype = DTYPES[dtype]
+            config.architectures = [_ARCHITECTURES[hub.model.family]]
+            for key, value in _special_tokens(extras_from).items():
+                setattr(config, key, value)
+            config.save_pretrained(partial)
+            for path in extras:
+                shutil.copyfile(path, partial / path.name)
+            if "generation_config.json" not in {path.name for path in extras}:
+                write_json(partial / "generation_config.json", _special_tokens(extras_from))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"writing {hf_dir} failed: {error}; check the free space and the permissions there"
+        ) from error
+
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+}
+
+
+def _write_weights(
+    source: SafetensorsSource, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, into: Path, shard_bytes: int
+) -> None:
+    """Shards ``model-0000k-of-0000n.safetensors`` with their index; ``model.safetensors`` where one is enough."""
+    shards = list(_shards(shapes, dtype.itemsize, shard_bytes))
+    weight_map: dict[str, str] = {}
+    for number, names in enumerate(shards, start=1):
+        file_name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        writer = ShardWriter(into, "shard", shard_bytes)
+        for name in names:
+            writer.add(name, source.read(name).to(dtype))
+        (written,) = set(writer.finish().values())
+        (into / written).rename(into / file_name)
+        weight_map |= dict.fromkeys(names, file_name)
+    if len(shards) > 1:
+        total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        write_json(into / "model.safetensors.index.json", index)
+
+
+def _shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, shard_bytes: int) -> Iterator[Sequence[str]]:
+    names: list[str] = []
+    held = 0
+    for name, shape in shapes.items():
+        num_bytes = math.prod(shape) * itemsize
+        if names and held + num_bytes > shard_bytes:
+            yield names
+            names, held = [], 0
+        names.append(name)
+        held += num_bytes
+    yield names
+
+
+def _extras(directory: Path | None) -> list[Path]:
+    if directory is None:
+        return []
+    if not Path(directory).is_dir():
+        raise CheckpointError(
+            f"{directory} (whose tokenizer is to be copied) is not a directory; give a downloaded model's"
+        )
+    return [path for name in TOKENIZER_FILES if (path := Path(directory) / name).is_file()]
+
+
+def _special_tokens(directory: Path | None) -> dict[str, Any]:
+    path = None if directory is None else Path(directory) / "config.json"
+    if path is None or not path.is_file():
+        return {}
+    config = json.loads(path.read_text(encoding="utf-8"))
+    return {key: config[key] for key in SPECIAL_TOKEN_KEYS if config.get(key) is not None}

@@ -1,0 +1,69 @@
+"""What worker processes run for the tests of this package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kit.engines.base import StateKind
+from kit.engines.torch.engine import TorchEngine
+from kit.training.checkpoint.hub import Counters, export_hub, import_hub
+from tests.training import tiny
+from tests.training.batches import micro_batches
+
+COUNTERS = Counters(step=3, samples_seen=24, tokens_seen=768, optimizer_steps=3)
+
+
+def state(engine: TorchEngine, kind: StateKind) -> dict[str, torch.Tensor]:
+    """One kind of state on the main rank, {} elsewhere."""
+    return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
+
+
+def batches(engine: TorchEngine, rundir: tiny.TinyRunDirectory, step: int, masked: bool = True):
+    """This rank's micro batches of a step."""
+    layout = rundir.plan.layout
+    return micro_batches(
+        step,
+        mbs=layout.micro_batch_size,
+        accumulation=layout.gradient_accumulation_steps,
+        dp_rank=engine.dp_rank,
+        dp_size=engine.dp_size,
+        masked=masked,
+    )
+
+
+def steps(engine: TorchEngine, rundir: tiny.TinyRunDirectory, first: int, count: int, rate: float = 1e-2):
+    """(mean loss, gradient norm) of each step."""
+    curve = []
+    for step in range(first, first + count):
+        loss = engine.forward_backward(batches(engine, rundir, step))
+        curve.append((loss.mean, engine.apply(rate).gradient))
+    return curve
+
+
+def train_and_export(rundir: tiny.TinyRunDirectory, hub: Path | None = None, count: int = 3) -> dict[str, Any]:
+    """Gradients of the first step, then ``count`` steps, a hub checkpoint, and two steps more."""
+    engine = TorchEngine(rundir)
+    first = engine.forward_backward(batches(engine, rundir, 0))
+    gradients = state(engine, StateKind.GRADIENT)
+    engine.discard()
+    curve = steps(engine, rundir, 0, count)
+    if hub is not None:
+        export_hub(engine, hub, COUNTERS, model=rundir.plan.model)
+    evaluated = engine.evaluate(batches(engine, rundir, 50))
+    after = steps(engine, rundir, count, 2)
+    result = {"first": first, "gradients": gradients, "curve": curve, "after": after, "evaluated": evaluated}
+    result |= {"steps": engine.optimizer_steps, "master": state(engine, StateKind.MASTER)}
+    engine.close()
+    return result
+
+
+def import_and_train(rundir: tiny.TinyRunDirectory, hub: Path, count: int = 3) -> dict[str, Any]:
+    """Two steps from a hub checkpoint that ``count`` steps made."""
+    engine = TorchEngine(rundir)
+    counters = import_hub(engine, hub)
+    evaluated = engine.evaluate(batches(engine, rundir, 50))
+    after = steps(engine, rundir, count, 2)
+    return {"counters": counters, "after": after, "evaluated": evaluated, "master": state(engine, StateKind.MASTER)}

@@ -1,0 +1,262 @@
+"""Hub checkpoints: exactness, layouts, damage, full disks, and the Hugging Face model that comes out."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from kit.engines.base import StateKind
+from kit.engines.torch.engine import TorchEngine
+from kit.errors import CheckpointError
+from kit.training.checkpoint.files import record_of
+from kit.training.checkpoint.hub import HubCheckpoint, export_hub, hub_to_hf, import_hub
+from tests.training import cases, tiny
+from tests.training.batches import micro_batches
+from tests.workers import pool
+
+
+@pytest.fixture
+def exported(one_process, tmp_path):
+    """(run directory, engine after three steps, its hub checkpoint in many small shards)."""
+    rundir = tiny.run_directory(tmp_path / "run")
+    engine = TorchEngine(rundir)
+    cases.steps(engine, rundir, 0, 3)
+    hub = tmp_path / "hub"
+    export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+    return rundir, engine, hub
+
+
+def limit_file_size(num_bytes: int):
+    """No file of this process grows beyond this: what a full disk does, short of filling one."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
+
+
+class TestRoundTrip:
+    def test_next_steps_are_bitwise_the_same(self, exported):
+        rundir, engine, hub = exported
+        assert len(list(hub.glob("master-*.safetensors"))) > 2
+        fresh = TorchEngine(tiny.run_directory(rundir.path, rundir.plan, seed=1))  # other weights before the import
+        assert import_hub(fresh, hub) == cases.COUNTERS
+        assert fresh.optimizer_steps == 3
+        assert cases.steps(fresh, rundir, 3, 3) == cases.steps(engine, rundir, 3, 3)
+        for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
+            ours, theirs = cases.state(engine, kind), cases.state(fresh, kind)
+            assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    def test_before_the_first_step(self, one_process, tmp_path):
+        rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model("gpt2")))
+        engine = TorchEngine(rundir)
+        export_hub(engine, tmp_path / "hub", cases.COUNTERS, model=rundir.plan.model)
+        source = HubCheckpoint(tmp_path / "hub").source(StateKind.EXP_AVG)
+        assert not any(source.read(name).any() for name in source.names())
+        assert "lm_head.weight" not in source.names()
+
+    @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+    def test_across_world_sizes(self, tmp_path, before, after):
+        def rundir(dp):
+            layout = {"dp": dp, "micro_batch_size": 2, "gradient_accumulation_steps": 4 // dp}
+            return tiny.run_directory(tmp_path / "run", tiny.plan(**layout))
+
+        hub = tmp_path / "hub"
+        exported = pool("torch", before).run(cases.train_and_export, rundir(before), hub)[0]
+        resumed = pool("torch", after).run(cases.import_and_train, rundir(after), hub)[0]
+        assert resumed["counters"] == cases.COUNTERS
+        assert resumed["evaluated"].mean == pytest.approx(exported["evaluated"].mean, rel=1e-6)
+        assert torch.tensor(resumed["after"]).allclose(torch.tensor(exported["after"]), rtol=1e-5)
+
+
+class TestDamage:
+    """Every kind of damage is named before anything is loaded."""
+
+    def refused(self, exported, message):
+        rundir, _, hub = exported
+        fresh = TorchEngine(rundir)
+        before = cases.state(fresh, StateKind.MASTER)
+        with pytest.raises(CheckpointError, match=message):
+            import_hub(fresh, hub)
+        after = cases.state(fresh, StateKind.MASTER)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+
+    def test_missing_file(self, exported):
+        (exported[2] / "exp_avg-00002.safetensors").unlink()
+        self.refused(exported, r"exp_avg-00002\.safetensors is missing")
+
+    def test_truncated_file(self, exported):
+        path = exported[2] / "master-00001.safetensors"
+        path.write_bytes(path.read_bytes()[:-1])
+        self.refused(exported, r"master-00001\.safetensors has \d+ bytes where \d+ were written")
+
+    def test_corrupted_file(self, exported):
+        path = exported[2] / "exp_avg_sq-00001.safetensors"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        self.refused(exported, r"exp_avg_sq-00001\.safetensors is corrupted")
+
+    def test_no_hub_json(self, exported):
+        (exported[2] / "hub.json").unlink()
+        self.refused(exported, r"is not a hub checkpoint \(no readable hub\.json")
+
+    @pytest.mark.parametrize(
+        ("key", "value", "message"),
+        [
+            ("format", "other", "format is not 'kit-hub'"),
+            ("version", 2, "has version 2, this kit reads 1"),
+            ("counters", {"step": 1}, r"hub\.json is damaged"),
+            ("model", {"name": "x"}, r"hub\.json is damaged"),
+            ("files", {}, r"has no hash of exp_avg-00001\.safetensors"),
+            ("files", {"../outside": {"bytes": 1, "sha256": "0"}}, "lies outside the checkpoint"),
+            ("weight_map", {}, "has no master"),
+        ],
+    )
+    def test_foreign_hub_json(self, exported, key, value, message):
+        path = exported[2] / "hub.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        self.refused(exported, message)
+
+    def test_truncated_hub_json(self, exported):
+        path = exported[2] / "hub.json"
+        path.write_text(path.read_text()[:-20])
+        self.refused(exported, r"hub\.json is damaged")
+
+    def rewrite(self, hub: Path, change):
+        """Change the tensors of master's first shard, with a manifest that agrees."""
+        path, index = hub / "master-00001.safetensors", json.loads((hub / "hub.json").read_text())
+        tensors = change(load_file(path))
+        save_file(tensors, path)
+        record = record_of(path)
+        index["files"][path.name] = {"bytes": record.bytes, "sha256": record.sha256}
+        kept = {n: f for n, f in index["weight_map"]["master"].items() if f != path.name}
+        index["weight_map"]["master"] = kept | dict.fromkeys(tensors, path.name)
+        (hub / "hub.json").write_text(json.dumps(index))
+
+    def test_missing_name(self, exported):
+        self.rewrite(exported[2], lambda tensors: dict(list(tensors.items())[1:]))
+        self.refused(exported, "1 tensors of the model are missing from the checkpoint, first ")
+
+    def test_foreign_name(self, exported):
+        self.rewrite(exported[2], lambda tensors: tensors | {"model.spare": torch.zeros(1)})
+        self.refused(exported, r"first model\.spare")
+
+    def test_wrong_shape(self, exported):
+        self.rewrite(exported[2], lambda tensors: {name: tensor[:1].clone() for name, tensor in tensors.items()})
+        self.refused(exported, r"has shape \[1.*\] in the checkpoint")
+
+    def test_another_model(self, exported, tmp_path):
+        _, _, hub = exported
+        other = TorchEngine(tiny.run_directory(tmp_path / "other", tiny.plan(tiny.model(num_layers=3))))
+        with pytest.raises(CheckpointError, match=r"missing from the checkpoint, first model\.layers\.2"):
+            import_hub(other, hub)
+
+
+class TestWriting:
+    def test_an_existing_checkpoint_is_not_overwritten(self, exported):
+        rundir, engine, hub = exported
+        before = record_of(hub / "master-00001.safetensors")
+        cases.steps(engine, rundir, 3, 1)
+        with pytest.raises(CheckpointError, match="exists and is not empty"):
+            export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model)
+        assert record_of(hub / "master-00001.safetensors") == before
+
+    def test_what_a_killed_export_left_is_replaced(self, exported):
+        rundir, engine, hub = exported
+        shutil.rmtree(hub)
+        leftover = hub.with_name(f".{hub.name}.partial")
+        leftover.mkdir()
+        (leftover / "master-00001.safetensors").write_bytes(b"half")
+        export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model)
+        HubCheckpoint(hub).verify()
+        assert not leftover.exists()
+
+    @pytest.mark.parametrize("world_size", [1, 2])
+    @pytest.mark.parametrize("limit", [1_000, 20_000])
+    def test_a_full_disk_is_an_error_on_every_rank_and_leaves_nothing(self, tmp_path, world_size, limit):
+        """20,000 bytes hold the embedding, the first shard, and not the first MLP's gate."""
+        layout = {"dp": world_size, "micro_batch_size": 1}
+        rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model(ffn_hidden_size=256), **layout))
+        messages = pool("full-disk", world_size).run(export_to_a_full_disk, rundir, tmp_path / "hub", limit)
+        assert all("writing the hub checkpoint" in message for message in messages)
+        assert all("check the free space" in message for message in messages)
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def export_to_a_full_disk(rundir, hub, limit):
+    """The message of the error that every rank must raise."""
+    engine = TorchEngine(rundir)
+    limit_file_size(limit)
+    try:
+        export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+    except CheckpointError as error:
+        return str(error)
+    finally:
+        limit_file_size(resource.RLIM_INFINITY)
+    raise AssertionError("the export succeeded")
+
+
+class TestHuggingFace:
+    @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2"])
+    def test_logits_are_those_of_the_engine(self, one_process, tmp_path, family):
+        rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model(family)))
+        engine = TorchEngine(rundir)
+        cases.steps(engine, rundir, 0, 2)
+        export_hub(engine, tmp_path / "hub", cases.COUNTERS, model=rundir.plan.model)
+        hub_to_hf(tmp_path / "hub", tmp_path / "hf", dtype="float32", shard_bytes=30_000)
+        assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 1
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
+        assert model.dtype is torch.float32
+        (batch,) = micro_batches(9, mbs=2, accumulation=1)
+        with torch.no_grad():
+            assert torch.equal(model(batch.input_ids).logits, engine._model.eval()(batch.input_ids).logits)
+
+    def test_bfloat16_in_one_file(self, exported, tmp_path):
+        _, engine, hub = exported
+        hub_to_hf(hub, tmp_path / "hf")
+        assert (tmp_path / "hf" / "model.safetensors").is_file()
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
+        assert model.dtype is torch.bfloat16
+        master = cases.state(engine, StateKind.MASTER)
+        for name, parameter in model.named_parameters():
+            assert torch.equal(parameter, master[name].bfloat16()), name
+
+    def test_tokenizer_and_special_tokens_come_along(self, exported, tmp_path):
+        source = tmp_path / "source"
+        source.mkdir()
+        (source / "config.json").write_text('{"eos_token_id": [5, 6], "bos_token_id": 4, "pad_token_id": null}')
+        (source / "tokenizer.json").write_text("{}")
+        (source / "generation_config.json").write_text('{"temperature": 0.5, "do_sample": true}')
+        (source / "secret.txt").write_text("not part of a model")
+        hub_to_hf(exported[2], tmp_path / "hf", extras_from=source)
+        names = {path.name for path in (tmp_path / "hf").iterdir()}
+        assert names == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
+        model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
+        assert (model.config.eos_token_id, model.config.bos_token_id) == ([5, 6], 4)
+        assert model.generation_config.temperature == 0.5
+
+    def test_an_existing_directory_is_not_overwritten(self, exported, tmp_path):
+        (tmp_path / "hf").mkdir()
+        (tmp_path / "hf" / "precious").write_text("mine")
+        with pytest.raises(CheckpointError, match="exists and is not empty"):
+            hub_to_hf(exported[2], tmp_path / "hf")
+        assert [path.name for path in (tmp_path / "hf").iterdir()] == ["precious"]
+
+    def test_an_empty_directory_is_filled(self, exported, tmp_path):
+        (tmp_path / "hf").mkdir()
+        hub_to_hf(exported[2], tmp_path / "hf")
+        assert (tmp_path / "hf" / "config.json").is_file()
+
+    def test_unknown_dtype_and_damaged_checkpoint(self, exported, tmp_path):
+        with pytest.raises(CheckpointError, match="dtype 'fp8' is unknown; use one of float32"):
+            hub_to_hf(exported[2], tmp_path / "hf", dtype="fp8")
+        (exported[2] / "master-00001.safetensors").unlink()
+        with pytest.raises(CheckpointError, match="is missing"):
+            hub_to_hf(exported[2], tmp_path / "hf")
+        assert not (tmp_path / "hf").exists()

@@ -1,0 +1,181 @@
+"""The torch engine: gradients against plain torch, one process against two, the rules every engine obeys."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
+from kit.engines.hf import build_model
+from kit.engines.torch.engine import TorchEngine
+from kit.errors import CheckpointError, EngineError
+from tests.training import cases, tiny
+from tests.training.batches import micro_batches, sample
+from tests.workers import pool
+
+
+def relative_error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Largest difference over the largest magnitude."""
+    return ((found - expected).abs().max() / expected.abs().max()).item()
+
+
+@pytest.mark.usefixtures("one_process")
+class TestOneProcess:
+    def test_gradient_is_of_the_mean_over_all_tokens_of_the_step(self, tmp_path):
+        rundir = tiny.run_directory(tmp_path, tiny.plan(micro_batch_size=2, gradient_accumulation_steps=3))
+        engine = TorchEngine(rundir)
+        loss = engine.forward_backward(micro_batches(0, mbs=2, accumulation=3))
+
+        model = build_model(rundir, torch.float32, "cpu")
+        rows = [sample(index) for index in range(6)]
+        inputs, labels = (torch.stack(column) for column in zip(*rows, strict=True))
+        mean = torch.nn.functional.cross_entropy(model(inputs).logits.flatten(0, 1), labels.flatten())
+        mean.backward()
+        assert loss.tokens == (labels != IGNORE_INDEX).sum()
+        assert loss.mean == pytest.approx(mean.item(), rel=1e-6)
+        gradients = cases.state(engine, StateKind.GRADIENT)
+        assert gradients.keys() == dict(model.named_parameters()).keys()
+        for name, parameter in model.named_parameters():
+            assert relative_error(gradients[name], parameter.grad) < 1e-5, name
+
+    def test_step_is_adamw_with_clipping_and_no_decay_of_vectors(self, tmp_path):
+        job = {"grad_clip": 0.05, "learning_rate": 1e-2}
+        rundir = tiny.run_directory(tmp_path, tiny.plan(tiny.model("qwen2"), job=job))
+        engine = TorchEngine(rundir)
+        engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))
+        before = cases.state(engine, StateKind.MASTER)
+        gradients = cases.state(engine, StateKind.GRADIENT)
+        norm = engine.apply(1e-2).gradient
+        assert norm == pytest.approx(sum(g.double().square().sum() for g in gradients.values()).sqrt().item(), rel=1e-6)
+        assert norm > 0.05, "clipping must be active for this test to say anything"
+        scale = 0.05 / (norm + 1e-6)
+        spec = rundir.plan.job.optimizer
+        after, exp_avg = cases.state(engine, StateKind.MASTER), cases.state(engine, StateKind.EXP_AVG)
+        for name, weight in before.items():
+            gradient = gradients[name] * scale
+            # First step of Adam with bias correction: m̂ = g, v̂ = g² (Kingma & Ba 2015, algorithm 1)
+            decay = 1 - 1e-2 * (spec.weight_decay if weight.ndim > 1 else 0)
+            expected = weight * decay - 1e-2 * gradient / (gradient.abs() + spec.eps)
+            torch.testing.assert_close(after[name], expected, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(exp_avg[name], (1 - spec.beta1) * gradient, rtol=1e-5, atol=1e-9)
+        assert engine.optimizer_steps == 1
+
+    def test_no_clipping_at_zero(self, tmp_path):
+        engine = TorchEngine(tiny.run_directory(tmp_path, tiny.plan(job={"grad_clip": 0.0})))
+        engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))
+        gradient = cases.state(engine, StateKind.GRADIENT)["lm_head.weight"]
+        engine.apply(1e-3)
+        torch.testing.assert_close(cases.state(engine, StateKind.EXP_AVG)["lm_head.weight"], 0.1 * gradient)
+
+    def test_recompute_gives_the_same_gradients(self, tmp_path):
+        found = []
+        for recompute in ("none", "full"):
+            engine = TorchEngine(tiny.run_directory(tmp_path, tiny.plan(recompute=recompute)))
+            engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))
+            found.append(cases.state(engine, StateKind.GRADIENT))
+        assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+    def test_recompute_runs_each_layer_twice(self, tmp_path):
+        calls = {"none": 0, "full": 0}
+        for recompute in calls:
+            engine = TorchEngine(tiny.run_directory(tmp_path, tiny.plan(recompute=recompute)))
+
+            def count(*_, recompute=recompute):
+                calls[recompute] += 1
+
+            engine._model.model.layers[0].input_layernorm.register_forward_hook(count)
+            engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))
+        assert calls == {"none": 1, "full": 2}
+
+    def test_bf16_autocasts_and_keeps_fp32_parameters(self, tmp_path):
+        losses = {}
+        for precision in ("fp32", "bf16"):
+            engine = TorchEngine(tiny.run_directory(tmp_path, tiny.plan(job={"precision": precision})))
+            losses[precision] = engine.forward_backward(micro_batches(0, mbs=2, accumulation=1)).mean
+            assert cases.state(engine, StateKind.MASTER)["model.norm.weight"].dtype is torch.float32
+        assert losses["bf16"] != losses["fp32"]
+        assert losses["bf16"] == pytest.approx(losses["fp32"], rel=1e-2)
+
+    def test_evaluate_touches_nothing(self, tmp_path):
+        rundir = tiny.run_directory(tmp_path)
+        engine = TorchEngine(rundir)
+        before = cases.state(engine, StateKind.MASTER)
+        evaluated = engine.evaluate(micro_batches(0, mbs=2, accumulation=1))
+        trained = engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))
+        assert evaluated == trained
+        after = cases.state(engine, StateKind.MASTER)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert engine.optimizer_steps == 0
+
+    def test_discard_clears_gradients_without_a_step(self, tmp_path):
+        engine = TorchEngine(tiny.run_directory(tmp_path))
+        engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))
+        with pytest.raises(EngineError, match="gradients of an earlier step"):
+            engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))
+        engine.discard()
+        with pytest.raises(EngineError, match="has no gradient"):
+            next(engine.export_state(StateKind.GRADIENT))
+        assert engine.optimizer_steps == 0
+
+    def test_all_masked_is_an_error(self, tmp_path):
+        engine = TorchEngine(tiny.run_directory(tmp_path))
+        (batch,) = micro_batches(0, mbs=2, accumulation=1)
+        with pytest.raises(EngineError, match="no label of this step counts"):
+            engine.forward_backward([MicroBatch(batch.input_ids, torch.full_like(batch.labels, IGNORE_INDEX))])
+
+    def test_held_bytes(self, tmp_path):
+        engine = TorchEngine(tiny.run_directory(tmp_path))
+        num_parameters = sum(tensor.numel() for tensor in cases.state(engine, StateKind.MASTER).values())
+        assert engine.held_bytes() == {"weights": 4 * num_parameters, "gradients": 0, "optimizer": 8 * num_parameters}
+        engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))
+        assert engine.held_bytes()["gradients"] == 4 * num_parameters
+
+    def test_starts_from_a_hugging_face_directory(self, tmp_path):
+        donor = build_model(tiny.run_directory(tmp_path, seed=99), torch.float32, "cpu")
+        donor.save_pretrained(tmp_path / "hf")
+        engine = TorchEngine(tiny.run_directory(tmp_path, model_path=str(tmp_path / "hf")))
+        master = cases.state(engine, StateKind.MASTER)
+        assert all(torch.equal(master[name], parameter) for name, parameter in donor.named_parameters())
+
+    def test_another_models_directory_is_refused(self, tmp_path):
+        other = tiny.run_directory(tmp_path, tiny.plan(tiny.model(ffn_hidden_size=48)))
+        build_model(other, torch.float32, "cpu").save_pretrained(tmp_path / "hf")
+        with pytest.raises(CheckpointError, match=r"mlp\.\w+_proj\.weight has shape"):
+            TorchEngine(tiny.run_directory(tmp_path, model_path=str(tmp_path / "hf")))
+
+    @pytest.mark.parametrize(
+        ("layout", "message"),
+        [
+            ({"tp": 2}, "tp=2 on the torch engine"),
+            ({"zero_stage": 2}, "zero_stage=2"),
+            ({"dp": 2}, "1 processes for a plan of 2"),
+            ({"engine": "megatron"}, "engine=megatron"),
+        ],
+    )
+    def test_plans_it_cannot_run_are_refused(self, tmp_path, layout, message):
+        with pytest.raises(EngineError, match=message):
+            TorchEngine(tiny.run_directory(tmp_path, tiny.plan(**layout)))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_two_processes_agree_with_one(tmp_path, family, recompute):
+    """Masked labels differ from rank to rank, so a mean of per-rank means would not pass."""
+    spec = tiny.model(family)
+    job = {"optimizer": dataclasses.replace(tiny.plan().job.optimizer, eps=1e-3)}  # large: early Adam is sign descent
+    alone = tiny.plan(spec, job=job, micro_batch_size=2, gradient_accumulation_steps=4)
+    split = tiny.plan(spec, job=job, dp=2, micro_batch_size=2, gradient_accumulation_steps=2, recompute=recompute)
+    (one,) = pool("torch", 1).run(cases.train_and_export, tiny.run_directory(tmp_path, alone))
+    two, other = pool("torch", 2).run(cases.train_and_export, tiny.run_directory(tmp_path, split))
+    assert (two["first"], two["curve"], two["evaluated"]) == (other["first"], other["curve"], other["evaluated"])
+    assert two["first"].tokens == one["first"].tokens
+    assert two["first"].mean == pytest.approx(one["first"].mean, rel=1e-6)
+    assert two["gradients"].keys() == one["gradients"].keys()
+    for name, gradient in one["gradients"].items():
+        assert relative_error(two["gradients"][name], gradient) < 1e-5, name
+    assert torch.tensor(two["curve"] + two["after"]).allclose(torch.tensor(one["curve"] + one["after"]), rtol=1e-5)
+    assert two["evaluated"].mean == pytest.approx(one["evaluated"].mean, rel=1e-6)
+    for name, weight in one["master"].items():
+        assert relative_error(two["master"][name], weight) < 1e-5, name
