@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,21 +13,21 @@ from typing import Any
 from rich.console import Console
 
 import kit
-from benchmarks.demo import page, runs
-from benchmarks.demo.assets import Assets, make_assets
+from benchmarks import runs
+from benchmarks.assets import RECIPE, ROOT, Assets, prepare
+from benchmarks.demo import page
 from benchmarks.demo.claims import Ledger
 from benchmarks.demo.exports import Verdict, judge
 from benchmarks.parity.compare import compare_curves, compare_gradients
 from kit.emit.run_directory import RunDirectory
 from kit.planner.render import render
 
-ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "demo"
 RECIPES = {
-    "torch": ROOT / "recipes" / "tiny-llama-pretrain-cpu.yaml",
-    "zero3": ROOT / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml",
-    "tp2": ROOT / "recipes" / "tiny-llama-pretrain-tp2-2xcpu.yaml",
-    "bf16": ROOT / "recipes" / "tiny-llama-pretrain-cpu-bf16.yaml",
+    "torch": RECIPE,
+    "zero3": RECIPE.with_name("tiny-llama-pretrain-zero3-2xcpu.yaml"),
+    "tp2": RECIPE.with_name("tiny-llama-pretrain-tp2-2xcpu.yaml"),
+    "bf16": RECIPE.with_name("tiny-llama-pretrain-cpu-bf16.yaml"),
 }
 REAL_CASES = (("llama-3.1-8b", "8xH100"), ("llama-3-70b", "64xA100-80"))
 TITLES = {
@@ -51,7 +50,7 @@ def main() -> int:
         console.rule("1. Plans of real cases")
         plans = [plan_real_case(ledger, model, gpus) for model, gpus in REAL_CASES]
         console.rule("2. Three engines, one curve")
-        assets = prepare_assets(console)
+        assets = prepare()
         three = train_three_engines(ledger, out)
         console.rule("3. The relay: killed, resumed, moved to another engine")
         relay, relay_rows = run_relay(ledger, out, three["zero3"])
@@ -77,18 +76,6 @@ def plan_real_case(ledger: Ledger, model: str, gpus: str) -> kit.Plan:
     figure = f"peak {peak:.1f} of {memory:.1f} GiB, {plan.predicted.step_time_s:.2f} s a step, MFU {plan.predicted.mfu:.0%}"
     ledger.add(f"{model} on {gpus} has a plan that fits", f"kit plan {model} --gpus {gpus}", figure, peak <= memory)
     return plan
-
-
-def prepare_assets(console: Console) -> Assets:
-    """Make the tokenizer, model and data once; an interrupted attempt leaves nothing that looks complete."""
-    final = BUILD / "assets"
-    if not final.exists():
-        console.print("  making a tokenizer, a model and data from the standard library's sources …")
-        attempt = BUILD / "assets.incomplete"
-        shutil.rmtree(attempt, ignore_errors=True)
-        make_assets(attempt, RECIPES["torch"])
-        attempt.rename(final)
-    return Assets(final / "model", final / "train", final / "validation")
 
 
 def train_three_engines(ledger: Ledger, out: Path) -> dict[str, RunDirectory]:

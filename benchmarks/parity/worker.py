@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--plant", choices=sorted(FAULTS), default=None)
     arguments, rest = parser.parse_known_args()
     if arguments.plant:
-        FAULTS[arguments.plant]()
+        FAULTS[arguments.plant].install()
     return worker(rest)
 
 

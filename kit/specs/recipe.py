@@ -161,3 +161,9 @@ def _override(document: yaml.Document, word: str) -> yaml.Document:
     for part in reversed(parts):
         nested = {part: nested}
     return yaml.Document(name=document.name, data=_merge(document.data, nested), lines=document.lines)
+
+
+if __name__ == "__main__":
+    import json
+
+    print(json.dumps(json_schema(), indent=2))

@@ -18,7 +18,7 @@ import kit
 from kit.emit.run_directory import RunDirectory, write
 
 RUN_LIMIT_S = 300
-"""No run of the demo takes a minute on an idle machine; a hang must not last longer than this."""
+"""No run of these takes a minute on an idle machine; a hang must not last longer than this."""
 
 
 class RunFailed(Exception):

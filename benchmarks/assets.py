@@ -1,12 +1,17 @@
-"""What the demo trains: a tiny Llama made from a seed, and text that every machine with Python has."""
+"""What the demo and the parity cases train: a tiny Llama made from a seed, on text that every machine with Python has."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
+DIRECTORY = ROOT / "build" / "demo" / "assets"
+"""Where the tiny recipes look for their model and data."""
+RECIPE = ROOT / "recipes" / "tiny-llama-pretrain-cpu.yaml"
 VOCAB_SIZE = 1024
 TRAIN_CHARACTERS = 1_500_000
 VALIDATION_CHARACTERS = 150_000
@@ -15,7 +20,7 @@ END_OF_TEXT = "<|endoftext|>"
 
 @dataclass(frozen=True)
 class Assets:
-    """Where the demo's inputs lie."""
+    """Where the inputs lie."""
 
     model: Path
     """Hugging Face directory: weights, config, tokenizer."""
@@ -25,22 +30,32 @@ class Assets:
     """Prefix of the held-out pair; its text comes from other files than the training text."""
 
 
-def make_assets(directory: Path, recipe: Path) -> Assets:
-    """Write the tokenizer, the model and the tokenised text into ``directory``, which must be new or empty."""
+def prepare() -> Assets:
+    """Make everything once; an interrupted attempt leaves nothing that looks complete."""
+    if not DIRECTORY.exists():
+        print("  making a tokenizer, a model and data from the standard library's sources …", flush=True)
+        attempt = DIRECTORY.with_name("assets.incomplete")
+        shutil.rmtree(attempt, ignore_errors=True)
+        _make(_assets(attempt))
+        attempt.rename(DIRECTORY)
+    return _assets(DIRECTORY)
+
+
+def _assets(directory: Path) -> Assets:
+    return Assets(directory / "model", directory / "train", directory / "validation")
+
+
+def _make(assets: Assets) -> None:
     from kit.training.data.tokenise import tokenise
 
-    directory.mkdir(parents=True, exist_ok=True)
-    assets = Assets(directory / "model", directory / "train", directory / "validation")
+    assets.model.mkdir(parents=True)
     train_text, validation_text = _library_text()
-    rows = {"train": train_text, "validation": validation_text}
-    for name, files in rows.items():
-        lines = (json.dumps({"text": text}) for text in files)
-        (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     _write_tokenizer(train_text, assets.model)
-    _write_model(recipe, assets.model)
-    for name, prefix in (("train", assets.train), ("validation", assets.validation)):
-        tokenise([directory / f"{name}.jsonl"], assets.model, prefix)
-    return assets
+    _write_model(assets.model)
+    for prefix, texts in ((assets.train, train_text), (assets.validation, validation_text)):
+        rows = prefix.with_suffix(".jsonl")
+        rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        tokenise([rows], assets.model, prefix)
 
 
 def _library_text() -> tuple[list[str], list[str]]:
@@ -74,7 +89,7 @@ def _write_tokenizer(texts: list[str], directory: Path) -> None:
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, bos_token=END_OF_TEXT).save_pretrained(directory)
 
 
-def _write_model(recipe: Path, directory: Path) -> None:
+def _write_model(directory: Path) -> None:
     """Random weights from the recipe's shape and a fixed seed, as ``from_pretrained`` expects them."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -83,5 +98,5 @@ def _write_model(recipe: Path, directory: Path) -> None:
     from kit.specs.recipe import load_recipe
 
     torch.manual_seed(1234)
-    config = hf_config(load_recipe(recipe).model)
+    config = hf_config(load_recipe(RECIPE).model)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)

@@ -1,0 +1,1 @@
+"""Programs for a machine with a CUDA GPU; each also runs on the CPU with tiny shapes."""

@@ -1,0 +1,86 @@
+"""What can be known before a process starts is said before a process starts."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+import kit
+from kit.emit.preflight import preflight
+from kit.emit.run_directory import RunDirectory, write
+from kit.errors import CheckpointError, KitError
+from kit.specs.run import DataSpec, RunSpec
+
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture
+def rundir(tmp_path: Path) -> RunDirectory:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(CONFIG))
+    (model / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 127}}, "added_tokens": []}))
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"train{suffix}").touch()
+    (tmp_path / "train.json").write_text(json.dumps({"max_token_id": 127, "num_tokens": 1000}))
+    job = kit.JobSpec(seq_length=32, global_batch_size=8, total_tokens=10_000, precision="fp32")
+    plan = kit.plan(model, "1xcpu", job, kit.Pins(engine="torch"))
+    return write(plan, RunSpec(model_path=str(model), data=DataSpec(train=str(tmp_path / "train"))), tmp_path / "run")
+
+
+def test_a_good_run_passes(rundir: RunDirectory) -> None:
+    preflight(rundir)
+
+
+def test_a_tokenizer_larger_than_the_model(rundir: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 128}}}))
+    check(rundir, "has 129 tokens and the model's vocab_size is 128")
+
+
+def test_another_model_than_planned(rundir: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 3}))
+    check(rundir, "num_layers=3 where the plan has 2")
+
+
+def test_missing_model_and_data_are_reported_together(rundir: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "model" / "config.json").unlink()
+    (tmp_path / "train.idx").unlink()
+    check(rundir, "no config.json there", "train.idx is missing")
+
+
+def test_data_that_the_model_cannot_read(rundir: RunDirectory, tmp_path: Path) -> None:
+    (tmp_path / "train.json").write_text(json.dumps({"max_token_id": 128, "num_tokens": 1000}))
+    check(rundir, "holds token 128 and the model's vocab_size is 128")
+    (tmp_path / "train.json").write_text(json.dumps({"max_token_id": 1, "num_tokens": 32}))
+    check(rundir, "32 tokens make no sample of job.seq_length=32")
+
+
+def test_a_disk_too_small_for_one_checkpoint(rundir: RunDirectory) -> None:
+    huge = dataclasses.replace(rundir.plan.model, vocab_size=10**13)
+    with pytest.raises(CheckpointError, match="one checkpoint takes"):
+        preflight(dataclasses.replace(rundir, plan=dataclasses.replace(rundir.plan, model=huge), run=RunSpec(data=rundir.run.data)))
+
+
+def test_a_resume_path_that_is_no_hub_checkpoint(rundir: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a hub checkpoint"):
+        preflight(rundir, tmp_path)
+
+
+def check(rundir: RunDirectory, *parts: str) -> None:
+    with pytest.raises(KitError) as caught:
+        preflight(rundir)
+    assert [part for part in parts if part not in str(caught.value)] == []

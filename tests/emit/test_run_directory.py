@@ -1,0 +1,137 @@
+"""Contract 1: the run directory is the only road, and what the plan decides cannot be changed behind its back."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import kit
+from kit.emit.run_directory import RunDirectory, files_of, write
+from kit.errors import RunDirectoryError
+from kit.specs import yaml
+from kit.specs.run import DataSpec, RunSpec
+
+RUN = RunSpec(data=DataSpec(train="/data/train"))
+ENGINES = ["torch", "deepspeed", "megatron"]
+
+
+def plan_for(engine: str, gpus: str = "8xH100", model: str = "llama-3.2-1b") -> kit.Plan:
+    return kit.plan(model, gpus, pins=kit.Pins(engine=engine))
+
+
+@pytest.fixture(params=ENGINES)
+def rundir(request: pytest.FixtureRequest, tmp_path: Path) -> RunDirectory:
+    return write(plan_for(request.param), RUN, tmp_path / "run")
+
+
+def test_what_was_written_is_what_is_read(rundir: RunDirectory) -> None:
+    again = RunDirectory.open(rundir.path)
+    assert again.plan == plan_for(rundir.plan.layout.engine)
+    assert again.run == RUN
+    assert again.edits == ()
+
+
+def test_each_engine_gets_its_files(rundir: RunDirectory) -> None:
+    always = {"plan.yaml", "run.yaml", "manifest.json", "launch.sh", "slurm.sbatch"}
+    own = {"torch": set(), "deepspeed": {"ds_config.json", "accelerate.yaml"}, "megatron": {"megatron.yaml"}}
+    assert {p.name for p in rundir.path.iterdir()} == always | own[rundir.plan.layout.engine]
+    assert bool(rundir.settings) == (rundir.plan.layout.engine != "torch")
+
+
+def test_several_nodes_get_a_hostfile() -> None:
+    files = files_of(plan_for("megatron", "64xA100-80", "llama-3-70b"))
+    assert files["hostfile"].count(" slots=8\n") == 8
+    assert '--node-rank "$NODE_RANK"' in files["launch.sh"]
+
+
+def test_emission_is_deterministic(rundir: RunDirectory) -> None:
+    assert files_of(rundir.plan) == files_of(rundir.plan)
+
+
+def test_an_existing_directory_is_not_overwritten(rundir: RunDirectory) -> None:
+    before = {p.name: p.read_bytes() for p in rundir.path.iterdir()}
+    with pytest.raises(RunDirectoryError, match="exists already and is not overwritten"):
+        write(rundir.plan, RUN, rundir.path)
+    assert {p.name: p.read_bytes() for p in rundir.path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("engine", "file", "path", "value", "recipe_key"),
+    [
+        ("deepspeed", "ds_config.json", ("train_batch_size",), 1024, "job.global_batch_size"),
+        ("deepspeed", "ds_config.json", ("train_micro_batch_size_per_gpu",), 32, "layout.micro_batch_size"),
+        ("deepspeed", "ds_config.json", ("zero_optimization", "stage"), 0, "layout.zero_stage"),
+        ("deepspeed", "accelerate.yaml", ("num_processes",), 4, "cluster"),
+        ("megatron", "megatron.yaml", ("parallel_state", "tensor_model_parallel_size"), 16, "layout.tp"),
+        ("megatron", "megatron.yaml", ("parallel_state", "pipeline_model_parallel_size"), 16, "layout.pp"),
+    ],
+)
+def test_an_edit_of_what_the_plan_decides_is_refused(
+    tmp_path: Path, engine: str, file: str, path: tuple[str, ...], value: int, recipe_key: str
+) -> None:
+    rundir = write(plan_for(engine), RUN, tmp_path / "run")
+    edit(rundir.path / file, path, value)
+    with pytest.raises(RunDirectoryError) as caught:
+        RunDirectory.open(rundir.path)
+    assert f"change {recipe_key}" in str(caught.value)
+    assert str(value) in str(caught.value)
+
+
+def test_any_other_edit_is_honoured_and_recorded(tmp_path: Path) -> None:
+    rundir = write(plan_for("deepspeed"), RUN, tmp_path / "run")
+    edit(rundir.path / "ds_config.json", ("steps_per_print",), 7)
+    edit(rundir.path / "ds_config.json", ("wall_clock_breakdown",), True)
+    again = RunDirectory.open(rundir.path)
+    assert again.settings["steps_per_print"] == 7
+    assert {e.key for e in again.edits} == {"steps_per_print", "wall_clock_breakdown"}
+    again.record_edits()
+    assert len(json.loads((rundir.path / "edits.json").read_text())) == 2
+
+
+def test_run_yaml_is_the_users_to_edit(rundir: RunDirectory) -> None:
+    file = rundir.path / "run.yaml"
+    file.write_text(file.read_text().replace("keep_last: 5", "keep_last: 2"))
+    again = RunDirectory.open(rundir.path)
+    assert again.run.checkpoint.keep_last == 2
+    assert again.edits == ()
+
+
+def test_a_changed_plan_is_refused(rundir: RunDirectory) -> None:
+    file = rundir.path / "plan.yaml"
+    file.write_text(file.read_text().replace("learning_rate: 0.0003", "learning_rate: 0.0004"))
+    with pytest.raises(RunDirectoryError, match=r"plan\.yaml was changed"):
+        RunDirectory.open(rundir.path)
+
+
+def test_damage_is_named(rundir: RunDirectory, tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match="is not a run directory"):
+        RunDirectory.open(tmp_path)
+    (rundir.path / "launch.sh").unlink()
+    with pytest.raises(RunDirectoryError, match=r"lacks launch\.sh"):
+        RunDirectory.open(rundir.path)
+    (rundir.path / "manifest.json").write_text("{")
+    with pytest.raises(RunDirectoryError, match="is damaged"):
+        RunDirectory.open(rundir.path)
+
+
+def test_no_home_path_goes_into_a_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "somebody"
+    monkeypatch.setenv("HOME", str(home))
+    run = RunSpec(data=DataSpec(train=str(home / "data" / "train")))
+    inside = write(plan_for("torch"), run, home / "runs" / "a")
+    outside = write(plan_for("torch"), run, tmp_path / "scratch" / "a")
+    for rundir in (inside, outside):
+        assert rundir.run.data.train == run.data.train
+        assert "somebody" not in (rundir.path / "run.yaml").read_text()
+
+
+def edit(file: Path, path: tuple[str, ...], value: object) -> None:
+    """Change one value of a JSON or YAML file in place."""
+    text = file.read_text()
+    data = json.loads(text) if file.suffix == ".json" else yaml.parse_text(text, file.name).data
+    inner = data
+    for key in path[:-1]:
+        inner = inner[key]
+    assert inner[path[-1]] != value, "the edit must change something"
+    inner[path[-1]] = value
+    file.write_text(json.dumps(data) if file.suffix == ".json" else yaml.dump(data))

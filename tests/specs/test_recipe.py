@@ -1,0 +1,96 @@
+"""Recipes: names looked up, paths resolved, overrides and one-level extends, every shipped file valid."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from kit.errors import SpecError
+from kit.specs import yaml
+from kit.specs.recipe import json_schema, load_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    file = tmp_path / "mine.yaml"
+    file.write_text("model: llama-3.1-8b\ncluster: 8xH100\nrun: {data: {train: data/train}}\n")
+    return file
+
+
+def test_names_are_looked_up_and_paths_are_the_recipes(recipe: Path) -> None:
+    loaded = load_recipe(recipe)
+    assert (loaded.model.num_layers, loaded.cluster.num_gpus) == (32, 8)
+    assert loaded.run is not None
+    assert loaded.run.data.train == str(recipe.parent / "data" / "train")
+
+
+def test_dotted_words_override(recipe: Path) -> None:
+    loaded = load_recipe(recipe, ["job.learning_rate=1e-5", "layout.tp=4", "cluster=2x8xH100"])
+    assert (loaded.job.learning_rate, loaded.layout.tp, loaded.cluster.num_gpus) == (1e-5, 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["layout.tpp=4"], "layout.tpp: unknown key; did you mean tp?"),
+        (["job.learning_rate"], "is not of the form section.key=value"),
+        (["cluster=8xH1000"], "H100"),
+        (["cluster=0xH100"], "0xH100"),
+        (["model=llama-9-8b"], "llama-3"),
+        (["jbo.seq_length=4"], "jbo: unknown key; did you mean job?"),
+    ],
+)
+def test_a_bad_override_names_the_nearest_valid_name(recipe: Path, words: list[str], part: str) -> None:
+    with pytest.raises(SpecError, match=".") as caught:
+        load_recipe(recipe, words)
+    assert part in str(caught.value)
+
+
+def test_every_section_is_checked_before_giving_up(recipe: Path) -> None:
+    recipe.write_text("modle: x\ncluster: 8xH1000\njob: {seq_length: -1}\n")
+    with pytest.raises(SpecError) as caught:
+        load_recipe(recipe)
+    text = str(caught.value)
+    assert all(part in text for part in ("modle: unknown key", "model: is required", "H1000", "seq_length=-1"))
+
+
+def test_extends_lays_over_one_level(tmp_path: Path, recipe: Path) -> None:
+    child, grandchild = tmp_path / "child.yaml", tmp_path / "grandchild.yaml"
+    child.write_text("extends: mine.yaml\njob: {seq_length: 8192}\n")
+    grandchild.write_text("extends: child.yaml\n")
+    loaded = load_recipe(child)
+    assert (loaded.model.name, loaded.job.seq_length) == (load_recipe(recipe).model.name, 8192)
+    with pytest.raises(SpecError, match="one level is the limit"):
+        load_recipe(grandchild)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"none\.yaml: cannot be read: No such file"):
+        load_recipe(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_shipped_recipes_load_and_match_the_schema(file: Path) -> None:
+    load_recipe(file)
+    data = yaml.read(file).data
+    if "extends" in data:
+        data = {**yaml.read(file.parent / data["extends"]).data, **data}
+    jsonschema.validate(data, json_schema())
+
+
+def test_there_are_shipped_recipes() -> None:
+    assert len(SHIPPED) >= 4
+
+
+def test_the_committed_schema_is_the_generated_one() -> None:
+    committed = json.loads((ROOT / "recipes" / "recipe.schema.json").read_text(encoding="utf-8"))
+    assert committed == json_schema(), "run: python -m kit.specs.recipe > recipes/recipe.schema.json"
+
+
+def test_the_schema_refuses_an_unknown_key() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"model": "m", "cluster": "c", "job": {"seq_lenght": 1}}, json_schema())

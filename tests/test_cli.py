@@ -1,0 +1,67 @@
+"""The command line as a user meets it: a clear error, a non-zero exit, no traceback, nothing overwritten."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def kit(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kit", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_plan_prints_a_layout_and_its_reasons() -> None:
+    done = kit("plan", "llama-3.1-8b", "--gpus", "8xH100")
+    assert done.returncode == 0, done.stderr
+    for part in ("8xH100", "GiB", "step", "MFU", "days"):
+        assert part in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        (["plan", "llama-9-8b", "--gpus", "8xH100"], ["llama-9-8b", "llama-3"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH1000"], ["H1000", "H100"]),
+        (["plan", "llama-3.1-8b", "--gpus", "0xH100"], ["0xH100"]),
+        (["plan", "llama-3.1-8b"], ["--gpus is missing"]),
+        (["plan", "llama-3.1-405b", "--gpus", "1xRTX4090"], ["GiB"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "cp=3", "--engine", "megatron"], ["cp=3", "4096"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "tp=6", "--engine", "megatron"], ["tp=6", "32"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "tpp=6"], ["tpp", "tp"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--engine", "megatorn"], ["megatorn", "megatron"]),
+        (["plan", "none.yaml"], ["none.yaml", "No such file"]),
+        (["emit", "none.yaml", "--out", "x"], ["none.yaml", "No such file"]),
+        (["train", "none"], ["is not a run directory"]),
+        (["convert", "model", "none", "--out", "x"], ["none", "hub.json"]),
+    ],
+    ids=lambda value: " ".join(value) if value and value[0] in ("plan", "emit", "train", "convert") else "",
+)
+def test_bad_input_is_one_error_and_exit_code_2(words: list[str], parts: list[str], tmp_path: Path) -> None:
+    done = kit(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr + done.stdout
+    assert [part for part in parts if part not in done.stderr] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_saved_plan_is_not_overwritten(tmp_path: Path) -> None:
+    file = tmp_path / "plan.yaml"
+    assert kit("plan", "llama-3.1-8b", "--gpus", "8xH100", "--save", str(file)).returncode == 0
+    before = file.read_bytes()
+    again = kit("plan", "llama-3.1-8b", "--gpus", "8xH100", "--save", str(file))
+    assert again.returncode == 2
+    assert "not overwritten" in again.stderr
+    assert file.read_bytes() == before
