@@ -83,9 +83,9 @@ def _bf16(plan: Plan) -> dict[str, Any]:
     """bf16 weights and gradients, fp32 master weights and moments.
 
     ``check_grad_overflow`` stays at its default, true: DeepSpeed skips a step with a non-finite gradient, and the
-    engine reports it. Gradients are **accumulated in bf16 by default** (engine.py, get_data_types: the accumulation dtype
-    is the model's), which loses a micro batch once the sum is 256 times larger. With more than one micro batch
-    they are accumulated in fp32: 4 bytes per parameter instead of 2, over dp ranks in stages 2 and 3; in stage 1
+    engine reports it. Gradients are **accumulated in bf16 by default** (engine.py, get_data_types: in the model's
+    dtype), which loses a micro batch's share once the sum is 256 times larger. With more than one micro batch they
+    are accumulated in fp32: 4 bytes per parameter instead of 2, spread over dp ranks in stages 2 and 3; in stage 1
     (BF16_Optimizer) whole on each rank, beside the bf16 gradients. Stage 0 has no such choice: DeepSpeed refuses it
     (engine.py, _do_optimizer_sanity_check). Gradients travel in bf16 either way, as the ZeRO paper counts them.
     """

@@ -1,4 +1,4 @@
-"""From a run directory to a DeepSpeed engine: environment, model, parameter groups, and proof that it is the planned one."""
+"""From a run directory to a DeepSpeed engine: environment, model, parameter groups, and proof that it is as planned."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _model(rundir: RunDirectory, settings: dict[str, Any]) -> PreTrainedModel:
     with _zero3_announced(settings, layout.zero_stage == 3):
         model = build_model(rundir, torch.bfloat16 if bf16_at_birth else torch.float32, device)
     if layout.recompute == "full":
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return model
 
 
@@ -74,7 +74,7 @@ def _zero3_announced(settings: dict[str, Any], stage3: bool) -> Iterator[None]:
 
 
 def _complete_environment() -> None:
-    """What a launcher sets; DeepSpeed reads LOCAL_RANK in zero.Init, and searches for MPI where any of these is missing."""
+    """What a launcher sets. zero.Init reads LOCAL_RANK, and where any is missing DeepSpeed searches for MPI."""
     defaults = {
         "RANK": str(dist.get_rank()),
         "WORLD_SIZE": str(dist.get_world_size()),
@@ -134,4 +134,6 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
 
 
 def _offload_device(config: Any) -> str | None:
-    return None if config is None or config.device.value == "none" else str(config.device.value)
+    # An enum where it is a default, a string where it was given (pydantic, use_enum_values).
+    device = "none" if config is None else getattr(config.device, "value", config.device)
+    return None if device == "none" else str(device)

@@ -9,6 +9,7 @@ that of the mean over the step's tokens, however they are spread.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,15 +46,22 @@ class DeepSpeedEngine:
         self.dp_rank: int = dist.get_rank(self._engine.data_parallel_group)
         self.dp_size: int = self._engine.dp_world_size
         self.is_main: bool = dist.get_rank() == 0
+        self._pending = False  # gradients wait for apply or discard
         if rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
 
     # ------------------------------------------------------------------ one optimizer step
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """See Engine. Gradients are reduced during the last backward, in stages 2 and 3 during each."""
+        """See Engine. Gradients are reduced in the last backward, in stages 2 and 3 in each. Raises EngineError where
+        no label of the step counts, or where gradients of an earlier step are still there."""
+        if self._pending:
+            raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
         tokens = global_tokens(micro_batches, self._device)
-        scale = self.dp_size / max(tokens, 1)
+        if tokens == 0:
+            raise EngineError("no label of this step counts: every one is -100; look at the data, or at its masks")
+        self._pending = True
+        scale = self.dp_size / tokens
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(micro_batches):
             # Set for every backward: stages 0 and 1 reduce, and 2 and 3 hand over, only at the boundary.
@@ -69,19 +77,22 @@ class DeepSpeedEngine:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._unreported_norm()
-        self._engine.step()
+        self._pending = False
+        if norm is None or math.isfinite(norm):
+            self._engine.step()
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
-        if not self._engine.was_step_applied():
+        if not math.isfinite(norm) or not self._engine.was_step_applied():
             raise EngineError(
-                f"gradient norm {norm} at optimizer step {self.optimizer_steps + 1}: DeepSpeed skips such a step, and the "
-                "run would go on with one less than it counts; resume from the last checkpoint with a lower learning rate"
+                f"gradient norm {norm} at optimizer step {self.optimizer_steps + 1}: DeepSpeed skips such a step, and "
+                "the run would go on with one less than it counts; resume before it with a lower learning rate"
             )
         return Norms(gradient=norm)
 
     def discard(self) -> None:
         """See Engine."""
         self._state.clear_gradients()
+        self._pending = False
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """See Engine."""
@@ -149,7 +160,7 @@ class DeepSpeedEngine:
         return held
 
     def close(self) -> None:
-        """See Engine. DeepSpeed remembers process groups in module globals; the next engine must not find stale ones."""
+        """See Engine. DeepSpeed keeps process groups in module globals: the next engine must not find stale ones."""
         self._engine.destroy()
         deepspeed_groups._release_process_group_references(group=None)
 
@@ -171,10 +182,7 @@ class DeepSpeedEngine:
         """The norm where DeepSpeed drops it: stage 0 in fp32 clips and forgets (engine.py, _take_model_step)."""
         if not isinstance(self._state, Replicated) or hasattr(self._engine.optimizer, "_global_grad_norm"):
             return None
-        norm = float(torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values()]))
-        if not torch.isfinite(torch.tensor(norm)):
-            raise EngineError(f"gradient norm {norm}: the step would spoil every weight; lower the learning rate")
-        return norm
+        return float(torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values()]))
 
 
 def global_tokens(micro_batches: Sequence[MicroBatch], device: torch.device) -> int:

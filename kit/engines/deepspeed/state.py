@@ -145,7 +145,7 @@ class Replicated(ParameterState):
     def __init__(self, engine: DeepSpeedEngine) -> None:
         super().__init__(engine)
         pairs = _master_pairs(engine)
-        self._master = {model_weight: master for model_weight, master in pairs}
+        self._master = dict(pairs)
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
         return parameter.grad.float()
@@ -225,7 +225,7 @@ class Partitioned(ParameterState):
             yield from (gradient for group in self._optimizer.averaged_gradients.values() for gradient in group or ())
 
     def _link_moments(self) -> None:
-        """DeepSpeed links parameters to Adam's state once, after the first step; loading a checkpoint replaces the state."""
+        """DeepSpeed links parameters to Adam's state once, after the first step; loading a checkpoint replaces it."""
         self._optimizer._hp_optimizer_states_linked = False
         self._optimizer._lazy_init_hp_params_optimizer_state()
 
