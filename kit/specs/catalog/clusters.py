@@ -1,0 +1,133 @@
+"""``8xH100``, ``aws:p4d.24xlarge:8`` and the like → a cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+from kit.errors import SpecError
+from kit.specs import yaml
+from kit.specs.catalog.rows import rows
+from kit.specs.cluster import ClusterSpec, GpuSpec
+
+FORMS = "8xH100, 64xA100-80, 2x8xH100 (nodes x GPUs), p4d.24xlarge:8 or aws:p4d.24xlarge:8 (nodes)"
+OWN_KEYS = ("provider", "default_for_gpu", "whole_host")
+"""Keys of a row of nodes.yaml that are not of ClusterSpec."""
+
+
+def gpu_names() -> list[str]:
+    """Every GPU of the catalog."""
+    return list(rows("gpus"))
+
+
+def node_names() -> list[str]:
+    """Every node of the catalog."""
+    return list(rows("nodes"))
+
+
+def load_gpu(name: str) -> GpuSpec:
+    """A catalog name; case, dashes and a trailing ``GB`` do not matter (``rtx4090``, ``A100-80GB``).
+
+    Raises ``SpecError``: unknown with the nearest names, or ambiguous with the candidates (``A100`` → two sizes).
+    """
+    wanted = _plain(name)
+    names = gpu_names()
+    exact = [known for known in names if _plain(known) == wanted]
+    if exact:
+        data = {"name": exact[0], **rows("gpus")[exact[0]]}
+        return yaml.parse(GpuSpec, data, yaml.Document(name="gpus.yaml", data={}, lines={}), (exact[0],))
+    sizes = [known for known in names if re.fullmatch(re.escape(wanted) + r"\d+", _plain(known))] if wanted else []
+    if sizes:
+        raise SpecError(f"GPU {name!r} is sold with several memory sizes; say which: {' or '.join(sizes)}")
+    raise SpecError(f"GPU {name!r} is not in the catalog; {yaml.nearest(name, names)}; or describe it as a mapping")
+
+
+def parse_cluster(text: str) -> ClusterSpec:
+    """A cluster in words; see ``FORMS``. Fewer GPUs than a node has are a part of one node.
+
+    Raises ``SpecError``: not of that form, unknown name, no GPUs, or a number that no whole nodes make.
+    """
+    gpus = re.fullmatch(r"(?:(\d+)x)?(\d+)x(.+)", text.strip(), flags=re.IGNORECASE)
+    if gpus:
+        nodes, count, name = gpus.groups()
+        return _from_gpus(text, name.strip(), int(count), None if nodes is None else int(nodes))
+    node = re.fullmatch(r"(?:([a-z0-9-]+):)?([^:]+?)(?::(-?\d+))?", text.strip(), flags=re.IGNORECASE)
+    if node and node.group(2).lower() in rows("nodes"):
+        provider, name, nodes = node.groups()
+        return _from_node(text, provider, name.lower(), 1 if nodes is None else int(nodes))
+    raise SpecError(
+        f"cluster {text!r} is not understood; forms are {FORMS}; "
+        f"of nodes {yaml.nearest(_word(text), node_names())}"
+    )
+
+
+def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSpec:
+    if count == 0 or nodes == 0:
+        raise SpecError(f"cluster {text!r} has no GPU; training needs at least one, for example 1x{name}")
+    gpu = load_gpu(name)
+    nodes_with_it = (key for key, row in rows("nodes").items() if row["gpu"] == gpu.name and row.get("default_for_gpu"))
+    node_name = next(nodes_with_it)
+    per_node = int(rows("nodes")[node_name]["gpus_per_node"])
+    if nodes is None:
+        nodes, count = _whole_nodes(text, gpu.name, node_name, count, per_node)
+    elif count > per_node:
+        raise SpecError(
+            f"cluster {text!r}: {node_name} has {per_node} GPUs, not {count}; use {nodes}x{per_node}x{gpu.name}, "
+            "or describe the node as a mapping"
+        )
+    return _build(text, node_name, count, nodes)
+
+
+def _whole_nodes(text: str, gpu: str, node_name: str, count: int, per_node: int) -> tuple[int, int]:
+    """(nodes, GPUs of each)."""
+    if count <= per_node:
+        return 1, count
+    if count % per_node:
+        below = count - count % per_node
+        raise SpecError(
+            f"cluster {text!r}: {count} GPUs are not whole nodes of {per_node} ({node_name}); use {below}x{gpu} or "
+            f"{below + per_node}x{gpu}, or nodes x GPUs of each as in 2x{per_node // 2}x{gpu}"
+        )
+    return count // per_node, per_node
+
+
+def _from_node(text: str, provider: str | None, name: str, nodes: int) -> ClusterSpec:
+    row = rows("nodes")[name]
+    if provider is not None and provider.lower() != row.get("provider"):
+        offered = row.get("provider")
+        fix = f"use {offered}:{name}" if offered else f"{name} belongs to no provider: use {name}:{nodes}"
+        raise SpecError(f"cluster {text!r}: {provider!r} has no {name}; {fix}")
+    if nodes <= 0:
+        raise SpecError(f"cluster {text!r} has no node; training needs at least one, for example {name}:1")
+    return _build(text, name, int(row["gpus_per_node"]), nodes)
+
+
+def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> ClusterSpec:
+    row = dict(rows("nodes")[node_name])
+    whole = int(row["gpus_per_node"])
+    if nodes > 1 and not row["inter_node_gbytes_per_s"]:
+        raise SpecError(
+            f"cluster {text!r}: {node_name} has no fabric to other nodes; use up to {whole} GPUs, or describe the "
+            "cluster as a mapping"
+        )
+    data: dict[str, Any] = {key: value for key, value in row.items() if key not in OWN_KEYS}
+    data |= {"name": node_name, "gpu": dataclasses.asdict(load_gpu(row["gpu"])), "num_nodes": nodes}
+    if gpus_per_node < whole:
+        # A part of a server has its share of memory and disks, and no price: nobody rents out a part.
+        share = 1.0 if row.get("whole_host") else gpus_per_node / whole
+        for key in ("host_ram_gib", "nvme_gib"):
+            data[key] = None if data[key] is None else data[key] * share
+        data |= {"gpus_per_node": gpus_per_node, "price_per_node_hour_usd": None, "price_date": None}
+    return yaml.parse(ClusterSpec, data, yaml.Document(name="nodes.yaml", data={}, lines={}), (node_name,))
+
+
+def _plain(name: str) -> str:
+    """Letters and digits only, without a trailing GB."""
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("gb")
+
+
+def _word(text: str) -> str:
+    """The part of a cluster string that looks like a name."""
+    parts = [part for part in text.split(":") if part and not part.lstrip("-").isdigit()]
+    return parts[-1] if parts else text

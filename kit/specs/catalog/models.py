@@ -1,0 +1,40 @@
+"""A model's name or directory → its shape."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from kit.errors import SpecError
+from kit.specs import yaml
+from kit.specs.catalog.rows import rows
+from kit.specs.huggingface import read_config
+from kit.specs.model import ModelSpec
+
+
+def model_names() -> list[str]:
+    """Every model of the catalog."""
+    return list(rows("models"))
+
+
+def load_model(name_or_path: str | Path) -> ModelSpec:
+    """A catalog name in any case (``llama-3.1-8b``, also as a hub id), or a directory with config.json.
+
+    Raises ``SpecError`` with the nearest names, or with what a config.json lacks.
+    """
+    path = Path(name_or_path)
+    if path.is_dir():
+        return read_config(path)
+    name = str(name_or_path)
+    key = name.rsplit("/", 1)[-1].lower()
+    if key not in rows("models"):
+        raise SpecError(
+            f"model {name!r} is neither in the catalog nor a directory; {yaml.nearest(key, model_names())}"
+        )
+    return _catalog_model(key)
+
+
+@cache
+def _catalog_model(key: str) -> ModelSpec:
+    document = yaml.Document(name="models.yaml", data={}, lines={})
+    return yaml.parse(ModelSpec, {"name": key, **rows("models")[key]}, document, (key,))

@@ -1,0 +1,123 @@
+"""A Hugging Face ``config.json`` → a ModelSpec. What the ModelSpec cannot say is refused, never dropped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kit.errors import SpecError
+from kit.specs import yaml
+from kit.specs.model import ModelSpec
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
+"""``model_type`` values that are understood. A Mistral without a sliding window computes what a Llama does."""
+
+
+def read_config(directory: Path) -> ModelSpec:
+    """The shape of the model in ``directory``. Raises ``SpecError``."""
+    file = directory / "config.json"
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"{directory} has no config.json; give the directory of a Hugging Face model") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{file} cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise SpecError(f"{file} holds a {type(config).__name__} where an object of keys is expected")
+    return model_from_config(config, name=directory.resolve().name, source=file.name)
+
+
+def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
+    """Keys as in ``config.json`` → ModelSpec. Raises ``SpecError`` for what kit does not compute."""
+    kind = config.get("model_type")
+    if kind not in MODEL_TYPES:
+        raise SpecError(f"model_type={kind!r} of {name} is not supported; supported are {', '.join(MODEL_TYPES)}")
+    data = _gpt2(config, name) if kind == "gpt2" else _llama_like(config, name)
+    data |= {"name": name, "source": source}
+    return yaml.parse(ModelSpec, data, yaml.Document(name=f"config.json of {name}", data={}, lines={}))
+
+
+def _llama_like(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    kind = config["model_type"]
+    _refuse(config, name, {"hidden_act": "silu", "mlp_bias": False, "attention_bias": False})
+    if config.get("sliding_window") is not None and (kind == "mistral" or config.get("use_sliding_window")):
+        raise SpecError(
+            f"sliding_window={config['sliding_window']} of {name}: windowed attention is not computed here; "
+            "use a model without it (Mistral 7B from v0.2 on has none)"
+        )
+    hidden, heads = _required(config, "hidden_size", name), _required(config, "num_attention_heads", name)
+    theta, scaling = _rope(config)
+    return {
+        "family": "llama" if kind == "mistral" else kind,
+        "num_layers": _required(config, "num_hidden_layers", name),
+        "hidden_size": hidden,
+        "ffn_hidden_size": _required(config, "intermediate_size", name),
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or _head_dim(hidden, heads, name),
+        "vocab_size": _required(config, "vocab_size", name),
+        "max_position_embeddings": _required(config, "max_position_embeddings", name),
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        # Defaults of the transformers classes where a file leaves a key out.
+        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "rope_theta": theta,
+        "rope_scaling": scaling,
+    }
+
+
+def _gpt2(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    _refuse(
+        config,
+        name,
+        {
+            "activation_function": "gelu_new",
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+        },
+    )
+    hidden, heads = _required(config, "n_embd", name), _required(config, "n_head", name)
+    return {
+        "family": "gpt2",
+        "num_layers": _required(config, "n_layer", name),
+        "hidden_size": hidden,
+        "ffn_hidden_size": config.get("n_inner") or 4 * hidden,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": _head_dim(hidden, heads, name),
+        "vocab_size": _required(config, "vocab_size", name),
+        "max_position_embeddings": _required(config, "n_positions", name),
+        "tied_embeddings": config.get("tie_word_embeddings", True),
+        "norm_eps": config.get("layer_norm_epsilon", 1e-5),
+        "rope_theta": None,
+    }
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """(base, scaling). transformers 5 writes ``rope_parameters``; before, ``rope_theta`` and ``rope_scaling``."""
+    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+    theta = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+    kind = parameters.pop("type", None) or "default"  # the key's name before transformers 4.43
+    kind = parameters.pop("rope_type", kind)
+    return float(theta), None if kind == "default" else {"rope_type": kind, **parameters}
+
+
+def _refuse(config: Mapping[str, Any], name: str, only: Mapping[str, Any]) -> None:
+    """Keys that, where present, may have one value alone."""
+    for key, value in only.items():
+        if config.get(key, value) != value:
+            raise SpecError(f"{key}={config[key]!r} of {name} is not computed here; only {key}={value!r} is")
+
+
+def _required(config: Mapping[str, Any], key: str, name: str) -> Any:
+    if config.get(key) is None:
+        raise SpecError(f"config.json of {name} lacks {key}")
+    return config[key]
+
+
+def _head_dim(hidden: int, heads: int, name: str) -> int:
+    if not heads or hidden % heads:
+        raise SpecError(f"config.json of {name}: {heads} attention heads do not divide the hidden size {hidden}")
+    return hidden // heads
