@@ -1,1 +1,1 @@
-"""TODO"""
+"""Checkpoints: the hub format between engines, and native ones on the way."""

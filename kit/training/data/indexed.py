@@ -1,0 +1,215 @@
+"""Tokenised documents on disk: the ``.bin``/``.idx`` pair of Megatron-LM, and a small sidecar of our own.
+
+PREFIX.bin    the tokens of all documents, one after the other
+PREFIX.idx    magic, version, dtype code, counts; then per sequence its length and byte offset, and the
+              sequence index at which each document ends (megatron/core/datasets/indexed_dataset.py)
+PREFIX.json   tokenizer, its vocabulary, largest token id, counts, hashes: what the index does not say
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from kit.errors import DataError
+
+MAGIC = b"MMIDIDX\x00\x00"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+"""Magic, version, dtype code, number of sequences, number of document boundaries."""
+DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+"""Codes of the index for integers; 6 and 7 are floats, which are not tokens."""
+UINT16_VOCABULARY = 65500
+"""Below this Megatron stores two bytes a token (indexed_dataset.py, DType.optimal_dtype)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sidecar:
+    """``PREFIX.json``."""
+
+    tokenizer: str
+    vocab_size: int
+    """Largest id of the tokenizer plus one."""
+    max_token_id: int
+    """Largest id that occurs."""
+    num_tokens: int
+    num_documents: int
+    bin_sha256: str
+
+
+class IndexedTokens:
+    """The tokens of a pair as one long stream, memory-mapped: opening costs the same for any size.
+
+    Raises DataError for a missing or foreign file and for sizes that disagree with the index (truncation).
+    """
+
+    def __init__(self, prefix: str | Path) -> None:
+        self.prefix = str(prefix)
+        bin_path, idx_path = _paths(self.prefix)
+        self.sidecar = _read_sidecar(self.prefix)
+        dtype, num_sequences, num_boundaries = _read_header(idx_path)
+        lengths_at, pointers_at = HEADER.size, HEADER.size + 4 * num_sequences
+        documents_at = pointers_at + 8 * num_sequences
+        expected_bytes = documents_at + 8 * num_boundaries
+        # A multimodal index has one more byte a sequence; its tokens are read just the same.
+        if (size := idx_path.stat().st_size) not in (expected_bytes, expected_bytes + num_sequences):
+            raise DataError(f"{idx_path} has {size} bytes where its header asks for {expected_bytes}; tokenise again")
+        if num_sequences == 0:
+            raise DataError(f"{idx_path} has no documents; tokenise some text")
+        index = np.memmap(idx_path, mode="r", dtype=np.uint8)
+        self.sequence_lengths = np.frombuffer(index, "<i4", num_sequences, lengths_at)
+        self.document_indices = np.frombuffer(index, "<i8", num_boundaries, documents_at)
+        last_pointer = int(np.frombuffer(index, "<i8", num_sequences, pointers_at)[-1])
+        end = last_pointer + int(self.sequence_lengths[-1]) * dtype.itemsize
+        if (size := bin_path.stat().st_size) != end:
+            raise DataError(
+                f"{bin_path} has {size} bytes where its index asks for {end}; copy it again or tokenise again"
+            )
+        if end == 0:
+            raise DataError(f"{bin_path} has no tokens; tokenise some text")
+        self._tokens = np.memmap(bin_path, mode="r", dtype=dtype)
+        if self.sidecar is not None and self.sidecar.num_tokens != len(self._tokens):
+            raise DataError(
+                f"{self.prefix}.json speaks of {self.sidecar.num_tokens} tokens where {self.prefix}.bin has "
+                f"{len(self._tokens)}; it belongs to another pair: tokenise again"
+            )
+
+    def __len__(self) -> int:
+        """Tokens in all."""
+        return len(self._tokens)
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Tokens ``start`` to ``start + count`` of the stream, as int64, in memory."""
+        return self._tokens[start : start + count].astype(np.int64)
+
+
+class IndexedWriter:
+    """Writes a new pair, a document at a time; as a context manager it leaves a complete pair or none.
+
+    Raises DataError where a file of that prefix exists already or cannot be written.
+    """
+
+    def __init__(self, prefix: str | Path, *, tokenizer: str, vocab_size: int) -> None:
+        self._prefix = str(prefix)
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._dtype = np.dtype(np.uint16 if vocab_size < UINT16_VOCABULARY else np.int32)
+        self._lengths: list[int] = []
+        self._max_token_id = -1
+        self._hash = hashlib.sha256()
+        for suffix in (".bin", ".idx", ".json"):
+            if os.path.exists(self._prefix + suffix):
+                raise DataError(f"{self._prefix}{suffix} exists; choose another prefix or remove it yourself")
+        self._partial = {suffix: Path(f"{self._prefix}{suffix}.partial") for suffix in (".bin", ".idx", ".json")}
+
+    def __enter__(self) -> IndexedWriter:
+        try:
+            Path(self._prefix).parent.mkdir(parents=True, exist_ok=True)
+            self._bin = open(self._partial[".bin"], "wb")
+        except OSError as error:
+            raise self._failed(error) from error
+        return self
+
+    def add_document(self, tokens: Sequence[int]) -> None:
+        """Append one document, its end-of-document token included. Empty documents are dropped."""
+        if not len(tokens):
+            return
+        array = np.asarray(tokens)
+        low, high = int(array.min()), int(array.max())
+        if low < 0 or high >= self._vocab_size:
+            raise DataError(
+                f"token id {high if high >= self._vocab_size else low} of {self._tokenizer} is outside its vocabulary "
+                f"of {self._vocab_size}; use the tokenizer of the model"
+            )
+        data = array.astype(self._dtype.newbyteorder("<")).tobytes()
+        try:
+            self._bin.write(data)
+        except OSError as error:
+            raise self._failed(error) from error
+        self._hash.update(data)
+        self._lengths.append(len(array))
+        self._max_token_id = max(self._max_token_id, high)
+
+    def sidecar(self) -> Sidecar:
+        """What has been written so far."""
+        return Sidecar(
+            tokenizer=self._tokenizer,
+            vocab_size=self._vocab_size,
+            max_token_id=self._max_token_id,
+            num_tokens=sum(self._lengths),
+            num_documents=len(self._lengths),
+            bin_sha256=self._hash.hexdigest(),
+        )
+
+    def __exit__(self, exception_type: type | None, *_: object) -> None:
+        try:
+            self._bin.close()
+            if exception_type is None:
+                self._finish()
+        except OSError as error:
+            raise self._failed(error) from error
+        finally:
+            for path in self._partial.values():
+                path.unlink(missing_ok=True)
+
+    def _finish(self) -> None:
+        if not self._lengths:
+            raise DataError(f"nothing to write to {self._prefix}: the sources have no text")
+        lengths = np.array(self._lengths, dtype="<i4")
+        pointers = np.zeros(len(lengths), dtype="<i8")
+        np.cumsum(lengths[:-1].astype("<i8") * self._dtype.itemsize, out=pointers[1:])
+        (code,) = (code for code, dtype in DTYPES.items() if dtype == self._dtype)
+        with open(self._partial[".idx"], "wb") as file:
+            file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+            file.write(lengths.tobytes())
+            file.write(pointers.tobytes())
+            file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+        self._partial[".json"].write_text(json.dumps(dataclasses.asdict(self.sidecar()), indent=2) + "\n")
+        for suffix, path in self._partial.items():
+            path.rename(self._prefix + suffix)
+
+    def _failed(self, error: OSError) -> DataError:
+        return DataError(f"writing {self._prefix} failed: {error}; check the free space and the permissions there")
+
+
+def _paths(prefix: str) -> tuple[Path, Path]:
+    for suffix in (".bin", ".idx"):
+        if not os.path.isfile(prefix + suffix):
+            raise DataError(
+                f"{prefix}{suffix} is missing; make it with: kit convert data TEXT --tokenizer DIR --out {prefix}"
+            )
+    return Path(prefix + ".bin"), Path(prefix + ".idx")
+
+
+def _read_header(path: Path) -> tuple[np.dtype, int, int]:
+    with open(path, "rb") as file:
+        header = file.read(HEADER.size)
+    if len(header) < HEADER.size:
+        raise DataError(f"{path} has {len(header)} bytes, less than a header; tokenise again")
+    magic, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise DataError(f"{path} does not start with Megatron's MMIDIDX; give the prefix of a .bin/.idx pair")
+    if version != VERSION:
+        raise DataError(f"{path} has version {version}, this reader knows {VERSION}; tokenise again")
+    if code not in DTYPES:
+        raise DataError(f"{path} has dtype code {code}, which is not an integer type; tokenise again")
+    return np.dtype(DTYPES[code]).newbyteorder("<"), num_sequences, num_boundaries
+
+
+def _read_sidecar(prefix: str) -> Sidecar | None:
+    path = Path(prefix + ".json")
+    if not path.is_file():
+        return None
+    try:
+        return Sidecar(**json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} is not the sidecar of a .bin/.idx pair ({error}); move it away or tokenise again"
+        ) from error

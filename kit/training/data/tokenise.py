@@ -1,0 +1,176 @@
+"""Text → the ``.bin``/``.idx`` pair that every engine reads, with a local Hugging Face tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from kit.errors import DataError
+from kit.training.data.indexed import IndexedWriter, Sidecar
+
+BATCH_DOCUMENTS = 1000
+"""Documents per call of the tokenizer, which runs a batch on all cores."""
+TEXT_SUFFIXES = (".txt", ".text", ".md")
+
+
+@dataclass(frozen=True)
+class Tokenised:
+    """What was written."""
+
+    prefix: str
+    sidecar: Sidecar
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prefix}: {self.sidecar.num_tokens:,} tokens in {self.sidecar.num_documents:,} documents, "
+            f"largest id {self.sidecar.max_token_id}"
+        )
+
+
+def tokenise(
+    sources: Sequence[Path], tokenizer: Path, out: Path, *, text_key: str = "text", vocab_size: int | None = None
+) -> Tokenised:
+    """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite.
+
+    A source is a text file (one document), a ``.jsonl`` or ``.parquet`` file (a document per row, in field
+    ``text_key``), or the directory of a Hugging Face data set saved with ``save_to_disk``. Every document is followed
+    by the tokenizer's end-of-sequence token; no other special tokens are added; empty ones are left out.
+    ``vocab_size`` is the model's; if not given, it is read from the config.json beside the tokenizer, if there is one.
+
+    Raises DataError for a source or tokenizer that cannot be read, a tokenizer without an end-of-sequence token or
+    with ids that the model has no embedding for, and a full disk.
+    """
+    loaded = _load_tokenizer(Path(tokenizer))
+    tokenizer_vocab = max(loaded.get_vocab().values()) + 1
+    limit = vocab_size if vocab_size is not None else _model_vocab(Path(tokenizer))
+    if limit is not None and tokenizer_vocab > limit:
+        raise DataError(
+            f"the tokenizer in {tokenizer} has ids up to {tokenizer_vocab - 1}, and the model's vocabulary ends at "
+            f"{limit - 1}; use the model's own tokenizer or enlarge vocab_size"
+        )
+    eod = loaded.eos_token_id
+    if eod is None:
+        raise DataError(f"the tokenizer in {tokenizer} has no end-of-sequence token; set eos_token in its config")
+    documents = (text for source in sources for text in _documents(Path(source), text_key))
+    with IndexedWriter(out, tokenizer=Path(tokenizer).name, vocab_size=tokenizer_vocab) as writer:
+        for batch in _batched(documents, BATCH_DOCUMENTS):
+            for ids in loaded(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]:
+                if ids:
+                    writer.add_document([*ids, eod])
+    return Tokenised(prefix=str(out), sidecar=writer.sidecar())
+
+
+def _load_tokenizer(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    if not directory.is_dir():
+        raise DataError(f"{directory} is not a directory; give a downloaded model's or tokenizer's")
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise DataError(
+            f"{directory} holds no tokenizer that transformers loads ({_line(error)}); copy it again"
+        ) from error
+
+
+def _model_vocab(directory: Path) -> int | None:
+    try:
+        value = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("vocab_size")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return value if isinstance(value, int) else None
+
+
+def _documents(source: Path, text_key: str) -> Iterator[str]:
+    if source.is_dir():
+        return _column(_saved_dataset(source), text_key, source)
+    if not source.is_file():
+        raise DataError(f"{source} does not exist; give text, .jsonl or .parquet files, or a saved data set")
+    if source.suffix in (".jsonl", ".ndjson"):
+        return _jsonl(source, text_key)
+    if source.suffix == ".parquet":
+        return _parquet(source, text_key)
+    if source.suffix in TEXT_SUFFIXES:
+        return iter([_read_text(source)])
+    raise DataError(
+        f"{source} has the unknown suffix {source.suffix!r}; use {', '.join(TEXT_SUFFIXES)}, .jsonl or .parquet"
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is not readable as UTF-8 text ({error}); convert it first") from error
+
+
+def _jsonl(path: Path, text_key: str) -> Iterator[str]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield _text_of(json.loads(line), text_key, f"{path}:{number}")
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not JSON Lines ({error}); one JSON object a line is needed") from error
+
+
+def _parquet(path: Path, text_key: str) -> Iterator[str]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path)
+        if text_key not in file.schema_arrow.names:
+            raise DataError(
+                f"{path} has no column {text_key!r}; --text-key takes one of {', '.join(file.schema_arrow.names)}"
+            )
+        for batch in file.iter_batches(batch_size=BATCH_DOCUMENTS, columns=[text_key]):
+            for row in batch.to_pylist():
+                yield _text_of(row, text_key, str(path))
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path} is not readable as Parquet ({_line(error)}); copy it again") from error
+
+
+def _saved_dataset(directory: Path) -> Any:
+    import datasets
+
+    try:
+        loaded = datasets.load_from_disk(str(directory))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{directory} is not a data set saved with save_to_disk ({_line(error)}); "
+            f"give its directory, or single files"
+        ) from error
+    if isinstance(loaded, datasets.DatasetDict):
+        splits = ", ".join(str(directory / split) for split in loaded)
+        raise DataError(f"{directory} has several splits; give one of {splits}")
+    return loaded
+
+
+def _column(dataset: Any, text_key: str, source: Path) -> Iterator[str]:
+    if text_key not in dataset.column_names:
+        raise DataError(
+            f"{source} has no column {text_key!r}; --text-key takes one of {', '.join(dataset.column_names)}"
+        )
+    for row in dataset.select_columns([text_key]):
+        yield _text_of(row, text_key, str(source))
+
+
+def _text_of(row: Any, text_key: str, where: str) -> str:
+    if not isinstance(row, dict) or not isinstance(row.get(text_key), str):
+        raise DataError(f"{where} has no text in field {text_key!r}; name the field with --text-key")
+    return str(row[text_key])
+
+
+def _batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
