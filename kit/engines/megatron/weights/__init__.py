@@ -1,1 +1,9 @@
-"""TODO"""
+"""Megatron's parameters ↔ Hugging Face's tensors: one declarative table a family, used in both directions.
+
+Every rule only rearranges elements, so the same table carries weights, gradients and Adam's moments.
+"""
+
+from kit.engines.megatron.weights.families import weight_map
+from kit.engines.megatron.weights.table import Entry, Group, tensor_groups
+
+__all__ = ["Entry", "Group", "tensor_groups", "weight_map"]

@@ -1,0 +1,172 @@
+"""Plan → the arguments of megatron-core's classes, as plain values that the engine passes on.
+
+    parallel_state               initialize_model_parallel
+    transformer_config           TransformerConfig; dtypes and the activation by name
+    model                        GPTModel, beyond its configuration and layer spec
+    distributed_data_parallel    DistributedDataParallelConfig
+    optimizer                    OptimizerConfig; ``lr`` is the peak, the training loop sets each step's own
+
+Only what we chose is written; the rest stays megatron-core's default. Read in megatron-core 0.16.1:
+``parallel_state.py``, ``transformer/transformer_config.py``, ``model_parallel_config.py``,
+``models/gpt/gpt_model.py``, ``distributed/distributed_data_parallel_config.py``, ``optimizer/optimizer_config.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit.planner.plan import Plan
+from kit.specs.job import JobSpec
+from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
+
+GUARDED: dict[str, str] = {
+    "parallel_state.tensor_model_parallel_size": "layout.tp",
+    "parallel_state.pipeline_model_parallel_size": "layout.pp",
+    "parallel_state.virtual_pipeline_model_parallel_size": "layout.vp",
+    "parallel_state.context_parallel_size": "layout.cp",
+    "transformer_config.tensor_model_parallel_size": "layout.tp",
+    "transformer_config.pipeline_model_parallel_size": "layout.pp",
+    "transformer_config.virtual_pipeline_model_parallel_size": "layout.vp",
+    "transformer_config.context_parallel_size": "layout.cp",
+    "transformer_config.sequence_parallel": "layout.sp",
+    "transformer_config.num_layers": "model.num_layers",
+    "transformer_config.hidden_size": "model.hidden_size",
+    "transformer_config.ffn_hidden_size": "model.ffn_hidden_size",
+    "transformer_config.num_attention_heads": "model.num_attention_heads",
+    "transformer_config.num_query_groups": "model.num_key_value_heads",
+    "transformer_config.kv_channels": "model.head_dim",
+    "transformer_config.normalization": "model.family",
+    "transformer_config.layernorm_epsilon": "model.norm_eps",
+    "transformer_config.gated_linear_unit": "model.family",
+    "transformer_config.activation_func": "model.family",
+    "transformer_config.add_bias_linear": "model.family",
+    "transformer_config.add_qkv_bias": "model.family",
+    "transformer_config.qk_layernorm": "model.family",
+    "transformer_config.bf16": "job.precision",
+    "transformer_config.params_dtype": "job.precision",
+    "transformer_config.pipeline_dtype": "job.precision",
+    "model.vocab_size": "model.vocab_size",
+    "model.max_sequence_length": "job.seq_length",
+    "model.share_embeddings_and_output_weights": "model.tied_embeddings",
+    "model.position_embedding_type": "model.family",
+    "model.rotary_base": "model.rope_theta",
+    "distributed_data_parallel.use_distributed_optimizer": "layout.zero_stage",
+    "optimizer.use_distributed_optimizer": "layout.zero_stage",
+    "optimizer.bf16": "job.precision",
+    "optimizer.params_dtype": "job.precision",
+}
+"""Key of the projection → key of the recipe that must change instead."""
+
+
+def megatron_settings(plan: Plan) -> dict[str, Any]:
+    """The projection of a plan for the Megatron engine; see the module's docstring. Pure and deterministic."""
+    return {
+        "parallel_state": _parallel_state(plan.layout),
+        "transformer_config": _transformer_config(plan.model, plan.job, plan.layout),
+        "model": _model(plan.model, plan.job, plan.layout),
+        "distributed_data_parallel": {
+            "grad_reduce_in_fp32": True,
+            "overlap_grad_reduce": overlaps_gradients(plan.layout),
+            "use_distributed_optimizer": shards_optimizer(plan.layout),
+        },
+        "optimizer": _optimizer(plan.job, plan.layout),
+    }
+
+
+def shards_optimizer(layout: Layout) -> bool:
+    """Whether Megatron's distributed optimizer is used; alone it would have nothing to shard over."""
+    return layout.zero_stage == 1 and layout.dp * layout.cp > 1
+
+
+def overlaps_gradients(layout: Layout) -> bool:
+    """Whether gradients are reduced while backward still runs: always when there is anybody to reduce with."""
+    return layout.dp * layout.cp > 1
+
+
+def padded_vocab_size(model: ModelSpec, layout: Layout) -> int:
+    """Rows of the embedding: the next multiple of tp. The engine masks what is added, so no loss depends on it."""
+    return -(-model.vocab_size // layout.tp) * layout.tp
+
+
+def _parallel_state(layout: Layout) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+    }
+    if layout.vp > 1:
+        settings["virtual_pipeline_model_parallel_size"] = layout.vp
+    return settings
+
+
+def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:
+    dtype = _dtype(job)
+    settings: dict[str, Any] = {
+        "num_layers": model.num_layers,
+        "hidden_size": model.hidden_size,
+        "ffn_hidden_size": model.ffn_hidden_size,
+        "num_attention_heads": model.num_attention_heads,
+        "num_query_groups": model.num_key_value_heads,
+        "kv_channels": model.head_dim,
+        "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm],
+        "layernorm_epsilon": model.norm_eps,
+        "activation_func": "silu" if model.gated_mlp else "gelu_tanh",
+        "gated_linear_unit": model.gated_mlp,
+        "add_bias_linear": model.linear_bias,
+        "add_qkv_bias": model.qkv_bias,
+        "qk_layernorm": model.qk_norm,
+        # Pretraining reads each token about once: no dropout, in any engine.
+        "hidden_dropout": 0.0,
+        "attention_dropout": 0.0,
+        # The apex kernel that this default of megatron-core needs is not part of the torch-native implementation.
+        "gradient_accumulation_fusion": False,
+        # Gradients of the mean over all tokens of the step, whatever the layout (kit/engines/base.py).
+        "calculate_per_token_loss": True,
+        "bf16": job.precision == "bf16",
+        "params_dtype": dtype,
+        "tensor_model_parallel_size": layout.tp,
+        "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp,
+        "sequence_parallel": layout.sp,
+    }
+    if layout.pp > 1:
+        settings |= {"pipeline_dtype": dtype, "deallocate_pipeline_outputs": True}
+    if layout.vp > 1:
+        # With the batched p2p default, two stages interleaved compute wrong losses without a word.
+        settings |= {
+            "virtual_pipeline_model_parallel_size": layout.vp,
+            "overlap_p2p_comm": True,
+            "batch_p2p_comm": False,
+        }
+    if layout.recompute == "full":
+        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    return settings
+
+
+def _model(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:
+    return {
+        "vocab_size": padded_vocab_size(model, layout),
+        "max_sequence_length": model.max_position_embeddings if model.learned_positions else job.seq_length,
+        "share_embeddings_and_output_weights": model.tied_embeddings,
+        "position_embedding_type": "learned_absolute" if model.learned_positions else "rope",
+    }
+
+
+def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
+    return {
+        "optimizer": "adam",
+        "lr": job.learning_rate,
+        "adam_beta1": job.optimizer.beta1,
+        "adam_beta2": job.optimizer.beta2,
+        "adam_eps": job.optimizer.eps,
+        "weight_decay": job.optimizer.weight_decay,
+        "clip_grad": job.grad_clip,
+        "bf16": job.precision == "bf16",
+        "params_dtype": _dtype(job),
+        "use_distributed_optimizer": shards_optimizer(layout),
+    }
+
+
+def _dtype(job: JobSpec) -> str:
+    return {"fp32": "float32", "bf16": "bfloat16"}[job.precision]

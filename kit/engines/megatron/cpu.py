@@ -1,0 +1,186 @@
+"""megatron-core without CUDA: one table of patches, for rehearsals and tests on CPU processes over gloo.
+
+Only a worker's entry point calls ``install()``, and only where the plan's device is the CPU. Importing this module
+changes nothing. The engine itself is written for CUDA and asks nowhere what it runs on.
+
+Each row names what is replaced, the file of megatron-core 0.16.1 that needs it, and why. After ``install()`` a
+process can no longer use a real GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+MEGATRON_CORE_VERSION = "0.16.1"
+"""The version whose files the table names."""
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One symbol to replace."""
+
+    symbol: str
+    """Module and attribute, dotted."""
+    needed_by: str
+    """File below ``megatron/core`` that reaches it."""
+    reason: str
+    replacement: Any
+
+
+def install() -> None:
+    """Replace every symbol of ``PATCHES`` and make ``"cuda"`` mean the CPU in every torch call of this thread."""
+    for patch in PATCHES:
+        owner_path, _, name = patch.symbol.rpartition(".")
+        setattr(_resolve(owner_path), name, patch.replacement)
+    if not _device_mode:
+        _device_mode.append(_CudaIsCpu())
+        _device_mode[0].__enter__()
+
+
+class _CudaIsCpu(TorchFunctionMode):
+    """``device="cuda"`` → CPU, in factories and ``Tensor.to``; pinned memory, which needs a driver, is left out.
+
+    Needed by optimizer/optimizer.py, optimizer/clip_grads.py and pipeline_parallel/schedules.py, which name the
+    device in a string.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = {key: _on_cpu(value) for key, value in (kwargs or {}).items() if key != "pin_memory"}
+        return func(*(_on_cpu(value) for value in args), **kwargs)
+
+
+_device_mode: list[_CudaIsCpu] = []
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return _CPU
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return _CPU
+    return value
+
+
+class _Stream:
+    """A stream with nothing to order: the CPU runs everything in program order."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, _: Any) -> None: ...
+
+    def wait_event(self, _: Any) -> None: ...
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or _Event()
+
+    def synchronize(self) -> None: ...
+
+
+class _Event:
+    """An event that has always happened."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def record(self, _: Any = None) -> None: ...
+
+    def wait(self, _: Any = None) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+@contextlib.contextmanager
+def _within(_: Any) -> Iterator[None]:
+    yield
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _itself(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return tensor
+
+
+def _type_as_on_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
+    def type_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        name = original(tensor, *args, **kwargs)
+        # Under a TorchFunctionMode the original looks "type" up on torch.Tensor and so comes through here twice.
+        if args or kwargs or name.startswith("torch.cuda."):
+            return name
+        return name.replace("torch.", "torch.cuda.", 1)
+
+    return type_
+
+
+def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
+    return torch.get_rng_state()
+
+
+def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
+    torch.set_rng_state(state)
+
+
+def _resolve(path: str) -> Any:
+    """Import the longest module prefix of a dotted path, then take attributes."""
+    parts = path.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[length:]:
+            found = getattr(found, name)
+        return found
+    raise ModuleNotFoundError(path)
+
+
+PATCHES: tuple[Patch, ...] = (
+    Patch(
+        "torch.cuda.current_device",
+        "tensor_parallel/layers.py",
+        "parameters and buffers are created on the current device",
+        lambda: _CPU,
+    ),
+    Patch("torch.cuda.synchronize", "pipeline_parallel/p2p_communication.py", "nothing runs asynchronously", _nothing),
+    Patch("torch.cuda.Stream", "distributed/param_and_grad_buffer.py", "side streams for communication", _Stream),
+    Patch("torch.cuda.Event", "pipeline_parallel/utils.py", "ordering between streams", _Event),
+    Patch("torch.cuda.current_stream", "distributed/param_and_grad_buffer.py", "see Stream", lambda *_: _Stream()),
+    Patch("torch.cuda.default_stream", "distributed/param_and_grad_buffer.py", "see Stream", lambda *_: _Stream()),
+    Patch("torch.cuda.stream", "distributed/param_and_grad_buffer.py", "see Stream", _within),
+    Patch("torch.cuda.manual_seed", "tensor_parallel/random.py", "seeds the tracked states", torch.manual_seed),
+    Patch("torch.cuda.get_rng_state", "tensor_parallel/random.py", "the tracked state is the CPU's", _get_rng_state),
+    Patch(
+        "megatron.core.tensor_parallel.random._get_cuda_rng_state",
+        "tensor_parallel/random.py",
+        "full recompute saves the state before a layer",
+        _get_rng_state,
+    ),
+    Patch(
+        "megatron.core.tensor_parallel.random._set_cuda_rng_state",
+        "tensor_parallel/random.py",
+        "full recompute restores it",
+        _set_rng_state,
+    ),
+    Patch("torch.Tensor.cuda", "models/common/language_module/language_module.py", "tied weights are moved", _itself),
+    Patch("torch.Tensor.record_stream", "tensor_parallel/layers.py", "there is no caching allocator", _nothing),
+    Patch(
+        "torch.Tensor.type",
+        "optimizer/optimizer.py, optimizer/clip_grads.py, optimizer/distrib_optimizer.py",
+        "type names are compared with torch.cuda.FloatTensor and torch.cuda.BFloat16Tensor",
+        _type_as_on_cuda(torch.Tensor.type),
+    ),
+)
+"""Everything that ``install`` replaces, besides the meaning of ``device="cuda"``."""

@@ -1,0 +1,204 @@
+"""The Megatron engine: megatron-core's parallel groups, GPTModel, schedules and optimizers behind ``Engine``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.hf import HfDirectory, parameter_shapes
+from kit.engines.megatron import native
+from kit.engines.megatron.exchange import Exchange
+from kit.engines.megatron.model import build_chunks, transformer_config
+from kit.engines.megatron.optimizer import build_optimizer
+from kit.engines.megatron.state import LocalState
+from kit.engines.megatron.weights.random import RandomSource
+from kit.errors import EngineError
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+
+class MegatronEngine:
+    """Tensor, sequence, pipeline and data parallelism; see ``kit.engines.base.Engine`` for the contract."""
+
+    def __init__(self, rundir: RunDirectory) -> None:
+        plan, settings = rundir.plan, rundir.settings
+        if dist.get_world_size() != plan.layout.world_size:
+            raise EngineError(
+                f"{dist.get_world_size()} processes for a layout of world_size={plan.layout.world_size}; "
+                f"launch with launch.sh of the run directory"
+            )
+        parallel_state.initialize_model_parallel(**settings["parallel_state"])
+        model_parallel_cuda_manual_seed(rundir.run.seed)
+        self._config = transformer_config(settings["transformer_config"])
+        ddp_config = DistributedDataParallelConfig(**settings["distributed_data_parallel"])
+        self._chunks = [
+            # Bucketing off but for the first chunk, as megatron.training does: later chunks reduce while others run.
+            DistributedDataParallel(self._config, ddp_config, chunk, disable_bucketing=index > 0)
+            for index, chunk in enumerate(build_chunks(plan.model, self._config, settings["model"]))
+        ]
+        self._optimizer = build_optimizer(settings["optimizer"], self._chunks)
+        self._config.finalize_model_grads_func = finalize_model_grads
+        if ddp_config.overlap_grad_reduce:
+            self._overlap_gradients()
+
+        self.dp_rank = parallel_state.get_data_parallel_rank()
+        self.dp_size = parallel_state.get_data_parallel_world_size()
+        self.is_main = dist.get_rank() == 0
+        self._run_schedule = get_forward_backward_func()
+        self._state = LocalState(
+            self._optimizer, parallel_state.get_data_parallel_group(with_context_parallel=True)
+        )
+        self._exchange = Exchange(plan.model, self._config, self._chunks, self._state)
+        path = rundir.run.model_path
+        source: TensorSource = (
+            HfDirectory(path) if path is not None else RandomSource(parameter_shapes(plan.model), rundir.run.seed)
+        )
+        self.import_state(StateKind.MASTER, source)
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
+        """Loss and gradients of one optimizer step; gradients are reduced and divided when this returns."""
+        for chunk in self._chunks:
+            chunk.train()
+        self.discard()
+        return self._run(micro_batches, forward_only=False)
+
+    def apply(self, learning_rate: float) -> Norms:
+        """Clip, step at this rate, clear the gradients."""
+        for group in self._optimizer.param_groups:
+            group["lr"] = learning_rate
+        stepped, norm, _ = self._optimizer.step()
+        assert stepped, "only fp16 may skip a step"
+        self.discard()
+        return Norms(gradient=float(norm))
+
+    def discard(self) -> None:
+        """Clear the gradients without a step."""
+        for chunk in self._chunks:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
+
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
+        """Loss without gradients."""
+        for chunk in self._chunks:
+            chunk.eval()
+        with torch.no_grad():
+            return self._run(_padded(micro_batches, self._config), forward_only=True)
+
+    def save(self, directory: Path) -> None:
+        """Write megatron-core's torch_dist format into an existing empty directory."""
+        native.save(directory, self._chunks, self._optimizer)
+
+    def load(self, directory: Path) -> None:
+        """Read what ``save`` wrote, for the same layout. Raises CheckpointError."""
+        native.load(directory, self._chunks, self._optimizer)
+
+    def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """Stream one kind of state under Hugging Face names; see ``Engine``."""
+        return self._exchange.stream(kind)
+
+    def import_state(self, kind: StateKind, source: TensorSource) -> None:
+        """Set one kind of state (not the gradient) from full tensors."""
+        self._exchange.load(kind, source)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Adam's step count."""
+        return int(self._state.adam.param_groups[0]["step"])
+
+    def set_optimizer_steps(self, steps: int) -> None:
+        """Set Adam's step count."""
+        for group in self._state.adam.param_groups:
+            group["step"] = steps
+
+    def held_bytes(self) -> dict[str, int]:
+        """Bytes of this rank's tensors; ``peak_allocated`` on CUDA."""
+        buffers = [buffer for chunk in self._chunks for buffer in chunk.buffers]
+        held = {
+            "weights": sum(p.numel() * p.element_size() for chunk in self._chunks for p in chunk.parameters()),
+            "gradients": sum(buffer.grad_data.numel() * buffer.grad_data.element_size() for buffer in buffers),
+            "optimizer": self._state.held_bytes(),
+        }
+        if torch.cuda.is_available():
+            held["peak_allocated"] = torch.cuda.max_memory_allocated()
+        return held
+
+    def close(self) -> None:
+        """Forget the model and megatron-core's process groups."""
+        del self._exchange, self._state, self._optimizer, self._chunks
+        parallel_state.destroy_model_parallel()
+
+    def _overlap_gradients(self) -> None:
+        """Reduce gradients during backward, but of the last micro batch only (megatron.training's wiring)."""
+        no_sync = [chunk.no_sync for chunk in self._chunks]
+        start_sync = [chunk.start_grad_sync for chunk in self._chunks]
+        self._config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
+        self._config.grad_sync_func = start_sync if len(start_sync) > 1 else start_sync[0]
+
+    def _run(self, micro_batches: Sequence[MicroBatch], forward_only: bool) -> LossSum:
+        micro_batch_size, seq_length = micro_batches[0].input_ids.shape
+        results = self._run_schedule(
+            forward_step_func=_forward_step,
+            data_iterator=[iter(micro_batches) for _ in self._chunks],
+            model=self._chunks,
+            num_microbatches=len(micro_batches),
+            seq_length=seq_length,
+            micro_batch_size=micro_batch_size,
+            forward_only=forward_only,
+        )
+        return self._total(results)
+
+    def _total(self, results: list[dict[str, torch.Tensor]]) -> LossSum:
+        """Sums of this rank's micro batches → sums over all ranks, on all ranks; only the last stage has any."""
+        total = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
+        for result in results:
+            total += result["sums"]
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+        dist.broadcast(
+            total,
+            src=parallel_state.get_pipeline_model_parallel_last_rank(),
+            group=parallel_state.get_pipeline_model_parallel_group(),
+        )
+        loss_sum, tokens = total.tolist()
+        return LossSum(loss_sum=loss_sum, tokens=int(tokens))
+
+
+def _forward_step(micro_batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+    """One micro batch through one model chunk (``forward_step_func`` of pipeline_parallel/schedules.py)."""
+    batch = next(micro_batches)
+    device = torch.cuda.current_device()
+    input_ids = batch.input_ids.to(device, non_blocking=True)
+    labels = batch.labels.to(device, non_blocking=True)
+    position_ids = torch.arange(input_ids.shape[1], device=device).expand_as(input_ids)
+    output = model(input_ids, position_ids, attention_mask=None, labels=labels)
+    return output, partial(_sum_loss, labels != IGNORE_INDEX)
+
+
+def _sum_loss(
+    counted: torch.Tensor, losses: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+    """(loss sum, tokens, what to keep). With two values instead of three, megatron-core would scale the loss."""
+    loss_sum = (losses * counted).sum()
+    tokens = counted.sum()
+    sums = torch.stack([loss_sum.detach().double(), tokens.double()])  # a copy: the loss itself is divided in place
+    return loss_sum, tokens.int(), {"sums": sums}
+
+
+def _padded(micro_batches: Sequence[MicroBatch], config: Any) -> list[MicroBatch]:
+    """The interleaved schedule takes whole rounds of pp micro batches only: fill up with some that do not count."""
+    padded = list(micro_batches)
+    if config.virtual_pipeline_model_parallel_size is not None:
+        first = padded[0]
+        empty = MicroBatch(first.input_ids, torch.full_like(first.labels, IGNORE_INDEX))
+        padded += [empty] * (-len(padded) % config.pipeline_model_parallel_size)
+    return padded

@@ -1,0 +1,139 @@
+"""Full tensors under Hugging Face names ↔ the shards of this model, one group of tensors at a time.
+
+Import: every rank reads what its own stage needs, cuts it, and keeps its shard. Export: the tensor-parallel ranks
+of the stage that holds a group send their shards to its first rank, which joins them and passes the tensors to the
+main rank (global rank 0) along the pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.transformer_block import get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.core.utils import unwrap_model
+
+from kit.engines.base import StateKind, TensorSource
+from kit.engines.hf import check_names, check_shape, parameter_shapes
+from kit.engines.megatron.state import LocalState
+from kit.engines.megatron.weights import Group, tensor_groups, weight_map
+from kit.specs.model import ModelSpec
+
+
+class Exchange:
+    """The way in and out of one engine's model; every method is collective over all ranks."""
+
+    def __init__(
+        self, model: ModelSpec, config: TransformerConfig, chunks: list[torch.nn.Module], state: LocalState
+    ) -> None:
+        self._model, self._state = model, state
+        self._groups = list(tensor_groups(weight_map(model), model))
+        self._shapes = parameter_shapes(model)
+        self._stages = _stage_of_layer(config)
+        self._parameters = _global_names(config, chunks)
+        self._check_complete()
+
+    def load(self, kind: StateKind, source: TensorSource) -> None:
+        """Set one kind of state from full tensors. Raises CheckpointError for other names or shapes."""
+        check_names(self._shapes, source)
+        rank, size = (
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_tensor_model_parallel_world_size(),
+        )
+        for group in self._groups:
+            mine = [self._parameters[name] for name in (group.megatron, group.copy) if name in self._parameters]
+            if not mine:
+                continue
+            tensors = [source.read(name) for name in group.hugging_face]
+            for name, tensor in zip(group.hugging_face, tensors, strict=True):
+                check_shape(name, self._shapes[name], tuple(tensor.shape))
+            shard = group.rule.split(tensors, self._model, size)[rank]
+            for param in mine:
+                self._state.set(kind, param, shard)
+
+    def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """(name, full fp32 CPU tensor on the main rank, None elsewhere), in the order of the weight map."""
+        for group in self._groups:
+            tensors = self._gather(kind, group)
+            for index, name in enumerate(group.hugging_face):
+                yield name, None if tensors is None else tensors[index]
+
+    def _gather(self, kind: StateKind, group: Group) -> list[torch.Tensor] | None:
+        stage = self._stage(group)
+        is_main = dist.get_rank() == 0
+        if parallel_state.get_pipeline_model_parallel_rank() != stage:
+            return self._receive(group, stage) if is_main else None
+        # Collective over data parallelism where that shards the state, so before anyone leaves.
+        shard = self._state.get(kind, self._parameters[group.megatron])
+        if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
+            return None
+        shards = _to_first(shard) if group.rule.sharded else [shard]
+        if parallel_state.get_tensor_model_parallel_rank() != 0:
+            return None
+        tensors = group.rule.join(shards, self._model)
+        if is_main:
+            return [tensor.cpu().clone() for tensor in tensors]
+        for tensor in tensors:
+            dist.send(tensor.contiguous(), dst=0, group=parallel_state.get_pipeline_model_parallel_group())
+        return None
+
+    def _receive(self, group: Group, stage: int) -> list[torch.Tensor]:
+        pipeline = parallel_state.get_pipeline_model_parallel_group()
+        received = []
+        for name in group.hugging_face:
+            buffer = torch.empty(self._shapes[name], dtype=torch.float32, device=torch.cuda.current_device())
+            dist.recv(buffer, src=dist.get_global_rank(pipeline, stage), group=pipeline)
+            received.append(buffer.cpu())
+        return received
+
+    def _stage(self, group: Group) -> int:
+        """Pipeline rank that holds a group; of a tied embedding, the first of its two."""
+        if group.layer is not None:
+            return self._stages[group.layer]
+        return 0 if group.megatron.startswith("embedding.") else self._stages[-1]
+
+    def _check_complete(self) -> None:
+        mapped = {name for group in self._groups for name in (group.megatron, group.copy)}
+        assert not self._parameters.keys() - mapped, sorted(self._parameters.keys() - mapped)
+        names = {name for group in self._groups for name in group.hugging_face}
+        assert names == self._shapes.keys(), sorted(names ^ self._shapes.keys())
+
+
+def _to_first(shard: torch.Tensor) -> list[torch.Tensor]:
+    """Gather to the first rank of the tensor-parallel group; an empty list on the others."""
+    group = parallel_state.get_tensor_model_parallel_group()
+    first = dist.get_global_rank(group, 0)
+    shards = [torch.empty_like(shard) for _ in range(group.size())] if group.rank() == 0 else []
+    dist.gather(shard.contiguous(), shards or None, dst=first, group=group)
+    return shards
+
+
+def _stage_of_layer(config: TransformerConfig) -> list[int]:
+    """Pipeline rank of every layer of the whole model, as megatron-core places them."""
+    stages = [-1] * config.num_layers
+    for pp_rank in range(config.pipeline_model_parallel_size):
+        for vp_stage in range(config.virtual_pipeline_model_parallel_size or 1):
+            chunk = None if config.virtual_pipeline_model_parallel_size is None else vp_stage
+            offset = get_transformer_layer_offset(config, chunk, pp_rank)
+            count = get_num_layers_to_build(config, chunk, pp_rank)
+            stages[offset : offset + count] = [pp_rank] * count
+    assert -1 not in stages and len(stages) == config.num_layers
+    return stages
+
+
+def _global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
+    """This rank's parameters by name, layers counted over the whole model instead of within a chunk."""
+    parameters: dict[str, torch.nn.Parameter] = {}
+    for wrapped in chunks:
+        chunk = unwrap_model(wrapped)
+        offset = get_transformer_layer_offset(config, chunk.vp_stage)
+        for name, param in chunk.named_parameters():
+            parts = name.split(".")
+            if parts[:2] == ["decoder", "layers"]:
+                parts[2] = str(int(parts[2]) + offset)
+            parameters[".".join(parts)] = param
+    return parameters

@@ -1,0 +1,99 @@
+"""Transformer layers of megatron-core built from torch alone: no Transformer Engine, no apex.
+
+The linear layers, the MLP and the layer itself are megatron-core's own. Ours are the two parts for which it
+offers torch code that refuses what we need: norms (``transformer/torch_norm.py`` refuses sequence parallelism) and
+the core attention (``transformer/dot_product_attention.py`` materialises the scores and refuses context parallelism).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+from kit.errors import EngineError
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """Root-mean-square norm over the last dimension.
+
+    With sequence parallelism each tensor-parallel rank sees its part of the sequence only, so the gradient of the
+    weight must be summed over them: ``sequence_parallel`` on the weight asks
+    ``distributed/finalize_model_grads.py`` for it.
+    """
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        super().__init__(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel
+
+
+class CausalAttention(torch.nn.Module):
+    """Causal softmax attention by torch's ``scaled_dot_product_attention``, grouped-query heads included."""
+
+    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any) -> None:
+        super().__init__()
+        self.softmax_scale = softmax_scale
+        if config.attention_dropout:
+            raise EngineError(f"attention_dropout={config.attention_dropout}: the torch-native layers have none; use 0.0")
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> torch.Tensor:
+        """(sequence, batch, heads, head_dim) each, key and value with fewer heads → (sequence, batch, heads·head_dim)."""
+        assert attention_mask is None and attention_bias is None and packed_seq_params is None
+        output = F.scaled_dot_product_attention(
+            *(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)),
+            is_causal=True,
+            scale=self.softmax_scale,
+            enable_gqa=query.shape[2] != key.shape[2],
+        )
+        return output.permute(2, 0, 1, 3).flatten(2)
+
+
+def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """The layers and the final norm of this pipeline stage's model chunk."""
+    qk_norm = RMSNorm if config.qk_layernorm else IdentityOp
+    layer = ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=RMSNorm,
+            self_attention=ModuleSpec(
+                module=SelfAttention,
+                params={"attn_mask_type": AttnMaskType.causal},
+                submodules=SelfAttentionSubmodules(
+                    linear_qkv=ColumnParallelLinear,
+                    core_attention=CausalAttention,
+                    linear_proj=RowParallelLinear,
+                    q_layernorm=qk_norm,
+                    k_layernorm=qk_norm,
+                ),
+            ),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=RMSNorm,
+            mlp=ModuleSpec(
+                module=MLP,
+                submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
+            ),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
+    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=RMSNorm)

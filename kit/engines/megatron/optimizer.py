@@ -1,0 +1,107 @@
+"""megatron-core's optimizers over torch's own AdamW kernel.
+
+megatron-core falls back to ``torch.optim.AdamW`` without Transformer Engine or apex, but its distributed optimizer
+saves and resumes only optimizers that keep ``step`` in the parameter group, as apex's FusedAdam does
+(optimizer/distrib_optimizer.py, ``state_dict``). This one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import megatron.core.optimizer
+import megatron.core.optimizer.distrib_optimizer
+import torch
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from torch.optim.adam import adam
+
+from kit.errors import EngineError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Adam(torch.optim.Optimizer):
+    """Adam with decoupled (``adam_w_mode``) or L2 weight decay, and apex FusedAdam's arguments and state."""
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        weight_decay: float = 0.0,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        adam_w_mode: bool = True,
+    ) -> None:
+        self._decoupled = adam_w_mode
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, "step": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """One step. Every group counts, also one that holds no parameter on this rank."""
+        assert closure is None
+        for group in self.param_groups:
+            self._step_group(group)
+            group["step"] += 1
+
+    def _step_group(self, group: dict[str, Any]) -> None:
+        params = [param for param in group["params"] if param.grad is not None]
+        if not params:
+            return
+        for param in params:
+            self.initialize(param)
+        beta1, beta2 = group["betas"]
+        adam(
+            params,
+            [param.grad for param in params],
+            [self.state[param]["exp_avg"] for param in params],
+            [self.state[param]["exp_avg_sq"] for param in params],
+            max_exp_avg_sqs=[],
+            # One tensor a parameter: the kernel counts each of them up itself.
+            state_steps=[torch.full((), float(group["step"]), device=param.device) for param in params],
+            fused=True,
+            decoupled_weight_decay=self._decoupled,
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def initialize(self, param: torch.Tensor) -> None:
+        """Zero moments for a parameter that has none."""
+        if not self.state[param]:
+            self.state[param] = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
+
+
+def build_optimizer(settings: Mapping[str, Any], chunks: list[torch.nn.Module]) -> MegatronOptimizer:
+    """``optimizer`` of megatron.yaml and this rank's model chunks (wrapped for data parallelism) → the optimizer.
+
+    Raises EngineError for settings that megatron-core refuses.
+    """
+    _use_torch_adam()
+    try:
+        config = OptimizerConfig(**{**settings, "params_dtype": _DTYPES[settings["params_dtype"]]})
+    except (TypeError, ValueError, KeyError, AssertionError) as error:
+        raise EngineError(f"megatron-core refuses optimizer in megatron.yaml: {error}") from error
+    optimizer = get_megatron_optimizer(config, chunks)
+    for group in optimizer.param_groups:
+        # Norms and biases have wd_mult 0, but only OptimizerParamScheduler would apply it, which owns a schedule too.
+        group["weight_decay"] *= group["wd_mult"]
+    return optimizer
+
+
+def _use_torch_adam() -> None:
+    """Have ``get_megatron_optimizer`` build the class above, also where Transformer Engine or apex is installed.
+
+    One implementation, torch-native, means one set of numbers to predict and to compare.
+    """
+    megatron.core.optimizer.Adam = Adam
+    megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
+    distributed = megatron.core.optimizer.distrib_optimizer
+    distributed.Adam = Adam
+    distributed.HAVE_APEX_OR_TE = True
+    distributed.USING_APEX_OPTIMIZER = True
+    distributed.USING_TE_OPTIMIZER = False

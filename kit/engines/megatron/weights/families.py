@@ -1,0 +1,20 @@
+"""Which map belongs to which family."""
+
+from __future__ import annotations
+
+from kit.engines.megatron.weights import llama, qwen2, qwen3
+from kit.engines.megatron.weights.table import Entry
+from kit.errors import EngineError
+from kit.specs.model import ModelSpec
+
+_MAPS = {"llama": llama.entries, "qwen2": qwen2.entries, "qwen3": qwen3.entries}
+
+
+def weight_map(model: ModelSpec) -> tuple[Entry, ...]:
+    """The entries of the model's family. Raises EngineError for a family without a map."""
+    if model.family not in _MAPS:
+        raise EngineError(
+            f"family={model.family} of {model.name}: the Megatron engine has no weight map for it; "
+            f"use engine torch or deepspeed, or one of the families {', '.join(_MAPS)}"
+        )
+    return _MAPS[model.family](model)

@@ -1,0 +1,35 @@
+"""Random initial weights that do not depend on the layout: each tensor has a random stream of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+
+INITIALIZER_RANGE = 0.02
+"""Standard deviation of every matrix: transformers' ``initializer_range`` for all families that we map."""
+
+
+class RandomSource:
+    """A ``TensorSource`` of fresh weights: norms 1, biases 0, matrices normal with mean 0.
+
+    megatron-core's own initialisation draws different numbers on every layout. Here a tensor depends on the seed
+    and its Hugging Face name alone, so that runs on different layouts start from the same point.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
+        self._shapes, self._seed = dict(shapes), seed
+
+    def names(self) -> Sequence[str]:
+        """Hugging Face names of the model."""
+        return list(self._shapes)
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor, fp32, on the CPU; the same at every call."""
+        shape = self._shapes[name]
+        if len(shape) == 1:
+            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+        digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        return torch.empty(shape).normal_(std=INITIALIZER_RANGE, generator=generator)

@@ -1,0 +1,46 @@
+"""The vocabulary of weight maps: entries with patterns, and their expansion over the layers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kit.engines.megatron.weights.rules import Rule
+from kit.specs.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One Megatron parameter and the Hugging Face tensors that it is made of; ``{layer}`` stands for each layer."""
+
+    megatron: str
+    hugging_face: tuple[str, ...]
+    rule: Rule
+    copy: str | None = None
+    """A second Megatron parameter with the same content, on the last pipeline stage: the tied output layer."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """One entry, at one layer: what is read, held and written together."""
+
+    megatron: str
+    """Global parameter name, layers counted over the whole model."""
+    hugging_face: tuple[str, ...]
+    rule: Rule
+    layer: int | None
+    """None outside of the layers."""
+    copy: str | None
+
+
+def tensor_groups(entries: tuple[Entry, ...], model: ModelSpec) -> Iterator[Group]:
+    """Every group of the model: what precedes the layers, layer by layer, what follows them."""
+    in_layers = [index for index, entry in enumerate(entries) if "{layer}" in entry.megatron]
+    for entry in entries[: in_layers[0]]:
+        yield Group(entry.megatron, entry.hugging_face, entry.rule, None, entry.copy)
+    for layer in range(model.num_layers):
+        for entry in entries[in_layers[0] : in_layers[-1] + 1]:
+            names = tuple(name.format(layer=layer) for name in entry.hugging_face)
+            yield Group(entry.megatron.format(layer=layer), names, entry.rule, layer, entry.copy)
+    for entry in entries[in_layers[-1] + 1 :]:
+        yield Group(entry.megatron, entry.hugging_face, entry.rule, None, entry.copy)

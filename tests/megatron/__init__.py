@@ -1,0 +1,1 @@
+"""Tests of the Megatron engine, on gloo processes."""

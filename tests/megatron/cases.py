@@ -1,0 +1,148 @@
+"""What runs inside a pool of workers, and the same in one process of plain transformers, to compare with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kit.emit.megatron import megatron_settings
+from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
+from kit.specs.job import OptimizerSpec
+from kit.specs.model import ModelSpec
+from tests.training import tiny
+
+MICRO_BATCH_SIZE = 2
+GLOBAL_BATCH_SIZE = 8
+LEARNING_RATE = 1e-2
+JOB = {
+    "learning_rate": LEARNING_RATE,
+    "grad_clip": 0.5,  # below the first norms, so that clipping takes part
+    # Early Adam is sign descent: only a large epsilon lets small gradient errors show in the trajectory.
+    "optimizer": OptimizerSpec(eps=1e-4, weight_decay=0.1),
+}
+
+
+@dataclass
+class Trajectory:
+    """What a run did, as seen by one rank."""
+
+    losses: list[float] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Of the first step, under Hugging Face names; empty but on the main rank."""
+    masters: dict[str, torch.Tensor] = field(default_factory=dict)
+    """After the last step."""
+
+
+def run_directory(path: Path, spec: ModelSpec, job: dict[str, Any] | None = None, **layout: Any) -> Any:
+    """A run directory for the Megatron engine with GLOBAL_BATCH_SIZE sequences a step."""
+    dp = layout.get("dp", 1)
+    layout = {
+        "engine": "megatron",
+        "implementation": "torch-native",
+        "micro_batch_size": MICRO_BATCH_SIZE,
+        "gradient_accumulation_steps": GLOBAL_BATCH_SIZE // MICRO_BATCH_SIZE // dp,
+    } | layout
+    plan = tiny.plan(spec, job=JOB | (job or {}), **layout)
+    rundir = tiny.run_directory(path, plan, model_path=str(path.parent / "model"))
+    return dataclasses.replace(rundir, settings=megatron_settings(plan))
+
+
+def step_batch(vocab_size: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and labels of one step, (GLOBAL_BATCH_SIZE, SEQ_LENGTH); sequence i counts fewer tokens than i + 1."""
+    generator = torch.Generator().manual_seed(step)
+    tokens = torch.randint(vocab_size, (GLOBAL_BATCH_SIZE, tiny.SEQ_LENGTH + 1), generator=generator)
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()
+    for index in range(GLOBAL_BATCH_SIZE):
+        labels[index, 3 * (index + 1) :] = IGNORE_INDEX
+    return inputs, labels
+
+
+def micro_batches(vocab_size: int, step: int, dp_rank: int, dp_size: int) -> list[MicroBatch]:
+    """One data-parallel rank's part of a step: neighbouring sequences, so that ranks count unequal tokens."""
+    share = GLOBAL_BATCH_SIZE // dp_size
+    inputs, labels = (t[dp_rank * share : (dp_rank + 1) * share] for t in step_batch(vocab_size, step))
+    return [
+        MicroBatch(*pair)
+        for pair in zip(inputs.split(MICRO_BATCH_SIZE), labels.split(MICRO_BATCH_SIZE), strict=True)
+    ]
+
+
+def train(rundir: Any, steps: int, fault: Callable[[], None] | None = None) -> Trajectory:
+    """Inside a worker: build the engine, train, close."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    if fault is not None:
+        fault()
+    engine = MegatronEngine(rundir)
+    result = Trajectory()
+    for step in range(steps):
+        batches = micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size)
+        loss = engine.forward_backward(batches)
+        if step == 0:
+            result.gradients = export(engine, StateKind.GRADIENT)
+        result.losses.append(loss.mean)
+        result.tokens.append(loss.tokens)
+        result.norms.append(engine.apply(LEARNING_RATE).gradient)
+    result.masters = export(engine, StateKind.MASTER)
+    engine.close()
+    return result
+
+
+def export(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
+    """Everything that the engine streams; empty but on the main rank."""
+    return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
+
+
+def reference(model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_clip"]) -> Trajectory:
+    """The same training by plain transformers and torch.optim.AdamW in one process, all sequences in one batch."""
+    decayed = [p for p in model.parameters() if p.ndim > 1]
+    plain = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
+        lr=LEARNING_RATE,
+        betas=(0.9, 0.95),
+        eps=JOB["optimizer"].eps,
+    )
+    result = Trajectory()
+    for step in range(steps):
+        inputs, labels = step_batch(model.config.vocab_size, step)
+        logits = model(input_ids=inputs, use_cache=False).logits.float()
+        count = int((labels != IGNORE_INDEX).sum())
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / count
+        loss.backward()
+        if step == 0:
+            result.gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        result.losses.append(loss.item())
+        result.tokens.append(count)
+        result.norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)))
+        optimizer.step()
+        optimizer.zero_grad()
+    result.masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return result
+
+
+def differences(found: Trajectory, expected: Trajectory) -> list[str]:
+    """Every quantity that is further than 1e-5 (relative) from the reference; empty if the runs agree."""
+    problems = [] if found.tokens == expected.tokens else [f"tokens {found.tokens} instead of {expected.tokens}"]
+    for what in ("losses", "norms"):
+        for step, (a, b) in enumerate(zip(getattr(found, what), getattr(expected, what), strict=True)):
+            if not abs(a - b) <= 1e-5 * abs(b):
+                problems.append(f"{what}[{step}]: {a} instead of {b}")
+    for what in ("gradients", "masters"):
+        ours, theirs = getattr(found, what), getattr(expected, what)
+        if ours.keys() != theirs.keys():
+            problems.append(f"{what}: names differ: {sorted(ours.keys() ^ theirs.keys())}")
+            continue
+        for name, tensor in theirs.items():
+            error = ((ours[name] - tensor).norm() / tensor.norm()).item()
+            if not error <= 1e-5:
+                problems.append(f"{what}[{name}]: off by {error:.2e}")
+    return problems
