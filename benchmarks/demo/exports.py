@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 PROMPTS = ("def main(", "import os\nimport ", "class Error(Exception):\n")
 NEW_TOKENS = 24
@@ -37,17 +38,18 @@ def judge(model_directory: Path, validation: Path, seq_length: int) -> Verdict:
     return Verdict(_held_out_loss(model, validation, seq_length), tuple(generated), tokenizer.decode(generated[0]))
 
 
-def _held_out_loss(model: object, validation: Path, seq_length: int) -> float:
+def _held_out_loss(model: Any, validation: Path, seq_length: int) -> float:
     import torch
 
+    from kit.training.data.indexed import IndexedTokens
     from kit.training.data.samples import GptSamples
 
-    samples = GptSamples.open(validation, seq_length)
+    samples = GptSamples(IndexedTokens(validation), seq_length, model.config.vocab_size)
     loss_sum, tokens = 0.0, 0
     with torch.no_grad():
         for index in range(min(EVALUATED_SEQUENCES, len(samples))):
             input_ids, labels = (torch.as_tensor(x).long()[None] for x in samples[index])
-            logits = model(input_ids=input_ids).logits  # type: ignore[operator]
+            logits = model(input_ids=input_ids).logits
             loss_sum += float(torch.nn.functional.cross_entropy(logits[0].double(), labels[0], reduction="sum"))
             tokens += labels.numel()
     return loss_sum / tokens

@@ -114,8 +114,8 @@ def parse(kind: type[T], data: Any, document: Document, location: Location = ())
 
 def nearest(word: str, valid: list[str]) -> str:
     """``did you mean X?`` or the list of valid names."""
-    close = difflib.get_close_matches(word.lower(), [v.lower() for v in valid], n=3, cutoff=0.6)
-    named = [v for v in valid if v.lower() in close]
+    close = difflib.get_close_matches(word.lower(), [name.lower() for name in valid], n=3, cutoff=0.6)
+    named = [name for name in valid if name.lower() in close]
     return f"did you mean {' or '.join(named)}?" if named else f"valid are {', '.join(sorted(valid))}"
 
 

@@ -36,7 +36,7 @@ def test_dotted_words_override(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (["layout.tpp=4"], "layout.tpp: unknown key; did you mean tp?"),
+        (["layout.tpp=4"], "layout.tpp: unknown key; did you mean tp"),
         (["job.learning_rate"], "is not of the form section.key=value"),
         (["cluster=8xH1000"], "H100"),
         (["cluster=0xH100"], "0xH100"),

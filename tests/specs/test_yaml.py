@@ -19,7 +19,7 @@ from kit.specs.run import RunSpec
         ("seq_length: 0", "r.yaml:1: seq_length=0: should be greater than 0"),
         ("optimizer:\n  beta1: 1.5", "r.yaml:2: optimizer.beta1=1.5: should be less than 1"),
         ("optimizer:\n  betas: 1", "r.yaml:2: optimizer.betas: unknown key; did you mean beta1 or beta2?"),
-        ("seq_length: 1.5", "r.yaml:1: seq_length=1.5: should be a valid integer, got a number with a fractional part"),
+        ("seq_length: 1.5", "r.yaml:1: seq_length=1.5: should be a valid integer"),
         ("seq_length: true", "r.yaml:1: seq_length=True: should be a valid integer"),
     ],
 )
