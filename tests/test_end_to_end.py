@@ -1,0 +1,112 @@
+"""The README's road through the command line: emit, train, stop, resume, convert; and what it refuses on the way."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.assets import RECIPE, prepare
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 6
+
+
+def kit(*words: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "kit", *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=240,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert (done.returncode == 0) == ok, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    return done
+
+
+def losses(run: Path) -> dict[int, float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    return {row["step"]: row["loss"] for row in rows}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six steps, stopped after three and resumed."""
+    prepare()
+    out = tmp_path_factory.mktemp("runs") / "run"
+    words = [f"run.steps={STEPS}", "run.checkpoint.every_steps=2"]
+    kit("emit", RECIPE, *words, "--out", out)
+    kit("train", out, "--stop-at-step", "3")
+    assert max(losses(out)) == 3
+    kit("train", out, "--resume", "auto")
+    return out
+
+
+def test_a_stopped_and_resumed_run_equals_an_uninterrupted_one_bit_for_bit(run: Path, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    kit("train", RECIPE, f"run.steps={STEPS}", "--out", whole)
+    assert losses(run) == losses(whole)
+    assert len(losses(run)) == STEPS
+
+
+def test_the_export_loads_with_plain_transformers(run: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    exported = tmp_path / "hf"
+    model = prepare().model
+    hub = run / "checkpoints" / f"hub-step-{STEPS:08d}"
+    kit("convert", "model", hub, "--out", exported, "--dtype", "float32", "--extras-from", model)
+    loaded = AutoModelForCausalLM.from_pretrained(exported, local_files_only=True)
+    assert loaded.num_parameters() == AutoModelForCausalLM.from_pretrained(model).num_parameters()
+    assert AutoTokenizer.from_pretrained(exported, local_files_only=True)("import os").input_ids
+    refused = kit("convert", "model", hub, "--out", exported, ok=False)
+    assert refused.returncode == 2
+
+
+def test_an_existing_run_directory_is_refused(run: Path) -> None:
+    assert "exists already and is not overwritten" in kit("emit", RECIPE, "--out", run, ok=False).stderr
+
+
+def test_more_processes_than_planned_are_refused(run: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kit.training", str(run)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+        check=False,
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: 2 processes were started where the plan has 1")
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
+    done = kit("train", RECIPE, "model.vocab_size=512", "--out", tmp_path / "run", ok=False)
+    assert done.returncode == 2
+    assert "vocab_size=1024 where the plan has 512" in done.stderr
+
+
+def test_resuming_from_something_else_is_refused(run: Path, tmp_path: Path) -> None:
+    done = kit("train", run, "--resume", tmp_path, ok=False)
+    assert "not a hub checkpoint" in done.stderr
+
+
+def test_a_truncated_hub_checkpoint_is_refused_before_training(run: Path, tmp_path: Path) -> None:
+    import shutil
+
+    hub = tmp_path / "hub"
+    shutil.copytree(run / "checkpoints" / f"hub-step-{STEPS:08d}", hub)
+    victim = next(hub.glob("exp_avg-*.safetensors"))
+    victim.write_bytes(victim.read_bytes()[:-100])
+    fresh = tmp_path / "fresh"
+    kit("emit", RECIPE, "--out", fresh)
+    done = kit("train", fresh, "--resume", hub, ok=False)
+    assert victim.name in done.stderr
+    assert not (fresh / "metrics.jsonl").exists()
