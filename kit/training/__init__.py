@@ -1,1 +1,1 @@
-"""TODO"""
+"""The training loop and what it writes, once for every engine."""

@@ -225,7 +225,9 @@ def _device(kind: str) -> torch.device:
 def _data_parallel(model: torch.nn.Module) -> DistributedDataParallel:
     device_ids: list[Any] | None = [device] if (device := next(model.parameters()).device).type == "cuda" else None
     # Buffers are RoPE frequencies, the same everywhere; gradients live in the buckets instead of beside them.
-    return DistributedDataParallel(model, device_ids=device_ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        model, device_ids=device_ids, forward_sync_buffers=False, gradient_as_bucket_view=True
+    )
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:

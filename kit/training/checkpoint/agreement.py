@@ -12,35 +12,44 @@ from kit.errors import CheckpointError, KitError
 
 Result = TypeVar("Result")
 
-FAILURES = (OSError, SafetensorError, KitError)
+FAILURES: tuple[type[Exception], ...] = (OSError, SafetensorError, KitError)
 """What reading or writing a checkpoint may raise; anything else is our own bug and ends the process."""
 
 
-def raise_together(error: Exception | None, doing: str) -> None:
-    """Collective. If any rank passes an error, every rank raises CheckpointError with the first one's words."""
-    message = None if error is None else _words(error, doing)
-    messages: list[str | None] = [message]
-    if dist.is_initialized():
-        messages = [None] * dist.get_world_size()
-        dist.all_gather_object(messages, message)
-    for text in messages:
-        if text is not None:
-            raise CheckpointError(text) from error
+def gather(value: Result) -> list[Result]:
+    """Collective. The values of all ranks, in rank order; they must pickle."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[Result] = [value] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
-def together(is_caller: bool, work: Callable[[], Result], doing: str) -> Result | None:
-    """Collective. Runs ``work`` on the ranks with ``is_caller``; a failure there is raised on every rank."""
+def together(
+    takes_part: bool, work: Callable[[], Result], doing: str, failures: tuple[type[Exception], ...] = FAILURES
+) -> list[Result]:
+    """Collective. Runs ``work`` on the ranks that take part; returns their results, on every rank.
+
+    If ``work`` raises one of ``failures`` anywhere, every rank raises CheckpointError with the first one's words.
+    """
     result, error = None, None
-    if is_caller:
+    if takes_part:
         try:
             result = work()
-        except FAILURES as failure:
+        except failures as failure:
             error = failure
-    raise_together(error, doing)
-    return result
+    outcomes = gather((takes_part, None if error is None else _words(error, doing), result))
+    for _, words, _ in outcomes:
+        if words is not None:
+            raise CheckpointError(words) from error
+    return [result for took_part, _, result in outcomes if took_part]  # type: ignore[misc]
 
 
 def _words(error: Exception, doing: str) -> str:
     if isinstance(error, KitError):
         return str(error)
-    return f"{doing} failed: {error}; check the free space and the permissions there"
+    return f"{doing} failed: {_one_line(error)}; check the free space and the permissions there"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

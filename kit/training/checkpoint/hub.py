@@ -56,8 +56,8 @@ def import_hub(engine: Engine, directory: Path) -> Counters:
     CheckpointError, on every rank, that names what is missing, truncated, corrupted or foreign.
     """
     doing = f"reading the hub checkpoint {directory}"
-    hub = together(True, lambda: _open_checked(directory, hashes=engine.is_main), doing)
-    assert hub is not None
+    hub = HubCheckpoint(directory)
+    together(True, lambda: _check(hub, hashes=engine.is_main), doing)
     for kind in KINDS:
         engine.import_state(kind, hub.source(kind))
     engine.set_optimizer_steps(hub.counters.optimizer_steps)
@@ -100,8 +100,7 @@ def _refuse_existing(directory: Path) -> None:
         raise CheckpointError(f"{directory} exists and is not empty; choose another directory or remove it yourself")
 
 
-def _open_checked(directory: Path, hashes: bool) -> HubCheckpoint:
-    hub = HubCheckpoint(directory)
+def _check(hub: HubCheckpoint, hashes: bool) -> None:
     hub.verify(hashes)
     shapes = parameter_shapes(hub.model)
     for kind in KINDS:
@@ -109,4 +108,3 @@ def _open_checked(directory: Path, hashes: bool) -> HubCheckpoint:
         check_names(shapes, source)
         for name, shape in shapes.items():
             check_shape(name, shape, source.shape(name))
-    return hub

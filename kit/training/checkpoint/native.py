@@ -1,0 +1,222 @@
+"""Checkpoints on the way: an engine's own format, in directories that are complete or absent.
+
+    checkpoints/step-00000020/manifest.json    plan hash, world size, counters, size + SHA-256 of every file
+    checkpoints/step-00000020/state/           what ``Engine.save`` wrote
+    checkpoints/latest                         name of the newest, for people and scripts; loading looks itself
+
+Some engines pickle. So only files that a manifest of ours vouches for are ever handed to ``Engine.load``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.engines.base import Engine
+from kit.errors import CheckpointError
+from kit.training.checkpoint.agreement import together
+from kit.training.checkpoint.files import (
+    FileRecord,
+    files_below,
+    fsync,
+    partial_name,
+    record_of,
+    records_from_json,
+    verify,
+    write_json,
+)
+from kit.training.checkpoint.hub_checkpoint import Counters
+
+MANIFEST = "manifest.json"
+STATE = "state"
+FORMAT = "kit-native"
+VERSION = 1
+_NAME = re.compile(r"step-(\d{8})")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``manifest.json`` says."""
+
+    plan_hash: str
+    world_size: int
+    counters: Counters
+    files: dict[str, FileRecord]
+
+
+@dataclass(frozen=True)
+class NativeCheckpoints:
+    """The native checkpoints of one run. Every method that takes an engine is collective."""
+
+    root: Path
+    plan_hash: str
+    world_size: int
+    keep_last: int
+    say: Callable[[str], None] = print
+    """Called on the main rank with what a person should know."""
+
+    def steps(self) -> list[int]:
+        """Steps that have a directory, newest first; whether they are good shows on loading."""
+        if not self.root.is_dir():
+            return []
+        matches = [_NAME.fullmatch(path.name) for path in self.root.iterdir() if path.is_dir()]
+        return sorted((int(match.group(1)) for match in matches if match), reverse=True)
+
+    def directory(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.root / f"step-{step:08d}"
+
+    def save(self, engine: Engine, counters: Counters) -> None:
+        """Write a checkpoint, then remove those beyond ``keep_last``.
+
+        Raises CheckpointError on every rank (a full disk, say) and leaves what was there before.
+        """
+        directory = self.directory(counters.step)
+        partial = partial_name(directory)
+        doing = f"writing the checkpoint {directory}"
+        try:
+            together(engine.is_main, lambda: _start_afresh(partial), doing)
+            # An engine may raise anything where a disk is full (torch.save: RuntimeError).
+            together(True, lambda: engine.save(partial / STATE), doing, failures=(Exception,))
+            records = together(True, lambda: _my_records(partial / STATE), doing)
+            manifest = {
+                "format": FORMAT,
+                "version": VERSION,
+                "plan_hash": self.plan_hash,
+                "world_size": self.world_size,
+                "counters": dataclasses.asdict(counters),
+                "files": {name: dataclasses.asdict(r) for share in records for name, r in sorted(share.items())},
+            }
+            together(engine.is_main, lambda: self._publish(partial, directory, manifest), doing)
+        except CheckpointError:
+            if engine.is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def load_newest(self, engine: Engine) -> Counters | None:
+        """Load the newest good checkpoint; None where there is none at all.
+
+        A damaged one is renamed to ``….damaged`` and the one before it is tried. Raises CheckpointError where none
+        is good, or where the newest is of another plan or world size.
+        """
+        steps = together(engine.is_main, self.steps, f"reading {self.root}")[0]
+        damage: list[str] = []
+        for step in steps:
+            directory = self.directory(step)
+            try:
+                manifest = self._verified(engine, directory)
+            except _DamagedError as error:
+                damage.append(str(error))
+                together(engine.is_main, lambda d=directory: _set_aside(d), f"renaming {directory}")
+                if engine.is_main:
+                    self.say(f"checkpoint {directory.name} is not usable: {error}; trying the one before it")
+                continue
+            engine.load(directory / STATE)
+            return manifest.counters
+        if damage:
+            raise CheckpointError(
+                f"no checkpoint in {self.root} is usable ({damage[0]}); "
+                f"resume from a hub checkpoint, or start in a new run directory"
+            )
+        return None
+
+    def load(self, engine: Engine, directory: Path) -> Counters:
+        """Load one checkpoint. Raises CheckpointError where it is damaged, or of another plan or world size."""
+        try:
+            manifest = self._verified(engine, directory)
+        except _DamagedError as error:
+            raise CheckpointError(f"{error}; use an earlier checkpoint or --resume auto") from error
+        engine.load(directory / STATE)
+        return manifest.counters
+
+    def _verified(self, engine: Engine, directory: Path) -> Manifest:
+        """Each rank hashes its share of the files; all of them come to the same verdict."""
+        try:
+            manifest = together(engine.is_main, lambda: _read_manifest(directory), f"reading {directory}")[0]
+            together(
+                True, lambda: verify(directory, dict(_share(sorted(manifest.files.items())))), f"reading {directory}"
+            )
+        except CheckpointError as error:
+            raise _DamagedError(str(error)) from error
+        if manifest.plan_hash != self.plan_hash:
+            raise CheckpointError(
+                f"{directory} was written under plan {manifest.plan_hash[:12]} and this is {self.plan_hash[:12]}; "
+                f"native checkpoints fit one plan: resume from a hub checkpoint (hub-step-…) of that run instead"
+            )
+        if manifest.world_size != self.world_size:
+            raise CheckpointError(
+                f"{directory} was written by {manifest.world_size} ranks and there are {self.world_size}; native "
+                f"checkpoints fit one world size: resume from a hub checkpoint (hub-step-…) of that run instead"
+            )
+        return manifest
+
+    def _publish(self, partial: Path, directory: Path, manifest: dict[str, Any]) -> None:
+        write_json(partial / MANIFEST, manifest)
+        for path in [*files_below(partial), *(p for p in partial.rglob("*") if p.is_dir()), partial]:
+            fsync(path)
+        # A directory of this step is from before a step back to an older checkpoint: the run has made it again.
+        _remove(directory)
+        partial.rename(directory)
+        latest = self.root / ".latest.partial"
+        latest.write_text(directory.name + "\n", encoding="utf-8")
+        latest.replace(self.root / "latest")
+        fsync(self.root)
+        for step in self.steps()[self.keep_last :]:
+            _remove(self.directory(step))
+
+
+class _DamagedError(Exception):
+    """A checkpoint is not what its manifest says, or has none: an older one may do."""
+
+
+def _start_afresh(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+    (partial / STATE).mkdir(parents=True)
+
+
+def _share(items: list[Any]) -> list[Any]:
+    """This rank's part of a list, so that hashing terabytes is spread over the ranks."""
+    import torch.distributed as dist
+
+    return items[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else items
+
+
+def _my_records(state: Path) -> dict[str, FileRecord]:
+    return {str(path.relative_to(state.parent)): record_of(path) for path in _share(list(files_below(state)))}
+
+
+def _read_manifest(directory: Path) -> Manifest:
+    path = directory / MANIFEST
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if (data["format"], data["version"]) != (FORMAT, VERSION):
+            raise CheckpointError(f"{path} is not of format {FORMAT}, version {VERSION}")
+        return Manifest(
+            plan_hash=str(data["plan_hash"]),
+            world_size=int(data["world_size"]),
+            counters=Counters(**data["counters"]),
+            files=records_from_json(data["files"]),
+        )
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is missing or damaged ({error})") from error
+
+
+def _set_aside(directory: Path) -> None:
+    damaged = directory.with_name(f"{directory.name}.damaged")
+    shutil.rmtree(damaged, ignore_errors=True)
+    directory.rename(damaged)
+
+
+def _remove(directory: Path) -> None:
+    """Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
+    if directory.exists():
+        going = directory.with_name(f".{directory.name}.removed")
+        shutil.rmtree(going, ignore_errors=True)
+        directory.rename(going)
+        shutil.rmtree(going)

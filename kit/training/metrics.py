@@ -1,0 +1,86 @@
+"""What a run leaves to plot: ``metrics.jsonl``, one line a step, and one line on the terminal now and then."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit.units import human_count, human_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """One line of ``metrics.jsonl``. ``loss`` and ``grad_norm`` are over all ranks."""
+
+    step: int
+    loss: float
+    """Nats per token."""
+    grad_norm: float
+    """Before clipping."""
+    learning_rate: float
+    tokens: int
+    """Labels that counted in this step."""
+    samples_seen: int
+    """Sequences seen since the start of the run, this step included."""
+    step_time_s: float
+    """Reading data, forward, backward and optimizer; without validation and checkpoints."""
+    tokens_per_s: float
+    """Over all devices; every position of every sequence."""
+    mfu: float | None
+    """Causal model FLOPs over the peak of all devices; null where the plan knows no peak."""
+    validation_loss: float | None = None
+    """Nats per token on the held-out data, at the steps where it was measured."""
+
+    def line(self, total_steps: int) -> str:
+        """For the terminal."""
+        parts = [
+            f"step {self.step}/{total_steps}",
+            f"loss {self.loss:.4f}",
+            f"grad norm {self.grad_norm:.3g}",
+            f"lr {self.learning_rate:.3g}",
+            f"{human_seconds(self.step_time_s)}/step",
+            f"{human_count(self.tokens_per_s)} tokens/s",
+        ]
+        if self.mfu is not None:
+            parts.append(f"MFU {100 * self.mfu:.1f} %")
+        if self.validation_loss is not None:
+            parts.append(f"validation loss {self.validation_loss:.4f}")
+        return "  ".join(parts)
+
+
+class MetricsLog:
+    """Appends to ``metrics.jsonl``; every line is on its way to disk before the next step.
+
+    Opening drops the lines after ``resumed_step``, which will be trained again, and a last line that a crash tore:
+    the file has one line a step.
+    """
+
+    def __init__(self, path: Path, resumed_step: int) -> None:
+        self._path = path
+        if path.exists():
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= resumed_step]
+            partial = path.with_name(f".{path.name}.partial")
+            partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            partial.replace(path)
+        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
+
+    def write(self, metrics: StepMetrics) -> None:
+        """Append one step."""
+        self._file.write(json.dumps(dataclasses.asdict(metrics)) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Make the file durable."""
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+
+def _step(line: str) -> float:
+    """Step of a line; infinite for one that is torn."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return float("inf")

@@ -1,0 +1,62 @@
+"""What a run came to, beside what was predicted of it: ``summary.json``."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from kit.engines.base import Engine
+from kit.planner.plan import Plan
+from kit.training.checkpoint.agreement import gather
+from kit.training.checkpoint.files import write_json
+from kit.units import to_gib
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """``measured_*`` are null where no step was made."""
+
+    engine: str
+    device: str
+    """GPU or processor that the main rank ran on."""
+    world_size: int
+    step: int
+    samples_seen: int
+    tokens_seen: int
+    loss: float | None
+    """Of the last step, nats per token."""
+    validation_loss: float | None
+    """At the end; null without held-out data."""
+    predicted_peak_gib: float
+    measured_memory_gib: float | None
+    """Of the fullest rank."""
+    measured_memory_is: str
+    """``peak allocated``, or on a CPU ``weights, gradients and optimizer``, which leaves out activations."""
+    predicted_step_time_s: float
+    measured_step_time_s: float | None
+    """Median, without the first step where there are more."""
+    hub_checkpoint: str | None
+    """Directory, relative to the run directory."""
+
+    def write(self, path: Path) -> None:
+        """Replace ``path``. Raises OSError."""
+        write_json(path, dataclasses.asdict(self))
+
+
+def memory_held_gib(engine: Engine) -> tuple[float, str]:
+    """Collective. Memory of the fullest rank and what was counted."""
+    held = engine.held_bytes()
+    peak = held.get("peak_allocated")
+    local = sum(held.values()) if peak is None else peak
+    return to_gib(max(gather(local))), "weights, gradients and optimizer" if peak is None else "peak allocated"
+
+
+def device_name(plan: Plan) -> str:
+    """What this rank computes on."""
+    if plan.cluster.gpu.device == "cuda":
+        return torch.cuda.get_device_name()
+    return platform.processor() or platform.machine()
