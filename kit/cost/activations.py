@@ -1,0 +1,139 @@
+"""What autograd keeps of a transformer layer between forward and backward, term by term.
+
+Bytes per token; the terms are the tensors that the operators of the layer save. All with attention as one operator
+(flash, memory-efficient), so there is no term in the square of the sequence. Written beside
+Korthikanti et al. 2022 (arXiv 2205.05198, section 4): their 34·sbh is for GELU with a 4h MLP and dropout masks; without
+dropout (−1−1 of attention and MLP output) and scores, the same terms remain. A test compares every formula with the bytes
+that ``torch.autograd.graph.saved_tensors_hooks`` sees of the real layers.
+
+Letters: h hidden size, f MLP width, a·d and k·d widths of query and key/value heads.
+"""
+
+from __future__ import annotations
+
+from kit.specs.job import JobSpec, Precision
+from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
+
+
+def layer_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
+    """Bytes that one layer keeps per token of a rank's sequence (a ``cp``-th of the whole), without recompute."""
+    return sum(layer_terms(model, job.precision, layout).values())
+
+
+def layer_terms(model: ModelSpec, precision: Precision, layout: Layout) -> dict[str, float]:
+    """The same, by operator."""
+    if layout.implementation == "torch-native":
+        return _torch_native(model, 2 if precision == "bf16" else 4, layout)
+    if precision == "bf16" and layout.engine == "torch":
+        return _huggingface_autocast(model)
+    return _huggingface(model, 2 if precision == "bf16" else 4)
+
+
+def layer_input_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
+    """Bytes of a layer's input, all that full recompute keeps: a part of it under sequence parallelism.
+
+    Under autocast the residual stream stays fp32: embeddings are not cast.
+    """
+    element = 2 if job.precision == "bf16" and layout.engine != "torch" else 4
+    return element * model.hidden_size / (layout.tp if layout.sp else 1)
+
+
+def logits_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
+    """Peak of the output projection's result and the loss, per token.
+
+    Hugging Face models with torch's cross entropy: fp32 log-probabilities, their gradient, and the gradient of the
+    logits exist together in backward (4 + 4 + 4 bytes a token and vocabulary entry). megatron-core
+    (tensor_parallel/cross_entropy.py) works in place on one fp32 copy beside the bf16 logits, split over tp.
+    """
+    vocabulary = -(-model.vocab_size // layout.tp)
+    if layout.implementation == "torch-native":
+        return vocabulary * (6 if job.precision == "bf16" else 4)
+    return vocabulary * 12
+
+
+def working_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
+    """Gradients of a layer's intermediate results that exist at once, in the backward of the MLP.
+
+    Three of its width (product, gate and up), two of the hidden size.
+    """
+    element = 2 if job.precision == "bf16" else 4
+    return element * (3 * model.ffn_hidden_size / layout.tp + 2 * model.hidden_size)
+
+
+def _huggingface(model: ModelSpec, element: int) -> dict[str, float]:
+    """transformers' modeling_llama.py, modeling_qwen3.py, modeling_gpt2.py in one dtype of ``element`` bytes."""
+    h, f = model.hidden_size, model.ffn_hidden_size
+    query, key_value = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    if model.family == "gpt2":
+        # Input, mean, reciprocal deviation and output of LayerNorm; gelu_new is seven operators, which keep four results.
+        return {
+            "norms": 2 * (2 * element * h + 2 * element),
+            "attention": element * (query + 2 * key_value) + element * query + 4 * model.num_attention_heads,
+            "mlp": 5 * element * f,
+        }
+    qk_norm = (4 + (element if element == 2 else 4)) * (query + key_value) if model.qk_norm else 0
+    qk_rms = 4 * (model.num_attention_heads + model.num_key_value_heads) if model.qk_norm else 0
+    return {
+        # RMSNorm computes in fp32: x, then x/rms in the model's dtype, then the scaled result that the matmuls keep.
+        "norms": 2 * (4 * h + 2 * element * h + 4),
+        "qk_norm": qk_norm + qk_rms,
+        # Rotated query and key, value, output, and the fp32 log-sum-exp of each head.
+        "attention": element * (2 * query + 2 * key_value) + 4 * model.num_attention_heads,
+        # gate, silu(gate), up, their product
+        "mlp": 4 * element * f,
+    }
+
+
+def _huggingface_autocast(model: ModelSpec) -> dict[str, float]:
+    """The same layers with fp32 parameters under torch.autocast(bfloat16).
+
+    The residual stream and the norms are fp32; every matmul casts its own input (autocast caches casts of parameters,
+    not of activations), so query, key and value keep three copies and gate and up two.
+    """
+    h, f = model.hidden_size, model.ffn_hidden_size
+    query, key_value = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    if model.family == "gpt2":
+        return {
+            "norms": 2 * (4 * h + 2 * h + 8),
+            "attention": 2 * (query + 2 * key_value) + 2 * query + 4 * model.num_attention_heads,
+            # On CUDA pow is on autocast's fp32 list (aten/src/ATen/autocast_mode.h), so its input and what follows
+            # (tanh, 1 + tanh) are fp32; input/2 and the result cast for the next matmul are bf16.
+            "mlp": (4 + 4 + 4 + 2 + 2) * f,
+        }
+    qk_norm = 6 * (query + key_value) if model.qk_norm else 0
+    qk_rms = 4 * (model.num_attention_heads + model.num_key_value_heads) if model.qk_norm else 0
+    return {
+        "norms": 2 * (4 * h + 4 * h + 4),
+        "casts": 3 * 2 * h + 2 * 2 * h,
+        "qk_norm": qk_norm + qk_rms,
+        "attention": 2 * (2 * query + 2 * key_value) + 4 * model.num_attention_heads,
+        "mlp": 4 * 2 * f,
+    }
+
+
+def _torch_native(model: ModelSpec, element: int, layout: Layout) -> dict[str, float]:
+    """megatron-core's layer without Transformer Engine (kit/engines/megatron/layers.py), fused norms of CUDA.
+
+    Tensor parallelism splits attention and MLP; sequence parallelism splits the rest too (Korthikanti et al., eq. 4):
+    ColumnParallelLinear keeps its input split and gathers it again in backward (tensor_parallel/layers.py).
+    """
+    tp, outer = layout.tp, layout.tp if layout.sp else 1
+    h, f = model.hidden_size / outer, model.ffn_hidden_size / tp
+    heads = model.num_attention_heads / tp
+    query = heads * model.head_dim
+    key_value = max(model.num_key_value_heads / tp, 1) * model.head_dim
+    statistics = 4 if model.norm == "rmsnorm" else 8
+    # The value is a view of the whole projection's output, which therefore stays; query and key are rotated copies.
+    attention = element * (query + key_value) + element * (query + 2 * key_value) + element * query + 4 * heads
+    if model.qk_norm:
+        attention += element * query + 4 * (heads + key_value / model.head_dim)
+    # Gate and up are one tensor (2f); silu(gate), up + offset and the product are one each (transformer/mlp.py, glu).
+    mlp = 5 * element * f if model.gated_mlp else 3 * element * f
+    return {
+        "norms": 2 * (2 * element * h + statistics / outer),
+        "attention": attention,
+        # cos and sin of query and of key, cast anew in each layer (rope_utils.py); one for all sequences of a micro batch
+        "rope": 0 if model.learned_positions else 4 * element * model.head_dim / layout.micro_batch_size,
+        "mlp": mlp,
+    }

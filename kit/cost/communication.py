@@ -1,0 +1,92 @@
+"""How long collectives take: ring volumes over the link that the group's ranks share.
+
+A ring all-reduce of S bytes over n ranks sends 2(n−1)/n·S through every rank, an all-gather or reduce-scatter
+(n−1)/n·S of the full size S (Thakur et al. 2005; NCCL's bus bandwidth counts the same).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.cost.efficiency import shared
+from kit.specs.cluster import ClusterSpec
+from kit.specs.layout import Layout
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that talk to each other, as the links see them."""
+
+    size: int
+    bytes_per_s: float
+    """What a ring reaches per rank."""
+    latency_s: float
+    """Of one collective."""
+
+    def all_reduce_s(self, size_bytes: float) -> float:
+        """Seconds to sum ``size_bytes`` over the group."""
+        return 2 * self.all_gather_s(size_bytes)
+
+    def all_gather_s(self, size_bytes: float) -> float:
+        """Seconds to gather (or reduce-scatter) tensors of ``size_bytes`` in full."""
+        if self.size == 1:
+            return 0.0
+        return (self.size - 1) / self.size * size_bytes / self.bytes_per_s + self.latency_s
+
+    def send_s(self, size_bytes: float) -> float:
+        """Seconds from one rank to the next."""
+        return 0.0 if self.size == 1 else size_bytes / self.bytes_per_s + self.latency_s
+
+
+def group(cluster: ClusterSpec, size: int, stride: int) -> Group:
+    """``size`` ranks, ``stride`` apart.
+
+    Across nodes, the ranks that a group has on one node share out the ring between their network ports (NCCL builds a
+    ring per port), so the node's ports in use set the speed, up to the link inside.
+    """
+    efficiency = shared()
+    intra = cluster.intra_node_gbytes_per_s * 1e9 * efficiency.intra_node_link
+    if size * stride <= cluster.gpus_per_node or size == 1:
+        return Group(size, intra, efficiency.collective_latency_us * 1e-6)
+    on_one_node = max(1, min(size, cluster.gpus_per_node // stride))
+    inter = cluster.inter_node_gbytes_per_s * 1e9 * efficiency.inter_node_link * on_one_node
+    return Group(size, min(intra, inter), efficiency.network_latency_us * 1e-6)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The process groups of a layout. Rank order: tp fastest, then cp, dp, pp (megatron-core, parallel_state.py)."""
+
+    tp: Group
+    cp: Group
+    dp: Group
+    """Ranks that share gradients: dp and cp together."""
+    pp: Group
+
+
+def groups(cluster: ClusterSpec, layout: Layout) -> Groups:
+    """The groups of a layout on a cluster."""
+    tp, cp, dp, pp = layout.tp, layout.cp, layout.dp, layout.pp
+    return Groups(
+        tp=group(cluster, tp, 1),
+        cp=group(cluster, cp, tp),
+        dp=group(cluster, dp * cp, tp),
+        pp=_neighbours(cluster, pp, tp * cp * dp),
+    )
+
+
+def _neighbours(cluster: ClusterSpec, size: int, stride: int) -> Group:
+    """Point to point: each rank has its own port, whatever the others do."""
+    efficiency = shared()
+    if size * stride <= cluster.gpus_per_node:
+        return Group(
+            size, cluster.intra_node_gbytes_per_s * 1e9 * efficiency.intra_node_link, efficiency.collective_latency_us * 1e-6
+        )
+    return Group(
+        size, cluster.inter_node_gbytes_per_s * 1e9 * efficiency.inter_node_link, efficiency.network_latency_us * 1e-6
+    )
+
+
+def zero_volume(stage: int) -> int:
+    """Bytes that a rank sends per step in units of Ψ elements: 2, 2, 3 for stages 1, 2, 3 (ZeRO paper, section 7)."""
+    return 3 if stage == 3 else 2

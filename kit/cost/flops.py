@@ -1,0 +1,37 @@
+"""Floating-point operations of a training step: model FLOPs, and apart from them what recompute repeats.
+
+A multiplication and an addition are two. Backward is twice forward: one product for the gradient of the input, one
+for that of the weight. Attention is causal: half of the scores are computed (the convention of NeMo since 25.09).
+"""
+
+from __future__ import annotations
+
+from kit.cost.params import count
+from kit.specs.model import ModelSpec
+
+
+def layer_matmul_flops_per_token(model: ModelSpec) -> float:
+    """Forward, one layer's matrices: 2 per parameter."""
+    return 2.0 * count(model).layer.matmul
+
+
+def layer_attention_flops_per_token(model: ModelSpec, seq_length: int) -> float:
+    """Forward, scores and their product with the values: 2·2·s·a·d, halved by the causal mask."""
+    return 2.0 * seq_length * model.num_attention_heads * model.head_dim
+
+
+def head_flops_per_token(model: ModelSpec) -> float:
+    """Forward, the output projection, tied or not."""
+    return 2.0 * model.vocab_size * model.hidden_size
+
+
+def model_flops_per_token(model: ModelSpec, seq_length: int) -> float:
+    """Forward and backward of the whole model; what MFU counts."""
+    layer = layer_matmul_flops_per_token(model) + layer_attention_flops_per_token(model, seq_length)
+    return 3.0 * (model.num_layers * layer + head_flops_per_token(model))
+
+
+def recompute_flops_per_token(model: ModelSpec, seq_length: int) -> float:
+    """One more forward of every layer, which full recompute costs."""
+    layer = layer_matmul_flops_per_token(model) + layer_attention_flops_per_token(model, seq_length)
+    return model.num_layers * layer

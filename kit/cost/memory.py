@@ -1,0 +1,164 @@
+"""Peak memory of a rank of every pipeline stage, by component.
+
+The peak moves over a step: activations are fullest when backward begins, gradients when it ends, and the optimizer may
+need copies. Each moment is added up, and the fullest one is reported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.cost import activations
+from kit.cost.efficiency import overheads
+from kit.cost.params import count, rank_parameters
+from kit.cost.prediction import StageMemory
+from kit.cost.states import host_bytes_per_parameter, state_bytes
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
+from kit.units import GIB, to_gib
+
+COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+
+ZERO3_LIVE_PARAMETERS = 10**9
+"""Gathered parameters that DeepSpeed keeps at most (runtime/zero/config.py: max_live_parameters, max_reuse_distance)."""
+ZERO3_SUB_GROUP = 10**9
+"""Parameters that a stage-3 step converts at a time (runtime/zero/config.py: sub_group_size)."""
+
+
+def peak_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> tuple[StageMemory, ...]:
+    """One entry a pipeline stage: the fullest moment of a rank's step."""
+    return tuple(_stage(model, cluster, job, layout, stage) for stage in range(layout.pp))
+
+
+def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> float:
+    """Host memory that offload takes on each node."""
+    return to_gib(host_bytes_per_parameter(layout) * count(model).total / cluster.num_nodes)
+
+
+def micro_batches_in_flight(layout: Layout, stage: int) -> float:
+    """Micro batches whose activations a stage holds at once; a fraction where virtual stages split it.
+
+    1F1B: the stage's distance from the end, plus its own (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    Interleaved, in chunks of 1/v of a stage: 2·(p−i−1) + (v−1)·p warm-up chunks and one more
+    (megatron-core, pipeline_parallel/schedules.py, get_pp_rank_microbatches).
+    """
+    m, p, v = layout.gradient_accumulation_steps, layout.pp, layout.vp
+    if v == 1:
+        return min(m, p - stage)
+    return min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1) / v
+
+
+def reduce_bucket_elements(model: ModelSpec, layout: Layout) -> int:
+    """Gradient elements in one of DeepSpeed's reductions, as kit configures it (emit/deepspeed.py)."""
+    largest = model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
+    return max(largest, 1_000_000 * layout.dp)
+
+
+@dataclass(frozen=True)
+class _Dynamic:
+    """Bytes of a stage that come and go with its micro batches."""
+
+    kept: float
+    """Saved for backward, all micro batches in flight."""
+    one_layer: float
+    """What the backward of one layer needs beyond that."""
+    logits: float
+
+
+def _stage(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int) -> StageMemory:
+    parameters = rank_parameters(model, layout.tp, layout.pp, stage)
+    state = state_bytes(layout, job.precision)
+    dynamic = _dynamic(model, job, layout, stage)
+    buffers = _buffers(model, job, layout)
+    constant = {
+        "weights": state.weights * parameters,
+        "optimizer": state.optimizer * parameters,
+        "buffers": buffers,
+        "overhead": _overhead(cluster, layout) * GIB,
+    }
+    in_forward, at_end = state.gradients_in_forward * parameters, state.gradients * parameters
+    backward_begins = {
+        "gradients": in_forward,
+        "activations": dynamic.kept,
+        "logits": dynamic.logits,
+        "buffers": buffers + _autocast_copies(model, job, layout, during_loss=True),
+    }
+    first_layer_back = {
+        "gradients": in_forward,
+        "activations": dynamic.kept + dynamic.one_layer,
+        "buffers": buffers + _autocast_copies(model, job, layout, during_loss=True),
+    }
+    backward_ends = {"gradients": at_end, "activations": dynamic.one_layer}
+    step = {"gradients": at_end + _step_extra(state.extra_in_step, parameters, layout)}
+    moments: list[dict[str, float]] = [backward_begins, first_layer_back, backward_ends, step]
+    if layout.engine == "torch" and layout.recompute == "full" and job.precision == "bf16":
+        # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
+        copies = buffers + _autocast_copies(model, job, layout, during_loss=False)
+        bf16_logits = _tokens(job, layout) * 2.0 * model.vocab_size
+        moments.append(
+            {"gradients": in_forward, "activations": dynamic.kept, "logits": bf16_logits, "buffers": copies}
+        )
+    if layout.engine != "megatron" and layout.zero_stage < 3:
+        # Built in fp32 on the device, before DeepSpeed casts it (kit/engines/deepspeed/build.py).
+        moments.append({"weights": 4.0 * parameters, "optimizer": 0.0, "buffers": 0.0})
+    fullest = max((constant | moment for moment in moments), key=lambda parts: sum(parts.values()))
+    return StageMemory(stage=stage, components_gib={name: to_gib(fullest.get(name, 0.0)) for name in COMPONENTS})
+
+
+def _dynamic(model: ModelSpec, job: JobSpec, layout: Layout, stage: int) -> _Dynamic:
+    tokens = _tokens(job, layout)
+    layers = model.num_layers // layout.pp
+    in_flight = micro_batches_in_flight(layout, stage)
+    per_layer = activations.layer_bytes_per_token(model, job, layout) * tokens
+    working = activations.working_bytes_per_token(model, job, layout) * tokens
+    last = stage == layout.pp - 1
+    logits = activations.logits_bytes_per_token(model, job, layout) * tokens if last else 0.0
+    if layout.recompute == "full":
+        kept = activations.layer_input_bytes_per_token(model, job, layout) * tokens * layers * in_flight
+        return _Dynamic(kept=kept, one_layer=per_layer + working, logits=logits)
+    return _Dynamic(kept=per_layer * layers * in_flight, one_layer=working, logits=logits)
+
+
+def _tokens(job: JobSpec, layout: Layout) -> float:
+    """Tokens of a micro batch on one rank."""
+    return layout.micro_batch_size * job.seq_length / layout.cp
+
+
+def _autocast_copies(model: ModelSpec, job: JobSpec, layout: Layout, during_loss: bool) -> float:
+    """bf16 casts of fp32 weights: kept by every matmul for its backward, or, under recompute, by the head alone."""
+    if layout.engine != "torch" or job.precision != "bf16":
+        return 0.0
+    head = model.vocab_size * model.hidden_size
+    if layout.recompute == "full" and during_loss:
+        return 2.0 * head
+    return 2.0 * (model.num_layers * count(model).layer.matmul + head)
+
+
+def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
+    """Communication buffers of DeepSpeed; DDP's and Megatron's buckets hold the gradients themselves."""
+    if layout.engine != "deepspeed" or layout.zero_stage == 0:
+        return 0.0
+    element = 2.0 if job.precision == "bf16" else 4.0
+    bucket = reduce_bucket_elements(model, layout) * element
+    if layout.zero_stage < 3:
+        return 2 * bucket  # double buffering: contiguous_gradients with overlap_comm
+    largest_matrix = model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
+    live = min(count(model).total, ZERO3_LIVE_PARAMETERS) + largest_matrix  # prefetched beside
+    return bucket + live * element
+
+
+def _step_extra(bytes_per_parameter: float, parameters: int, layout: Layout) -> float:
+    extra = bytes_per_parameter * parameters
+    return min(extra, 4.0 * ZERO3_SUB_GROUP) if layout.zero_stage == 3 else extra
+
+
+def _overhead(cluster: ClusterSpec, layout: Layout) -> float:
+    """GiB: the CUDA context and NCCL's communicators (the world's, and one for every kind of parallelism)."""
+    table = overheads()
+    if cluster.gpu.device == "cpu":
+        return table.cpu_process_gib
+    kinds = sum(size > 1 for size in (layout.tp, layout.cp, layout.dp, layout.pp))
+    communicators = kinds + 1 if kinds > 1 else kinds
+    return table.context_gib + communicators * table.communicator_gib

@@ -1,0 +1,116 @@
+"""Exact parameter counts, whole and per rank. Equal to the unit to transformers' models (checked by a test)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.specs.model import ModelSpec
+
+
+@dataclass(frozen=True)
+class LayerParameters:
+    """One transformer layer, by how tensor parallelism treats it."""
+
+    attention: int
+    """Query, key, value and output matrices."""
+    mlp: int
+    """Gate, up and down matrices (two of them without a gate)."""
+    split_biases: int
+    """Biases that are split with their matrix: query, key, value and the MLP's first."""
+    replicated: int
+    """Norms, and biases added after a reduction: the same on every tensor-parallel rank."""
+
+    @property
+    def matmul(self) -> int:
+        """Parameters that are multiplied with activations."""
+        return self.attention + self.mlp
+
+    @property
+    def total(self) -> int:
+        """All of the layer."""
+        return self.matmul + self.split_biases + self.replicated
+
+
+@dataclass(frozen=True)
+class ModelParameters:
+    """A whole model; a tied head counts nothing."""
+
+    embedding: int
+    """Token embedding, and the position table where positions are learned."""
+    positions: int
+    """The position table alone (part of ``embedding``)."""
+    layer: LayerParameters
+    num_layers: int
+    final_norm: int
+    head: int
+    """Output projection; 0 where it is the embedding."""
+
+    @property
+    def total(self) -> int:
+        """All parameters, each once."""
+        return self.embedding + self.num_layers * self.layer.total + self.final_norm + self.head
+
+    @property
+    def layers(self) -> int:
+        """All transformer layers together."""
+        return self.num_layers * self.layer.total
+
+
+def count(model: ModelSpec) -> ModelParameters:
+    """Parameters of the Hugging Face class that computes ``model``."""
+    h, vocab = model.hidden_size, model.vocab_size
+    positions = model.max_position_embeddings * h if model.learned_positions else 0
+    return ModelParameters(
+        embedding=vocab * h + positions,
+        positions=positions,
+        layer=_layer(model),
+        num_layers=model.num_layers,
+        final_norm=_norm(model, h),
+        head=0 if model.tied_embeddings else vocab * h,
+    )
+
+
+def _layer(model: ModelSpec) -> LayerParameters:
+    h, f = model.hidden_size, model.ffn_hidden_size
+    query = model.num_attention_heads * model.head_dim
+    key_value = model.num_key_value_heads * model.head_dim
+    qkv_bias = query + 2 * key_value if model.qkv_bias else 0
+    first_mlp_bias, after_reduction = (f, 2 * h) if model.linear_bias else (0, 0)
+    qk_norms = 2 * _norm(model, model.head_dim) if model.qk_norm else 0
+    return LayerParameters(
+        attention=h * (query + 2 * key_value) + query * h,
+        mlp=(3 if model.gated_mlp else 2) * h * f,
+        split_biases=qkv_bias + first_mlp_bias,
+        replicated=2 * _norm(model, h) + qk_norms + after_reduction,
+    )
+
+
+def _norm(model: ModelSpec, width: int) -> int:
+    """A scale, and a shift for LayerNorm."""
+    return width if model.norm == "rmsnorm" else 2 * width
+
+
+def largest_layer(model: ModelSpec) -> int:
+    """Parameters of the largest module that is gathered at once under ZeRO-3: a layer or the embedding."""
+    counts = count(model)
+    return max(counts.layer.total, counts.embedding)
+
+
+def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
+    """Parameters that one rank of pipeline stage ``stage`` holds; matrices split over ``tp``, the vocabulary padded to it.
+
+    megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings a second
+    copy of the embedding there (models/common/language_module/language_module.py). ``pp`` divides the layers.
+    """
+    counts = count(model)
+    layer = counts.layer
+    per_layer = (layer.matmul + layer.split_biases) // tp + layer.replicated
+    local = model.num_layers // pp * per_layer
+    vocabulary = -(-model.vocab_size // tp) * model.hidden_size
+    if stage == 0:
+        local += vocabulary + counts.positions
+    if stage == pp - 1:
+        local += counts.final_norm
+        if counts.head or pp > 1:
+            local += vocabulary
+    return local

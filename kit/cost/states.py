@@ -1,0 +1,122 @@
+"""Bytes per parameter: weights, gradients and optimizer state, per engine and ZeRO stage.
+
+Ψ is the number of parameters (ZeRO paper, arXiv 1910.02054, section 3.1); N the data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.specs.job import Precision
+from kit.specs.layout import Layout
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes per parameter held by a rank."""
+
+    weights: float
+    gradients: float
+    """At the end of backward."""
+    gradients_in_forward: float
+    """While forward runs: 0 where gradients are allocated by backward and released by the step."""
+    optimizer: float
+    """Master weights (where they are a copy) and both moments."""
+    extra_in_step: float = 0.0
+    """Only while the optimizer steps: fp32 copies of gradients."""
+
+    @property
+    def held(self) -> float:
+        """The textbook sum: weights, gradients and optimizer state."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def zero_paper(stage: int, ranks: int) -> StateBytes:
+    """Mixed-precision Adam in the ZeRO paper: 2Ψ weights, 2Ψ gradients, K = 12 (figure 1 and section 5).
+
+    Stage 1 shards the optimizer state, 2 also the gradients, 3 also the weights: 16Ψ, 4Ψ+12Ψ/N, 2Ψ+14Ψ/N, 16Ψ/N.
+    """
+    gradients = 2.0 / (ranks if stage >= 2 else 1)
+    return StateBytes(
+        weights=2.0 / (ranks if stage >= 3 else 1),
+        gradients=gradients,
+        gradients_in_forward=0.0,
+        optimizer=12.0 / (ranks if stage >= 1 else 1),
+    )
+
+
+def state_bytes(layout: Layout, precision: Precision) -> StateBytes:
+    """What the engine really holds on the device, per parameter of the rank."""
+    if layout.engine == "torch":
+        return _torch(layout)
+    if layout.engine == "megatron":
+        return _megatron(layout, precision)
+    return _deepspeed(layout, precision)
+
+
+def _torch(layout: Layout) -> StateBytes:
+    """fp32 weights, gradients and moments: 16, also under autocast, whose casts are counted as buffers.
+
+    DistributedDataParallel keeps its buckets, in which the gradients live (gradient_as_bucket_view); one process
+    releases gradients with each step (zero_grad(set_to_none=True)), so that only accumulation finds them in forward.
+    """
+    held = layout.dp > 1 or layout.gradient_accumulation_steps > 1
+    return StateBytes(weights=4.0, gradients=4.0, gradients_in_forward=4.0 if held else 0.0, optimizer=8.0)
+
+
+def _megatron(layout: Layout, precision: Precision) -> StateBytes:
+    """18 bytes, or 6 + 12/d with the distributed optimizer (megatron-core, docs of dist_optimizer).
+
+    Gradients are accumulated into one fp32 buffer that exists from the start (grad_reduce_in_fp32). In fp32 the
+    weights are their own master: 16, or 8 + 8/d.
+    """
+    ranks = layout.dp * layout.cp if layout.zero_stage else 1
+    weights, optimizer = (2.0, 12.0) if precision == "bf16" else (4.0, 8.0)
+    return StateBytes(weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=optimizer / ranks)
+
+
+def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
+    """DeepSpeed 0.19: runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py, fp16/unfused_optimizer.py.
+
+    Differences from the paper. With accumulation, gradients are summed in fp32 (data_types.grad_accum_dtype, which
+    kit sets): over ranks in stages 2 and 3, whole and beside the bf16 ones in stage 1. The step converts bf16
+    gradients to fp32. In fp32, stages 1 and 2 keep a master copy of weights that are fp32 already (stage_1_and_2.py,
+    single_partition_of_fp32_groups), stage 3 does not (stage3.py, _create_fp32_partitions).
+    """
+    stage, ranks = layout.zero_stage, layout.dp
+    accumulates = layout.gradient_accumulation_steps > 1
+    bf16 = precision == "bf16"
+    element = 2.0 if bf16 else 4.0
+    gradients = element
+    if bf16 and accumulates and stage >= 1:
+        gradients = 6.0 if stage == 1 else 4.0
+    gradients /= ranks if stage >= 2 else 1
+    master_is_copy = bf16 or stage in (1, 2)
+    optimizer = (12.0 if master_is_copy else 8.0) / (ranks if stage >= 1 else 1)
+    # Stage 3 keeps a flat buffer of gradient partitions (grad_partitions_flat_buffer); the others allocate in backward.
+    held = accumulates or stage == 3
+    # fp32 sums need no conversion, except in stage 3, which unscales a sub group at a time in any case.
+    step_copy = 4.0 / (ranks if stage >= 1 else 1) if bf16 and not (accumulates and stage in (1, 2)) else 0.0
+    if layout.offload_optimizer == "cpu":
+        # Gradients go to the host as they come (async_accumulate_grad_in_cpu_via_gpu); only buckets stay.
+        gradients = optimizer = step_copy = 0.0
+    return StateBytes(
+        weights=0.0 if layout.offload_param == "cpu" else element / (ranks if stage >= 3 else 1),
+        gradients=gradients,
+        gradients_in_forward=gradients if held else 0.0,
+        optimizer=optimizer,
+        extra_in_step=step_copy,
+    )
+
+
+def host_bytes_per_parameter(layout: Layout) -> float:
+    """Host memory that offload takes, bytes per parameter over all ranks together.
+
+    16 for optimizer state and fp32 gradients, 18 with the weights, times 1.5: DeepSpeed's own estimate
+    (stage3.py, estimate_zero3_model_states_mem_needs). The factor is real: torch rounds pinned blocks up to a
+    power of two (aten/src/ATen/core/CachingHostAllocator.h).
+    """
+    if layout.offload_optimizer == "none" and layout.offload_param == "none":
+        return 0.0
+    per_parameter = (16.0 if layout.offload_optimizer == "cpu" else 0.0) + (2.0 if layout.offload_param == "cpu" else 0)
+    return 1.5 * per_parameter

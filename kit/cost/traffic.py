@@ -1,0 +1,52 @@
+"""Bytes that element-wise operators move through GPU memory: what makes unfused layers slower than their matmuls.
+
+Counted operator by operator as read plus written, for forward; backward moves about twice as much (it reads what was
+saved and the incoming gradient, and writes the outgoing one).
+"""
+
+from __future__ import annotations
+
+from kit.specs.job import Precision
+from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
+
+FORWARD_KERNELS = {"huggingface-sdpa": 50, "torch-native": 40}
+"""Kernels that one layer launches in forward, counted in the layers' code; backward launches about twice as many."""
+
+
+def layer_forward_bytes_per_token(model: ModelSpec, precision: Precision, layout: Layout) -> float:
+    """Forward of one layer, one rank, per token of the rank's sequence."""
+    element = 2 if precision == "bf16" else 4
+    h, f = model.hidden_size, model.ffn_hidden_size / layout.tp
+    query_key = (model.num_attention_heads + model.num_key_value_heads) / layout.tp * model.head_dim
+    if layout.implementation == "torch-native":
+        outer = h / (layout.tp if layout.sp else 1)
+        # Per norm: read, write. Per residual: read two, write one.
+        norms_and_residuals = (2 * 2 + 2 * 3) * element * outer
+        # Cast-free rotation: two products, one rotated copy, one sum. SwiGLU: silu, up + offset, product.
+        return norms_and_residuals + 10 * element * query_key + 7 * element * f
+    if precision == "bf16" and layout.engine == "torch":
+        # fp32 norms (28 each) and residuals (10 each), five casts of 6; rotation in fp32 with casts.
+        return (2 * 28 + 2 * 10 + 5 * 6) * h + 34 * query_key + 10 * f
+    # RMSNorm in fp32 with casts: 36 each in bf16; residuals: read two, write one.
+    norm = 36 if element == 2 else 40
+    return (2 * norm + 2 * 3 * element) * h + 10 * element * query_key + 5 * element * f
+
+
+def loss_bytes_per_token(model: ModelSpec, layout: Layout) -> float:
+    """Forward and backward of the loss: cast, log-softmax, its gradient and the cast back (36 bytes an entry)."""
+    return 36.0 * model.vocab_size / layout.tp
+
+
+def micro_batch_bytes_per_parameter(precision: Precision, layout: Layout) -> float:
+    """Per parameter of the rank and micro batch: casts of weights under autocast, accumulation into fp32 gradients."""
+    if layout.engine == "torch":
+        return 6.0 if precision == "bf16" else 0.0
+    if layout.engine == "megatron":
+        return 10.0 if precision == "bf16" else 12.0
+    return 10.0 if layout.gradient_accumulation_steps > 1 else 4.0
+
+
+def optimizer_bytes_per_parameter(precision: Precision) -> float:
+    """AdamW on the parameters a rank steps: reads four fp32 values, writes three (28); norm and clipping (12); the cast."""
+    return 40.0 + (2.0 if precision == "bf16" else 0.0)
