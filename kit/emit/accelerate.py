@@ -5,6 +5,9 @@ Seen and avoided, all of them without an error from accelerate:
 * MULTI_CPU in a YAML, or ``--cpu --num_processes 2``, starts one process: torch on CPU processes goes by torchrun.
 * ACCELERATE_USE_CPU=true with DeepSpeed trains plain DDP: ``use_cpu`` in the YAML and the DeepSpeed launcher do not.
 * ``mixed_precision`` beside a ``deepspeed_config_file``: two places for one choice. It is in ds_config.json.
+
+Seen and left to scripts: without a GPU ``Accelerator()`` counts one process on every rank while DeepSpeed trains on all,
+so its data loaders repeat the same samples. ``PartialState(cpu=True)`` first mends that; kit's worker makes neither.
 """
 
 from __future__ import annotations

@@ -101,11 +101,11 @@ def exported(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
 
 
 def train(chosen: Plan, start: Path, directory: Path, steps: int, fault: str | None = None) -> Curve:
-    """A fresh engine for some steps. A ``fault`` of benchmarks.parity.faults stays in the process: close the pool then."""
+    """A fresh engine for some steps. A fault of benchmarks.parity stays in the process: close the pool afterwards."""
     if fault is not None:
         from benchmarks.parity.faults import FAULTS
 
-        FAULTS[fault]()
+        FAULTS[fault].install()
     engine = build(chosen, start, directory)
     curve = Curve(*advance(engine, chosen, 0, steps), exported(engine, StateKind.MASTER))
     engine.close()
@@ -132,7 +132,7 @@ def through_the_hub(before: Plan, after: Plan, start: Path, directory: Path) -> 
 
 
 def natively(chosen: Plan, start: Path, directory: Path) -> tuple[list[float], list[float], list[str]]:
-    """Losses after a native save, those of a fresh engine that loaded it, and names of tensors that differ at the end."""
+    """Losses after a native save, those of a fresh engine that loaded it, and tensors that differ at the end."""
     native = directory / "native"
     native.mkdir(exist_ok=True)
     engine = build(chosen, start, directory)

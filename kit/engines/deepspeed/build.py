@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import groups
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
@@ -27,12 +29,25 @@ def build_deepspeed(rundir: RunDirectory) -> deepspeed.DeepSpeedEngine:
     settings = copy.deepcopy(dict(rundir.settings))
     _check_settings(settings)
     _complete_environment()
+    _quieten()
+    _skip_unused_op()
     # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
     model = _model(rundir, settings)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=parameter_groups(model), config=settings)
-    _check_engine(engine, rundir)
+    try:
+        _check_engine(engine, rundir)
+    except EngineError:
+        release(engine)
+        raise
     return engine
+
+
+def release(engine: deepspeed.DeepSpeedEngine) -> None:
+    """Hooks and buffers, and the process groups that DeepSpeed keeps in module globals: the next engine must not find
+    them once the caller has destroyed the world they belong to."""
+    engine.destroy()
+    groups._release_process_group_references(group=None)
 
 
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
@@ -49,7 +64,9 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 def _model(rundir: RunDirectory, settings: dict[str, Any]) -> PreTrainedModel:
     """Stage 3: partitioned parameter by parameter while it is built, so that no rank ever holds it whole.
 
-    Below stage 3 it is built in fp32; DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
+    transformers then initialises it module by module on rank 0, in another order than a whole model: random weights of
+    stage 3 are as good as those of the other stages, but not the same. Below stage 3 the model is built in fp32;
+    DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
     """
     layout = rundir.plan.layout
     bf16_at_birth = layout.zero_stage == 3 and rundir.plan.job.precision == "bf16"
@@ -84,6 +101,17 @@ def _complete_environment() -> None:
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _quieten() -> None:
+    """DeepSpeed 0.19.8 calls collectives by names that torch 2.13 warns of at every step. Nobody here can act on it."""
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
+
+
+def _skip_unused_op() -> None:
+    """On CPU DeepSpeed compiles a shared-memory all-reduce before anything else (comm/torch.py, build_shm_op): half a
+    minute and a compiler, for a function that only inference calls. Its table of usable ops can say no."""
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def _check_settings(settings: dict[str, Any]) -> None:

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from deepspeed.utils import groups as deepspeed_groups
 
 from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
-from kit.engines.deepspeed.build import build_deepspeed
+from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.state import Replicated, parameter_state
 from kit.engines.hf import HfDirectory, check_names, check_shape
 from kit.errors import CheckpointError, EngineError
@@ -114,11 +113,11 @@ class DeepSpeedEngine:
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote. DeepSpeed unpickles, which runs code: the caller has verified every file's hash
         against a manifest of our own first. Raises CheckpointError where DeepSpeed finds nothing."""
-        path, _ = self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG)
-        if path is None:
+        if not (directory / NATIVE_TAG).is_dir():
             raise CheckpointError(
-                f"{directory} has no DeepSpeed checkpoint named {NATIVE_TAG}; resume from another one"
+                f"{directory} has no folder {NATIVE_TAG}, so no DeepSpeed checkpoint; resume elsewhere"
             )
+        self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG)
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Engine. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale already."""
@@ -160,9 +159,8 @@ class DeepSpeedEngine:
         return held
 
     def close(self) -> None:
-        """See Engine. DeepSpeed keeps process groups in module globals: the next engine must not find stale ones."""
-        self._engine.destroy()
-        deepspeed_groups._release_process_group_references(group=None)
+        """See Engine."""
+        release(self._engine)
 
     # ------------------------------------------------------------------ helpers
 

@@ -1,0 +1,260 @@
+"""State in and out: the hub, DeepSpeed's own files, discarding, evaluating, and what the engine refuses."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+
+from kit.emit.deepspeed import ds_config
+from kit.engines.base import MicroBatch, StateKind
+from kit.errors import CheckpointError, EngineError
+from tests.deepspeed import cases
+from tests.training import tiny
+from tests.workers import pool
+
+HOST = {"offload_optimizer": "cpu", "offload_param": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return cases.hf_directory(tmp_path_factory.mktemp("start"))
+
+
+def run(case, *arguments, world_size=cases.WORLD_SIZE):
+    return pool("deepspeed", world_size).run(case, *arguments)
+
+
+CHANGES = {
+    "0 → 0": (cases.plan(0), cases.plan(0)),
+    "1 → 2": (cases.plan(1), cases.plan(2)),
+    "2 → 3": (cases.plan(2), cases.plan(3)),
+    "3 → 2": (cases.plan(3), cases.plan(2)),
+    "3 → 3": (cases.plan(3), cases.plan(3)),
+    "3 → 0": (cases.plan(3), cases.plan(0)),
+    "3 → 3 on the host": (cases.plan(3), cases.plan(3, **HOST)),
+    "2 on the host → 1": (cases.plan(2, offload_optimizer="cpu"), cases.plan(1)),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
+def test_training_goes_on_through_the_hub(before, after, start, tmp_path):
+    whole, resumed = run(cases.through_the_hub, before, after, start, tmp_path)[0]
+    assert cases.curve_error(resumed.losses, whole.losses[3:]) < 1e-6
+    assert cases.curve_error(resumed.norms, whole.norms[3:]) < 1e-6
+    for name, master in whole.masters.items():
+        assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
+
+
+@pytest.mark.parametrize(("stage", "accumulation"), [(0, 2), (1, 1), (1, 2), (2, 2), (3, 2)])
+def test_bf16_keeps_its_fp32_masters_through_the_hub(stage, accumulation, start, tmp_path):
+    """Exactly: a master that was rounded to bf16 on the way would be off by 0.4 %."""
+    layout = {"micro_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
+    chosen = cases.plan(stage, precision="bf16", **layout)
+    whole, resumed = run(cases.through_the_hub, chosen, chosen, start, tmp_path)[0]
+    assert resumed.losses == whole.losses[3:]
+    assert all(torch.equal(resumed.masters[name], master) for name, master in whole.masters.items())
+
+
+NATIVE = {
+    "stage 0": cases.plan(0),
+    "stage 1": cases.plan(1),
+    "stage 2": cases.plan(2),
+    "stage 3": cases.plan(3),
+    "stage 3 on the host": cases.plan(3, **HOST),
+    "bf16, stage 0": cases.plan(0, precision="bf16"),
+    "bf16, stage 1": cases.plan(1, precision="bf16"),
+    "bf16, stage 3": cases.plan(3, precision="bf16"),
+}
+
+
+@pytest.mark.parametrize("chosen", NATIVE.values(), ids=NATIVE.keys())
+def test_native_save_and_load_are_exact(chosen, start, tmp_path):
+    losses, again, different = run(cases.natively, chosen, start, tmp_path)[0]
+    assert again == losses
+    assert different == []
+
+
+def test_an_empty_directory_is_no_checkpoint(start, tmp_path):
+    assert "no DeepSpeed checkpoint" in run(load_nothing, cases.plan(2), start, tmp_path)[0]
+
+
+def load_nothing(chosen, start, directory):
+    engine = cases.build(chosen, start, directory)
+    with pytest.raises(CheckpointError) as error:
+        engine.load(directory / "nowhere")
+    engine.close()
+    return str(error.value)
+
+
+LAYOUTS = {
+    "stage 0": cases.plan(0),
+    "stage 1": cases.plan(1),
+    "stage 2": cases.plan(2),
+    "stage 3": cases.plan(3),
+    "stage 1, host": cases.plan(1, offload_optimizer="cpu"),
+    "stage 2, host": cases.plan(2, offload_optimizer="cpu"),
+    "stage 3, host": cases.plan(3, **HOST),
+    "bf16, stage 0": cases.plan(0, precision="bf16"),
+    "bf16, stage 1": cases.plan(1, precision="bf16"),
+    "bf16, stage 2": cases.plan(2, precision="bf16"),
+    "bf16, stage 3": cases.plan(3, precision="bf16"),
+    "bf16, stage 2, host": cases.plan(2, precision="bf16", offload_optimizer="cpu"),
+}
+
+
+@pytest.mark.parametrize("chosen", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_discard_and_evaluate_leave_no_trace(chosen, start, tmp_path):
+    plain, disturbed = run(disturb, chosen, start, tmp_path)[0]
+    assert disturbed == plain
+
+
+def disturb(chosen, start, directory):
+    """Two steps; and two steps with discarded gradients and evaluations before, between and within them."""
+    engine = cases.build(chosen, start, directory)
+    plain = cases.advance(engine, chosen, 0, 2)[:2]
+    engine.close()
+
+    engine = cases.build(chosen, start, directory)
+    losses, norms = [], []
+    for step in range(2):
+        engine.forward_backward(cases.micro_batches(engine, chosen, step + 5))
+        engine.discard()
+        engine.evaluate(cases.micro_batches(engine, chosen, step + 7))
+        losses.append(engine.forward_backward(cases.micro_batches(engine, chosen, step)).mean)
+        engine.evaluate(cases.micro_batches(engine, chosen, step + 9))
+        norms.append(engine.apply(cases.learning_rate(step)).gradient)
+    engine.close()
+    return plain, (losses, norms)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_evaluation_is_the_training_loss(stage, start, tmp_path):
+    evaluated, trained = run(evaluate_and_train, cases.plan(stage), start, tmp_path)[0]
+    assert evaluated == trained
+
+
+def evaluate_and_train(chosen, start, directory):
+    engine = cases.build(chosen, start, directory)
+    batches = cases.micro_batches(engine, chosen, 0)
+    both = engine.evaluate(batches), engine.forward_backward(batches)
+    engine.close()
+    return both
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_one_process_needs_no_launcher(stage, start, tmp_path, monkeypatch):
+    """Gradients of 4 micro batches on one process are those of plain torch."""
+    chosen = cases.plan(stage, dp=1, gradient_accumulation_steps=4)
+    curve = run(cases.train, chosen, start, tmp_path, 3, world_size=1)[0]
+    expected = cases.reference(start, 3)
+    assert cases.gradient_error(curve, expected) < 1e-5
+    assert cases.curve_error(curve.norms, expected.norms) < 1e-5
+
+
+def test_random_weights_are_those_of_the_seed(tmp_path):
+    """The same as transformers makes, bit for bit; partitioned at birth: as wide, and the same again."""
+    from kit.engines.hf import build_model
+
+    model = build_model(tiny.run_directory(tmp_path, cases.plan(0)), torch.float32, "cpu")
+    whole, partitioned, again = (run(random_weights, cases.plan(stage), tmp_path)[0] for stage in (0, 3, 3))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(whole[name], parameter)
+        assert torch.equal(again[name], partitioned[name])
+        assert partitioned[name].shape == parameter.shape
+        assert partitioned[name].std().item() == pytest.approx(parameter.std().item(), rel=0.1)
+
+
+def random_weights(chosen, directory):
+    engine = cases.build(chosen, None, directory)
+    masters = cases.exported(engine, StateKind.MASTER)
+    engine.close()
+    return masters
+
+
+def test_ranks_share_what_their_stage_shares(start, tmp_path):
+    """Bytes per parameter of the ZeRO paper's figure 1, fp32, 2 ranks, right after a backward."""
+    held = {stage: run(measure, cases.plan(stage), start, tmp_path)[0] for stage in (0, 1, 2, 3)}
+    parameters = held[0]["weights"] / 4
+    per_parameter = {stage: {k: round(v / parameters, 1) for k, v in each.items()} for stage, each in held.items()}
+    assert per_parameter[0] == {"weights": 4, "gradients": 4, "optimizer": 8}
+    assert per_parameter[1]["weights"] == per_parameter[2]["weights"] == 4
+    # Half of the masters (a copy of the weights, in fp32 too) and of both moments.
+    assert per_parameter[1]["optimizer"] == per_parameter[2]["optimizer"] == per_parameter[3]["optimizer"] == 6
+    assert per_parameter[2]["gradients"] < per_parameter[0]["gradients"]
+    assert per_parameter[3]["weights"] == per_parameter[3]["gradients"] == 2
+
+
+def measure(chosen, start, directory):
+    engine = cases.build(chosen, start, directory)
+    cases.advance(engine, chosen, 0, 1)
+    engine.forward_backward(cases.micro_batches(engine, chosen, 1))
+    held = engine.held_bytes()
+    engine.discard()
+    engine.close()
+    return held
+
+
+@pytest.mark.parametrize("chosen", [cases.plan(0), cases.plan(2), cases.plan(3)], ids=["0", "2", "3"])
+def test_a_gradient_that_is_not_finite_stops_the_run(chosen, start, tmp_path):
+    message, unchanged = run(overflow, chosen, start, tmp_path)[0]
+    assert "gradient norm" in message
+    assert unchanged
+
+
+def overflow(chosen, start, directory):
+    """DeepSpeed would skip the step and say nothing."""
+    engine = cases.build(chosen, start, directory)
+    before = cases.exported(engine, StateKind.MASTER)
+    backward = engine._engine.backward
+    engine._engine.backward = lambda loss, **keywords: backward(loss * math.inf, **keywords)
+    engine.forward_backward(cases.micro_batches(engine, chosen, 0))
+    with pytest.raises(EngineError) as error:
+        engine.apply(1e-3)
+    after = cases.exported(engine, StateKind.MASTER)
+    engine.close()
+    return str(error.value), all(torch.equal(after[name], master) for name, master in before.items())
+
+
+def test_steps_without_labels_or_on_top_of_others_are_refused(start, tmp_path):
+    messages = run(misuse, cases.plan(2), start, tmp_path)[0]
+    assert "no label of this step counts" in messages[0]
+    assert "call apply or discard" in messages[1]
+
+
+def misuse(chosen, start, directory):
+    engine = cases.build(chosen, start, directory)
+    batches = cases.micro_batches(engine, chosen, 0)
+    empty = [MicroBatch(b.input_ids, torch.full_like(b.labels, -100)) for b in batches]
+    with pytest.raises(EngineError) as first:
+        engine.forward_backward(empty)
+    engine.forward_backward(batches)
+    with pytest.raises(EngineError) as second:
+        engine.forward_backward(batches)
+    engine.discard()
+    engine.close()
+    return [str(first.value), str(second.value)]
+
+
+EDITS = {
+    "another stage": ({"zero_optimization": {"stage": 1}}, "zero_stage=1 was started where the plan has 2"),
+    "round robin": ({"zero_optimization": {"stage": 2, "round_robin_gradients": True}}, "round_robin_gradients"),
+    "own accumulation": ({"managed_gradient_accumulation": False}, "managed_gradient_accumulation"),
+    "a scheduler": ({"scheduler": {"type": "WarmupLR", "params": {}}}, "run.schedule"),
+    "bf16": ({"bf16": {"enabled": True}}, "precision=bf16 was started where the plan has fp32"),
+}
+
+
+@pytest.mark.parametrize(("edit", "message"), EDITS.values(), ids=EDITS.keys())
+def test_settings_that_would_be_wrong_in_silence_are_refused(edit, message, start, tmp_path):
+    chosen = cases.plan(2)
+    settings = copy.deepcopy(ds_config(chosen)) | edit
+    assert message in run(refused, chosen, start, tmp_path, settings)[0]
+
+
+def refused(chosen, start, directory, settings):
+    with pytest.raises(EngineError) as error:
+        cases.build(chosen, start, directory, settings)
+    return str(error.value)
