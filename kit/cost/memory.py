@@ -29,7 +29,21 @@ ZERO3_SUB_GROUP = 10**9
 
 def peak_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> tuple[StageMemory, ...]:
     """One entry a pipeline stage: the fullest moment of a rank's step."""
-    return tuple(_stage(model, cluster, job, layout, stage) for stage in range(layout.pp))
+    return tuple(
+        StageMemory(
+            stage=stage,
+            components_gib={
+                name: to_gib(size) for name, size in stage_bytes(model, cluster, job, layout, stage).items()
+            },
+        )
+        for stage in range(layout.pp)
+    )
+
+
+def peak_gib(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> float:
+    """Peak of the fullest stage. It is the first or the last: those between hold less than the first."""
+    ends = {0, layout.pp - 1}
+    return to_gib(max(sum(stage_bytes(model, cluster, job, layout, stage).values()) for stage in ends))
 
 
 def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> float:
@@ -67,7 +81,10 @@ class _Dynamic:
     logits: float
 
 
-def _stage(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int) -> StageMemory:
+def stage_bytes(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int
+) -> dict[str, float]:
+    """Bytes by component of a rank of one stage, at its fullest moment."""
     parameters = rank_parameters(model, layout.tp, layout.pp, stage)
     state = state_bytes(layout, job.precision)
     dynamic = _dynamic(model, job, layout, stage)
@@ -104,7 +121,7 @@ def _stage(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout,
         # Built in fp32 on the device, before DeepSpeed casts it (kit/engines/deepspeed/build.py).
         moments.append({"weights": 4.0 * parameters, "optimizer": 0.0, "buffers": 0.0})
     fullest = max((constant | moment for moment in moments), key=lambda parts: sum(parts.values()))
-    return StageMemory(stage=stage, components_gib={name: to_gib(fullest.get(name, 0.0)) for name in COMPONENTS})
+    return {name: fullest.get(name, 0.0) for name in COMPONENTS}
 
 
 def _dynamic(model: ModelSpec, job: JobSpec, layout: Layout, stage: int) -> _Dynamic:

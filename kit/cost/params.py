@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from kit.specs.model import ModelSpec
 
@@ -58,6 +59,25 @@ class ModelParameters:
 
 def count(model: ModelSpec) -> ModelParameters:
     """Parameters of the Hugging Face class that computes ``model``."""
+    return _count(_Key(model))
+
+
+class _Key:
+    """A model by identity: specs are frozen, but one that holds a dict has no hash of its own."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        self.model = model
+
+    def __hash__(self) -> int:
+        return id(self.model)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and other.model is self.model
+
+
+@lru_cache(maxsize=256)  # a search asks thousands of times for the same few
+def _count(key: _Key) -> ModelParameters:
+    model = key.model
     h, vocab = model.hidden_size, model.vocab_size
     positions = model.max_position_embeddings * h if model.learned_positions else 0
     return ModelParameters(

@@ -22,7 +22,9 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         with Path(path).open("x", encoding="utf-8") as stream:
             stream.write(plan_to_yaml(plan))
     except FileExistsError:
-        raise SpecError(f"{path} exists already and is not overwritten; choose another name, or remove it yourself") from None
+        raise SpecError(
+            f"{path} exists already and is not overwritten; choose another name, or remove it yourself"
+        ) from None
     except OSError as error:
         raise SpecError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -32,7 +34,10 @@ def load_plan(path: str | Path) -> Plan:
     document = yaml.read(Path(path))
     version = document.data.get("schema_version")
     if version != SCHEMA_VERSION:
-        raise SpecError(f"{document.where(('schema_version',))}: schema_version={version!r}; this kit reads {SCHEMA_VERSION}: plan again")
+        raise SpecError(
+            f"{document.where(('schema_version',))}: schema_version={version!r}; "
+            f"this kit reads {SCHEMA_VERSION}: plan again"
+        )
     return yaml.parse(Plan, document.data, document)
 
 

@@ -1,0 +1,159 @@
+"""Layouts worth considering: every combination of divisors, with the user's pins in place of choices.
+
+Nothing here knows a model by its size or name. Pinned values are taken as they are, also impossible ones: the rules say
+what is wrong with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kit.planner.rules import divisors
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import EngineName, Layout, Offload, Pins, Recompute
+from kit.specs.model import ModelSpec
+
+ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
+"""From the simplest to the one with the most to set."""
+
+LARGEST_MICRO_BATCH_TOKENS = 65536
+"""Matrix products of fewer tokens than this already reach their full speed; larger ones only cost memory."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What may be considered beyond the usual: tried only where the usual does not fit."""
+
+    offload: bool = False
+    """CPU offload, slower by the PCIe link and the host's processors."""
+    context_parallel: bool = False
+    """cp>1, which the engines of this version do not run yet."""
+
+
+def layouts(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, engine: EngineName, scope: Scope
+) -> Iterator[Layout]:
+    """Layouts of one engine, legal or not; micro batches ascend within everything else equal."""
+    offered = {"torch": _torch, "deepspeed": _deepspeed, "megatron": _megatron}
+    yield from offered[engine](model, cluster, job, pins, scope)
+
+
+def _torch(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
+    split = _Split.of(pins)
+    dp = split.data_parallel(cluster)
+    zero, offload = pins.zero_stage or 0, (pins.offload_optimizer or "none", pins.offload_param or "none")
+    for recompute in _recompute(pins):
+        yield from _sized("torch", job, pins, split, dp, zero, offload, recompute)
+
+
+def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
+    split = _Split.of(pins)
+    dp = split.data_parallel(cluster)
+    stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
+    for zero, recompute in itertools.product(stages, _recompute(pins)):
+        for offload in _offloads(pins, zero, scope):
+            yield from _sized("deepspeed", job, pins, split, dp, zero, offload, recompute)
+
+
+def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
+    zero = 1 if pins.zero_stage is None else pins.zero_stage
+    offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
+    for tp, pp, cp in _splits(model, cluster, job, pins, scope):
+        sp = pins.sp if pins.sp is not None else tp > 1 and job.seq_length % (tp * cp) == 0
+        for vp in _virtual(model, pins, pp):
+            split = _Split(tp=tp, pp=pp, vp=vp, cp=cp, sp=sp)
+            for recompute in _recompute(pins):
+                yield from _sized("megatron", job, pins, split, split.data_parallel(cluster), zero, offload, recompute)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Everything but data parallelism."""
+
+    tp: int = 1
+    pp: int = 1
+    vp: int = 1
+    cp: int = 1
+    sp: bool = False
+
+    @classmethod
+    def of(cls, pins: Pins) -> _Split:
+        """What is pinned, and one for the rest."""
+        return cls(tp=pins.tp or 1, pp=pins.pp or 1, vp=pins.vp or 1, cp=pins.cp or 1, sp=pins.sp or False)
+
+    def data_parallel(self, cluster: ClusterSpec) -> int:
+        return max(1, cluster.num_gpus // (self.tp * self.pp * self.cp))
+
+
+def _splits(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope
+) -> Iterator[tuple[int, int, int]]:
+    """(tp, pp, cp). Tensor parallelism stays inside a node: two exchanges a layer need its links."""
+    tps = [pins.tp] if pins.tp else divisors(cluster.gpus_per_node)
+    for tp in tps:
+        pps = [pins.pp] if pins.pp else [p for p in divisors(max(1, cluster.num_gpus // tp)) if model.num_layers % p == 0]
+        for pp in pps:
+            rest = max(1, cluster.num_gpus // (tp * pp))
+            cps = [1]
+            if pins.cp:
+                cps = [pins.cp]
+            elif scope.context_parallel:
+                cps = [c for c in divisors(rest) if c == 1 or job.seq_length % (2 * c) == 0]
+            yield from ((tp, pp, cp) for cp in cps)
+
+
+def _virtual(model: ModelSpec, pins: Pins, pp: int) -> list[int]:
+    if pins.vp:
+        return [pins.vp]
+    return [1] if pp == 1 or model.num_layers % pp else divisors(model.num_layers // pp)
+
+
+def _recompute(pins: Pins) -> Sequence[Recompute]:
+    return ("none", "full") if pins.recompute is None else (pins.recompute,)
+
+
+def _offloads(pins: Pins, zero: int, scope: Scope) -> list[tuple[Offload, Offload]]:
+    """(optimizer, parameters)."""
+    optimizer: list[Offload] = [pins.offload_optimizer] if pins.offload_optimizer else ["none"]
+    param: list[Offload] = [pins.offload_param] if pins.offload_param else ["none"]
+    if scope.offload and pins.offload_optimizer is None:
+        optimizer = ["none", "cpu"]
+    if scope.offload and pins.offload_param is None and zero == 3:
+        param = ["none", "cpu"]
+    return [(o, p) for o in optimizer for p in param if p == "none" or o == "cpu" or pins.offload_param]
+
+
+def _sized(
+    engine: EngineName,
+    job: JobSpec,
+    pins: Pins,
+    split: _Split,
+    dp: int,
+    zero: int,
+    offload: tuple[Offload, Offload],
+    recompute: Recompute,
+) -> Iterator[Layout]:
+    """One layout for every micro batch that divides what a rank gets of the global batch."""
+    share = job.global_batch_size // dp if job.global_batch_size % dp == 0 else 1
+    most = max(1, LARGEST_MICRO_BATCH_TOKENS // job.seq_length)
+    sizes = [pins.micro_batch_size] if pins.micro_batch_size else [size for size in divisors(share) if size <= most]
+    for size in sizes:
+        yield Layout(
+            engine=engine,
+            implementation="torch-native" if engine == "megatron" else "huggingface-sdpa",
+            dp=dp,
+            tp=split.tp,
+            pp=split.pp,
+            vp=split.vp,
+            cp=split.cp,
+            sp=split.sp,
+            zero_stage=zero,
+            offload_optimizer=offload[0],
+            offload_param=offload[1],
+            recompute=recompute,
+            micro_batch_size=size,
+            gradient_accumulation_steps=max(1, job.global_batch_size // (size * dp)),
+        )
