@@ -1,4 +1,4 @@
-"""What the demo and the parity cases train: a tiny Llama made from a seed, on text that every machine with Python has."""
+"""What the demo and the parity cases train: a tiny Llama from a seed, on text that every machine with Python has."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ def _write_tokenizer(texts: list[str], directory: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, bos_token=END_OF_TEXT).save_pretrained(directory)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END_OF_TEXT, bos_token=END_OF_TEXT).save_pretrained(
+        directory
+    )
 
 
 def _write_model(directory: Path) -> None:

@@ -29,7 +29,9 @@ def plan(
     """
     if isinstance(model, Recipe):
         if cluster is not None or job is not None or pins is not None:
-            raise TypeError("a recipe names its own cluster, job and layout; change them with load_recipe(path, overrides)")
+            raise TypeError(
+                "a recipe names its own cluster, job and layout; change them with load_recipe(path, overrides)"
+            )
         return make_plan(model.model, model.cluster, model.job, model.layout)
     if cluster is None:
         raise TypeError("plan() needs a cluster, for example '8xH100'")

@@ -26,18 +26,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-convert_app = typer.Typer(help="Between formats, offline: text to tokens, a hub checkpoint to a Hugging Face model.", no_args_is_help=True)
+convert_app = typer.Typer(
+    help="Between formats, offline: text to tokens, a hub checkpoint to a Hugging Face model.", no_args_is_help=True
+)
 app.add_typer(convert_app, name="convert")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.")]
-OutDir = Annotated[Path, typer.Option("--out", "-o", help="New directory to write; an existing one is never overwritten.")]
+OutDir = Annotated[
+    Path, typer.Option("--out", "-o", help="New directory to write; an existing one is never overwritten.")
+]
 
 
 @app.command()
 def plan(
     model: Annotated[str, typer.Argument(help="Recipe file, catalog name, or Hugging Face directory.")],
     overrides: Overrides = None,
-    gpus: Annotated[str | None, typer.Option(help="8xH100, 64xA100-80, aws:p4d.24xlarge:8 …; not with a recipe.")] = None,
+    gpus: Annotated[
+        str | None, typer.Option(help="8xH100, 64xA100-80, aws:p4d.24xlarge:8 …; not with a recipe.")
+    ] = None,
     engine: Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")] = "auto",
     fix: Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. Repeatable.")] = None,
     seq_length: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
@@ -50,12 +56,16 @@ def plan(
 
     if _is_recipe(model):
         if gpus or seq_length or global_batch_size or total_tokens:
-            raise SpecError("a recipe names its own cluster and job; change them as words: cluster=8xH100 job.seq_length=8192")
+            raise SpecError(
+                "a recipe names its own cluster and job; change them as words: cluster=8xH100 job.seq_length=8192"
+            )
         words = [*(overrides or []), *[f"layout.{word}" for word in fix or []]]
         result = make_plan(load_recipe(model, [*words, f"layout.engine={engine}"] if engine != "auto" else words))
     else:
         if overrides:
-            raise SpecError(f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is not a recipe file: use the options")
+            raise SpecError(
+                f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is not a recipe file: use the options"
+            )
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100")
         job = _job(seq_length=seq_length, global_batch_size=global_batch_size, total_tokens=total_tokens)
@@ -66,7 +76,9 @@ def plan(
 
 
 @app.command()
-def emit(recipe: Annotated[Path, typer.Argument(help="Recipe file.")], out: OutDir, overrides: Overrides = None) -> None:
+def emit(
+    recipe: Annotated[Path, typer.Argument(help="Recipe file.")], out: OutDir, overrides: Overrides = None
+) -> None:
     """Plan a recipe and write its run directory."""
     result, loaded = _plan_recipe(recipe, overrides)
     rundir = _emit(loaded, result, out)
@@ -79,7 +91,9 @@ def train(
     target: Annotated[Path, typer.Argument(help="Run directory, or a recipe (then with --out).")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to write for a recipe.")] = None,
-    resume: Annotated[str | None, typer.Option(help="auto: the newest good checkpoint; or the path of a hub checkpoint.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="auto: the newest good checkpoint; or the path of a hub checkpoint.")
+    ] = None,
     stop_at_step: Annotated[int | None, typer.Option(help="Stop after this step, with a checkpoint.", min=1)] = None,
 ) -> None:
     """Start this node's processes of a run and wait for them."""
@@ -121,7 +135,9 @@ def convert_model(
     hub: Annotated[Path, typer.Argument(help="Hub checkpoint, such as RUN/checkpoints/hub-step-00000060.")],
     out: OutDir,
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    extras_from: Annotated[Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")] = None,
+    extras_from: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")
+    ] = None,
 ) -> None:
     """Turn a hub checkpoint into a Hugging Face model directory."""
     from kit.training.checkpoint.hub import hub_to_hf
@@ -169,6 +185,9 @@ def _pins(engine: str, words: list[str]) -> Pins:
     for word in words:
         key, equals, text = word.partition("=")
         if not equals:
-            raise SpecError(f"--fix {word!r} is not of the form key=value; keys are {', '.join(f.name for f in dataclasses.fields(Pins))}")
+            raise SpecError(
+                f"--fix {word!r} is not of the form key=value; "
+                f"keys are {', '.join(field.name for field in dataclasses.fields(Pins))}"
+            )
         data[key] = yaml.parse_text(f"value: {text}", f"--fix {word}").data["value"]
     return yaml.parse(Pins, data, yaml.Document(name="--fix", data={}, lines={}))

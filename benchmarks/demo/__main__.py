@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from kit.planner.render import render
 from rich.console import Console
 
 import kit
@@ -20,7 +21,6 @@ from benchmarks.demo.claims import Ledger
 from benchmarks.demo.exports import Verdict, judge
 from benchmarks.parity.compare import compare_curves, compare_gradients
 from kit.emit.run_directory import RunDirectory
-from kit.planner.render import render
 
 BUILD = ROOT / "build" / "demo"
 RECIPES = {
@@ -73,7 +73,9 @@ def plan_real_case(ledger: Ledger, model: str, gpus: str) -> kit.Plan:
     plan = kit.plan(model, gpus)
     ledger.console.print(render(plan))
     peak, memory = plan.predicted.peak_gib, plan.cluster.gpu.memory_gib
-    figure = f"peak {peak:.1f} of {memory:.1f} GiB, {plan.predicted.step_time_s:.2f} s a step, MFU {plan.predicted.mfu:.0%}"
+    figure = (
+        f"peak {peak:.1f} of {memory:.1f} GiB, {plan.predicted.step_time_s:.2f} s a step, MFU {plan.predicted.mfu:.0%}"
+    )
     ledger.add(f"{model} on {gpus} has a plan that fits", f"kit plan {model} --gpus {gpus}", figure, peak <= memory)
     return plan
 
@@ -90,7 +92,12 @@ def train_three_engines(ledger: Ledger, out: Path) -> dict[str, RunDirectory]:
         compare(ledger, reference, rundirs[name], TITLES[name], f"{out.relative_to(ROOT)}/{name}/launch.sh")
     distance = compare_curves(runs.metrics(reference), runs.metrics(rundirs["bf16"]), "loss")
     figure = f"loss differs by up to {distance.worst_relative_error:.1e} (step {distance.worst_step})"
-    ledger.add("bf16 trains, at a distance from fp32", f"{out.relative_to(ROOT)}/bf16/launch.sh", figure, distance.worst_relative_error < math.inf)
+    ledger.add(
+        "bf16 trains, at a distance from fp32",
+        f"{out.relative_to(ROOT)}/bf16/launch.sh",
+        figure,
+        distance.worst_relative_error < math.inf,
+    )
     return rundirs
 
 
@@ -99,7 +106,9 @@ def compare(ledger: Ledger, reference: RunDirectory, other: RunDirectory, title:
     name = "gradients/step-000001.safetensors"
     gradients = compare_gradients(reference.path / name, other.path / name)
     detail = f"worst of {gradients.compared} parameters: {gradients.worst_name}"
-    ledger.add_bound(f"{title}: every gradient of step 1", command, gradients.worst_relative_error, GRADIENT_BOUND, detail)
+    ledger.add_bound(
+        f"{title}: every gradient of step 1", command, gradients.worst_relative_error, GRADIENT_BOUND, detail
+    )
     for key in ("loss", "grad_norm"):
         curve = compare_curves(runs.metrics(reference), runs.metrics(other), key)
         detail = f"worst of {curve.compared} steps: {curve.worst_step}"
@@ -118,8 +127,16 @@ def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> tuple[R
     rows = [*runs.metrics(first), *runs.metrics(second)]
     for key in ("loss", "grad_norm"):
         curve = compare_curves(runs.metrics(uninterrupted), rows, key)
-        detail = f"killed at {killed_at}, moved at {HAND_OVER_STEP}; worst of {curve.compared} steps: {curve.worst_step}"
-        ledger.add_bound(f"relay ZeRO-3 → TP=2: {key} on the uninterrupted curve", f"{first.path.name}/launch.sh --resume auto", curve.worst_relative_error, CURVE_BOUND, detail)
+        detail = (
+            f"killed at {killed_at}, moved at {HAND_OVER_STEP}; worst of {curve.compared} steps: {curve.worst_step}"
+        )
+        ledger.add_bound(
+            f"relay ZeRO-3 → TP=2: {key} on the uninterrupted curve",
+            f"{first.path.name}/launch.sh --resume auto",
+            curve.worst_relative_error,
+            CURVE_BOUND,
+            detail,
+        )
     return second, rows
 
 
@@ -132,17 +149,37 @@ def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirec
     verdicts: dict[str, Verdict] = {}
     for name, rundir in rundirs.items():
         exported = out / f"{name}-hf"
-        hub_to_hf(rundir.path / "checkpoints" / "hub-step-00000060", exported, dtype="float32", extras_from=assets.model)
+        hub_to_hf(
+            rundir.path / "checkpoints" / "hub-step-00000060", exported, dtype="float32", extras_from=assets.model
+        )
         verdicts[name] = judge(exported, assets.validation, plan.job.seq_length)
         loss = verdicts[name].held_out_loss
         figure = f"held-out loss {loss:.4f}, {before.held_out_loss:.4f} before training"
-        ledger.add(f"{TITLES[name]}: exported and learned", f"kit convert model …/{name}/checkpoints/hub-step-00000060", figure, loss < before.held_out_loss - 1)
+        ledger.add(
+            f"{TITLES[name]}: exported and learned",
+            f"kit convert model …/{name}/checkpoints/hub-step-00000060",
+            figure,
+            loss < before.held_out_loss - 1,
+        )
     fp32 = {name: verdict for name, verdict in verdicts.items() if name != "bf16"}
-    spread = max(abs(v.held_out_loss - fp32["torch"].held_out_loss) / fp32["torch"].held_out_loss for v in fp32.values())
-    ledger.add_bound("all fp32 exports: equal held-out loss", "AutoModelForCausalLM.from_pretrained", spread, CURVE_BOUND, f"{len(fp32)} models")
+    spread = max(
+        abs(v.held_out_loss - fp32["torch"].held_out_loss) / fp32["torch"].held_out_loss for v in fp32.values()
+    )
+    ledger.add_bound(
+        "all fp32 exports: equal held-out loss",
+        "AutoModelForCausalLM.from_pretrained",
+        spread,
+        CURVE_BOUND,
+        f"{len(fp32)} models",
+    )
     same = {verdict.generated for verdict in fp32.values()}
     tokens = sum(len(g) for g in fp32["torch"].generated)
-    ledger.add("all fp32 exports: same greedy tokens", "model.generate(do_sample=False)", f"{len(same)} distinct outputs of {len(fp32)} models, {tokens} tokens", len(same) == 1)
+    ledger.add(
+        "all fp32 exports: same greedy tokens",
+        "model.generate(do_sample=False)",
+        f"{len(same)} distinct outputs of {len(fp32)} models, {tokens} tokens",
+        len(same) == 1,
+    )
     ledger.console.print(f"  {fp32['torch'].text!r}", highlight=False)
 
 
@@ -150,14 +187,32 @@ def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
     """Swap Q and K in the weight map: the same comparison must turn red."""
     rundir = runs.emit(RECIPES["tp2"], out / "planted", ["run.steps=2"])
     log = rundir.path / "log.txt"
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "benchmarks.parity.worker", "--plant", "swap_qk", str(rundir.path)]
+    words = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "benchmarks.parity.worker",
+        "--plant",
+        "swap_qk",
+        str(rundir.path),
+    ]
     runs.wait(runs.start([sys.executable, *words], log), log)
     name = "gradients/step-000001.safetensors"
     gradients = compare_gradients(reference.path / name, rundir.path / name)
     loss = abs(runs.metrics(rundir)[0]["loss"] / runs.metrics(reference)[0]["loss"] - 1)
     caught = gradients.worst_relative_error > GRADIENT_BOUND
-    ledger.console.print(f"  [red]{TITLES['tp2']} with Q and K swapped: gradients differ by {gradients.worst_relative_error:.1e} > {GRADIENT_BOUND:.0e}[/red]", highlight=False)
-    figure = f"gradient error {gradients.worst_relative_error:.1e} at {gradients.worst_name}; loss alone differs by {loss:.1e}"
+    ledger.console.print(
+        f"  [red]{TITLES['tp2']} with Q and K swapped: gradients differ by "
+        f"{gradients.worst_relative_error:.1e} > {GRADIENT_BOUND:.0e}[/red]",
+        highlight=False,
+    )
+    figure = (
+        f"gradient error {gradients.worst_relative_error:.1e} at {gradients.worst_name}; "
+        f"loss alone differs by {loss:.1e}"
+    )
     ledger.add("swapped Q and K turn the comparison red", "python -m benchmarks.parity --plant swap_qk", figure, caught)
 
 

@@ -33,7 +33,9 @@ def judge(model_directory: Path, validation: Path, seq_length: int) -> Verdict:
     generated = []
     for prompt in PROMPTS:
         inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
-        output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=tokenizer.eos_token_id)
+        output = model.generate(
+            **inputs, max_new_tokens=NEW_TOKENS, do_sample=False, pad_token_id=tokenizer.eos_token_id
+        )
         generated.append(tuple(output[0].tolist()))
     return Verdict(_held_out_loss(model, validation, seq_length), tuple(generated), tokenizer.decode(generated[0]))
 

@@ -9,38 +9,43 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from kit.planner.render import render
 
 from benchmarks.demo.claims import Claim
 from kit.planner.plan import Plan
-from kit.planner.render import render
 
 matplotlib.use("svg")
-import matplotlib.pyplot as plt  # noqa: E402  # the backend must be chosen first
-from matplotlib.figure import Figure  # noqa: E402
+import matplotlib.pyplot as plt  # the backend must be chosen first
+from matplotlib.figure import Figure
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1c2330 }
-table { border-collapse: collapse; width: 100% } td, th { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #d8dde6 }
-td.holds { color: #1a7f37 } td.fails { color: #b42318; font-weight: bold } pre { background: #f5f7fa; padding: 1rem; overflow: auto }
+table { border-collapse: collapse; width: 100% }
+td, th { text-align: left; padding: .35rem .6rem; border-bottom: 1px solid #d8dde6 }
+td.holds { color: #1a7f37 } td.fails { color: #b42318; font-weight: bold }
+pre { background: #f5f7fa; padding: 1rem; overflow: auto }
 svg { max-width: 100%; height: auto }
 """
 
 
-def write(file: Path, claims: Sequence[Claim], plans: Sequence[Plan], curves: Mapping[str, list[dict[str, Any]]]) -> Path:
+def write(
+    file: Path, claims: Sequence[Claim], plans: Sequence[Plan], curves: Mapping[str, list[dict[str, Any]]]
+) -> Path:
     """Write the page and return its path. ``curves``: title → metric rows; the first is the reference."""
     parts = ["<h1>From a model and some GPUs to a trained, exported model</h1>", _table(claims)]
     parts += ["<h2>Curves</h2>", _svg(_curves(curves))]
     for plan in plans:
-        parts += [f"<h2>{html.escape(plan.model.name)} on {plan.cluster.num_gpus} × {html.escape(plan.cluster.gpu.name)}</h2>"]
+        parts += [f"<h2>{html.escape(f'{plan.model.name} on {plan.cluster.num_gpus} × {plan.cluster.gpu.name}')}</h2>"]
         parts += [_svg(_plan(plan)), f"<pre>{html.escape(render(plan))}</pre>"]
-    text = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>kit demo</title><style>{STYLE}</style>{"".join(parts)}</html>'
-    file.write_text(text, encoding="utf-8")
+    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>kit demo</title><style>{STYLE}</style>'
+    file.write_text(f"{head}{''.join(parts)}</html>", encoding="utf-8")
     return file
 
 
 def _table(claims: Sequence[Claim]) -> str:
     rows = "".join(
-        f"<tr><td>{html.escape(c.text)}</td><td><code>{html.escape(c.command)}</code></td><td>{html.escape(c.figure)}</td>"
+        f"<tr><td>{html.escape(c.text)}</td><td><code>{html.escape(c.command)}</code></td>"
+        f"<td>{html.escape(c.figure)}</td>"
         f'<td class="{"holds" if c.holds else "fails"}">{"holds" if c.holds else "fails"}</td></tr>'
         for c in claims
     )

@@ -45,7 +45,9 @@ def _version(name: str) -> str | None:
 
 def _output(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent, timeout=20, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=Path(__file__).parent, timeout=20, check=False
+        )
     except OSError:
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None

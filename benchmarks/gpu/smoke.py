@@ -46,7 +46,10 @@ def main() -> int:
         result["parity"] = devices_agree(arguments.device, Path(scratch))
         print(json.dumps(result["parity"]), flush=True)
     result["seconds"] = round(time.monotonic() - began, 1)
-    out = arguments.out or ROOT / "benchmarks" / "results" / f"smoke-{arguments.device}-{result['machine']['date'][:10]}.json"
+    out = (
+        arguments.out
+        or ROOT / "benchmarks" / "results" / f"smoke-{arguments.device}-{result['machine']['date'][:10]}.json"
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"{result['seconds']} s; {out.name}")
@@ -59,7 +62,9 @@ def measure(engine: str, cluster: kit.ClusterSpec, device: str, scratch: Path) -
     try:
         plan = _plan(engine, cluster, device)
         data = _random_tokens(scratch, plan)
-        run = RunSpec(data=data, steps=STEPS, schedule=ScheduleSpec(kind="constant"), logging=LoggingSpec(every_steps=1))
+        run = RunSpec(
+            data=data, steps=STEPS, schedule=ScheduleSpec(kind="constant"), logging=LoggingSpec(every_steps=1)
+        )
         rundir = write(plan, run, scratch / engine)
         runs.train(rundir)
     except (kit.KitError, runs.RunFailed) as error:
@@ -81,7 +86,9 @@ def devices_agree(device: str, scratch: Path) -> dict[str, Any]:
     prepare()
     words = ["run.steps=10"]
     reference = runs.emit(RECIPE, scratch / "parity-cpu", words)
-    other = runs.emit(RECIPE, scratch / f"parity-{device}-2", words if device == "cpu" else [*words, _cluster_word(device)])
+    other = runs.emit(
+        RECIPE, scratch / f"parity-{device}-2", words if device == "cpu" else [*words, _cluster_word(device)]
+    )
     runs.train(reference)
     runs.train(other)
     name = "gradients/step-000001.safetensors"
@@ -127,9 +134,14 @@ def _cluster_word(device: str) -> str:
     memory = torch.cuda.get_device_properties(0).total_memory / 2**30
     for gpu in ("H200", "H100", "A100-80", "A100-40", "RTX4090", "TitanRTX"):
         spec = load_gpu(gpu)
-        if gpu.split("-")[0].replace("RTX", "").lower() in name.replace(" ", "").lower() and abs(spec.memory_gib - memory) < 6:
+        if (
+            gpu.split("-")[0].replace("RTX", "").lower() in name.replace(" ", "").lower()
+            and abs(spec.memory_gib - memory) < 6
+        ):
             return f"cluster=1x{gpu}"
-    raise SystemExit(f"error: {name} with {memory:.0f} GiB is not in the catalog; add it to kit/specs/catalog/gpus.yaml")
+    raise SystemExit(
+        f"error: {name} with {memory:.0f} GiB is not in the catalog; add it to kit/specs/catalog/gpus.yaml"
+    )
 
 
 def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:

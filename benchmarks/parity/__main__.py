@@ -1,9 +1,9 @@
 """``python -m benchmarks.parity``: every layout, really launched, against one process of plain torch.
 
-    python -m benchmarks.parity                        all layouts; exit code 1 if any disagrees
-    python -m benchmarks.parity --only megatron        those whose name contains the word
-    python -m benchmarks.parity --plant swap_qk        with a fault in it: must end red, with exit code 1
-    python -m benchmarks.parity --plant-all            every fault in its layout; exit code 0 if each was caught
+python -m benchmarks.parity                        all layouts; exit code 1 if any disagrees
+python -m benchmarks.parity --only megatron        those whose name contains the word
+python -m benchmarks.parity --plant swap_qk        with a fault in it: must end red, with exit code 1
+python -m benchmarks.parity --plant-all            every fault in its layout; exit code 0 if each was caught
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:
             reference = run_case(REFERENCE, Path(scratch), None)
             if arguments.plant_all:
-                plants = [(fault, case) for fault in sorted(FAULTS) for case in CASES if case.name == FAULTS[fault].case]
+                plants = [
+                    (fault, case) for fault in sorted(FAULTS) for case in CASES if case.name == FAULTS[fault].case
+                ]
             else:
                 plants = [(arguments.plant, case) for case in _selected(arguments)]
             results = []

@@ -75,14 +75,30 @@ def _launcher(plan: Plan) -> list[str]:
     if by_accelerate(plan):
         words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
         if nodes > 1:
-            words += ["--machine_rank", '"$NODE_RANK"', "--main_process_ip", '"$MASTER_ADDR"', "--main_process_port", '"$MASTER_PORT"']
+            words += [
+                "--machine_rank",
+                '"$NODE_RANK"',
+                "--main_process_ip",
+                '"$MASTER_ADDR"',
+                "--main_process_port",
+                '"$MASTER_PORT"',
+            ]
         return [*words, "--module"]
     if plan.layout.world_size == 1:
         return ["-m"]
     words = ["-m", "torch.distributed.run", "--nproc-per-node", shlex.quote(str(per_node))]
     if nodes == 1:
         return [*words, "--standalone", "-m"]
-    rendezvous = ["--nnodes", str(nodes), "--node-rank", '"$NODE_RANK"', "--master-addr", '"$MASTER_ADDR"', "--master-port", '"$MASTER_PORT"']
+    rendezvous = [
+        "--nnodes",
+        str(nodes),
+        "--node-rank",
+        '"$NODE_RANK"',
+        "--master-addr",
+        '"$MASTER_ADDR"',
+        "--master-port",
+        '"$MASTER_PORT"',
+    ]
     return [*words, *rendezvous, "-m"]
 
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from kit.cost.params import count_params
+from kit.cost.params import count
 from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError, DataError, KitError, RunDirectoryError
 from kit.specs.catalog import load_model
@@ -27,7 +27,9 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
         except KitError as error:
             problems.append(str(error))
     if resume_from is not None and not (resume_from / "hub.json").is_file():
-        raise CheckpointError(f"--resume {resume_from}: not a hub checkpoint (no hub.json); give auto or a hub-step-… directory")
+        raise CheckpointError(
+            f"--resume {resume_from}: not a hub checkpoint (no hub.json); give auto or a hub-step-… directory"
+        )
     if problems:
         raise RunDirectoryError("\n".join(problems))
 
@@ -38,9 +40,21 @@ def _model(rundir: RunDirectory) -> None:
         return
     path = Path(rundir.run.model_path)
     if not (path / "config.json").is_file():
-        raise RunDirectoryError(f"run.model_path={path}: no config.json there; give a Hugging Face model directory, or null for random weights")
+        raise RunDirectoryError(
+            f"run.model_path={path}: no config.json there; give a Hugging Face model directory, "
+            "or null for random weights"
+        )
     found, planned = load_model(str(path)), rundir.plan.model
-    for field in ("family", "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_key_value_heads", "vocab_size", "tied_embeddings"):
+    for field in (
+        "family",
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "tied_embeddings",
+    ):
         if getattr(found, field) != getattr(planned, field):
             raise RunDirectoryError(
                 f"run.model_path={path}: {field}={getattr(found, field)} where the plan has {getattr(planned, field)}; "
@@ -81,30 +95,36 @@ def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
     """The pair exists, is long enough for one sample, and holds no token that the model lacks."""
     for suffix in (".bin", ".idx"):
         if not Path(prefix + suffix).is_file():
-            raise DataError(f"{key}={prefix}: {Path(prefix).name}{suffix} is missing; write the pair with: kit convert data TEXT --out {Path(prefix).name}")
+            raise DataError(
+                f"{key}={prefix}: {Path(prefix).name}{suffix} is missing; "
+                f"write the pair with: kit convert data TEXT --out {Path(prefix).name}"
+            )
     sidecar = Path(prefix + ".json")
     if not sidecar.is_file():
         return
     facts: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
     if facts["max_token_id"] >= rundir.plan.model.vocab_size:
         raise DataError(
-            f"{key}={prefix}: holds token {facts['max_token_id']} and the model's vocab_size is {rundir.plan.model.vocab_size}; "
+            f"{key}={prefix}: holds token {facts['max_token_id']} and the model's vocab_size is "
+            f"{rundir.plan.model.vocab_size}; "
             "tokenise the text with this model's tokenizer"
         )
     if facts["num_tokens"] <= rundir.plan.job.seq_length:
         raise DataError(
-            f"{key}={prefix}: {facts['num_tokens']} tokens make no sample of job.seq_length={rundir.plan.job.seq_length}; "
+            f"{key}={prefix}: {facts['num_tokens']} tokens make no sample of "
+            f"job.seq_length={rundir.plan.job.seq_length}; "
             "give more text or shorter sequences"
         )
 
 
 def _disk(rundir: RunDirectory) -> None:
     """Room for one checkpoint; without it the run would train for hours and lose everything."""
-    needed = STATE_BYTES_PER_PARAMETER * count_params(rundir.plan.model)
+    needed = STATE_BYTES_PER_PARAMETER * count(rundir.plan.model).total
     free = shutil.disk_usage(rundir.path).free
     if free < needed:
         raise CheckpointError(
-            f"{rundir.path.name} is on a disk with {to_gib(free):.1f} GiB free and one checkpoint takes {to_gib(needed):.1f} GiB; "
+            f"{rundir.path.name} is on a disk with {to_gib(free):.1f} GiB free "
+            f"and one checkpoint takes {to_gib(needed):.1f} GiB; "
             "make room or put the run directory elsewhere (--out)"
         )
     if not os.access(rundir.path, os.W_OK):

@@ -136,7 +136,9 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
     """Write a new run directory; complete or absent. Raises ``RunDirectoryError`` if the path exists."""
     path = Path(path).resolve()
     if path.exists():
-        raise RunDirectoryError(f"{path.name} exists already and is not overwritten; choose another --out, or remove it yourself")
+        raise RunDirectoryError(
+            f"{path.name} exists already and is not overwritten; choose another --out, or remove it yourself"
+        )
     files = files_of(plan)
     files["run.yaml"] = yaml.dump(yaml.to_plain(map_paths(run, lambda p: _portable(p, path))))
     manifest = {
@@ -154,7 +156,9 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
         staging.rename(path)
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)
-        raise RunDirectoryError(f"{path.name} cannot be written: {error.strerror}; make room or choose another --out") from None
+        raise RunDirectoryError(
+            f"{path.name} cannot be written: {error.strerror}; make room or choose another --out"
+        ) from None
     return RunDirectory.open(path)
 
 
@@ -162,10 +166,14 @@ def _read_manifest(path: Path) -> dict[str, str]:
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
-            raise RunDirectoryError(f"{path.name}/{MANIFEST} has format {manifest['format']!r}; this kit reads {FORMAT!r}: emit again")
+            raise RunDirectoryError(
+                f"{path.name}/{MANIFEST} has format {manifest['format']!r}; this kit reads {FORMAT!r}: emit again"
+            )
         files: dict[str, str] = manifest["files"]
     except FileNotFoundError:
-        raise RunDirectoryError(f"{path} is not a run directory (no {MANIFEST}); make one with: kit emit RECIPE --out DIR") from None
+        raise RunDirectoryError(
+            f"{path} is not a run directory (no {MANIFEST}); make one with: kit emit RECIPE --out DIR"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{path.name}/{MANIFEST} is damaged ({error}); emit again") from None
     missing = [name for name in files if not (path / name).is_file()]

@@ -1,4 +1,4 @@
-"""The only packages that import torch, transformers, deepspeed and megatron-core; each engine is imported when asked for."""
+"""The engines, each imported when asked for: nothing else imports transformers, deepspeed or megatron-core."""
 
 from __future__ import annotations
 

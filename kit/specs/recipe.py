@@ -68,7 +68,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read, override by ``dotted.key=value`` words, look up and validate. Raises ``SpecError``, all problems at once."""
+    """Read, override by ``dotted.key=value`` words, look up, validate. Raises ``SpecError`` with all problems."""
     path = Path(path)
     document = _extended(yaml.read(path), path)
     for word in overrides:
@@ -78,7 +78,9 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         if key not in SECTIONS:
             problems.append(f"{document.where((key,))}: {key}: unknown key; {yaml.nearest(str(key), list(SECTIONS))}")
     problems += [
-        f"{document.name}: {key}: is required and missing" for key in ("model", "cluster") if document.data.get(key) is None
+        f"{document.name}: {key}: is required and missing"
+        for key in ("model", "cluster")
+        if document.data.get(key) is None
     ]
     values: dict[str, Any] = {}
     for key in ("model", "cluster", "job", "run", "layout"):
@@ -138,7 +140,9 @@ def _extended(document: yaml.Document, path: Path) -> yaml.Document:
         raise SpecError(f"{where}: no such recipe beside {path.name}")
     base = yaml.read(base_path)
     if "extends" in base.data:
-        raise SpecError(f"{where}: it extends another recipe itself; one level is the limit, so that a recipe stays readable")
+        raise SpecError(
+            f"{where}: it extends another recipe itself; one level is the limit, so that a recipe stays readable"
+        )
     return yaml.Document(name=document.name, data=_merge(base.data, document.data), lines=document.lines)
 
 

@@ -45,7 +45,7 @@ def test_dotted_words_override(recipe: Path) -> None:
     ],
 )
 def test_a_bad_override_names_the_nearest_valid_name(recipe: Path, words: list[str], part: str) -> None:
-    with pytest.raises(SpecError, match=".") as caught:
+    with pytest.raises(SpecError) as caught:
         load_recipe(recipe, words)
     assert part in str(caught.value)
 
