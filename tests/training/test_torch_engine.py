@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
-from kit.engines.hf import build_model
+from kit.engines.hf import build_model, parameter_shapes
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError, EngineError
 from tests.training import cases, tiny
@@ -149,7 +150,8 @@ class TestOneProcess:
         ("layout", "message"),
         [
             ({"tp": 2}, "tp=2 on the torch engine"),
-            ({"zero_stage": 2}, "zero_stage=2"),
+            ({"zero_stage": 1}, "zero_stage=1"),
+            ({"offload_param": "cpu"}, "offload_param=cpu"),
             ({"dp": 2}, "1 processes for a plan of 2"),
             ({"engine": "megatron"}, "engine=megatron"),
         ],
@@ -160,13 +162,14 @@ class TestOneProcess:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-@pytest.mark.parametrize("recompute", ["none", "full"])
-def test_two_processes_agree_with_one(tmp_path, family, recompute):
+@pytest.mark.parametrize(("zero_stage", "recompute"), [(0, "none"), (0, "full"), (2, "none"), (3, "none"), (3, "full")])
+def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
     """Masked labels differ from rank to rank, so a mean of per-rank means would not pass."""
     spec = tiny.model(family)
     job = {"optimizer": dataclasses.replace(tiny.plan().job.optimizer, eps=1e-3)}  # large: early Adam is sign descent
     alone = tiny.plan(spec, job=job, micro_batch_size=2, gradient_accumulation_steps=4)
-    split = tiny.plan(spec, job=job, dp=2, micro_batch_size=2, gradient_accumulation_steps=2, recompute=recompute)
+    layout = {"dp": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
+    split = tiny.plan(spec, job=job, zero_stage=zero_stage, recompute=recompute, **layout)
     (one,) = pool("torch", 1).run(cases.train_and_export, tiny.run_directory(tmp_path, alone))
     two, other = pool("torch", 2).run(cases.train_and_export, tiny.run_directory(tmp_path, split))
     assert (two["first"], two["curve"], two["evaluated"]) == (other["first"], other["curve"], other["evaluated"])
@@ -179,3 +182,30 @@ def test_two_processes_agree_with_one(tmp_path, family, recompute):
     assert two["evaluated"].mean == pytest.approx(one["evaluated"].mean, rel=1e-6)
     for name, weight in one["master"].items():
         assert relative_error(two["master"][name], weight) < 1e-5, name
+
+
+@pytest.mark.parametrize(("zero_stage", "share"), [(0, 1.0), (2, 0.5), (3, 0.5)])
+def test_fsdp2_really_shards(tmp_path, zero_stage, share):
+    rundir = tiny.run_directory(tmp_path, tiny.plan(dp=2, zero_stage=zero_stage))
+    weights = 4 * sum(math.prod(shape) for shape in parameter_shapes(rundir.plan.model).values())
+    expected = {"weights": share * weights, "gradients": share * weights, "optimizer": 2 * share * weights}
+    assert pool("torch", 2).run(held_after_backward, rundir) == [expected, expected]
+
+
+def held_after_backward(rundir):
+    """Bytes that a rank holds while gradients exist."""
+    engine = TorchEngine(rundir)
+    engine.forward_backward(cases.batches(engine, rundir, 0))
+    return engine.held_bytes()
+
+
+def test_bf16_under_fsdp2_is_close_to_fp32(tmp_path):
+    found = {}
+    for precision in ("fp32", "bf16"):
+        plan = tiny.plan(dp=2, zero_stage=3, job={"precision": precision})
+        found[precision] = pool("torch", 2).run(cases.train_and_export, tiny.run_directory(tmp_path, plan))[0]
+    assert found["bf16"]["first"].mean != found["fp32"]["first"].mean
+    assert found["bf16"]["first"].mean == pytest.approx(found["fp32"]["first"].mean, rel=1e-2)
+    for name, gradient in found["fp32"]["gradients"].items():
+        cosine = torch.cosine_similarity(found["bf16"]["gradients"][name].flatten(), gradient.flatten(), dim=0)
+        assert cosine > 0.99, name

@@ -1,28 +1,29 @@
-"""Plain torch: one device, or distributed data parallelism, on a Hugging Face model.
+"""Plain torch on a Hugging Face model: one device, DDP (zero_stage 0), or FSDP2 (zero_stage 2 and 3).
 
-fp32 computes in fp32; bf16 keeps fp32 parameters and autocasts the forward pass ("bf16 AMP"), so the parameters
-are the master weights. The native checkpoint is the per-parameter state plus the random state of each rank.
+Parameters are fp32 and are the master weights. fp32 computes in fp32; bf16 autocasts the forward pass ("bf16 AMP"),
+under FSDP2 it gathers parameters in bf16 instead. The native checkpoint is what each rank holds, and its random state.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch.nn.parallel import DistributedDataParallel
 
 from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.shards import SafetensorsSource, ShardWriter
 from kit.engines.torch.optimizer import build_adamw, moments_of, step_of
+from kit.engines.torch.replicated import Replicated
+from kit.engines.torch.sharded import Sharded
 from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
@@ -42,15 +43,19 @@ class TorchEngine:
         self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
         self.is_main = self.dp_rank == 0
         self._device = _device(plan.cluster.gpu.device)
-        self._autocast_dtype = torch.bfloat16 if plan.job.precision == "bf16" else None
         self._grad_clip = plan.job.grad_clip
         self._model = build_model(rundir, torch.float32, self._device)
         if plan.layout.recompute == "full":
             self._model.activation_checkpointing_enable({"use_reentrant": False})
+        bf16 = torch.bfloat16 if plan.job.precision == "bf16" else None
+        self._state_is: Replicated | Sharded
+        if plan.layout.zero_stage == 0:
+            self._state_is, self._autocast_dtype = Replicated(self._model, self.dp_size), bf16
+        else:
+            self._state_is, self._autocast_dtype = Sharded(self._model, plan.layout.zero_stage, bf16), None
         self._parameters = dict(self._model.named_parameters())  # a tied one once, as transformers saves it
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._optimizer = build_adamw(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
-        self._ddp = _data_parallel(self._model) if self.dp_size > 1 else None
         if rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
 
@@ -61,11 +66,9 @@ class TorchEngine:
         tokens = self._count_tokens(micro_batches)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(micro_batches):
-            last = index == len(micro_batches) - 1
-            # DDP all-reduces in the backward of every pass that is not under no_sync; the forward must be under it too.
-            with nullcontext() if last or self._ddp is None else self._ddp.no_sync():
+            with self._state_is.micro_batch(is_last=index == len(micro_batches) - 1):
                 loss = self._loss(micro_batch)
-                # DDP averages over its ranks: times dp makes that the sum.
+                # Both DDP and FSDP2 average over the ranks: times dp makes that the sum.
                 (loss * (self.dp_size / tokens)).backward()
             loss_sum += loss.detach()
         dist.all_reduce(loss_sum)
@@ -81,7 +84,7 @@ class TorchEngine:
             group["lr"] = learning_rate
         self._optimizer.step()
         self.discard()
-        return Norms(gradient=norm.item())
+        return Norms(gradient=self._state_is.full(norm).item())
 
     def discard(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -103,35 +106,39 @@ class TorchEngine:
     def save(self, directory: Path) -> None:
         """State tensors by the main rank, random state by every rank. Raises OSError or SafetensorError."""
         save_file(_random_state(self._device), directory / f"rng-{self.dp_rank:05d}.safetensors")
-        if not self.is_main:
+        if not (self.is_main or self._state_is.local_state_differs):
             return
         weight_map = {}
         for kind in NATIVE_KINDS:
-            writer = ShardWriter(directory, kind.value)
-            for name, tensor in self.export_state(kind):
-                assert tensor is not None
-                writer.add(name, tensor)
+            writer = ShardWriter(directory, f"{kind.value}-rank{self.dp_rank:05d}")
+            for name in self._parameters:
+                writer.add(name, self._state_is.local(self._state(kind, name)).detach().cpu())
             weight_map[kind.value] = writer.finish()
         index = {"optimizer_steps": self.optimizer_steps, "weight_map": weight_map}
-        (directory / "state.json").write_text(json.dumps(index), encoding="utf-8")
+        (directory / f"state-rank{self.dp_rank:05d}.json").write_text(json.dumps(index), encoding="utf-8")
 
+    @torch.no_grad()
     def load(self, directory: Path) -> None:
         """Raises CheckpointError for a file that is missing or not what ``save`` wrote."""
+        holder = self.dp_rank if self._state_is.local_state_differs else 0
         try:
-            index = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+            index = json.loads((directory / f"state-rank{holder:05d}.json").read_text(encoding="utf-8"))
             _set_random_state(load_file(directory / f"rng-{self.dp_rank:05d}.safetensors"), self._device)
-        except (OSError, ValueError, KeyError) as error:
+            files = {kind: index["weight_map"][kind.value] for kind in NATIVE_KINDS}
+            self.set_optimizer_steps(index["optimizer_steps"])
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise CheckpointError(f"{directory} is not a checkpoint of the torch engine ({error!r})") from error
         for kind in NATIVE_KINDS:
-            files = index["weight_map"][kind.value]
-            self.import_state(kind, SafetensorsSource({name: directory / file for name, file in files.items()}))
-        self.set_optimizer_steps(index["optimizer_steps"])
+            source = SafetensorsSource({name: directory / file for name, file in files[kind].items()})
+            check_names(self._shapes, source)
+            for name in self._parameters:
+                self._state_is.local(self._state(kind, name)).copy_(source.read(name))
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         for name in self._parameters:
+            full = self._state_is.full(self._state(kind, name).detach())
             # Copied: a caller may hold it while the next step changes the state.
-            tensor = self._state(kind, name).detach().to("cpu", torch.float32, copy=True) if self.is_main else None
-            yield name, tensor
+            yield name, full.to("cpu", torch.float32, copy=True) if self.is_main else None
 
     @torch.no_grad()
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
@@ -140,7 +147,7 @@ class TorchEngine:
         for name, shape in self._shapes.items():
             tensor = source.read(name)
             check_shape(name, shape, tuple(tensor.shape))
-            self._state(kind, name).copy_(tensor)
+            self._state_is.fill(self._state(kind, name), tensor)
 
     @property
     def optimizer_steps(self) -> int:
@@ -151,26 +158,29 @@ class TorchEngine:
             step_of(self._optimizer, parameter).fill_(steps)
 
     def held_bytes(self) -> dict[str, int]:
+        def num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
+            return sum(self._state_is.local(tensor).nbytes for tensor in tensors if tensor is not None)
+
         parameters = list(self._parameters.values())
         held = {
-            "weights": sum(parameter.nbytes for parameter in parameters),
-            "gradients": sum(parameter.grad.nbytes for parameter in parameters if parameter.grad is not None),
-            "optimizer": sum(moment.nbytes for p in parameters for moment in moments_of(self._optimizer, p)),
+            "weights": num_bytes(parameters),
+            "gradients": num_bytes(parameter.grad for parameter in parameters),
+            "optimizer": num_bytes(moment for p in parameters for moment in moments_of(self._optimizer, p)),
         }
         if self._device.type == "cuda":
             held["peak_allocated"] = torch.cuda.max_memory_allocated(self._device)
         return held
 
     def close(self) -> None:
-        self._ddp = None
+        """DDP and FSDP2 hold on to the process group: let go of them first."""
+        del self._state_is
 
     def _loss(self, micro_batch: MicroBatch, training: bool = True) -> torch.Tensor:
         """Cross entropy in nats, summed over the labels that count; computed in fp32."""
         labels = micro_batch.labels.to(self._device, non_blocking=True)
         inputs = micro_batch.input_ids.to(self._device, non_blocking=True)
-        module = self._ddp if training and self._ddp is not None else self._model
         with torch.autocast(self._device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None):
-            logits = module(input_ids=inputs, use_cache=False).logits
+            logits = self._state_is.forward(inputs, training)
         return F.cross_entropy(
             logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
         )
@@ -207,11 +217,13 @@ def _check(plan: Plan) -> None:
             raise EngineError(
                 f"{name}={getattr(layout, name)} on the torch engine, which splits data only; use 1 or megatron"
             )
-    if layout.zero_stage != 0 or layout.offload_optimizer != "none" or layout.offload_param != "none":
-        raise EngineError(
-            f"zero_stage={layout.zero_stage} with offload {layout.offload_optimizer}/{layout.offload_param} on the "
-            f"torch engine, which replicates its state; use 0 and none, or deepspeed"
-        )
+    if layout.zero_stage == 1:
+        raise EngineError("zero_stage=1 on the torch engine, which has DDP (0) and FSDP2 (2 and 3); use one of these")
+    for name in ("offload_optimizer", "offload_param"):
+        if getattr(layout, name) != "none":
+            raise EngineError(
+                f"{name}={getattr(layout, name)} on the torch engine, which offloads nothing; use deepspeed"
+            )
     if layout.world_size != dist.get_world_size():
         raise EngineError(
             f"{dist.get_world_size()} processes for a plan of {layout.world_size}; start as many as planned"
@@ -220,14 +232,6 @@ def _check(plan: Plan) -> None:
 
 def _device(kind: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")
-
-
-def _data_parallel(model: torch.nn.Module) -> DistributedDataParallel:
-    device_ids: list[Any] | None = [device] if (device := next(model.parameters()).device).type == "cuda" else None
-    # Buffers are RoPE frequencies, the same everywhere; gradients live in the buckets instead of beside them.
-    return DistributedDataParallel(
-        model, device_ids=device_ids, forward_sync_buffers=False, gradient_as_bucket_view=True
-    )
 
 
 def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
