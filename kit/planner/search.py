@@ -1,131 +1,37 @@
-"""The fastest legal layout that fits.
-
-Enumerate (``candidates``), drop what breaks a rule (``rules``) or does not fit (``kit.cost``), rank by predicted time per
-token, and among those that are equally fast within the model's precision take the simplest.
-"""
+"""Model, cluster, job and pins → a plan, or every reason why there is none."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
-from kit.cost.efficiency import usable_gib
 from kit.cost.estimate import predict
-from kit.cost.memory import peak_gib
-from kit.cost.step_time import step_time_components_s
 from kit.errors import PlanError
-from kit.planner.candidates import ENGINES, Scope, layouts
-from kit.planner.rules import Violation, is_legal, violations
+from kit.planner.decisions import decisions
+from kit.planner.failure import nothing_fits, nothing_legal
+from kit.planner.plan import Plan
+from kit.planner.weighing import search
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import EngineName, Layout, Pins
+from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 
-EQUALLY_FAST = 1.02
-"""Step times closer than this are not told apart: the simpler layout is taken."""
 
-SCOPES = (Scope(), Scope(offload=True), Scope(offload=True, context_parallel=True))
-"""Tried in turn until something fits."""
+def make_plan(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins | None = None) -> Plan:
+    """The fastest layout that fits, with its predictions and the reasons for every choice.
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """A legal layout and what it would cost."""
-
-    layout: Layout
-    peak_gib: float
-    step_time_s: float | None
-    """None where it does not fit."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """Outcome of a search."""
-
-    best: Candidate | None
-    considered: tuple[Candidate, ...]
-    """Every legal layout that was weighed, fitting or not."""
-    scope: Scope
-
-
-def search(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Found:
-    """Search the usual layouts, and what is slower or not yet run only where those do not fit."""
-    found = Found(best=None, considered=(), scope=SCOPES[0])
-    for scope in SCOPES:
-        considered = tuple(
-            candidate
-            for engine in _engines(pins)
-            for candidate in _considered(model, cluster, job, pins, engine, scope)
-        )
-        found = Found(best=_best(considered), considered=considered, scope=scope)
-        if found.best is not None:
-            break
-    return found
-
-
-def illegal(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> dict[EngineName, tuple[Violation, ...]]:
-    """For each engine without a legal layout: the rules broken by the layout that breaks the fewest."""
-    reasons: dict[EngineName, tuple[Violation, ...]] = {}
-    for engine in _engines(pins):
-        broken = (violations(model, cluster, job, layout) for layout in layouts(model, cluster, job, pins, engine, SCOPES[1]))
-        fewest = min(broken, key=len, default=())
-        if fewest:
-            reasons[engine] = fewest
-    return reasons
-
-
-def simplicity(layout: Layout) -> tuple[int, ...]:
-    """Smaller is simpler: fewer moving parts, then less memory traffic."""
-    return (
-        ENGINES.index(layout.engine),
-        (layout.offload_optimizer == "cpu") + (layout.offload_param == "cpu"),
-        layout.pp,
-        layout.tp * layout.cp,
-        layout.vp,
-        int(layout.recompute == "full"),
-        layout.zero_stage,
-        layout.micro_batch_size,
+    Raises ``PlanError``: with every broken rule where no layout is legal; with the nearest miss and the smallest changes
+    that would help where none fits.
+    """
+    pins = pins or Pins()
+    found = search(model, cluster, job, pins)
+    if not found.considered:
+        raise PlanError(nothing_legal(model, cluster, job, pins))
+    if found.best is None:
+        raise PlanError(nothing_fits(model, cluster, job, pins, found))
+    layout = found.best.layout
+    return Plan(
+        model=model,
+        cluster=cluster,
+        job=job,
+        layout=layout,
+        predicted=predict(model, cluster, job, layout),
+        decisions=decisions(model, cluster, job, pins, found),
     )
-
-
-def _engines(pins: Pins) -> tuple[EngineName, ...]:
-    return ENGINES if pins.engine is None else (pins.engine,)
-
-
-def _considered(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, engine: EngineName, scope: Scope
-) -> Iterator[Candidate]:
-    usable = usable_gib(cluster.gpu)
-    previous: Layout | None = None
-    previous_fits = True
-    for layout in layouts(model, cluster, job, pins, engine, scope):
-        if not previous_fits and previous is not None and _only_micro_batch_grew(previous, layout):
-            continue  # what does not fit with a small micro batch does not fit with a larger one
-        if not is_legal(model, cluster, job, layout):
-            continue
-        peak = peak_gib(model, cluster, job, layout)
-        previous, previous_fits = layout, peak <= usable
-        step = sum(step_time_components_s(model, cluster, job, layout).values()) if previous_fits else None
-        yield Candidate(layout=layout, peak_gib=peak, step_time_s=step)
-
-
-def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:
-    keys = ("engine", "tp", "pp", "vp", "cp", "sp", "zero_stage", "offload_optimizer", "offload_param", "recompute")
-    return after.micro_batch_size > before.micro_batch_size and all(
-        getattr(before, key) == getattr(after, key) for key in keys
-    )
-
-
-def _best(considered: tuple[Candidate, ...]) -> Candidate | None:
-    fitting = [candidate for candidate in considered if candidate.step_time_s is not None]
-    if not fitting:
-        return None
-    fastest = min(step_s(candidate) for candidate in fitting)
-    close = [candidate for candidate in fitting if step_s(candidate) <= EQUALLY_FAST * fastest]
-    return min(close, key=lambda candidate: simplicity(candidate.layout))
-
-
-def step_s(candidate: Candidate) -> float:
-    """Step time of a candidate that fits."""
-    assert candidate.step_time_s is not None
-    return candidate.step_time_s

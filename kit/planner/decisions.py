@@ -1,0 +1,159 @@
+"""Why a plan is as it is: each choice, its reason, and what the alternatives would have cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from kit.cost.efficiency import usable_gib
+from kit.planner.plan import Decision
+from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import Layout, Pins
+from kit.specs.model import ModelSpec
+from kit.units import human_seconds
+
+CHOICES = {
+    "torch": ("recompute", "micro_batch_size"),
+    "deepspeed": ("zero_stage", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
+    "megatron": ("tp", "pp", "vp", "sp", "zero_stage", "recompute", "micro_batch_size"),
+}
+"""What is decided for each engine, in the order of the report."""
+
+
+def decisions(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, found: Found
+) -> tuple[Decision, ...]:
+    """The reasons behind ``found.best``."""
+    assert found.best is not None
+    best = found.best
+    made = [_engine(model, cluster, job, pins, found, best)]
+    for name in CHOICES[best.layout.engine]:
+        decision = _choice(name, cluster, pins, found.considered, best)
+        if decision is not None:
+            made.append(decision)
+    return (*made, *_remarks(model, cluster, job, best.layout))
+
+
+def describe(layout: Layout) -> str:
+    """One line: engine, then every size that is not one."""
+    parts: list[str] = [layout.engine]
+    parts += [f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "vp") if getattr(layout, name) > 1]
+    parts += ["sp"] if layout.sp else []
+    parts += [f"dp={layout.dp}"]
+    parts += [f"ZeRO-{layout.zero_stage}"] if layout.zero_stage else []
+    parts += ["optimizer on host"] if layout.offload_optimizer == "cpu" else []
+    parts += ["parameters on host"] if layout.offload_param == "cpu" else []
+    parts += ["full recompute"] if layout.recompute == "full" else []
+    return ", ".join([*parts, f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"])
+
+
+def cost_of(candidate: Candidate, cluster: ClusterSpec) -> str:
+    """What an alternative would cost: its step, or by how much it does not fit."""
+    if candidate.step_time_s is None:
+        over = candidate.peak_gib - usable_gib(cluster.gpu)
+        return f"needs {candidate.peak_gib:.1f} GiB, {over:.1f} too many"
+    return f"{human_seconds(candidate.step_time_s)} a step, {candidate.peak_gib:.1f} GiB"
+
+
+def _engine(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, found: Found, best: Candidate
+) -> Decision:
+    chosen = best.layout.engine
+    if pins.engine is not None:
+        return Decision(rule="engine", chosen=chosen, why="pinned")
+    rejected = []
+    for engine in ("torch", "deepspeed", "megatron"):
+        if engine == chosen:
+            continue
+        others = [candidate for candidate in found.considered if candidate.layout.engine == engine]
+        if others:
+            other = _cheapest(others)
+            rejected.append(f"{describe(other.layout)}: {cost_of(other, cluster)}")
+        else:
+            broken = illegal(model, cluster, job, pins).get(engine, ())
+            rejected += [f"{engine}: {violation}" for violation in broken[:1]]
+    return Decision(rule="engine", chosen=chosen, why=_reason(found.considered, best), rejected=tuple(rejected))
+
+
+def _choice(
+    name: str, cluster: ClusterSpec, pins: Pins, considered: Iterable[Candidate], best: Candidate
+) -> Decision | None:
+    """One field of the layout against its other values, on the same engine; nothing where there was no choice."""
+    chosen = getattr(best.layout, name)
+    text = _text(chosen)
+    if getattr(pins, name) is not None:
+        return Decision(rule=name, chosen=text, why="pinned")
+    same_engine = [candidate for candidate in considered if candidate.layout.engine == best.layout.engine]
+    values = {getattr(candidate.layout, name) for candidate in same_engine} - {chosen}
+    if not values:
+        return None
+    rivals = {
+        value: _cheapest([c for c in same_engine if getattr(c.layout, name) == value]) for value in sorted(values, key=str)
+    }
+    rejected = tuple(f"{_text(value)}: {cost_of(rival, cluster)}" for value, rival in rivals.items())
+    return Decision(rule=name, chosen=text, why=_why(name, best, list(rivals.values())), rejected=rejected)
+
+
+def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
+    fitting = [rival for rival in rivals if rival.step_time_s is not None]
+    if not fitting:
+        return "the only value that fits"
+    faster = [rival for rival in fitting if step_s(rival) < step_s(best)]
+    if faster:
+        return f"{_MEANS[name]}; within {EQUALLY_FAST - 1:.0%} of the fastest, and simpler or smaller"
+    return f"{_MEANS[name]}; the fastest that fits"
+
+
+_MEANS = {
+    "zero_stage": "what is sharded over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 weights too",
+    "offload_optimizer": "optimizer state and step on the host",
+    "offload_param": "weights on the host",
+    "tp": "every matrix split inside a node",
+    "pp": "layers split into stages",
+    "vp": "stages interleaved: a smaller bubble for more transfers and activations",
+    "sp": "norms and residuals split over the tensor-parallel ranks",
+    "recompute": "activations kept, or computed again in backward",
+    "micro_batch_size": "sequences at once on a rank",
+}
+
+
+def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
+    fastest = min((c for c in considered if c.step_time_s is not None), key=step_s)
+    if fastest.layout.engine == best.layout.engine:
+        return "the fastest that fits"
+    behind = step_s(best) / step_s(fastest) - 1
+    return f"the simplest within {EQUALLY_FAST - 1:.0%} of the fastest ({behind:.1%} behind {fastest.layout.engine})"
+
+
+def _remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> Iterable[Decision]:
+    """What is legal and still worth knowing."""
+    if job.seq_length > model.max_position_embeddings:
+        yield Decision(
+            rule="seq_length",
+            chosen=str(job.seq_length),
+            why=f"longer than the {model.max_position_embeddings} positions that {model.name} was made for: RoPE computes "
+            "any length, but trained weights may not follow",
+        )
+    if layout.tp > cluster.gpus_per_node:
+        yield Decision(
+            rule="tp",
+            chosen=str(layout.tp),
+            why=f"reaches across nodes of {cluster.gpus_per_node} GPUs: it runs, at the speed of the fabric",
+        )
+    if layout.cp > 1:
+        yield Decision(
+            rule="cp",
+            chosen=str(layout.cp),
+            why="nothing fits without context parallelism; planned only: the engines of this version run cp=1",
+        )
+
+
+def _cheapest(candidates: list[Candidate]) -> Candidate:
+    """The fastest that fits, else the one that misses by least."""
+    fitting = [candidate for candidate in candidates if candidate.step_time_s is not None]
+    return min(fitting, key=step_s) if fitting else min(candidates, key=lambda candidate: candidate.peak_gib)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
