@@ -6,8 +6,8 @@ Seen and avoided, all of them without an error from accelerate:
 * ACCELERATE_USE_CPU=true with DeepSpeed trains plain DDP: ``use_cpu`` in the YAML and the DeepSpeed launcher do not.
 * ``mixed_precision`` beside a ``deepspeed_config_file``: two places for one choice. It is in ds_config.json.
 
-Seen and left to scripts: without a GPU ``Accelerator()`` counts one process on every rank while DeepSpeed trains on all,
-so its data loaders repeat the same samples. ``PartialState(cpu=True)`` first mends that; kit's worker makes neither.
+Seen and left to scripts: without a GPU ``Accelerator()`` counts one process on every rank while DeepSpeed trains on all
+of them, and its data loaders repeat the same samples. ``PartialState(cpu=True)`` first mends it; the worker needs none.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     }
     if cluster.num_nodes > 1:
         config |= {"main_process_ip": "node-0", "main_process_port": MAIN_PROCESS_PORT}
+    else:
+        config["main_process_port"] = 0  # any free one: two runs on a machine do not meet
     if layout.engine == "deepspeed":
         return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(plan)}
     if layout.engine == "torch" and not on_cpu and layout.world_size > 1:

@@ -52,6 +52,7 @@ def test_accelerate_loads_it(chosen, tmp_path):
     assert loaded.num_machines == chosen.cluster.num_nodes
     assert loaded.use_cpu is (chosen.cluster.gpu.device == "cpu")
     assert (loaded.main_process_ip is None) is (chosen.cluster.num_nodes == 1)
+    assert (loaded.main_process_port == 0) is (chosen.cluster.num_nodes == 1)
     # One place for the precision: beside a ds_config there must be none here.
     assert (loaded.mixed_precision is None) is deepspeed
     assert loaded.deepspeed_config.get("deepspeed_config_file") == ("ds_config.json" if deepspeed else None)
@@ -99,9 +100,7 @@ def test_a_launch_on_two_cpu_processes_is_deepspeeds(tmp_path):
     (tmp_path / "accelerate.yaml").write_text(yaml.dump(accelerate_config(chosen)))
     (tmp_path / "ds_config.json").write_text(json.dumps(ds_config(chosen)))
     (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
-    # Any free port: several suites may run on a machine.
-    command += ["--main_process_port", "0", "script.py"]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml", "script.py"]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     environment.pop("DS_ACCELERATOR", None)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240)
