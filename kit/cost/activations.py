@@ -2,9 +2,9 @@
 
 Bytes per token; the terms are the tensors that the operators of the layer save. All with attention as one operator
 (flash, memory-efficient), so there is no term in the square of the sequence. Written beside
-Korthikanti et al. 2022 (arXiv 2205.05198, section 4): their 34·sbh is for GELU with a 4h MLP and dropout masks; without
-dropout (−1−1 of attention and MLP output) and scores, the same terms remain. A test compares every formula with the bytes
-that ``torch.autograd.graph.saved_tensors_hooks`` sees of the real layers.
+Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1): their 34·sbh is for GELU, a 4h MLP and dropout masks; without
+the masks (2·sbh) and with attention as one operator the same terms remain, and fused layers would come to 32·sbh. A test
+compares the formulas with the bytes that ``torch.autograd.graph.saved_tensors_hooks`` sees of the real layers.
 
 Letters: h hidden size, f MLP width, a·d and k·d widths of query and key/value heads.
 """
@@ -25,9 +25,14 @@ def layer_terms(model: ModelSpec, precision: Precision, layout: Layout) -> dict[
     """The same, by operator."""
     if layout.implementation == "torch-native":
         return _torch_native(model, 2 if precision == "bf16" else 4, layout)
-    if precision == "bf16" and layout.engine == "torch":
+    if uses_autocast(precision, layout):
         return _huggingface_autocast(model)
     return _huggingface(model, 2 if precision == "bf16" else 4)
+
+
+def uses_autocast(precision: Precision, layout: Layout) -> bool:
+    """Whether fp32 parameters are cast by every matmul: the torch engine, except where FSDP2 gathers them in bf16."""
+    return precision == "bf16" and layout.engine == "torch" and layout.zero_stage == 0
 
 
 def layer_input_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
@@ -35,7 +40,7 @@ def layer_input_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) 
 
     Under autocast the residual stream stays fp32: embeddings are not cast.
     """
-    element = 2 if job.precision == "bf16" and layout.engine != "torch" else 4
+    element = 2 if job.precision == "bf16" and not uses_autocast(job.precision, layout) else 4
     return element * model.hidden_size / (layout.tp if layout.sp else 1)
 
 
@@ -66,7 +71,7 @@ def _huggingface(model: ModelSpec, element: int) -> dict[str, float]:
     h, f = model.hidden_size, model.ffn_hidden_size
     query, key_value = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     if model.family == "gpt2":
-        # Input, mean, reciprocal deviation and output of LayerNorm; gelu_new is seven operators, which keep four results.
+        # Input, mean, reciprocal deviation and output of LayerNorm; gelu_new is seven operators and keeps four results.
         return {
             "norms": 2 * (2 * element * h + 2 * element),
             "attention": element * (query + 2 * key_value) + element * query + 4 * model.num_attention_heads,
@@ -133,7 +138,7 @@ def _torch_native(model: ModelSpec, element: int, layout: Layout) -> dict[str, f
     return {
         "norms": 2 * (2 * element * h + statistics / outer),
         "attention": attention,
-        # cos and sin of query and of key, cast anew in each layer (rope_utils.py); one for all sequences of a micro batch
+        # cos and sin of query and of key, cast anew in each layer (rope_utils.py), shared by a micro batch's sequences
         "rope": 0 if model.learned_positions else 4 * element * model.head_dim / layout.micro_batch_size,
         "mlp": mlp,
     }

@@ -21,17 +21,17 @@ class Group:
     bytes_per_s: float
     """What a ring reaches per rank."""
     latency_s: float
-    """Of one collective."""
+    """Of one trip around the ring."""
 
     def all_reduce_s(self, size_bytes: float) -> float:
         """Seconds to sum ``size_bytes`` over the group."""
         return 2 * self.all_gather_s(size_bytes)
 
-    def all_gather_s(self, size_bytes: float) -> float:
-        """Seconds to gather (or reduce-scatter) tensors of ``size_bytes`` in full."""
+    def all_gather_s(self, size_bytes: float, messages: int = 1) -> float:
+        """Seconds to gather (or reduce-scatter) ``size_bytes`` in full, in so many collectives."""
         if self.size == 1:
             return 0.0
-        return (self.size - 1) / self.size * size_bytes / self.bytes_per_s + self.latency_s
+        return (self.size - 1) / self.size * size_bytes / self.bytes_per_s + messages * self.latency_s
 
     def send_s(self, size_bytes: float) -> float:
         """Seconds from one rank to the next."""
@@ -47,10 +47,12 @@ def group(cluster: ClusterSpec, size: int, stride: int) -> Group:
     efficiency = shared()
     intra = cluster.intra_node_gbytes_per_s * 1e9 * efficiency.intra_node_link
     if size * stride <= cluster.gpus_per_node or size == 1:
-        return Group(size, intra, efficiency.collective_latency_us * 1e-6)
+        return Group(size, intra, (size - 1) * efficiency.intra_node_hop_us * 1e-6)
     on_one_node = max(1, min(size, cluster.gpus_per_node // stride))
     inter = cluster.inter_node_gbytes_per_s * 1e9 * efficiency.inter_node_link * on_one_node
-    return Group(size, min(intra, inter), efficiency.network_latency_us * 1e-6)
+    nodes = -(-size // on_one_node)
+    hops_us = (nodes - 1) * efficiency.inter_node_hop_us + (size - nodes) * efficiency.intra_node_hop_us
+    return Group(size, min(intra, inter), hops_us * 1e-6)
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,15 @@ def _neighbours(cluster: ClusterSpec, size: int, stride: int) -> Group:
     """Point to point: each rank has its own port, whatever the others do."""
     efficiency = shared()
     if size * stride <= cluster.gpus_per_node:
-        return Group(
-            size, cluster.intra_node_gbytes_per_s * 1e9 * efficiency.intra_node_link, efficiency.collective_latency_us * 1e-6
-        )
-    return Group(
-        size, cluster.inter_node_gbytes_per_s * 1e9 * efficiency.inter_node_link, efficiency.network_latency_us * 1e-6
-    )
+        intra = cluster.intra_node_gbytes_per_s * 1e9 * efficiency.intra_node_link
+        return Group(size, intra, efficiency.intra_node_hop_us * 1e-6)
+    inter = cluster.inter_node_gbytes_per_s * 1e9 * efficiency.inter_node_link
+    return Group(size, inter, efficiency.inter_node_hop_us * 1e-6)
 
 
 def zero_volume(stage: int) -> int:
-    """Bytes that a rank sends per step in units of Ψ elements: 2, 2, 3 for stages 1, 2, 3 (ZeRO paper, section 7)."""
+    """Elements that a rank sends per step in units of Ψ: 2, 2, 3 for stages 1, 2, 3 (ZeRO paper, section 7).
+
+    A reduce-scatter of gradients and an all-gather of weights; stage 3 gathers the weights for backward once more.
+    """
     return 3 if stage == 3 else 2

@@ -23,8 +23,8 @@ class Shared:
     host_memory_gbytes_per_s: float
     overlap: float
     kernel_launch_us: float
-    collective_latency_us: float
-    network_latency_us: float
+    intra_node_hop_us: float
+    inter_node_hop_us: float
 
 
 @dataclass(frozen=True)

@@ -110,15 +110,15 @@ def stage_bytes(
     backward_ends = {"gradients": at_end, "activations": dynamic.one_layer}
     step = {"gradients": at_end + _step_extra(state.extra_in_step, parameters, layout)}
     moments: list[dict[str, float]] = [backward_begins, first_layer_back, backward_ends, step]
-    if layout.engine == "torch" and layout.recompute == "full" and job.precision == "bf16":
+    if layout.recompute == "full" and activations.uses_autocast(job.precision, layout):
         # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
         copies = buffers + _autocast_copies(model, job, layout, during_loss=False)
         bf16_logits = _tokens(job, layout) * 2.0 * model.vocab_size
         moments.append(
             {"gradients": in_forward, "activations": dynamic.kept, "logits": bf16_logits, "buffers": copies}
         )
-    if layout.engine != "megatron" and layout.zero_stage < 3:
-        # Built in fp32 on the device, before DeepSpeed casts it (kit/engines/deepspeed/build.py).
+    if layout.engine == "torch" or (layout.engine == "deepspeed" and layout.zero_stage < 3):
+        # Built whole and in fp32 on the device, before it is cast or sharded (kit/engines).
         moments.append({"weights": 4.0 * parameters, "optimizer": 0.0, "buffers": 0.0})
     fullest = max((constant | moment for moment in moments), key=lambda parts: sum(parts.values()))
     return {name: fullest.get(name, 0.0) for name in COMPONENTS}
@@ -145,7 +145,7 @@ def _tokens(job: JobSpec, layout: Layout) -> float:
 
 def _autocast_copies(model: ModelSpec, job: JobSpec, layout: Layout, during_loss: bool) -> float:
     """bf16 casts of fp32 weights: kept by every matmul for its backward, or, under recompute, by the head alone."""
-    if layout.engine != "torch" or job.precision != "bf16":
+    if not activations.uses_autocast(job.precision, layout):
         return 0.0
     head = model.vocab_size * model.hidden_size
     if layout.recompute == "full" and during_loss:
@@ -154,16 +154,31 @@ def _autocast_copies(model: ModelSpec, job: JobSpec, layout: Layout, during_loss
 
 
 def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
-    """Communication buffers of DeepSpeed; DDP's and Megatron's buckets hold the gradients themselves."""
-    if layout.engine != "deepspeed" or layout.zero_stage == 0:
+    """What is gathered, and buckets; those of DDP and Megatron hold the gradients themselves."""
+    if layout.engine == "megatron" or layout.zero_stage == 0:
         return 0.0
     element = 2.0 if job.precision == "bf16" else 4.0
+    if layout.engine == "torch":
+        return _fsdp_buffers(model, layout, element)
     bucket = reduce_bucket_elements(model, layout) * element
     if layout.zero_stage < 3:
         return 2 * bucket  # double buffering: contiguous_gradients with overlap_comm
     largest_matrix = model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
     live = min(count(model).total, ZERO3_LIVE_PARAMETERS) + largest_matrix  # prefetched beside
     return bucket + live * element
+
+
+def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> float:
+    """FSDP2 (torch/distributed/fsdp/_fully_shard): gathered weights and gradients on their way to be scattered.
+
+    The root (embedding, final norm, head) stays gathered from forward to backward, in stage 2 the layers do too; in
+    stage 3 one layer computes while the next is gathered. A unit's gradients exist in the compute dtype and as the
+    fp32 input of the reduce-scatter, those of the layer before still being sent.
+    """
+    counts = count(model)
+    root = counts.total - counts.layers
+    gathered_layers = counts.layers if layout.zero_stage == 2 else 2 * counts.layer.total
+    return element * (root + gathered_layers) + (element + 2 * 4.0) * counts.layer.total
 
 
 def _step_extra(bytes_per_parameter: float, parameters: int, layout: Layout) -> float:

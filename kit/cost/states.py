@@ -57,11 +57,19 @@ def state_bytes(layout: Layout, precision: Precision) -> StateBytes:
 def _torch(layout: Layout) -> StateBytes:
     """fp32 weights, gradients and moments: 16, also under autocast, whose casts are counted as buffers.
 
-    DistributedDataParallel keeps its buckets, in which the gradients live (gradient_as_bucket_view); one process
-    releases gradients with each step (zero_grad(set_to_none=True)), so that only accumulation finds them in forward.
+    DistributedDataParallel keeps its buckets, in which the gradients live (gradient_as_bucket_view); otherwise each
+    step releases the gradients (zero_grad(set_to_none=True)), and only accumulation finds them in forward. FSDP2
+    shards all of it, in stage 2 as in stage 3; what it gathers is counted as buffers.
     """
-    held = layout.dp > 1 or layout.gradient_accumulation_steps > 1
-    return StateBytes(weights=4.0, gradients=4.0, gradients_in_forward=4.0 if held else 0.0, optimizer=8.0)
+    ranks = layout.dp if layout.zero_stage >= 2 else 1
+    held = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
+    gradients = 4.0 / ranks
+    return StateBytes(
+        weights=4.0 / ranks,
+        gradients=gradients,
+        gradients_in_forward=gradients if held else 0.0,
+        optimizer=8.0 / ranks,
+    )
 
 
 def _megatron(layout: Layout, precision: Precision) -> StateBytes:

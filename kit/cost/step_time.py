@@ -147,15 +147,19 @@ def _data_parallel(model: ModelSpec, job: JobSpec, layout: Layout, links: Groups
     m, stage, overlap = layout.gradient_accumulation_steps, layout.zero_stage, shared().overlap
     element = _element(job)
     backward = 2 * batch.forward + batch.recompute
-    once = links.dp.all_gather_s(element * parameters)  # as long as a reduce-scatter of the same bytes
-    if layout.engine == "torch":
+    # A reduce-scatter takes as long as an all-gather. Stage 3 gathers layer by layer.
+    once = links.dp.all_gather_s(element * parameters, messages=model.num_layers if stage == 3 else 1)
+    if layout.engine == "torch" and stage == 0:
         return _exposed(2 * links.dp.all_gather_s(4.0 * parameters), overlap * backward)
     if layout.engine == "megatron":
         reduction = links.dp.all_gather_s(4.0 * parameters) * (1 if layout.zero_stage else 2)
         return _exposed(reduction, overlap * backward) + (once if layout.zero_stage else 0.0)
-    if stage == 3:
-        # Each micro batch gathers the weights for forward and for backward, and scatters gradients.
-        return m * (_exposed(once, overlap * batch.forward) + _exposed(2 * once, overlap * backward))
+    if layout.engine == "torch" or stage == 3:
+        # Each micro batch gathers the weights for forward, stage 3 for backward too, and scatters gradients: fp32 ones
+        # under FSDP2 (MixedPrecisionPolicy.reduce_dtype).
+        scatter = links.dp.all_gather_s(4.0 * parameters, model.num_layers) if layout.engine == "torch" else once
+        back = scatter + (once if stage == 3 else 0.0)
+        return m * (_exposed(once, overlap * batch.forward) + _exposed(back, overlap * backward))
     if stage == 2:
         return m * _exposed(once, overlap * backward) + once
     # Stages 0 and 1 reduce at the end of the last micro batch; stage 1 then gathers the weights.

@@ -6,6 +6,7 @@ saved and the incoming gradient, and writes the outgoing one).
 
 from __future__ import annotations
 
+from kit.cost.activations import uses_autocast
 from kit.specs.job import Precision
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
@@ -25,7 +26,7 @@ def layer_forward_bytes_per_token(model: ModelSpec, precision: Precision, layout
         norms_and_residuals = (2 * 2 + 2 * 3) * element * outer
         # Cast-free rotation: two products, one rotated copy, one sum. SwiGLU: silu, up + offset, product.
         return norms_and_residuals + 10 * element * query_key + 7 * element * f
-    if precision == "bf16" and layout.engine == "torch":
+    if uses_autocast(precision, layout):
         # fp32 norms (28 each) and residuals (10 each), five casts of 6; rotation in fp32 with casts.
         return (2 * 28 + 2 * 10 + 5 * 6) * h + 34 * query_key + 10 * f
     # RMSNorm in fp32 with casts: 36 each in bf16; residuals: read two, write one.
@@ -41,7 +42,7 @@ def loss_bytes_per_token(model: ModelSpec, layout: Layout) -> float:
 def micro_batch_bytes_per_parameter(precision: Precision, layout: Layout) -> float:
     """Per parameter of the rank and micro batch: casts of weights under autocast, accumulation into fp32 gradients."""
     if layout.engine == "torch":
-        return 6.0 if precision == "bf16" else 0.0
+        return 6.0 if uses_autocast(precision, layout) else 0.0
     if layout.engine == "megatron":
         return 10.0 if precision == "bf16" else 12.0
     return 10.0 if layout.gradient_accumulation_steps > 1 else 4.0

@@ -44,8 +44,9 @@ def layouts(
 def _torch(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
     split = _Split.of(pins)
     dp = split.data_parallel(cluster)
-    zero, offload = pins.zero_stage or 0, (pins.offload_optimizer or "none", pins.offload_param or "none")
-    for recompute in _recompute(pins):
+    offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
+    stages = [pins.zero_stage] if pins.zero_stage is not None else ([0, 2, 3] if dp > 1 else [0])
+    for zero, recompute in itertools.product(stages, _recompute(pins)):
         yield from _sized("torch", job, pins, split, dp, zero, offload, recompute)
 
 
@@ -53,6 +54,8 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
     split = _Split.of(pins)
     dp = split.data_parallel(cluster)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
+    if dp == 1 and pins.engine is None and pins.zero_stage is None and not _offloading(pins, scope):
+        return  # one rank has nothing to shard over: ZeRO is then of use for offload alone
     for zero, recompute in itertools.product(stages, _recompute(pins)):
         for offload in _offloads(pins, zero, scope):
             yield from _sized("deepspeed", job, pins, split, dp, zero, offload, recompute)
@@ -113,6 +116,10 @@ def _virtual(model: ModelSpec, pins: Pins, pp: int) -> list[int]:
 
 def _recompute(pins: Pins) -> Sequence[Recompute]:
     return ("none", "full") if pins.recompute is None else (pins.recompute,)
+
+
+def _offloading(pins: Pins, scope: Scope) -> bool:
+    return scope.offload or "cpu" in (pins.offload_optimizer, pins.offload_param)
 
 
 def _offloads(pins: Pins, zero: int, scope: Scope) -> list[tuple[Offload, Offload]]:

@@ -14,7 +14,7 @@ from kit.specs.model import ModelSpec
 from kit.units import human_seconds
 
 CHOICES = {
-    "torch": ("recompute", "micro_batch_size"),
+    "torch": ("zero_stage", "recompute", "micro_batch_size"),
     "deepspeed": ("zero_stage", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
     "megatron": ("tp", "pp", "vp", "sp", "zero_stage", "recompute", "micro_batch_size"),
 }
@@ -106,7 +106,7 @@ def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
 
 
 _MEANS = {
-    "zero_stage": "what is sharded over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 weights too",
+    "zero_stage": "sharded over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 weights too",
     "offload_optimizer": "optimizer state and step on the host",
     "offload_param": "weights on the host",
     "tp": "every matrix split inside a node",

@@ -149,10 +149,10 @@ def data_parallel_only(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, lay
     return f"{given} on engine={layout.engine}, which splits data only; use engine=megatron, or leave them out"
 
 
-def no_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """kit/engines/torch/engine.py: one device, or DDP."""
-    if layout.zero_stage:
-        return f"zero_stage={layout.zero_stage} on engine=torch, which replicates its state; use engine=deepspeed, or 0"
+def torch_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """kit/engines/torch/engine.py: DDP, or FSDP2, which shards gradients and optimizer state together."""
+    if layout.zero_stage == 1:
+        return "zero_stage=1 on engine=torch, which has DDP (0) and FSDP2 (2 and 3); use one of these, or engine=deepspeed"
     return None
 
 
@@ -315,7 +315,7 @@ RULES: tuple[Rule, ...] = (
     Rule(positions),
     Rule(implementation),
     Rule(data_parallel_only, _HF),
-    Rule(no_zero, _TORCH),
+    Rule(torch_zero, _TORCH),
     Rule(no_offload, ("torch", "megatron")),
     Rule(offload_needs_zero, _DEEPSPEED),
     Rule(host_ram, _DEEPSPEED),
