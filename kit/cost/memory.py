@@ -81,9 +81,7 @@ class _Dynamic:
     logits: float
 
 
-def stage_bytes(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int
-) -> dict[str, float]:
+def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int) -> dict[str, float]:
     """Bytes by component of a rank of one stage, at its fullest moment."""
     parameters = rank_parameters(model, layout.tp, layout.pp, stage)
     state = state_bytes(layout, job.precision)
@@ -114,9 +112,7 @@ def stage_bytes(
         # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
         copies = buffers + _autocast_copies(model, job, layout, during_loss=False)
         bf16_logits = _tokens(job, layout) * 2.0 * model.vocab_size
-        moments.append(
-            {"gradients": in_forward, "activations": dynamic.kept, "logits": bf16_logits, "buffers": copies}
-        )
+        moments.append({"gradients": in_forward, "activations": dynamic.kept, "logits": bf16_logits, "buffers": copies})
     if layout.engine == "torch" or (layout.engine == "deepspeed" and layout.zero_stage < 3):
         # Built whole and in fp32 on the device, before it is cast or sharded (kit/engines).
         moments.append({"weights": 4.0 * parameters, "optimizer": 0.0, "buffers": 0.0})

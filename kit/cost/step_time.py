@@ -48,9 +48,7 @@ class _MicroBatch:
         return self.compute + self.recompute + self.tensor_parallel + self.context_parallel
 
 
-def step_time_components_s(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout
-) -> dict[str, float]:
+def step_time_components_s(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> dict[str, float]:
     """Seconds by component, which add up to the step. Pipeline stages wait for the slowest one."""
     links = groups(cluster, layout)
     # Stages between the first and the last are alike.

@@ -97,7 +97,9 @@ def _splits(
     """(tp, pp, cp). Tensor parallelism stays inside a node: two exchanges a layer need its links."""
     tps = [pins.tp] if pins.tp else divisors(cluster.gpus_per_node)
     for tp in tps:
-        pps = [pins.pp] if pins.pp else [p for p in divisors(max(1, cluster.num_gpus // tp)) if model.num_layers % p == 0]
+        pps = (
+            [pins.pp] if pins.pp else [p for p in divisors(max(1, cluster.num_gpus // tp)) if model.num_layers % p == 0]
+        )
         for pp in pps:
             rest = max(1, cluster.num_gpus // (tp * pp))
             cps = [1]

@@ -20,10 +20,11 @@ CHOICES = {
 }
 """What is decided for each engine, in the order of the report."""
 
+MOST_RIVALS = 4
+"""Values of one choice that a decision compares with the chosen one."""
 
-def decisions(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, found: Found
-) -> tuple[Decision, ...]:
+
+def decisions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, found: Found) -> tuple[Decision, ...]:
     """The reasons behind ``found.best``."""
     assert found.best is not None
     best = found.best
@@ -88,11 +89,13 @@ def _choice(
     values = {getattr(candidate.layout, name) for candidate in same_engine} - {chosen}
     if not values:
         return None
-    rivals = {
-        value: _cheapest([c for c in same_engine if getattr(c.layout, name) == value]) for value in sorted(values, key=str)
-    }
-    rejected = tuple(f"{_text(value)}: {cost_of(rival, cluster)}" for value, rival in rivals.items())
-    return Decision(rule=name, chosen=text, why=_why(name, best, list(rivals.values())), rejected=rejected)
+    rivals = sorted(
+        (_cheapest([c for c in same_engine if getattr(c.layout, name) == value]) for value in values), key=_rank
+    )
+    rejected = tuple(
+        f"{_text(getattr(rival.layout, name))}: {cost_of(rival, cluster)}" for rival in rivals[:MOST_RIVALS]
+    )
+    return Decision(rule=name, chosen=text, why=_why(name, best, rivals), rejected=rejected)
 
 
 def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
@@ -151,8 +154,14 @@ def _remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
 
 def _cheapest(candidates: list[Candidate]) -> Candidate:
     """The fastest that fits, else the one that misses by least."""
-    fitting = [candidate for candidate in candidates if candidate.step_time_s is not None]
-    return min(fitting, key=step_s) if fitting else min(candidates, key=lambda candidate: candidate.peak_gib)
+    return min(candidates, key=_rank)
+
+
+def _rank(candidate: Candidate) -> tuple[bool, float]:
+    """What fits by its step time, then what does not by its peak."""
+    if candidate.step_time_s is None:
+        return (True, candidate.peak_gib)
+    return (False, candidate.step_time_s)
 
 
 def _text(value: object) -> str:

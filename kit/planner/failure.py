@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 from kit.cost.efficiency import usable_gib
@@ -16,6 +17,8 @@ from kit.specs.model import ModelSpec
 
 MOST_NODES = 1024
 """Where looking for more nodes stops."""
+MOST_CHANGES = 3
+"""How many ways out are named."""
 
 
 def nothing_legal(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> str:
@@ -35,17 +38,17 @@ def nothing_legal(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pi
 
 def nothing_fits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, found: Found) -> str:
     """The nearest miss in GiB, and up to three changes that make it fit."""
-    nearest = min(found.considered, key=lambda candidate: candidate.peak_gib)
+    usual = [candidate for candidate in found.considered if candidate.layout.cp == (pins.cp or 1)]
+    nearest = min(usual, key=lambda candidate: candidate.peak_gib)
     usable = usable_gib(cluster.gpu)
     lines = [
         f"{model.name} does not fit on {cluster.num_gpus} x {cluster.gpu.name}: the nearest layout "
         f"({describe(nearest.layout)}) needs {nearest.peak_gib:.1f} GiB a GPU, {usable:.1f} of "
         f"{cluster.gpu.memory_gib:.1f} are usable: {nearest.peak_gib - usable:.1f} GiB too many"
     ]
-    for count, change in enumerate(_changes(model, cluster, job, pins)):
-        if count == 3:
-            break
-        lines.append(f"it fits with {change}")
+    lines += [
+        f"it fits with {change}" for change in itertools.islice(_changes(model, cluster, job, pins), MOST_CHANGES)
+    ]
     return "\n".join(lines)
 
 
@@ -59,6 +62,11 @@ def _changes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -
         known = dataclasses.replace(cluster, host_ram_gib=1024.0)
         if _fits(model, known, job, pins):
             yield "offload, once cluster.host_ram_gib says how much host memory a node has (1024 would do)"
+    for factor in (2, 4, 8):
+        larger_batch = dataclasses.replace(job, global_batch_size=factor * job.global_batch_size)
+        if _fits(model, cluster, larger_batch, pins):
+            yield f"job.global_batch_size={larger_batch.global_batch_size} instead of {job.global_batch_size}"
+            break
     shorter = job.seq_length // 2
     while shorter >= 512:
         if _fits(model, cluster, dataclasses.replace(job, seq_length=shorter), pins):

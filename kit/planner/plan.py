@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
@@ -41,3 +42,16 @@ class Plan:
     layout: Layout
     predicted: Prediction
     decisions: tuple[Decision, ...]
+
+    def save(self, path: str | Path) -> None:
+        """Write it as YAML; see ``kit.planner.io.save_plan``."""
+        from kit.planner.io import save_plan
+
+        save_plan(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Plan:
+        """Read what ``save`` wrote; see ``kit.planner.io.load_plan``."""
+        from kit.planner.io import load_plan
+
+        return load_plan(path)

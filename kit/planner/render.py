@@ -1,9 +1,103 @@
-"""A plan as text for a terminal."""
+"""A plan as text for a terminal: what to run, whether it fits, how fast, what it costs, and why."""
 
 from __future__ import annotations
 
-from kit.planner.plan import Plan
+import textwrap
+
+from kit.cost.efficiency import usable_gib
+from kit.cost.memory import COMPONENTS
+from kit.cost.params import count
+from kit.cost.prediction import StageMemory
+from kit.planner.decisions import describe
+from kit.planner.plan import Decision, Plan
+from kit.units import human_count, human_seconds
+
+WIDTH = 110
+STAGES_SHOWN = 6
 
 
 def render(plan: Plan) -> str:
-    return str(plan)
+    """Plain text, at most 110 columns, ending without a newline."""
+    blocks = [_title(plan), _memory(plan), _time(plan), _reasons(plan.decisions)]
+    return "\n\n".join(blocks)
+
+
+def _title(plan: Plan) -> str:
+    model, cluster, job = plan.model, plan.cluster, plan.job
+    tokens = human_count(job.global_batch_size * job.seq_length)
+    nodes = f"{cluster.num_nodes} x {cluster.name}" if cluster.num_nodes > 1 else cluster.name
+    return "\n".join(
+        [
+            f"{model.name}, {human_count(count(model).total)} parameters, on {cluster.num_gpus} x {cluster.gpu.name} ({nodes})",
+            f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step ({tokens} tokens), "
+            f"{human_count(job.total_tokens)} tokens in all",
+            "",
+            f"  {describe(plan.layout)}",
+        ]
+    )
+
+
+def _memory(plan: Plan) -> str:
+    gpu = plan.cluster.gpu
+    shown = [name for name in COMPONENTS if any(stage.components_gib[name] >= 0.05 for stage in plan.predicted.memory)]
+    head = f"memory of a GPU, GiB: {plan.predicted.peak_gib:.1f} of {usable_gib(gpu):.1f} usable ({gpu.memory_gib:.1f} in all)"
+    columns = "  " + " " * 8 + "".join(f"{name:>12}" for name in [*shown, "peak"])
+    rows = [_stage_row(stage, shown, plan.layout.pp) for stage in _some(plan.predicted.memory)]
+    lines = [head + _band(plan.predicted.memory_band), columns, *rows]
+    if len(plan.predicted.memory) > STAGES_SHOWN:
+        lines.insert(-1, "  …")
+    if plan.predicted.host_ram_gib_per_node:
+        lines.append(f"  host memory of a node: {plan.predicted.host_ram_gib_per_node:.0f} GiB")
+    return "\n".join(lines)
+
+
+def _some(stages: tuple[StageMemory, ...]) -> tuple[StageMemory, ...]:
+    return stages if len(stages) <= STAGES_SHOWN else (*stages[: STAGES_SHOWN - 1], stages[-1])
+
+
+def _stage_row(stage: StageMemory, shown: list[str], num_stages: int) -> str:
+    name = f"stage {stage.stage}" if num_stages > 1 else ""
+    values = [stage.components_gib[component] for component in shown] + [stage.peak_gib]
+    return f"  {name:<8}" + "".join(f"{value:>12.1f}" for value in values)
+
+
+def _time(plan: Plan) -> str:
+    predicted, gpus = plan.predicted, plan.cluster.num_gpus
+    parts = [
+        f"{name.replace('_', ' ')} {human_seconds(seconds)}"
+        for name, seconds in predicted.step_time_components_s.items()
+        if seconds >= 0.001 * predicted.step_time_s
+    ]
+    lines = [
+        f"step {human_seconds(predicted.step_time_s)}" + _band(predicted.step_time_band),
+        *textwrap.wrap(" + ".join(parts), WIDTH, initial_indent="  ", subsequent_indent="  "),
+        f"{human_count(predicted.tokens_per_s)} tokens/s, {human_count(predicted.tokens_per_s / gpus)} a GPU; "
+        f"MFU {predicted.mfu:.1%}" + (f"; bubble {predicted.bubble_fraction:.1%}" if plan.layout.pp > 1 else ""),
+        f"{human_seconds(predicted.days * 86400)} for {human_count(plan.job.total_tokens)} tokens" + _money(plan),
+    ]
+    return "\n".join(lines)
+
+
+def _money(plan: Plan) -> str:
+    if plan.predicted.cost_usd is None:
+        return f"; no price is known for {plan.cluster.name}"
+    when = f", {plan.cluster.price_date}" if plan.cluster.price_date else ""
+    return f"; ${plan.predicted.cost_usd:,.0f} at ${plan.cluster.price_per_node_hour_usd:,.2f} a node and hour{when}"
+
+
+def _band(band: float | None) -> str:
+    return " (predicted; not yet compared with measurements)" if band is None else f" (± {band:.0%})"
+
+
+def _reasons(decisions: tuple[Decision, ...]) -> str:
+    lines = ["why"]
+    for decision in decisions:
+        head = f"  {decision.rule}={decision.chosen}: {decision.why}"
+        lines += textwrap.wrap(head, WIDTH, subsequent_indent="      ")
+        if decision.rejected:
+            alternatives = "; ".join(decision.rejected) if len(decision.rejected) > 2 else "\n".join(decision.rejected)
+            for alternative in alternatives.splitlines():
+                lines += textwrap.wrap(
+                    f"instead {alternative}", WIDTH, initial_indent="      ", subsequent_indent="        "
+                )
+    return "\n".join(lines)

@@ -152,7 +152,9 @@ def data_parallel_only(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, lay
 def torch_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """kit/engines/torch/engine.py: DDP, or FSDP2, which shards gradients and optimizer state together."""
     if layout.zero_stage == 1:
-        return "zero_stage=1 on engine=torch, which has DDP (0) and FSDP2 (2 and 3); use one of these, or engine=deepspeed"
+        return (
+            "zero_stage=1 on engine=torch, which has DDP (0) and FSDP2 (2 and 3); use one of these, or engine=deepspeed"
+        )
     return None
 
 

@@ -61,11 +61,15 @@ def search(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> 
     return found
 
 
-def illegal(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> dict[EngineName, tuple[Violation, ...]]:
+def illegal(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins
+) -> dict[EngineName, tuple[Violation, ...]]:
     """For each engine without a legal layout: the rules broken by the layout that breaks the fewest."""
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
     for engine in _engines(pins):
-        broken = (violations(model, cluster, job, layout) for layout in layouts(model, cluster, job, pins, engine, SCOPES[1]))
+        broken = (
+            violations(model, cluster, job, layout) for layout in layouts(model, cluster, job, pins, engine, SCOPES[1])
+        )
         fewest = min(broken, key=len, default=())
         if fewest:
             reasons[engine] = fewest

@@ -57,8 +57,7 @@ def parse_cluster(text: str) -> ClusterSpec:
         provider, name, nodes = node.groups()
         return _from_node(text, provider, name.lower(), 1 if nodes is None else int(nodes))
     raise SpecError(
-        f"cluster {text!r} is not understood; forms are {FORMS}; "
-        f"of nodes {yaml.nearest(_word(text), node_names())}"
+        f"cluster {text!r} is not understood; forms are {FORMS}; of nodes {yaml.nearest(_word(text), node_names())}"
     )
 
 

@@ -28,9 +28,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     name = str(name_or_path)
     key = name.rsplit("/", 1)[-1].lower()
     if key not in rows("models"):
-        raise SpecError(
-            f"model {name!r} is neither in the catalog nor a directory; {yaml.nearest(key, model_names())}"
-        )
+        raise SpecError(f"model {name!r} is neither in the catalog nor a directory; {yaml.nearest(key, model_names())}")
     return _catalog_model(key)
 
 
