@@ -129,7 +129,9 @@ def _weight_files(directory: Path) -> dict[str, Path]:
 
 
 def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    cuda_devices = [device.index or 0] if device.type == "cuda" else []
+    cuda_devices = (
+        [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
+    )
     with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
         torch.manual_seed(seed)
         built = AutoModelForCausalLM.from_config(hf_config(model), dtype=dtype, attn_implementation="sdpa")

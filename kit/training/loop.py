@@ -20,6 +20,7 @@ from kit.errors import CheckpointError, EngineError
 from kit.planner.io import plan_hash
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
+from kit.training.checkpoint.agreement import together
 from kit.training.checkpoint.hub import Counters, HubCheckpoint, export_hub, export_tensors
 from kit.training.checkpoint.native import NativeCheckpoints
 from kit.training.data.feed import Feed
@@ -118,7 +119,8 @@ class _Run:
         )
         norms = engine.apply(rate)
         _require_finite("gradient norm", norms.gradient, step)
-        self.step_times_s.append(time.perf_counter() - started)
+        step_time_s = time.perf_counter() - started
+        self.step_times_s.append(step_time_s)
         self.loss = result.mean
         is_end = step == self.total_steps  # where a run is merely stopped must not show in its metrics
         validated = self._validate(feed, step) if _is_due(step, run.validation_every_steps) or is_end else None
@@ -130,7 +132,9 @@ class _Run:
             tokens=result.tokens,
             samples_seen=counters.samples_seen,
             validation_loss=validated,
-            **_speed(plan, self.step_times_s[-1]),
+            step_time_s=step_time_s,
+            tokens_per_s=_tokens_per_s(plan, step_time_s),
+            mfu=_mfu(plan, step_time_s),
         )
         if log is not None:
             log.write(metrics)
@@ -166,8 +170,8 @@ class _Run:
             measured_step_time_s=_typical(self.step_times_s),
             hub_checkpoint=str(hub.relative_to(self.rundir.path)) if export_hub_at_end else None,
         )
-        if engine.is_main:
-            summary.write(self.rundir.path / "summary.json")
+        path = self.rundir.path / "summary.json"
+        together(engine.is_main, lambda: summary.write(path), f"writing {path}")
         return summary
 
     def _validate(self, feed: Feed, step: int) -> float | None:
@@ -202,12 +206,14 @@ def _require_finite(what: str, value: float, step: int) -> None:
         )
 
 
-def _speed(plan: Plan, step_time_s: float) -> dict[str, float | None]:
-    """MFU is proportional to tokens/s, so the plan's own pair of both gives it, by the plan's own FLOP count."""
-    tokens_per_s = plan.layout.global_batch_size * plan.job.seq_length / step_time_s
+def _tokens_per_s(plan: Plan, step_time_s: float) -> float:
+    return plan.layout.global_batch_size * plan.job.seq_length / step_time_s
+
+
+def _mfu(plan: Plan, step_time_s: float) -> float | None:
+    """Proportional to tokens/s, so the plan's own pair of both gives it, by the plan's own count of FLOPs."""
     predicted = plan.predicted
-    mfu = predicted.mfu * tokens_per_s / predicted.tokens_per_s if predicted.mfu > 0 else None
-    return {"step_time_s": step_time_s, "tokens_per_s": tokens_per_s, "mfu": mfu}
+    return predicted.mfu * _tokens_per_s(plan, step_time_s) / predicted.tokens_per_s if predicted.mfu > 0 else None
 
 
 def _is_exported(hub: Path, counters: Counters) -> bool:

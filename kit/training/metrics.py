@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.training.checkpoint.files import fsync
 from kit.units import human_count, human_seconds
 
 
@@ -68,14 +68,20 @@ class MetricsLog:
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
 
     def write(self, metrics: StepMetrics) -> None:
-        """Append one step."""
-        self._file.write(json.dumps(dataclasses.asdict(metrics)) + "\n")
-        self._file.flush()
+        """Append one step. On a full disk the line waits in memory for the next one: a run does not die of it."""
+        try:
+            self._file.write(json.dumps(dataclasses.asdict(metrics)) + "\n")
+            self._file.flush()
+        except OSError as error:
+            print(f"metrics of step {metrics.step} are not on disk yet, the run goes on: {error}", flush=True)
 
     def close(self) -> None:
         """Make the file durable."""
-        os.fsync(self._file.fileno())
-        self._file.close()
+        try:
+            self._file.close()
+            fsync(self._path)
+        except OSError as error:
+            print(f"the last lines of {self._path} are lost: {error}; free some space", flush=True)
 
 
 def _step(line: str) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import signal
 import struct
 from itertools import product
 
@@ -18,6 +16,7 @@ from kit.training.data.indexed import IndexedTokens, IndexedWriter
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
 from tests.training import tiny
+from tests.training.disk import full_disk
 
 
 def write(prefix, documents, vocab_size=tiny.VOCAB_SIZE):
@@ -90,15 +89,8 @@ class TestFormat:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_full_disk_is_named_and_leaves_nothing(self, tmp_path):
-        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
-        try:
-            with pytest.raises(DataError, match="check the free space"):
-                write(tmp_path / "x", [np.zeros(10_000, dtype=int)] * 10)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, handler)
+        with full_disk(100_000), pytest.raises(DataError, match="check the free space"):
+            write(tmp_path / "x", [np.zeros(10_000, dtype=int)] * 10)
         assert list(tmp_path.iterdir()) == []
 
     def test_ids_outside_the_vocabulary(self, tmp_path):

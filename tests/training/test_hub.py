@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import resource
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from kit.training.checkpoint.files import record_of
 from kit.training.checkpoint.hub import HubCheckpoint, export_hub, hub_to_hf, import_hub
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
+from tests.training.disk import full_disk
 from tests.workers import pool
 
 
@@ -32,12 +31,6 @@ def exported(one_process, tmp_path):
     hub = tmp_path / "hub"
     export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
     return rundir, engine, hub
-
-
-def limit_file_size(num_bytes: int):
-    """No file of this process grows beyond this: what a full disk does, short of filling one."""
-    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, resource.RLIM_INFINITY))
 
 
 class TestRoundTrip:
@@ -183,7 +176,7 @@ class TestWriting:
         """20,000 bytes hold the embedding, the first shard, and not the first MLP's gate."""
         layout = {"dp": world_size, "micro_batch_size": 1}
         rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model(ffn_hidden_size=256), **layout))
-        messages = pool("full-disk", world_size).run(export_to_a_full_disk, rundir, tmp_path / "hub", limit)
+        messages = pool("torch", world_size).run(export_to_a_full_disk, rundir, tmp_path / "hub", limit)
         assert all("writing the hub checkpoint" in message for message in messages)
         assert all("check the free space" in message for message in messages)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
@@ -192,13 +185,11 @@ class TestWriting:
 def export_to_a_full_disk(rundir, hub, limit):
     """The message of the error that every rank must raise."""
     engine = TorchEngine(rundir)
-    limit_file_size(limit)
     try:
-        export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+        with full_disk(limit):
+            export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
     except CheckpointError as error:
         return str(error)
-    finally:
-        limit_file_size(resource.RLIM_INFINITY)
     raise AssertionError("the export succeeded")
 
 

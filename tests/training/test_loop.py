@@ -5,9 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pickle
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -22,6 +20,7 @@ from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec
 from kit.training.checkpoint.hub import HubCheckpoint
 from kit.training.loop import total_steps
 from tests.training import runs, tiny
+from tests.training.disk import full_disk
 from tests.workers import pool
 
 one_process = pytest.mark.usefixtures("one_process")
@@ -236,14 +235,8 @@ class TestDamagedCheckpoints:
         rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
         runs.run(rundir, stop_at_step=1, export_hub_at_end=False)
         capsys.readouterr()
-        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, limits[1]))
-        try:
+        with full_disk(30_000):
             summary = runs.run(rundir, resume="auto", stop_at_step=3, export_hub_at_end=False)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-            signal.signal(signal.SIGXFSZ, handler)
         assert summary.step == 3
         assert "no checkpoint at step 2, the run goes on: writing the checkpoint" in capsys.readouterr().out
         assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000001"]

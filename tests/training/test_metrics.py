@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 from kit.training.metrics import MetricsLog, StepMetrics
+from tests.training.disk import full_disk
 
 
 def metrics(step, **changes):
@@ -47,6 +48,19 @@ def test_resuming_drops_what_will_be_trained_again_and_a_torn_line(tmp_path):
     log.write(metrics(3, loss=30.0))
     log.close()
     assert [(line["step"], line["loss"]) for line in lines(path)] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_a_full_disk_delays_lines_and_does_not_end_the_run(tmp_path, capsys):
+    path = tmp_path / "metrics.jsonl"
+    log = MetricsLog(path, 0)
+    log.write(metrics(1))
+    with full_disk(path.stat().st_size + 10):
+        log.write(metrics(2))
+        log.write(metrics(3))
+    log.write(metrics(4))
+    log.close()
+    assert "metrics of step 2 are not on disk yet, the run goes on" in capsys.readouterr().out
+    assert [line["step"] for line in lines(path)] == [1, 2, 3, 4]
 
 
 def test_terminal_line():

@@ -7,6 +7,9 @@ import math
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.tensor import DTensor
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.hf import build_model, parameter_shapes
@@ -184,12 +187,52 @@ def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
         assert relative_error(two["master"][name], weight) < 1e-5, name
 
 
+def test_ddp_reduces_once_a_step(tmp_path):
+    """Whatever the accumulation: each bucket is all-reduced in the last backward only."""
+    reductions = []
+    for accumulation in (1, 3):
+        plan = tiny.plan(dp=2, micro_batch_size=1, gradient_accumulation_steps=accumulation)
+        reductions += pool("torch", 2).run(count_reductions, tiny.run_directory(tmp_path, plan))
+    assert len(set(reductions)) == 1
+    assert reductions[0] >= 1
+
+
+def count_reductions(rundir):
+    """Buckets that DDP reduces in the second step (it rebuilds its buckets after the first)."""
+    engine = TorchEngine(rundir)
+    cases.steps(engine, rundir, 0, 1)
+    buckets = []
+
+    def hook(_, bucket):
+        buckets.append(bucket.index())
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    engine._state_is._ddp.register_comm_hook(None, hook)
+    engine.forward_backward(cases.batches(engine, rundir, 1))
+    return len(buckets)
+
+
 @pytest.mark.parametrize(("zero_stage", "share"), [(0, 1.0), (2, 0.5), (3, 0.5)])
 def test_fsdp2_really_shards(tmp_path, zero_stage, share):
     rundir = tiny.run_directory(tmp_path, tiny.plan(dp=2, zero_stage=zero_stage))
     weights = 4 * sum(math.prod(shape) for shape in parameter_shapes(rundir.plan.model).values())
     expected = {"weights": share * weights, "gradients": share * weights, "optimizer": 2 * share * weights}
     assert pool("torch", 2).run(held_after_backward, rundir) == [expected, expected]
+
+
+@pytest.mark.parametrize(("zero_stage", "freed"), [(2, False), (3, True)])
+def test_stage_3_frees_a_layers_parameters_after_its_forward(tmp_path, zero_stage, freed):
+    rundir = tiny.run_directory(tmp_path, tiny.plan(dp=2, zero_stage=zero_stage))
+    assert pool("torch", 2).run(is_sharded_after_forward, rundir) == [freed, freed]
+
+
+def is_sharded_after_forward(rundir):
+    """Whether the first layer is back to its slices between forward and backward."""
+    engine = TorchEngine(rundir)
+    logits = engine._state_is.forward(cases.batches(engine, rundir, 0)[0].input_ids, training=True)
+    sharded = isinstance(engine._model.model.layers[0].mlp.up_proj.weight, DTensor)
+    logits.sum().backward()
+    return sharded
 
 
 def held_after_backward(rundir):

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
@@ -23,7 +24,7 @@ class Sharded:
 
     def __init__(self, model: PreTrainedModel, zero_stage: int, compute_dtype: torch.dtype | None) -> None:
         """``compute_dtype``: parameters are gathered in it; gradients are always reduced in fp32."""
-        mesh = dist.init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
+        mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         for layer in _layers(model):
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=zero_stage == 3)
@@ -54,6 +55,5 @@ class Sharded:
         target.copy_(distribute_tensor(on_device, target.device_mesh, target.placements, src_data_rank=None))
 
 
-def _layers(model: PreTrainedModel) -> torch.nn.ModuleList:
-    base = model.base_model
-    return base.h if model.config.model_type == "gpt2" else base.layers
+def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    return list(model.base_model.h if model.config.model_type == "gpt2" else model.base_model.layers)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,9 +77,9 @@ def write_json(path: Path, data: Any) -> None:
     fsync(path.parent)
 
 
-def files_below(directory: Path) -> Iterator[Path]:
+def files_below(directory: Path) -> list[Path]:
     """Regular files at any depth, sorted."""
-    return iter(sorted(path for path in directory.rglob("*") if path.is_file()))
+    return sorted(path for path in directory.rglob("*") if path.is_file())
 
 
 def is_free(path: Path) -> bool:
@@ -92,11 +92,10 @@ def partial_name(directory: Path) -> Path:
     return directory.with_name(f".{directory.name}.partial")
 
 
-def publish(partial: Path, directory: Path, files: Iterable[Path]) -> None:
+def publish(partial: Path, directory: Path) -> None:
     """Fsync everything, then rename: after a crash ``directory`` is complete or absent. Raises OSError."""
-    for path in files:
+    for path in [*partial.rglob("*"), partial]:
         fsync(path)
-    fsync(partial)
     if directory.is_dir():
         directory.rmdir()  # only ever an empty one: rename onto it is not portable
     partial.rename(directory)
@@ -116,7 +115,7 @@ def new_directory(directory: Path) -> Iterator[Path]:
     try:
         partial.mkdir(parents=True)
         yield partial
-        publish(partial, directory, files_below(partial))
+        publish(partial, directory)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise

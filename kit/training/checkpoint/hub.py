@@ -9,6 +9,7 @@ from operator import itemgetter
 from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 
 from kit.engines.base import Engine, StateKind
 from kit.engines.hf import check_names, check_shape, parameter_shapes
@@ -72,12 +73,13 @@ def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
     tensors = {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
 
     def write() -> None:
-        writer = ShardWriter(path.parent, f".{path.stem}", shard_bytes=2**62)
         path.parent.mkdir(parents=True, exist_ok=True)
-        for name, tensor in tensors.items():
-            writer.add(name, tensor)
-        (file_name,) = set(writer.finish().values())
-        (path.parent / file_name).replace(path)
+        partial = path.with_name(f".{path.name}.partial")
+        try:
+            save_file(tensors, partial, metadata={"format": "pt"})
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
     together(engine.is_main, write, f"writing {path}")
 

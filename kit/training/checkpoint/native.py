@@ -26,6 +26,7 @@ from kit.training.checkpoint.files import (
     files_below,
     fsync,
     partial_name,
+    publish,
     record_of,
     records_from_json,
     verify,
@@ -158,11 +159,9 @@ class NativeCheckpoints:
 
     def _publish(self, partial: Path, directory: Path, manifest: dict[str, Any]) -> None:
         write_json(partial / MANIFEST, manifest)
-        for path in [*files_below(partial), *(p for p in partial.rglob("*") if p.is_dir()), partial]:
-            fsync(path)
         # A directory of this step is from before a step back to an older checkpoint: the run has made it again.
         _remove(directory)
-        partial.rename(directory)
+        publish(partial, directory)
         latest = self.root / ".latest.partial"
         latest.write_text(directory.name + "\n", encoding="utf-8")
         latest.replace(self.root / "latest")
@@ -188,7 +187,7 @@ def _share(items: list[Any]) -> list[Any]:
 
 
 def _my_records(state: Path) -> dict[str, FileRecord]:
-    return {str(path.relative_to(state.parent)): record_of(path) for path in _share(list(files_below(state)))}
+    return {str(path.relative_to(state.parent)): record_of(path) for path in _share(files_below(state))}
 
 
 def _read_manifest(directory: Path) -> Manifest:
