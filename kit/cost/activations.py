@@ -3,8 +3,8 @@
 Bytes per token; the terms are the tensors that the operators of the layer save. All with attention as one operator
 (flash, memory-efficient), so there is no term in the square of the sequence. Written beside
 Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1): their 34·sbh is for GELU, a 4h MLP and dropout masks; without
-the masks (2·sbh) and with attention as one operator the same terms remain, and fused layers would come to 32·sbh. A test
-compares the formulas with the bytes that ``torch.autograd.graph.saved_tensors_hooks`` sees of the real layers.
+the masks (2·sbh) and with attention as one operator the same terms remain, and fused layers would come to 32·sbh.
+A test compares the formulas with the bytes that ``torch.autograd.graph.saved_tensors_hooks`` sees of real layers.
 
 Letters: h hidden size, f MLP width, a·d and k·d widths of query and key/value heads.
 """

@@ -22,7 +22,7 @@ from kit.units import GIB, to_gib
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 
 ZERO3_LIVE_PARAMETERS = 10**9
-"""Gathered parameters that DeepSpeed keeps at most (runtime/zero/config.py: max_live_parameters, max_reuse_distance)."""
+"""Gathered parameters that DeepSpeed keeps (runtime/zero/config.py: max_live_parameters, max_reuse_distance)."""
 ZERO3_SUB_GROUP = 10**9
 """Parameters that a stage-3 step converts at a time (runtime/zero/config.py: sub_group_size)."""
 

@@ -117,7 +117,7 @@ def largest_layer(model: ModelSpec) -> int:
 
 
 def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
-    """Parameters that one rank of pipeline stage ``stage`` holds; matrices split over ``tp``, the vocabulary padded to it.
+    """Parameters that one rank of pipeline stage ``stage`` holds: matrices split over ``tp``, the vocabulary padded.
 
     megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings a second
     copy of the embedding there (models/common/language_module/language_module.py). ``pp`` divides the layers.

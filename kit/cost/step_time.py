@@ -1,4 +1,4 @@
-"""How long an optimizer step takes, by component: a roofline of each layer, exposed communication, pipeline, optimizer."""
+"""How long an optimizer step takes: a roofline of each layer, exposed communication, pipeline, optimizer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COMPONENTS = (
 
 
 def bubble_fraction(layout: Layout) -> float:
-    """(p−1)/(v·m+p−1): share of a step in which a stage idles (Narayanan et al. 2021, arXiv 2104.04473, section 2.2)."""
+    """(p−1)/(v·m+p−1): share of a step in which a stage idles (Narayanan et al. 2021, arXiv 2104.04473, 2.2)."""
     p, v, m = layout.pp, layout.vp, layout.gradient_accumulation_steps
     return (p - 1) / (v * m + p - 1)
 
@@ -117,7 +117,7 @@ def _tensor_parallel(
 
 
 def _context_parallel(model: ModelSpec, job: JobSpec, layout: Layout, links: Groups, layers: int) -> float:
-    """Keys and values of the whole sequence are gathered in forward and again in backward, their gradients scattered."""
+    """Keys and values of the sequence are gathered in forward and again in backward, their gradients scattered."""
     if layout.cp == 1:
         return 0.0
     width = 2 * model.num_key_value_heads * model.head_dim / layout.tp

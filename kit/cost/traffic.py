@@ -49,5 +49,5 @@ def micro_batch_bytes_per_parameter(precision: Precision, layout: Layout) -> flo
 
 
 def optimizer_bytes_per_parameter(precision: Precision) -> float:
-    """AdamW on the parameters a rank steps: reads four fp32 values, writes three (28); norm and clipping (12); the cast."""
+    """AdamW: four fp32 values read and three written (28); norm and clipping (12); the cast to bf16."""
     return 40.0 + (2.0 if precision == "bf16" else 0.0)

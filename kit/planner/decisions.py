@@ -135,8 +135,8 @@ def _remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
         yield Decision(
             rule="seq_length",
             chosen=str(job.seq_length),
-            why=f"longer than the {model.max_position_embeddings} positions that {model.name} was made for: RoPE computes "
-            "any length, but trained weights may not follow",
+            why=f"longer than the {model.max_position_embeddings} positions that {model.name} was made for: "
+            "RoPE computes any length, but trained weights may not follow",
         )
     if layout.tp > cluster.gpus_per_node:
         yield Decision(

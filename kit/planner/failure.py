@@ -8,11 +8,12 @@ from collections.abc import Iterator
 
 from kit.cost.efficiency import usable_gib
 from kit.planner.decisions import describe
+from kit.planner.rules import Violation
 from kit.planner.weighing import Found, illegal, search
 from kit.specs.catalog import gpu_names, load_gpu
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import Pins
+from kit.specs.layout import EngineName, Pins
 from kit.specs.model import ModelSpec
 
 MOST_NODES = 1024
@@ -23,7 +24,7 @@ MOST_CHANGES = 3
 
 def nothing_legal(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> str:
     """Every broken rule of the layout nearest to the pins, for each engine allowed; one a line."""
-    reasons = illegal(model, cluster, job, pins)
+    reasons = _able(illegal(model, cluster, job, pins))
     # A rule that all engines share is said once.
     lines: dict[str, list[str]] = {}
     for engine, broken in reasons.items():
@@ -34,6 +35,16 @@ def nothing_legal(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pi
         message if len(engines) == everyone else f"{' and '.join(engines)}: {message}"
         for message, engines in lines.items()
     )
+
+
+def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, tuple[Violation, ...]]:
+    """Without engines that could never do what is pinned (split a model), as long as another one could."""
+    able = {
+        engine: broken
+        for engine, broken in reasons.items()
+        if all(violation.rule != "data_parallel_only" for violation in broken)
+    }
+    return able or reasons
 
 
 def nothing_fits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, found: Found) -> str:

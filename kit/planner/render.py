@@ -26,9 +26,10 @@ def _title(plan: Plan) -> str:
     model, cluster, job = plan.model, plan.cluster, plan.job
     tokens = human_count(job.global_batch_size * job.seq_length)
     nodes = f"{cluster.num_nodes} x {cluster.name}" if cluster.num_nodes > 1 else cluster.name
+    size = human_count(count(model).total)
     return "\n".join(
         [
-            f"{model.name}, {human_count(count(model).total)} parameters, on {cluster.num_gpus} x {cluster.gpu.name} ({nodes})",
+            f"{model.name}, {size} parameters, on {cluster.num_gpus} x {cluster.gpu.name} ({nodes})",
             f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step ({tokens} tokens), "
             f"{human_count(job.total_tokens)} tokens in all",
             "",
@@ -40,7 +41,8 @@ def _title(plan: Plan) -> str:
 def _memory(plan: Plan) -> str:
     gpu = plan.cluster.gpu
     shown = [name for name in COMPONENTS if any(stage.components_gib[name] >= 0.05 for stage in plan.predicted.memory)]
-    head = f"memory of a GPU, GiB: {plan.predicted.peak_gib:.1f} of {usable_gib(gpu):.1f} usable ({gpu.memory_gib:.1f} in all)"
+    limits = f"{usable_gib(gpu):.1f} usable ({gpu.memory_gib:.1f} in all)"
+    head = f"memory of a GPU, GiB: {plan.predicted.peak_gib:.1f} of {limits}"
     columns = "  " + " " * 8 + "".join(f"{name:>12}" for name in [*shown, "peak"])
     rows = [_stage_row(stage, shown, plan.layout.pp) for stage in _some(plan.predicted.memory)]
     lines = [head + _band(plan.predicted.memory_band), columns, *rows]

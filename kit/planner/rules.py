@@ -170,7 +170,7 @@ def offload_needs_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, lay
     """DeepSpeed reads offload_optimizer in its ZeRO optimizers only, offload_param in stage 3 only (stage3.py,
     _configure_offloading); elsewhere it would be ignored without a word."""
     if layout.offload_param == "cpu" and layout.zero_stage != 3:
-        return f"offload_param=cpu with zero_stage={layout.zero_stage}: only stage 3 partitions parameters; use zero_stage=3"
+        return f"offload_param=cpu with zero_stage={layout.zero_stage}: only stage 3 partitions parameters; use 3"
     if layout.offload_optimizer == "cpu" and layout.zero_stage == 0:
         return "offload_optimizer=cpu with zero_stage=0: only the ZeRO optimizers offload; use zero_stage=1, 2 or 3"
     return None
@@ -201,7 +201,10 @@ def host_ram(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
 def megatron_family(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """kit/engines/megatron: weight maps and layers exist for these."""
     if model.family == "gpt2":
-        return f"family=gpt2 of {model.name} on engine=megatron, which computes llama, qwen2 and qwen3; use deepspeed or torch"
+        return (
+            f"family=gpt2 of {model.name} on engine=megatron, which computes llama, qwen2 and qwen3; "
+            "use engine=deepspeed or torch"
+        )
     return None
 
 
@@ -209,7 +212,10 @@ def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     """kit/engines/megatron/rope.py: kinds that frequencies alone express."""
     kind = (model.rope_scaling or {}).get("rope_type", "default")
     if kind not in ("default", "linear", "llama3"):
-        return f"rope_type={kind} of {model.name} on engine=megatron, which computes default, linear and llama3; use deepspeed"
+        return (
+            f"rope_type={kind} of {model.name} on engine=megatron, which computes default, linear and llama3; "
+            "use engine=deepspeed or torch"
+        )
     return None
 
 
@@ -217,7 +223,10 @@ def megatron_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     """The distributed optimizer shards optimizer state: stage 1. Stages 2 and 3 shard what its gradient buffers and
     pipeline stages need whole."""
     if layout.zero_stage > 1:
-        return f"zero_stage={layout.zero_stage} on engine=megatron, whose distributed optimizer is stage 1; use 1, or engine=deepspeed"
+        return (
+            f"zero_stage={layout.zero_stage} on engine=megatron, whose distributed optimizer is stage 1; "
+            "use 1, or engine=deepspeed"
+        )
     return None
 
 
@@ -232,8 +241,8 @@ def tp_divides_heads(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
 
 
 def tp_fits_kv_heads(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """transformer_config.py: num_query_groups must be a multiple or a divisor of tensor_model_parallel_size. Fewer heads
-    than ranks are shared (attention.py gathers them)."""
+    """transformer_config.py: num_query_groups must be a multiple or a divisor of tensor_model_parallel_size. Fewer
+    heads than ranks are shared (attention.py gathers them)."""
     heads = model.num_key_value_heads
     if heads % layout.tp and layout.tp % heads:
         fitting = [d for d in divisors(model.num_attention_heads) if heads % d == 0 or d % heads == 0]

@@ -17,8 +17,8 @@ from kit.specs.model import ModelSpec
 def make_plan(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins | None = None) -> Plan:
     """The fastest layout that fits, with its predictions and the reasons for every choice.
 
-    Raises ``PlanError``: with every broken rule where no layout is legal; with the nearest miss and the smallest changes
-    that would help where none fits.
+    Raises ``PlanError``: with every broken rule where no layout is legal; with the nearest miss and the smallest
+    changes that would help where none fits.
     """
     pins = pins or Pins()
     found = search(model, cluster, job, pins)

@@ -1,7 +1,7 @@
 """Weigh every layout, and take the fastest legal one that fits.
 
-Enumerate (``candidates``), drop what breaks a rule (``rules``) or does not fit (``kit.cost``), rank by predicted time per
-token, and among those that are equally fast within the model's precision take the simplest.
+Enumerate (``candidates``), drop what breaks a rule (``rules``) or does not fit (``kit.cost``), rank by predicted time
+per token, and among those that are equally fast within the model's precision take the simplest.
 """
 
 from __future__ import annotations
