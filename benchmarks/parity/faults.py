@@ -6,8 +6,10 @@ wrong one. Each names the layout in which it must show (``benchmarks/parity/case
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,24 @@ class Fault:
     case: str
     """Name of the parity case that must turn red."""
     install: Callable[[], None]
-    """Plants it in this process, for good."""
+    """Plants it in this process."""
 
 
 FAULTS: dict[str, Fault] = {}
 """Name → fault. Each engine's faults are appended below its functions."""
+
+_replaced: list[tuple[Any, str, Any]] = []
+
+
+def _replace(owner: Any, name: str, value: Any) -> None:
+    _replaced.append((owner, name, getattr(owner, name)))
+    setattr(owner, name, value)
+
+
+def uproot() -> None:
+    """Undo what was planted through ``_replace``: for tests, whose processes live on."""
+    while _replaced:
+        setattr(*_replaced.pop())
 
 
 # ---------------------------------------------------------------------- DeepSpeed
@@ -72,3 +87,93 @@ def _deepspeed_local_token_count() -> None:
 FAULTS["deepspeed-double-gradients"] = Fault("deepspeed-zero3", _deepspeed_double_gradients)
 FAULTS["deepspeed-repeated-data"] = Fault("deepspeed-zero2-accumulation", _deepspeed_repeated_data)
 FAULTS["deepspeed-local-token-count"] = Fault("deepspeed-zero1", _deepspeed_local_token_count)
+
+
+# ---------------------------------------------------------------------- Megatron
+
+
+def _megatron_swap_qk() -> None:
+    """Keys before queries in each group of the fused projection, in both directions of the weight map."""
+    import torch
+
+    from kit.engines.megatron.weights.rules import GroupedQkv
+
+    split, join = GroupedQkv.split, GroupedQkv.join
+
+    def swapped_split(self, tensors, model, tp):
+        query, key, value = tensors
+        return split(self, (key, query, value), model, tp)
+
+    def swapped_join(self, shards, model):
+        rows = join(self, shards, model)
+        width = model.num_attention_heads // model.num_key_value_heads * model.head_dim
+        group = [part.unflatten(0, (model.num_key_value_heads, -1)) for part in rows]
+        whole = torch.cat(group, dim=1)
+        key, query, value = whole.split([model.head_dim, width, model.head_dim], dim=1)
+        return [part.flatten(0, 1).contiguous() for part in (query, key, value)]
+
+    _replace(GroupedQkv, "split", swapped_split)
+    _replace(GroupedQkv, "join", swapped_join)
+
+
+def _megatron_skip_sequence_parallel_reduction() -> None:
+    """Gradients of norms stay those of one rank's part of the sequence."""
+
+    # The package hides this module behind the function of the same name.
+    module = sys.modules["megatron.core.distributed.finalize_model_grads"]
+    _replace(module, "_allreduce_non_tensor_model_parallel_grads", lambda *_, **__: None)
+
+
+def _megatron_double_gradients() -> None:
+    """Twice the gradient: with Adam, losses and weights hardly notice."""
+    from kit.engines.megatron import engine
+
+    finalize = engine.finalize_model_grads
+
+    def doubled(chunks, *args, **keywords):
+        finalize(chunks, *args, **keywords)
+        for chunk in chunks:
+            chunk.scale_gradients(2.0)
+
+    _replace(engine, "finalize_model_grads", doubled)
+
+
+def _megatron_batched_interleaving() -> None:
+    """The interleaved schedule with megatron-core's default way of exchanging activations."""
+    from kit.engines.megatron import engine
+
+    build = engine.transformer_config
+
+    def batched(settings):
+        return build({**settings, "overlap_p2p_comm": False, "batch_p2p_comm": True})
+
+    _replace(engine, "transformer_config", batched)
+
+
+def _megatron_shifted_stages() -> None:
+    """Stages hold each other's layers: the layer offset counts from the wrong end."""
+    from kit.engines.megatron import exchange
+
+    offset, count = exchange.get_transformer_layer_offset, exchange.get_num_layers_to_build
+
+    def from_the_end(config, vp_stage=None, pp_rank=None):
+        return config.num_layers - offset(config, vp_stage, pp_rank) - count(config, vp_stage, pp_rank)
+
+    _replace(exchange, "get_transformer_layer_offset", from_the_end)
+
+
+def _megatron_decayed_norms() -> None:
+    """Weight decay on norms too: megatron-core leaves the exception to a scheduler that is not used here."""
+    import megatron.core.optimizer
+
+    _replace(megatron.core.optimizer, "get_standard_config_overrides", lambda config: {})
+
+
+FAULTS["megatron-swap-qk"] = Fault("megatron-tp2", _megatron_swap_qk)
+FAULTS["megatron-skip-sequence-parallel-reduction"] = Fault(
+    "megatron-tp2-sp", _megatron_skip_sequence_parallel_reduction
+)
+FAULTS["megatron-double-gradients"] = Fault("megatron-dp2-distributed-optimizer", _megatron_double_gradients)
+FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _megatron_batched_interleaving)
+FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
+FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)

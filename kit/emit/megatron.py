@@ -131,9 +131,14 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "sequence_parallel": layout.sp,
     }
     if layout.pp > 1:
-        settings |= {"pipeline_dtype": dtype, "deallocate_pipeline_outputs": True}
+        settings["pipeline_dtype"] = dtype
+    if layout.pp > 1 and layout.vp == 1:
+        # Frees what a stage has sent. Not with overlapped sends: gloo still reads the tensor then, and the losses
+        # are wrong without a word.
+        settings["deallocate_pipeline_outputs"] = True
     if layout.vp > 1:
-        # With the batched p2p default, two stages interleaved compute wrong losses without a word.
+        # With the batched default, two stages interleaved compute wrong losses without a word: each pair of ranks
+        # exchanges two messages at a time, and they cross.
         settings |= {
             "virtual_pipeline_model_parallel_size": layout.vp,
             "overlap_p2p_comm": True,

@@ -19,7 +19,7 @@ from kit.engines.hf import HfDirectory, parameter_shapes
 from kit.engines.megatron import native
 from kit.engines.megatron.exchange import Exchange
 from kit.engines.megatron.model import build_chunks, transformer_config
-from kit.engines.megatron.optimizer import build_optimizer
+from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.state import LocalState
 from kit.engines.megatron.weights.random import RandomSource
 from kit.errors import EngineError
@@ -47,7 +47,7 @@ class MegatronEngine:
             DistributedDataParallel(self._config, ddp_config, chunk, disable_bucketing=index > 0)
             for index, chunk in enumerate(build_chunks(plan.model, self._config, settings["model"]))
         ]
-        self._optimizer = build_optimizer(settings["optimizer"], self._chunks)
+        self._optimizer = build_optimizer(optimizer_config(settings["optimizer"]), self._chunks)
         self._config.finalize_model_grads_func = finalize_model_grads
         if ddp_config.overlap_grad_reduce:
             self._overlap_gradients()
@@ -56,9 +56,7 @@ class MegatronEngine:
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.is_main = dist.get_rank() == 0
         self._run_schedule = get_forward_backward_func()
-        self._state = LocalState(
-            self._optimizer, parallel_state.get_data_parallel_group(with_context_parallel=True)
-        )
+        self._state = LocalState(self._optimizer, parallel_state.get_data_parallel_group(with_context_parallel=True))
         self._exchange = Exchange(plan.model, self._config, self._chunks, self._state)
         path = rundir.run.model_path
         source: TensorSource = (

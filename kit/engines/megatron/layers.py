@@ -45,7 +45,9 @@ class CausalAttention(torch.nn.Module):
         super().__init__()
         self.softmax_scale = softmax_scale
         if config.attention_dropout:
-            raise EngineError(f"attention_dropout={config.attention_dropout}: the torch-native layers have none; use 0.0")
+            raise EngineError(
+                f"attention_dropout={config.attention_dropout}: the torch-native layers have none; use 0.0"
+            )
 
     def forward(
         self,

@@ -13,7 +13,7 @@ from typing import Any
 import megatron.core.optimizer
 import megatron.core.optimizer.distrib_optimizer
 import torch
-from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch.optim.adam import adam
 
 from kit.errors import EngineError
@@ -76,16 +76,17 @@ class Adam(torch.optim.Optimizer):
             self.state[param] = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
 
 
-def build_optimizer(settings: Mapping[str, Any], chunks: list[torch.nn.Module]) -> MegatronOptimizer:
-    """``optimizer`` of megatron.yaml and this rank's model chunks (wrapped for data parallelism) → the optimizer.
-
-    Raises EngineError for settings that megatron-core refuses.
-    """
-    _use_torch_adam()
+def optimizer_config(settings: Mapping[str, Any]) -> OptimizerConfig:
+    """``optimizer`` of megatron.yaml → megatron-core's class. Raises EngineError for what that refuses."""
     try:
-        config = OptimizerConfig(**{**settings, "params_dtype": _DTYPES[settings["params_dtype"]]})
+        return OptimizerConfig(**{**settings, "params_dtype": _DTYPES[settings["params_dtype"]]})
     except (TypeError, ValueError, KeyError, AssertionError) as error:
         raise EngineError(f"megatron-core refuses optimizer in megatron.yaml: {error}") from error
+
+
+def build_optimizer(config: OptimizerConfig, chunks: list[torch.nn.Module]) -> ChainedOptimizer:
+    """The optimizer of this rank's model chunks, which are wrapped for data parallelism already."""
+    _use_torch_adam()
     optimizer = get_megatron_optimizer(config, chunks)
     for group in optimizer.param_groups:
         # Norms and biases have wd_mult 0, but only OptimizerParamScheduler would apply it, which owns a schedule too.

@@ -17,7 +17,9 @@ QKV_WEIGHT = Entry(
 )
 
 LAYER = (
-    Entry("decoder.layers.{layer}.input_layernorm.weight", ("model.layers.{layer}.input_layernorm.weight",), Replicated()),
+    Entry(
+        "decoder.layers.{layer}.input_layernorm.weight", ("model.layers.{layer}.input_layernorm.weight",), Replicated()
+    ),
     QKV_WEIGHT,
     Entry(
         "decoder.layers.{layer}.self_attention.linear_proj.weight",

@@ -1,0 +1,39 @@
+"""One Hugging Face model and one reference trajectory for each shape, computed once a session."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kit.engines import hf
+from kit.specs.model import ModelSpec
+from tests.megatron import cases
+
+STEPS = 10
+
+
+@pytest.fixture(scope="session")
+def references(tmp_path_factory):
+    """``references(spec) → (directory beside which run directories go, trajectory)``."""
+    known: dict[ModelSpec, tuple] = {}
+
+    def reference(spec: ModelSpec):
+        key = repr(spec)
+        if key not in known:
+            directory = tmp_path_factory.mktemp(spec.name)
+            model = saved_model(spec, directory / "model")
+            known[key] = directory, cases.reference(model, STEPS)
+        return known[key]
+
+    return reference
+
+
+def saved_model(spec: ModelSpec, path):
+    """A transformers model saved to ``path``, with norms and biases off their neutral values."""
+    torch.manual_seed(3)
+    model = hf.AutoModelForCausalLM.from_config(hf.hf_config(spec), attn_implementation="sdpa")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    model.save_pretrained(path)
+    return model

@@ -1,0 +1,59 @@
+"""The CPU patches: one table, installed on demand, and nothing else in the engine asks for the device."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import kit.engines.megatron
+
+PACKAGE = Path(kit.engines.megatron.__file__).parent
+
+IMPORT_ONLY = """
+import torch
+before = {**vars(torch.cuda)}, {**vars(torch.Tensor)}
+import megatron.core.tensor_parallel.random as tracker
+states = tracker._get_cuda_rng_state, tracker._set_cuda_rng_state
+import kit.engines.megatron.cpu, kit.engines.megatron.engine
+changed = [name for name, value in before[0].items() if vars(torch.cuda).get(name) is not value]
+changed += [name for name, value in before[1].items() if vars(torch.Tensor).get(name) is not value]
+assert not changed, changed
+assert states == (tracker._get_cuda_rng_state, tracker._set_cuda_rng_state)
+assert torch.ones(1).type() == "torch.FloatTensor"
+kit.engines.megatron.cpu.install()
+kit.engines.megatron.cpu.install()  # twice is once
+for patch in kit.engines.megatron.cpu.PATCHES:
+    owner, _, name = patch.symbol.rpartition(".")
+    assert getattr(kit.engines.megatron.cpu._resolve(owner), name) is patch.replacement
+assert torch.ones(1, device="cuda").device.type == "cpu"
+assert torch.ones(1).to("cuda:0").type() == "torch.cuda.FloatTensor"
+assert torch.ones(1).type(torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"
+"""
+
+
+def test_importing_leaves_torch_alone_and_installing_replaces_every_row():
+    subprocess.run([sys.executable, "-W", "ignore", "-c", IMPORT_ONLY], check=True, timeout=120)
+
+
+def test_the_table_is_for_the_installed_version():
+    from importlib.metadata import version
+
+    from kit.engines.megatron.cpu import MEGATRON_CORE_VERSION, PATCHES
+
+    assert version("megatron-core") == MEGATRON_CORE_VERSION
+    import megatron.core
+
+    root = Path(megatron.core.__file__).parent
+    for patch in PATCHES:
+        for file in patch.needed_by.split(", "):
+            assert (root / file).is_file(), patch.symbol
+
+
+def test_no_other_module_asks_what_it_runs_on():
+    asking = re.compile(r"is_cuda|device.*==|\"cpu\"|'cpu'|backend")
+    for path in PACKAGE.rglob("*.py"):
+        if path.name != "cpu.py":
+            lines = [line for line in path.read_text().splitlines() if asking.search(line)]
+            assert not lines, (path.name, lines)

@@ -1,0 +1,71 @@
+"""Every layout trains as one process of plain transformers does: gradients by name, losses, norms, final weights."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.megatron import cases
+from tests.megatron.conftest import STEPS
+from tests.training import tiny
+from tests.workers import pool
+
+LLAMA = {"num_layers": 4, "vocab_size": 127}  # 127: the vocabulary is padded under TP2
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 3.0,  # megatron-core's own would be 4
+    "original_max_position_embeddings": 16,
+}
+
+CASES = {
+    "tp2": ("llama", LLAMA, {"tp": 2}),
+    "tp2-sp": ("llama", LLAMA, {"tp": 2, "sp": True}),
+    "tp2-one-kv-head": ("llama", LLAMA | {"num_key_value_heads": 1}, {"tp": 2}),
+    "tp2-sp-tied-qwen2": ("qwen2", LLAMA | {"tied_embeddings": True}, {"tp": 2, "sp": True}),
+    "tp2-qwen3": ("qwen3", LLAMA, {"tp": 2}),
+    "tp2-sp-recompute-qwen3": ("qwen3", LLAMA, {"tp": 2, "sp": True, "recompute": "full"}),
+    "pp2-tied-llama3-rope": ("llama", LLAMA | {"tied_embeddings": True, "rope_scaling": LLAMA3_ROPE}, {"pp": 2}),
+    "pp2-vp2-recompute": ("llama", LLAMA, {"pp": 2, "vp": 2, "recompute": "full"}),
+    "dp2-distributed-optimizer": ("llama", LLAMA, {"dp": 2, "zero_stage": 1}),
+    "dp2-plain-optimizer": ("llama", LLAMA, {"dp": 2}),
+    "tp2-pp2-sp": ("llama", LLAMA, {"tp": 2, "pp": 2, "sp": True}),
+    "dp2-pp2-vp2-distributed-optimizer-tied-qwen3": (
+        "qwen3",
+        LLAMA | {"tied_embeddings": True},
+        {"dp": 2, "pp": 2, "vp": 2, "zero_stage": 1},
+    ),
+}
+
+
+def compare(references, case, train=cases.train, *args):
+    family, shape, layout = case
+    spec = tiny.model(family, **shape)
+    directory, expected = references(spec)
+    rundir = cases.run_directory(directory / "run", spec, **layout)
+    found = pool("megatron", rundir.plan.layout.world_size).run(train, rundir, STEPS, *args)
+    for rank in found[1:]:
+        assert (rank.losses, rank.norms, rank.tokens) == (found[0].losses, found[0].norms, found[0].tokens)
+        assert not rank.gradients and not rank.masters
+    return cases.differences(found[0], expected)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_same_as_transformers(references, name):
+    assert compare(references, CASES[name]) == []
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "shows_in"),
+    [
+        ("megatron-swap-qk", "tp2", "gradients[model.layers.0.self_attn.q_proj.weight]"),
+        ("megatron-skip-sequence-parallel-reduction", "tp2-sp", "gradients[model.norm.weight]"),
+        ("megatron-double-gradients", "dp2-distributed-optimizer", "gradients[lm_head.weight]"),
+        ("megatron-batched-interleaving", "pp2-vp2-recompute", "losses[0]"),
+        ("megatron-shifted-stages", "pp2-tied-llama3-rope", "gradients[model.layers.0.mlp.up_proj.weight]"),
+        ("megatron-decayed-norms", "tp2", "masters[model.norm.weight]"),
+    ],
+)
+def test_planted_faults_show(references, fault, name, shows_in):
+    problems = compare(references, CASES[name], cases.train_with_fault, fault)
+    assert any(problem.startswith(shows_in) for problem in problems), problems

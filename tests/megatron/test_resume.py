@@ -1,0 +1,76 @@
+"""Native save and load, and export and import of full tensors, continue training bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kit.engines.base import StateKind
+from tests.megatron import cases
+from tests.training import tiny
+from tests.workers import pool
+
+CASES = {
+    "tp2-sp-bf16": ("llama", {}, {"tp": 2, "sp": True}, {"precision": "bf16"}),
+    "dp2-distributed-optimizer": ("llama", {}, {"dp": 2, "zero_stage": 1}, {}),
+    "dp2-distributed-optimizer-bf16-qwen3": ("qwen3", {}, {"dp": 2, "zero_stage": 1}, {"precision": "bf16"}),
+    "pp2-vp2-tied": ("llama", {"tied_embeddings": True}, {"pp": 2, "vp": 2}, {}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_resumes_bit_for_bit(references, tmp_path, name):
+    family, shape, layout, job = CASES[name]
+    spec = tiny.model(family, num_layers=4, vocab_size=127, **shape)
+    directory, _ = references(spec)
+    rundir = cases.run_directory(directory / "run", spec, job=job, **layout)
+    found = pool("megatron", rundir.plan.layout.world_size).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
+
+    assert found["native"] == found["imported"] == found["expected"]
+    assert found["native_steps"] == 2
+    final, after_load, after_import = found["finals"]
+    assert final.keys() == after_load.keys() == after_import.keys()
+    for parameter, tensor in final.items():
+        assert torch.equal(after_load[parameter], tensor), parameter
+        assert torch.equal(after_import[parameter], tensor), parameter
+    for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
+        assert found["exported"][kind].keys() == final.keys()
+        for parameter, tensor in found["exported"][kind].items():
+            assert tensor.dtype is torch.float32
+            assert torch.equal(found["again"][kind][parameter], tensor), (kind, parameter)
+
+
+def test_bf16_keeps_18_bytes_a_parameter(references, tmp_path):
+    """bf16 weights, fp32 gradients, fp32 masters and moments: 2 + 4 + 12 bytes."""
+    spec = tiny.model("llama", num_layers=4, vocab_size=127)
+    directory, _ = references(spec)
+    rundir = cases.run_directory(directory / "run", spec, job={"precision": "bf16"}, tp=2)
+    held = pool("megatron", 2).run(cases.held_bytes, rundir)[0]
+    weights = held["weights"] // 2
+    assert held == {"weights": 2 * weights, "gradients": 4 * weights, "optimizer": 12 * weights}
+
+
+def test_fresh_weights_do_not_depend_on_the_layout(references):
+    spec = tiny.model("llama", num_layers=4, vocab_size=127)
+    directory, _ = references(spec)
+    tensors = []
+    for layout in ({"tp": 2}, {"pp": 2}):
+        rundir = cases.run_directory(directory / "run", spec, **layout, model_path=None)
+        tensors.append(pool("megatron", 2).run(cases.initial_weights, rundir)[0])
+    assert tensors[0].keys() == tensors[1].keys()
+    assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
+    assert torch.equal(tensors[0]["model.norm.weight"], torch.ones(spec.hidden_size))
+    assert tensors[0]["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.05)
+
+
+def test_evaluate_takes_any_number_of_micro_batches_and_changes_nothing(references):
+    spec = tiny.model("llama", num_layers=4, vocab_size=127)
+    directory, expected = references(spec)
+    rundir = cases.run_directory(directory / "run", spec, pp=2, vp=2)
+    found = pool("megatron", 2).run(cases.evaluate, rundir)
+    assert found[0] == found[1]
+    whole, three, after_step = found[0]
+    assert whole.mean == pytest.approx(expected.losses[0], rel=1e-6)
+    assert whole.tokens == expected.tokens[0]
+    assert three.tokens < whole.tokens
+    assert after_step == pytest.approx(expected.losses[1], rel=1e-5)

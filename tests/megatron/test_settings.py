@@ -1,0 +1,94 @@
+"""The projection of a plan: every key is one of megatron-core's, and what must not be edited is known."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+from kit.emit.megatron import GUARDED, megatron_settings, padded_vocab_size
+from tests.training import tiny
+
+LAYOUTS = (
+    {},
+    {"tp": 2, "sp": True},
+    {"pp": 2, "recompute": "full"},
+    {"pp": 2, "vp": 2, "dp": 2, "zero_stage": 1},
+)
+FAMILIES = ("llama", "qwen2", "qwen3")
+
+
+def plans():
+    for family in FAMILIES:
+        for layout in LAYOUTS:
+            for precision in ("fp32", "bf16"):
+                spec = tiny.model(family, num_layers=4, vocab_size=127)
+                plan = tiny.plan(
+                    spec, job={"precision": precision}, engine="megatron", implementation="torch-native", **layout
+                )
+                yield plan
+
+
+def test_every_key_is_accepted_by_megatron_core():
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.parallel_state import initialize_model_parallel
+
+    from kit.engines.megatron.model import transformer_config
+    from kit.engines.megatron.optimizer import optimizer_config
+
+    for plan in plans():
+        settings = megatron_settings(plan)
+        assert json.loads(json.dumps(settings)) == settings  # survives YAML and JSON
+        inspect.signature(initialize_model_parallel).bind(**settings["parallel_state"])
+        inspect.signature(GPTModel.__init__).bind(None, None, None, **settings["model"])
+        assert DistributedDataParallelConfig(**settings["distributed_data_parallel"]).grad_reduce_in_fp32
+        assert optimizer_config(settings["optimizer"]).lr == plan.job.learning_rate
+        config = transformer_config(settings["transformer_config"])
+        assert config.num_layers == plan.model.num_layers
+        assert config.bf16 == (plan.job.precision == "bf16")
+
+
+def test_an_unknown_value_or_key_is_refused():
+    from kit.engines.megatron.model import transformer_config
+    from kit.errors import EngineError
+
+    settings = megatron_settings(next(plans()))["transformer_config"]
+    with pytest.raises(EngineError, match="params_dtype=float64 .* use float32 or bfloat16"):
+        transformer_config({**settings, "params_dtype": "float64"})
+    with pytest.raises(EngineError, match="num_layerz"):
+        transformer_config({**settings, "num_layerz": 2})
+    with pytest.raises(EngineError, match="calculate_per_token_loss=False"):
+        transformer_config({**settings, "calculate_per_token_loss": False})
+
+
+def test_guarded_keys_exist_and_name_recipe_keys():
+    emitted = set()
+    for plan in plans():
+        emitted |= {f"{section}.{key}" for section, keys in megatron_settings(plan).items() for key in keys}
+    # rotary_base is not emitted, but adding it would be ignored: the frequencies are transformers' own.
+    assert set(GUARDED) - emitted == {"model.rotary_base"}
+    sections = {name: type(getattr(plan, name)) for name in ("model", "job", "layout")}
+    for recipe_key in GUARDED.values():
+        section, _, name = recipe_key.partition(".")
+        assert name in sections[section].__dataclass_fields__
+
+
+@pytest.mark.parametrize(("vocab_size", "tp", "rows"), [(127, 2, 128), (128, 2, 128), (128256, 8, 128256), (5, 4, 8)])
+def test_vocabulary_is_padded_to_a_multiple_of_tp(vocab_size, tp, rows):
+    plan = tiny.plan(tiny.model(vocab_size=vocab_size), engine="megatron", implementation="torch-native", tp=tp)
+    assert padded_vocab_size(plan.model, plan.layout) == rows
+
+
+def test_deterministic_and_without_torch():
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.modules['megatron'] = None\n"
+        "import kit.emit.megatron\n"
+        "assert kit.emit.megatron.GUARDED"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    plan = next(plans())
+    assert list(megatron_settings(plan)["transformer_config"]) == list(megatron_settings(plan)["transformer_config"])
