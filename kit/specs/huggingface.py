@@ -117,7 +117,7 @@ def _required(config: Mapping[str, Any], key: str, name: str) -> Any:
     return config[key]
 
 
-def _head_dim(hidden: int, heads: int, name: str) -> int:
-    if not heads or hidden % heads:
-        raise SpecError(f"config.json of {name}: {heads} attention heads do not divide the hidden size {hidden}")
+def _head_dim(hidden: Any, heads: Any, name: str) -> int:
+    if not (isinstance(hidden, int) and isinstance(heads, int)) or heads < 1 or hidden % heads:
+        raise SpecError(f"config.json of {name}: {heads!r} attention heads do not divide the hidden size {hidden!r}")
     return hidden // heads

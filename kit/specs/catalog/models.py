@@ -22,12 +22,13 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
     Raises ``SpecError`` with the nearest names, or with what a config.json lacks.
     """
-    path = Path(name_or_path)
-    if path.is_dir():
-        return read_config(path)
-    name = str(name_or_path)
+    name, path = str(name_or_path), Path(name_or_path)
     key = name.rsplit("/", 1)[-1].lower()
+    if (path / "config.json").is_file():
+        return read_config(path)
     if key not in rows("models"):
+        if name and path.is_dir():
+            return read_config(path)  # says what is missing
         raise SpecError(f"model {name!r} is neither in the catalog nor a directory; {yaml.nearest(key, model_names())}")
     return _catalog_model(key)
 

@@ -1,0 +1,1 @@
+"""Specs, cost model and planner."""

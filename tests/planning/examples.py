@@ -1,0 +1,61 @@
+"""Random but reproducible shapes, clusters and jobs."""
+
+from __future__ import annotations
+
+import random
+
+from kit.specs.catalog import parse_cluster
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import Layout
+from kit.specs.model import Family, ModelSpec
+
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "gpt2")
+
+
+def random_model(rng: random.Random, family: Family) -> ModelSpec:
+    """A small shape with nothing round about it."""
+    key_value_heads = rng.randint(1, 4)
+    heads = key_value_heads * rng.randint(1, 4) if family != "gpt2" else rng.randint(1, 8)
+    head_dim = 2 * rng.randint(2, 12)
+    own_width = family in ("llama", "qwen2", "qwen3")
+    return ModelSpec(
+        name=f"random-{family}",
+        family=family,
+        num_layers=rng.randint(1, 5),
+        # transformers wants a multiple of the heads, whatever head_dim is.
+        hidden_size=heads * rng.randint(4, 40) if own_width else heads * head_dim,
+        ffn_hidden_size=rng.randint(8, 300),
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads if own_width else heads,
+        head_dim=head_dim,
+        vocab_size=rng.randint(10, 500),
+        max_position_embeddings=rng.randint(16, 200),
+        tied_embeddings=rng.random() < 0.5,
+        rope_theta=10000.0 if own_width else None,
+    )
+
+
+def job(**changes: object) -> JobSpec:
+    """A job of 128 sequences of 4,096 tokens."""
+    return JobSpec(**{"seq_length": 4096, "global_batch_size": 128, **changes})  # type: ignore[arg-type]
+
+
+def megatron(**sizes: object) -> Layout:
+    """A Megatron layout with the distributed optimizer."""
+    return Layout(engine="megatron", implementation="torch-native", **{"zero_stage": 1, **sizes})  # type: ignore[arg-type]
+
+
+def deepspeed(**sizes: object) -> Layout:
+    """A DeepSpeed layout."""
+    return Layout(engine="deepspeed", implementation="huggingface-sdpa", **sizes)  # type: ignore[arg-type]
+
+
+def torch(**sizes: object) -> Layout:
+    """A layout of the torch engine."""
+    return Layout(engine="torch", implementation="huggingface-sdpa", **sizes)  # type: ignore[arg-type]
+
+
+def cluster(text: str) -> ClusterSpec:
+    """A cluster of the catalog."""
+    return parse_cluster(text)

@@ -1,0 +1,145 @@
+"""Names, sources and what a user mistypes."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.cost.params import count
+from kit.errors import SpecError
+from kit.specs.catalog import gpu_names, load_gpu, load_model, model_names, node_names, parse_cluster
+from kit.specs.catalog.rows import rows
+
+PUBLISHED = {
+    # Parameter counts of the safetensors files, as their model pages on the Hugging Face hub show them.
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-1b": 1_235_814_400,
+    "llama-3.2-3b": 3_212_749_824,
+    "tinyllama-1.1b": 1_100_048_384,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+}
+
+
+@pytest.mark.parametrize("table", ["models", "gpus", "nodes"])
+def test_every_row_says_where_it_was_read(table: str) -> None:
+    lacking = [name for name, row in rows(table).items() if len(row.get("source", "")) < 20]
+    assert rows(table)
+    assert lacking == []
+
+
+def test_every_efficiency_says_where_it_was_read() -> None:
+    gpus = rows("efficiency")["gpus"]
+    assert set(gpus) == {*gpu_names(), "default"}
+    assert [name for name, row in gpus.items() if not row.get("source")] == []
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_every_model_loads(name: str) -> None:
+    assert load_model(name).name == name
+
+
+@pytest.mark.parametrize(("name", "parameters"), PUBLISHED.items())
+def test_published_parameter_counts(name: str, parameters: int) -> None:
+    assert count(load_model(name)).total == parameters
+
+
+@pytest.mark.parametrize("name", ["Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b"])
+def test_model_names_in_any_case(name: str) -> None:
+    assert load_model(name).name == "llama-3.1-8b"
+
+
+@pytest.mark.parametrize("name", node_names())
+def test_every_node_is_a_cluster(name: str) -> None:
+    cluster = parse_cluster(name)
+    assert cluster.num_gpus == cluster.gpus_per_node
+    assert cluster.gpu == load_gpu(cluster.gpu.name)
+    if cluster.price_per_node_hour_usd is not None:
+        assert cluster.price_date
+
+
+@pytest.mark.parametrize("name", gpu_names())
+def test_every_gpu_has_a_node(name: str) -> None:
+    assert parse_cluster(f"1x{name}").num_gpus == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "gpus_per_node", "num_nodes"),
+    [
+        ("8xH100", "dgx-h100", 8, 1),
+        ("64xA100-80", "dgx-a100-80", 8, 8),
+        ("2x8xH100", "dgx-h100", 8, 2),
+        ("4xH200", "dgx-h200", 4, 1),
+        ("2x4xh100", "dgx-h100", 4, 2),
+        ("aws:p4d.24xlarge:8", "p4d.24xlarge", 8, 8),
+        ("P4D.24xlarge:2", "p4d.24xlarge", 8, 2),
+        ("p5.48xlarge", "p5.48xlarge", 8, 1),
+        ("1xRTX4090", "workstation-rtx-4090", 1, 1),
+        ("4xcpu", "cpu-host", 4, 1),
+    ],
+)
+def test_forms_of_a_cluster(text: str, node: str, gpus_per_node: int, num_nodes: int) -> None:
+    cluster = parse_cluster(text)
+    assert (cluster.name, cluster.gpus_per_node, cluster.num_nodes) == (node, gpus_per_node, num_nodes)
+
+
+def test_p4d_has_the_small_gpus() -> None:
+    assert parse_cluster("p4d.24xlarge").gpu.name == "A100-40"
+
+
+def test_a_part_of_a_server_has_its_share_of_memory_and_no_price() -> None:
+    half, whole = parse_cluster("4xH100"), parse_cluster("8xH100")
+    assert half.host_ram_gib is not None
+    assert whole.host_ram_gib is not None
+    assert half.host_ram_gib == whole.host_ram_gib / 2
+    assert half.price_per_node_hour_usd is None
+
+
+def test_a_workstation_with_fewer_gpus_keeps_its_memory() -> None:
+    assert parse_cluster("1xRTX-4090").host_ram_gib == parse_cluster("4xRTX-4090").host_ram_gib
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("0xH100", "has no GPU"),
+        ("p4d.24xlarge:0", "has no node"),
+        ("p4d.24xlarge:-3", "has no node"),
+        ("8xA100", "A100-40 or A100-80"),
+        ("8xH101", "did you mean H100"),
+        ("12xH100", "8xH100 or 16xH100"),
+        ("2x9xH100", "2x8xH100"),
+        ("aws:p4x.24xlarge:8", "p4d.24xlarge"),
+        ("gcp:p4d.24xlarge:8", "use aws:p4d.24xlarge"),
+        ("8xRTX-4090", "no fabric"),
+        ("H100", "forms are"),
+        ("", "forms are"),
+        ("8x", "forms are"),
+        ("eight H100", "forms are"),
+    ],
+)
+def test_clusters_that_are_refused(text: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said) as error:
+        parse_cluster(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "said"), [("llama-3-8", "llama-3-8b"), ("qwen", "valid are|did you mean"), ("", "valid are")])
+def test_models_that_are_refused(name: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        load_model(name)

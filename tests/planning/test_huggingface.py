@@ -1,0 +1,111 @@
+"""config.json → ModelSpec, and back by transformers."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.engines.hf import hf_config
+from kit.errors import SpecError
+from kit.specs.catalog import load_model, model_names
+from kit.specs.huggingface import model_from_config
+from tests.planning.examples import FAMILIES, random_model
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 256,
+}
+GPT2: dict[str, Any] = {
+    "model_type": "gpt2",
+    "n_embd": 64,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 128,
+    "n_positions": 64,
+}
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_what_transformers_saves_reads_back(name: str, tmp_path: Path) -> None:
+    """hf_config writes today's keys (rope_parameters); every field but name and source survives."""
+    model = load_model(name)
+    hf_config(model).save_pretrained(tmp_path)
+    read = load_model(tmp_path)
+    assert _shape(read) == _shape(model)
+    assert read.name == tmp_path.name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(5))
+def test_random_shapes_read_back(family: Any, seed: int, tmp_path: Path) -> None:
+    model = random_model(random.Random(seed), family)
+    hf_config(model).save_pretrained(tmp_path)
+    assert _shape(load_model(tmp_path)) == _shape(model)
+
+
+def test_defaults_where_an_old_file_is_silent() -> None:
+    model = model_from_config(LLAMA, "old", "config.json")
+    assert (model.num_key_value_heads, model.head_dim, model.rope_theta) == (4, 16, 10000.0)
+    assert (model.tied_embeddings, model.norm_eps, model.rope_scaling) == (False, 1e-6, None)
+    gpt2 = model_from_config(GPT2, "old", "config.json")
+    assert (gpt2.ffn_hidden_size, gpt2.tied_embeddings, gpt2.rope_theta) == (256, True, None)
+
+
+@pytest.mark.parametrize("key", ["type", "rope_type"])
+def test_rope_keys_of_all_ages(key: str) -> None:
+    old = {**LLAMA, "rope_theta": 5e5, "rope_scaling": {key: "linear", "factor": 2.0}}
+    new = {**LLAMA, "rope_parameters": {"rope_theta": 5e5, "rope_type": "linear", "factor": 2.0}}
+    for config in (old, new):
+        model = model_from_config(config, "m", "config.json")
+        assert model.rope_theta == 5e5
+        assert model.rope_scaling == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_mistral_without_a_window_is_a_llama() -> None:
+    model = model_from_config({**LLAMA, "model_type": "mistral", "sliding_window": None}, "m", "config.json")
+    assert model.family == "llama"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({**LLAMA, "model_type": "mixtral"}, "supported are llama, mistral, qwen2, qwen3, gpt2"),
+        ({"hidden_size": 64}, "model_type=None"),
+        ({**LLAMA, "model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096"),
+        ({**LLAMA, "model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "sliding_window=4096"),
+        ({**LLAMA, "attention_bias": True}, "attention_bias=True"),
+        ({**LLAMA, "hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({**GPT2, "activation_function": "relu"}, "activation_function='relu'"),
+        ({key: value for key, value in LLAMA.items() if key != "vocab_size"}, "lacks vocab_size"),
+        ({**LLAMA, "num_attention_heads": 5}, "5 attention heads do not divide"),
+        ({**LLAMA, "num_attention_heads": 0}, "0 attention heads"),
+        ({**LLAMA, "hidden_size": "64"}, "hidden_size|attention heads"),
+        ({**LLAMA, "vocab_size": -1}, "vocab_size=-1"),
+        ({**LLAMA, "num_key_value_heads": 3}, "num_key_value_heads=3"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecError, match=said):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "no config.json"), ("{", "cannot be read as JSON"), ("[1]", "holds a list")])
+def test_damaged_directories(text: str | None, said: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text)
+    with pytest.raises(SpecError, match=said):
+        load_model(tmp_path)
+
+
+def _shape(model: Any) -> dict[str, Any]:
+    return {key: value for key, value in vars(model).items() if key not in ("name", "source")}

@@ -1,0 +1,69 @@
+"""Parameter counts, equal to the unit to transformers on the meta device."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from kit.cost.params import count, rank_parameters
+from kit.engines.hf import parameter_shapes
+from kit.specs.catalog import load_model, model_names
+from kit.specs.model import Family, ModelSpec
+from tests.planning.examples import FAMILIES, random_model
+
+
+def real_parts(model: ModelSpec) -> dict[str, int]:
+    """transformers' own parameters, by part."""
+    parts = {"embedding": 0, "layers": 0, "final_norm": 0, "head": 0}
+    for name, shape in parameter_shapes(model).items():
+        if ".layers." in name or ".h." in name:
+            part = "layers"
+        elif name.startswith("lm_head"):
+            part = "head"
+        elif "norm" in name or "ln_f" in name:
+            part = "final_norm"
+        else:
+            part = "embedding"
+        parts[part] += math.prod(shape)
+    return parts
+
+
+def counted_parts(model: ModelSpec) -> dict[str, int]:
+    counts = count(model)
+    return {
+        "embedding": counts.embedding,
+        "layers": counts.layers,
+        "final_norm": counts.final_norm,
+        "head": counts.head,
+    }
+
+
+@pytest.mark.parametrize("name", model_names())
+def test_catalog_models(name: str) -> None:
+    model = load_model(name)
+    assert counted_parts(model) == real_parts(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("seed", range(8))
+def test_random_shapes(family: Family, seed: int) -> None:
+    model = random_model(random.Random(seed), family)
+    assert counted_parts(model) == real_parts(model)
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b"])
+def test_one_rank_holds_everything_and_pipeline_stages_share_it(name: str) -> None:
+    model = load_model(name)
+    total = count(model).total
+    assert rank_parameters(model, tp=1, pp=1, stage=0) == total
+    # With tied embeddings the last stage has its own copy.
+    copy = model.vocab_size * model.hidden_size if model.tied_embeddings else 0
+    assert sum(rank_parameters(model, tp=1, pp=4, stage=stage) for stage in range(4)) == total + copy
+
+
+def test_tensor_parallel_ranks_share_matrices_and_repeat_norms() -> None:
+    model = load_model("llama-3-8b")
+    norms = (2 * model.num_layers + 1) * model.hidden_size
+    assert 8 * rank_parameters(model, tp=8, pp=1, stage=0) == count(model).total + 7 * norms

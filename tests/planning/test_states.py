@@ -1,0 +1,82 @@
+"""Bytes per parameter against the ZeRO paper and Megatron's formulas."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.cost.memory import host_ram_gib_per_node
+from kit.cost.states import StateBytes, state_bytes, zero_paper
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.layout import Layout
+from tests.planning.examples import deepspeed, megatron, torch
+
+
+@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
+def test_the_papers_example(stage: int, gigabytes: float) -> None:
+    """7.5B parameters on 64 GPUs (arXiv 1910.02054, figure 1); the paper truncates 1.875 to 1.9 GB."""
+    assert 7.5 * zero_paper(stage, 64).held == pytest.approx(gigabytes, abs=0.06)
+
+
+def test_a_common_figure_that_is_wrong() -> None:
+    """70B on 80 GPUs is quoted as 280 GB → 3.5 GB a GPU; states are 1,120 GB → 14 GB."""
+    assert 70 * zero_paper(0, 80).held == pytest.approx(1120)
+    assert 70 * zero_paper(3, 80).held == pytest.approx(14)
+
+
+def test_7b_in_mixed_precision_is_112_gigabytes() -> None:
+    assert 7 * zero_paper(0, 1).held == pytest.approx(112)
+
+
+@pytest.mark.parametrize(
+    ("layout", "precision", "expected"),
+    [
+        (torch(), "fp32", 16),
+        (torch(), "bf16", 16),
+        (torch(dp=8, zero_stage=3), "bf16", 2),
+        (torch(dp=8, zero_stage=2), "bf16", 2),
+        (megatron(zero_stage=0, dp=8), "bf16", 18),
+        (megatron(dp=8), "bf16", 6 + 12 / 8),
+        (megatron(dp=4, cp=2), "bf16", 6 + 12 / 8),
+        (megatron(zero_stage=0, dp=8), "fp32", 16),
+        (megatron(dp=8), "fp32", 8 + 8 / 8),
+        (deepspeed(zero_stage=0, dp=8), "bf16", 16),
+        (deepspeed(zero_stage=1, dp=8), "bf16", 4 + 12 / 8),
+        (deepspeed(zero_stage=2, dp=8), "bf16", 2 + 14 / 8),
+        (deepspeed(zero_stage=3, dp=8), "bf16", 16 / 8),
+        (deepspeed(zero_stage=1, dp=8, gradient_accumulation_steps=4), "bf16", 2 + 6 + 12 / 8),
+        (deepspeed(zero_stage=2, dp=8, gradient_accumulation_steps=4), "bf16", 2 + 16 / 8),
+        (deepspeed(zero_stage=3, dp=8, gradient_accumulation_steps=4), "bf16", 18 / 8),
+        (deepspeed(zero_stage=0, dp=8), "fp32", 16),
+        (deepspeed(zero_stage=2, dp=8), "fp32", 4 + 16 / 8),
+        (deepspeed(zero_stage=3, dp=8), "fp32", 16 / 8),
+        (deepspeed(zero_stage=2, dp=8, offload_optimizer="cpu"), "bf16", 2),
+        (deepspeed(zero_stage=3, dp=8, offload_optimizer="cpu", offload_param="cpu"), "bf16", 0),
+    ],
+)
+def test_bytes_per_parameter(layout: Layout, precision: str, expected: float) -> None:
+    assert state_bytes(layout, precision).held == pytest.approx(expected)  # type: ignore[arg-type]
+
+
+def test_gradients_are_there_in_forward_only_where_something_holds_them() -> None:
+    def in_forward(layout: Layout) -> float:
+        return state_bytes(layout, "bf16").gradients_in_forward
+
+    assert in_forward(torch()) == 0
+    assert in_forward(torch(gradient_accumulation_steps=2)) == 4
+    assert in_forward(torch(dp=2)) == 4  # DDP's buckets
+    assert in_forward(megatron()) == 4  # Megatron's buffer
+    assert in_forward(deepspeed(zero_stage=2, dp=2)) == 0
+
+
+def test_host_memory_of_offload() -> None:
+    """DeepSpeed's own estimate for 7B: 16 or 18 bytes and half as much again (stage3.py)."""
+    model, cluster = load_model("llama-2-7b"), parse_cluster("2x8xA100-40")
+    optimizer = deepspeed(zero_stage=3, dp=16, offload_optimizer="cpu")
+    both = deepspeed(zero_stage=3, dp=16, offload_optimizer="cpu", offload_param="cpu")
+    assert host_ram_gib_per_node(model, cluster, deepspeed(zero_stage=3, dp=16)) == 0
+    assert host_ram_gib_per_node(model, cluster, optimizer) == pytest.approx(6_738_415_616 * 24 / 2 / 2**30)
+    assert host_ram_gib_per_node(model, cluster, both) == pytest.approx(6_738_415_616 * 27 / 2 / 2**30)
+
+
+def test_held_is_the_textbook_sum() -> None:
+    assert StateBytes(weights=1, gradients=2, gradients_in_forward=0, optimizer=4, extra_in_step=8).held == 7
