@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kit.planner.render import render
 from rich.console import Console
 
 import kit
@@ -21,6 +19,7 @@ from benchmarks.demo.claims import Ledger
 from benchmarks.demo.exports import Verdict, judge
 from benchmarks.parity.compare import compare_curves, compare_gradients
 from kit.emit.run_directory import RunDirectory
+from kit.planner.render import render
 
 BUILD = ROOT / "build" / "demo"
 RECIPES = {
@@ -29,7 +28,7 @@ RECIPES = {
     "tp2": RECIPE.with_name("tiny-llama-pretrain-tp2-2xcpu.yaml"),
     "bf16": RECIPE.with_name("tiny-llama-pretrain-cpu-bf16.yaml"),
 }
-REAL_CASES = (("llama-3.1-8b", "8xH100"), ("llama-3-70b", "64xA100-80"))
+REAL_CASES = (("llama-3.1-8b", "aws:p5.48xlarge:1"), ("llama-3-70b", "aws:p4de.24xlarge:8"))
 TITLES = {
     "torch": "plain torch, 1 process",
     "zero3": "DeepSpeed ZeRO-3, 2 processes",
@@ -39,12 +38,14 @@ TITLES = {
 }
 GRADIENT_BOUND = 1e-5
 CURVE_BOUND = 1e-3
+BF16_DISTANCE = (1e-5, 5e-2)
+"""bf16 keeps 8 bits: a run closer than the first never computed in it, one farther than the second went astray."""
 KILL_AFTER_STEP, HAND_OVER_STEP = 25, 40
 
 
 def main() -> int:
     """Run everything; 0 only if every claim holds."""
-    console, began = Console(soft_wrap=True), time.monotonic()
+    console, began = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120), time.monotonic()
     ledger, out = Ledger(console), BUILD / datetime.now().strftime("%Y%m%d-%H%M%S")
     try:
         console.rule("1. Plans of real cases")
@@ -90,14 +91,11 @@ def train_three_engines(ledger: Ledger, out: Path) -> dict[str, RunDirectory]:
     reference = rundirs["torch"]
     for name in ("zero3", "tp2"):
         compare(ledger, reference, rundirs[name], TITLES[name], f"{out.relative_to(ROOT)}/{name}/launch.sh")
-    distance = compare_curves(runs.metrics(reference), runs.metrics(rundirs["bf16"]), "loss")
-    figure = f"loss differs by up to {distance.worst_relative_error:.1e} (step {distance.worst_step})"
-    ledger.add(
-        "bf16 trains, at a distance from fp32",
-        f"{out.relative_to(ROOT)}/bf16/launch.sh",
-        figure,
-        distance.worst_relative_error < math.inf,
-    )
+    distance = compare_curves(runs.metrics(reference), runs.metrics(rundirs["bf16"]), "loss").worst_relative_error
+    low, high = BF16_DISTANCE
+    figure = f"loss differs by up to {distance:.1e}, between {low:.0e} and {high:.0e}"
+    command = f"{out.relative_to(ROOT)}/bf16/launch.sh"
+    ledger.add("bf16 trains, farther from fp32 than any engine", command, figure, low < distance < high)
     return rundirs
 
 
@@ -196,7 +194,7 @@ def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
         "-m",
         "benchmarks.parity.worker",
         "--plant",
-        "swap_qk",
+        "megatron-swap-qk",
         str(rundir.path),
     ]
     runs.wait(runs.start([sys.executable, *words], log), log)
@@ -213,7 +211,12 @@ def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
         f"gradient error {gradients.worst_relative_error:.1e} at {gradients.worst_name}; "
         f"loss alone differs by {loss:.1e}"
     )
-    ledger.add("swapped Q and K turn the comparison red", "python -m benchmarks.parity --plant swap_qk", figure, caught)
+    ledger.add(
+        "swapped Q and K turn the comparison red",
+        "python -m benchmarks.parity --plant megatron-swap-qk",
+        figure,
+        caught,
+    )
 
 
 if __name__ == "__main__":

@@ -27,7 +27,9 @@ def judge(model_directory: Path, validation: Path, seq_length: int) -> Verdict:
     """Load with ``AutoModelForCausalLM``, evaluate in fp32, generate greedily. Touches no network."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32, local_files_only=True).eval()
     tokenizer = AutoTokenizer.from_pretrained(model_directory, local_files_only=True)
     generated = []

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from kit.planner.render import render
 
 from benchmarks.demo.claims import Claim
 from kit.planner.plan import Plan
+from kit.planner.render import render
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # the backend must be chosen first
@@ -56,17 +56,16 @@ def _curves(curves: Mapping[str, list[dict[str, Any]]]) -> Figure:
     """Losses on the left; on the right how far each lies from the reference, where agreement is visible at all."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4))
     reference = {row["step"]: row["loss"] for row in next(iter(curves.values()))}
-    for title, rows in curves.items():
+    for index, (title, rows) in enumerate(curves.items()):
         steps = [row["step"] for row in rows]
-        left.plot(steps, [row["loss"] for row in rows], label=title, linewidth=1.2)
+        left.plot(steps, [row["loss"] for row in rows], label=title, color=f"C{index}", linewidth=1.2)
         errors = [abs(row["loss"] / reference[row["step"]] - 1) for row in rows]
         if any(errors):
-            right.semilogy(steps, [max(error, 1e-9) for error in errors], label=title, linewidth=1.2)
+            right.semilogy(steps, [max(error, 1e-9) for error in errors], color=f"C{index}", linewidth=1.2)
     left.set(title="Training loss", xlabel="step", ylabel="nats per token")
     right.set(title="Distance from plain torch", xlabel="step", ylabel="relative difference of the loss")
     right.axhline(1e-3, color="grey", linestyle=":", linewidth=1)
     left.legend(fontsize=8)
-    right.legend(fontsize=8)
     figure.tight_layout()
     return figure
 

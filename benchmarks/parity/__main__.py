@@ -2,7 +2,7 @@
 
 python -m benchmarks.parity                        all layouts; exit code 1 if any disagrees
 python -m benchmarks.parity --only megatron        those whose name contains the word
-python -m benchmarks.parity --plant swap_qk        with a fault in it: must end red, with exit code 1
+python -m benchmarks.parity --plant megatron-swap-qk        with a fault in it: must end red, with exit code 1
 python -m benchmarks.parity --plant-all            every fault in its layout; exit code 0 if each was caught
 """
 
