@@ -57,7 +57,7 @@ def test_an_unknown_value_or_key_is_refused():
     from kit.errors import EngineError
 
     settings = megatron_settings(next(plans()))["transformer_config"]
-    with pytest.raises(EngineError, match="params_dtype=float64 .* use float32 or bfloat16"):
+    with pytest.raises(EngineError, match=r"params_dtype=float64 .* use float32 or bfloat16"):
         transformer_config({**settings, "params_dtype": "float64"})
     with pytest.raises(EngineError, match="num_layerz"):
         transformer_config({**settings, "num_layerz": 2})

@@ -57,7 +57,7 @@ def test_padding_rows_are_zero_and_do_not_come_back():
 
 
 def test_a_family_without_a_map_is_refused():
-    with pytest.raises(EngineError, match="family=gpt2 of tiny-gpt2: .* use engine torch or deepspeed"):
+    with pytest.raises(EngineError, match=r"family=gpt2 of tiny-gpt2: .* use engine torch or deepspeed"):
         weight_map(tiny.model("gpt2"))
 
 

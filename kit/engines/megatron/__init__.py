@@ -1,1 +1,9 @@
-"""TODO"""
+"""megatron-core with torch-native layers, and Hugging Face weights in and out."""
+
+import warnings
+
+# The implementation is torch-native by choice: what megatron-core falls back to without them is never used, or meant.
+for _message in ("Apex is not installed", "Transformer Engine and Apex are not installed"):
+    warnings.filterwarnings("ignore", message=_message, category=UserWarning)
+# With fp32 parameters the distributed optimizer steps views of them, whose ``grad`` it sets itself.
+warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf", category=UserWarning)

@@ -9,9 +9,8 @@ process can no longer use a real GPU.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,41 +70,6 @@ def _on_cpu(value: Any) -> Any:
     return value
 
 
-class _Stream:
-    """A stream with nothing to order: the CPU runs everything in program order."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def wait_stream(self, _: Any) -> None: ...
-
-    def wait_event(self, _: Any) -> None: ...
-
-    def record_event(self, event: Any = None) -> Any:
-        return event or _Event()
-
-    def synchronize(self) -> None: ...
-
-
-class _Event:
-    """An event that has always happened."""
-
-    def __init__(self, *_: Any, **__: Any) -> None: ...
-
-    def record(self, _: Any = None) -> None: ...
-
-    def wait(self, _: Any = None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-    def query(self) -> bool:
-        return True
-
-
-@contextlib.contextmanager
-def _within(_: Any) -> Iterator[None]:
-    yield
-
-
 def _nothing(*_: Any, **__: Any) -> None:
     return None
 
@@ -155,11 +119,6 @@ PATCHES: tuple[Patch, ...] = (
         lambda: _CPU,
     ),
     Patch("torch.cuda.synchronize", "pipeline_parallel/p2p_communication.py", "nothing runs asynchronously", _nothing),
-    Patch("torch.cuda.Stream", "distributed/param_and_grad_buffer.py", "side streams for communication", _Stream),
-    Patch("torch.cuda.Event", "pipeline_parallel/utils.py", "ordering between streams", _Event),
-    Patch("torch.cuda.current_stream", "distributed/param_and_grad_buffer.py", "see Stream", lambda *_: _Stream()),
-    Patch("torch.cuda.default_stream", "distributed/param_and_grad_buffer.py", "see Stream", lambda *_: _Stream()),
-    Patch("torch.cuda.stream", "distributed/param_and_grad_buffer.py", "see Stream", _within),
     Patch("torch.cuda.manual_seed", "tensor_parallel/random.py", "seeds the tracked states", torch.manual_seed),
     Patch("torch.cuda.get_rng_state", "tensor_parallel/random.py", "the tracked state is the CPU's", _get_rng_state),
     Patch(
@@ -175,7 +134,6 @@ PATCHES: tuple[Patch, ...] = (
         _set_rng_state,
     ),
     Patch("torch.Tensor.cuda", "models/common/language_module/language_module.py", "tied weights are moved", _itself),
-    Patch("torch.Tensor.record_stream", "tensor_parallel/layers.py", "there is no caching allocator", _nothing),
     Patch(
         "torch.Tensor.type",
         "optimizer/optimizer.py, optimizer/clip_grads.py, optimizer/distrib_optimizer.py",

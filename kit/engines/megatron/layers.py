@@ -59,8 +59,8 @@ class CausalAttention(torch.nn.Module):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
-        """(sequence, batch, heads, head_dim) each, key and value with fewer heads → (sequence, batch, heads·head_dim)."""
-        assert attention_mask is None and attention_bias is None and packed_seq_params is None
+        """(sequence, batch, heads, head_dim), keys and values with fewer heads → (sequence, batch, heads·head_dim)."""
+        assert (attention_mask, attention_bias, packed_seq_params) == (None, None, None)
         output = F.scaled_dot_product_attention(
             *(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)),
             is_causal=True,

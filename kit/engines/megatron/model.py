@@ -35,7 +35,7 @@ class MaskedVocabularyModel(GPTModel):
         self._real_rows = max(0, min(local_rows, unpadded_vocab_size - first_row))
 
     def compute_language_model_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """``labels`` (batch, sequence), ``logits`` (sequence, batch, vocabulary / tp) → loss (batch, sequence), fp32."""
+        """``labels`` (batch, sequence), ``logits`` (sequence, batch, vocabulary / tp) → fp32 (batch, sequence)."""
         if self._real_rows < logits.shape[-1]:
             logits[..., self._real_rows :] = -torch.inf
         return super().compute_language_model_loss(labels, logits)
