@@ -49,8 +49,7 @@ def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, 
 
 def nothing_fits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, found: Found) -> str:
     """The nearest miss in GiB, and up to three changes that make it fit."""
-    usual = [candidate for candidate in found.considered if candidate.layout.cp == (pins.cp or 1)]
-    nearest = min(usual, key=lambda candidate: candidate.peak_gib)
+    nearest = min(found.considered, key=lambda candidate: candidate.peak_gib)
     usable = usable_gib(cluster.gpu)
     lines = [
         f"{model.name} does not fit on {cluster.num_gpus} x {cluster.gpu.name}: the nearest layout "

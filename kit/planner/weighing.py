@@ -22,8 +22,9 @@ from kit.specs.model import ModelSpec
 EQUALLY_FAST = 1.05
 """Step times closer than this are not told apart: the simpler layout is taken."""
 
-SCOPES = (Scope(), Scope(offload=True), Scope(offload=True, context_parallel=True))
-"""Tried in turn until something fits."""
+USUAL = Scope()
+WITH_OFFLOAD = Scope(offload=True)
+WITH_CONTEXT_PARALLEL = Scope(offload=True, context_parallel=True)
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,21 @@ class Found:
 
 def search(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Found:
     """Search the usual layouts, and what is slower or not yet run only where those do not fit."""
-    found = Found(best=None, considered=(), scope=SCOPES[0])
-    for scope in SCOPES:
-        considered = tuple(
-            candidate
-            for engine in _engines(pins)
-            for candidate in _considered(model, cluster, job, pins, engine, scope)
-        )
-        found = Found(best=_best(considered), considered=considered, scope=scope)
-        if found.best is not None:
-            break
-    return found
+    usual = _search(model, cluster, job, pins, USUAL)
+    if usual.best is not None:
+        return usual
+    offloaded = _search(model, cluster, job, pins, WITH_OFFLOAD)
+    if offloaded.best is not None or not offloaded.considered:
+        return offloaded
+    planned = _search(model, cluster, job, pins, WITH_CONTEXT_PARALLEL)
+    return planned if planned.best is not None else offloaded
+
+
+def _search(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Found:
+    considered = tuple(
+        candidate for engine in _engines(pins) for candidate in _considered(model, cluster, job, pins, engine, scope)
+    )
+    return Found(best=_best(considered), considered=considered, scope=scope)
 
 
 def illegal(
@@ -68,7 +73,8 @@ def illegal(
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
     for engine in _engines(pins):
         broken = (
-            violations(model, cluster, job, layout) for layout in layouts(model, cluster, job, pins, engine, SCOPES[1])
+            violations(model, cluster, job, layout)
+            for layout in layouts(model, cluster, job, pins, engine, WITH_OFFLOAD)
         )
         fewest = min(broken, key=len, default=())
         if fewest:

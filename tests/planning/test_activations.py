@@ -90,7 +90,7 @@ def test_full_recompute_keeps_the_input_of_a_layer(layout: Layout) -> None:
 
 
 def test_tensor_and_sequence_parallelism_split_the_terms() -> None:
-    """Korthikanti et al., eq. 2 and 4: tp splits attention and MLP, sp the rest; log-sum-exp and rope tables stay small."""
+    """Korthikanti et al., eq. 2 and 4: tp splits attention and MLP, sp the rest; only the rope tables stay."""
     model, job = shape("llama", 2, 4), JobSpec()
     alone = layer_bytes_per_token(model, job, megatron())
     split = layer_bytes_per_token(model, job, megatron(tp=4))

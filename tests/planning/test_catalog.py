@@ -89,6 +89,7 @@ def test_every_gpu_has_a_node(name: str) -> None:
         ("aws:p4d.24xlarge:8", "p4d.24xlarge", 8, 8),
         ("P4D.24xlarge:2", "p4d.24xlarge", 8, 2),
         ("p5.48xlarge", "p5.48xlarge", 8, 1),
+        ("dgx-h100:4", "dgx-h100", 8, 4),
         ("1xRTX4090", "workstation-rtx-4090", 1, 1),
         ("4xcpu", "cpu-host", 4, 1),
     ],
@@ -125,6 +126,8 @@ def test_a_workstation_with_fewer_gpus_keeps_its_memory() -> None:
         ("12xH100", "8xH100 or 16xH100"),
         ("2x9xH100", "2x8xH100"),
         ("aws:p4x.24xlarge:8", "p4d.24xlarge"),
+        ("aws:dgx-h100:2", "use dgx-h100:2"),
+        ("a:b:p4d.24xlarge:8", "forms are"),
         ("gcp:p4d.24xlarge:8", "use aws:p4d.24xlarge"),
         ("8xRTX-4090", "no fabric"),
         ("H100", "forms are"),
@@ -139,7 +142,9 @@ def test_clusters_that_are_refused(text: str, said: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(("name", "said"), [("llama-3-8", "llama-3-8b"), ("qwen", "valid are|did you mean"), ("", "valid are")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("llama-3-8", "llama-3-8b"), ("qwen", "valid are|did you mean"), ("", "valid are")]
+)
 def test_models_that_are_refused(name: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         load_model(name)

@@ -99,7 +99,9 @@ def test_what_cannot_be_computed_is_refused(config: dict[str, Any], said: str, t
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "said"), [(None, "no config.json"), ("{", "cannot be read as JSON"), ("[1]", "holds a list")])
+@pytest.mark.parametrize(
+    ("text", "said"), [(None, "no config.json"), ("{", "cannot be read as JSON"), ("[1]", "holds a list")]
+)
 def test_damaged_directories(text: str | None, said: str, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "config.json").write_text(text)

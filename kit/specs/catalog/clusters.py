@@ -52,10 +52,11 @@ def parse_cluster(text: str) -> ClusterSpec:
     if gpus:
         nodes, count, name = gpus.groups()
         return _from_gpus(text, name.strip(), int(count), None if nodes is None else int(nodes))
-    node = re.fullmatch(r"(?:([a-z0-9-]+):)?([^:]+?)(?::(-?\d+))?", text.strip(), flags=re.IGNORECASE)
-    if node and node.group(2).lower() in rows("nodes"):
-        provider, name, nodes = node.groups()
-        return _from_node(text, provider, name.lower(), 1 if nodes is None else int(nodes))
+    *words, last = text.strip().lower().split(":")
+    nodes_given = re.fullmatch(r"-?\d+", last) is not None
+    number, words = (int(last), words) if nodes_given else (1, [*words, last])
+    if words and len(words) <= 2 and words[-1] in rows("nodes"):
+        return _from_node(text, words[0] if len(words) == 2 else None, words[-1], number)
     raise SpecError(
         f"cluster {text!r} is not understood; forms are {FORMS}; of nodes {yaml.nearest(_word(text), node_names())}"
     )
@@ -93,7 +94,7 @@ def _whole_nodes(text: str, gpu: str, node_name: str, count: int, per_node: int)
 
 def _from_node(text: str, provider: str | None, name: str, nodes: int) -> ClusterSpec:
     row = rows("nodes")[name]
-    if provider is not None and provider.lower() != row.get("provider"):
+    if provider is not None and provider != row.get("provider"):
         offered = row.get("provider")
         fix = f"use {offered}:{name}" if offered else f"{name} belongs to no provider: use {name}:{nodes}"
         raise SpecError(f"cluster {text!r}: {provider!r} has no {name}; {fix}")

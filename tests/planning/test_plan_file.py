@@ -1,0 +1,76 @@
+"""Plans as files and as text."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from kit.errors import SpecError
+from kit.planner.io import plan_hash, plan_to_yaml
+from kit.planner.plan import Plan
+from kit.planner.render import WIDTH, render
+from kit.planner.search import make_plan
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.layout import Pins
+from tests.planning.examples import job
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return make_plan(load_model("llama-3.1-8b"), parse_cluster("p4d.24xlarge:4"), job(), Pins())
+
+
+def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.yaml")
+    assert Plan.load(tmp_path / "plan.yaml") == plan
+    assert plan_to_yaml(Plan.load(tmp_path / "plan.yaml")) == (tmp_path / "plan.yaml").read_text()
+
+
+def test_a_plan_is_never_overwritten(plan: Plan, tmp_path: Path) -> None:
+    plan.save(tmp_path / "plan.yaml")
+    with pytest.raises(SpecError, match="not overwritten"):
+        plan.save(tmp_path / "plan.yaml")
+
+
+def test_the_hash_is_of_what_decides_the_run(plan: Plan) -> None:
+    explained = dataclasses.replace(plan, decisions=())
+    other = dataclasses.replace(plan, layout=dataclasses.replace(plan.layout, recompute="full"))
+    assert plan_hash(explained) == plan_hash(plan)
+    assert plan_hash(other) != plan_hash(plan)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"), [("tp: ", "tq: ", "tq"), ("schema_version: 1", "schema_version: 9", "plan again")]
+)
+def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path, old: str, new: str, said: str) -> None:
+    (tmp_path / "plan.yaml").write_text(plan_to_yaml(plan).replace(old, new, 1))
+    with pytest.raises(SpecError, match=said):
+        Plan.load(tmp_path / "plan.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "machines"), [("llama-3.1-8b", "8xH100"), ("llama-3-70b", "64xA100-80"), ("llama-3.1-8b", "1xH100")]
+)
+def test_the_text_shows_what_matters_and_fits_a_terminal(name: str, machines: str) -> None:
+    plan = make_plan(load_model(name), parse_cluster(machines), job(), Pins())
+    text = render(plan)
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert f"{plan.predicted.peak_gib:.1f} of" in text
+    assert f"MFU {plan.predicted.mfu:.1%}" in text
+    for decision in plan.decisions:
+        assert f"{decision.rule}={decision.chosen}" in text
+
+
+def test_a_long_pipeline_is_shortened_in_the_middle() -> None:
+    plan = make_plan(load_model("llama-3-70b"), parse_cluster("64xA100-80"), job(), Pins(engine="megatron", pp=16))
+    text = render(plan)
+    assert "stage 0" in text
+    assert "stage 15" in text
+    assert "stage 10" not in text
+    assert "…" in text
+
+
+def test_a_price_is_shown_with_its_date(plan: Plan) -> None:
+    assert "$21.96 a node and hour, 2026-07-28" in render(plan)

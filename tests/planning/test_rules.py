@@ -1,0 +1,229 @@
+"""Every rule: a layout that breaks it and the same layout mended."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from kit.planner.rules import RULES, divisors, is_legal, violations
+from kit.specs.catalog import load_model
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
+from tests.planning.examples import cluster, deepspeed, job, megatron, torch
+
+LLAMA = "llama-3.1-8b"
+
+
+def filled(layout: Layout, gpus: int, sequences: int) -> Layout:
+    """dp and accumulation so that GPUs and batch come out."""
+    dp = gpus // (layout.tp * layout.pp * layout.cp)
+    steps = max(1, sequences // (layout.micro_batch_size * dp))
+    return dataclasses.replace(layout, dp=dp, gradient_accumulation_steps=steps)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A layout that breaks exactly ``rule``, what must be said, and a mended one."""
+
+    rule: str
+    bad: Layout
+    said: str
+    good: Layout
+    model: str = LLAMA
+    gpus: str = "8xH100"
+    change: dict[str, Any] = dataclasses.field(default_factory=dict)
+    good_gpus: str | None = None
+    good_change: dict[str, Any] | None = None
+
+
+CASES = [
+    Case("world_size", megatron(tp=2, dp=2, gradient_accumulation_steps=64), "use dp=4", megatron(tp=2)),
+    Case("batch", deepspeed(zero_stage=2, micro_batch_size=3), "global_batch_size=120 or 144", deepspeed(zero_stage=2)),
+    Case(
+        "precision",
+        torch(),
+        "Titan-RTX, which has no bf16",
+        torch(),
+        gpus="1xTitan-RTX",
+        good_change={"precision": "fp32"},
+    ),
+    Case(
+        "positions",
+        torch(),
+        "use at most 1024",
+        torch(),
+        model="gpt2",
+        change={"seq_length": 2048},
+        good_change={"seq_length": 1024},
+    ),
+    Case(
+        "implementation",
+        dataclasses.replace(torch(), implementation="torch-native"),
+        "use huggingface-sdpa",
+        torch(),
+    ),
+    Case("data_parallel_only", deepspeed(tp=2), "tp=2 on engine=deepspeed", deepspeed()),
+    Case("data_parallel_only", torch(sp=True), "sp=True on engine=torch", torch()),
+    Case("torch_zero", torch(zero_stage=1), r"FSDP2 \(2 and 3\)", torch(zero_stage=3)),
+    Case("no_offload", megatron(offload_optimizer="cpu"), "offload_optimizer=cpu on engine=megatron", megatron()),
+    Case(
+        "offload_needs_zero",
+        deepspeed(zero_stage=2, offload_optimizer="cpu", offload_param="cpu"),
+        "only stage 3 partitions",
+        deepspeed(zero_stage=3, offload_optimizer="cpu", offload_param="cpu"),
+    ),
+    Case(
+        "offload_needs_zero",
+        deepspeed(zero_stage=0, offload_optimizer="cpu"),
+        "use zero_stage=1, 2 or 3",
+        deepspeed(zero_stage=1, offload_optimizer="cpu"),
+    ),
+    Case(
+        "host_ram",
+        deepspeed(zero_stage=3, offload_optimizer="cpu"),
+        "give cluster.host_ram_gib",
+        deepspeed(zero_stage=3, offload_optimizer="cpu"),
+        gpus="hgx-h200",
+        good_gpus="dgx-h200",
+    ),
+    Case(
+        "host_ram",
+        deepspeed(zero_stage=3, offload_optimizer="cpu"),
+        "are usable; use more nodes",
+        deepspeed(zero_stage=3, offload_optimizer="cpu"),
+        model="llama-3-70b",
+        gpus="8xA100-40",
+        good_gpus="16xA100-40",
+    ),
+    Case(
+        "megatron_family",
+        megatron(),
+        "computes llama, qwen2 and qwen3",
+        megatron(),
+        model="gpt2",
+        change={"seq_length": 1024},
+    ),
+    Case("megatron_zero", megatron(zero_stage=2), "distributed optimizer is stage 1", megatron(zero_stage=1)),
+    Case("tp_divides_heads", megatron(tp=8), "use 1, 2, 4, 7, 14 or 28", megatron(tp=4), model="qwen2.5-7b"),
+    Case(
+        "pipeline_divides_layers",
+        megatron(pp=4),
+        "pp=4 does not divide num_layers=126",
+        megatron(pp=2),
+        model="llama-3.1-405b",
+    ),
+    Case("pipeline_divides_layers", megatron(pp=4, vp=3), "pp·vp=4·3", megatron(pp=4, vp=4)),
+    Case("virtual_stages", megatron(vp=2), "vp=2 with pp=1", megatron(pp=2, vp=2)),
+    Case(
+        "virtual_stages",
+        megatron(pp=4, vp=2),
+        "groups of pp=4",
+        megatron(pp=4, vp=2),
+        change={"global_batch_size": 12},
+        good_change={"global_batch_size": 16},
+    ),
+    Case("sequence_parallel", megatron(sp=True), "sp=true with tp=1", megatron(tp=2, sp=True)),
+    Case(
+        "sequence_parallel",
+        megatron(tp=4, sp=True),
+        "use a multiple of 4",
+        megatron(tp=4, sp=True),
+        change={"seq_length": 4098},
+        good_change={"seq_length": 4100},
+    ),
+    Case(
+        "context_parallel",
+        megatron(cp=4),
+        "use a multiple of 8",
+        megatron(cp=4),
+        change={"seq_length": 4100},
+        good_change={"seq_length": 4104},
+    ),
+]
+
+
+def settled(case: Case, good: bool) -> tuple[ModelSpec, ClusterSpec, JobSpec, Layout]:
+    machines = cluster((case.good_gpus if good else None) or case.gpus)
+    the_job = job(**{**case.change, **((case.good_change or {}) if good else {})})
+    layout = case.good if good else case.bad
+    if layout.dp == 1 or good:
+        layout = filled(layout, machines.num_gpus, the_job.global_batch_size)
+    name = LLAMA if good and case.rule == "megatron_family" else case.model
+    return load_model(name), machines, the_job, layout
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.bad.engine}")
+def test_a_broken_rule_is_named_and_alone(case: Case) -> None:
+    found = violations(*settled(case, good=False))
+    assert [violation.rule for violation in found] == [case.rule]
+    assert re.search(case.said, found[0].message), found[0].message
+    assert "\n" not in found[0].message
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.bad.engine}")
+def test_the_mended_layout_is_legal(case: Case) -> None:
+    assert violations(*settled(case, good=True)) == ()
+    assert is_legal(*settled(case, good=True))
+
+
+def test_the_example_of_the_design() -> None:
+    """tp=6 breaks four rules at once, and each says what it would take."""
+    found = violations(*settled(Case("", megatron(tp=6), "", megatron()), good=False))
+    messages = [violation.message for violation in found]
+    assert any(
+        "tp=6 does not divide num_attention_heads=32 of llama-3.1-8b; use 1, 2, 4, 8, 16 or 32" in m for m in messages
+    )
+    assert {violation.rule for violation in found} == {
+        "world_size",
+        "tp_divides_heads",
+        "tp_fits_kv_heads",
+        "tp_divides_mlp",
+    }
+
+
+def test_key_value_heads_may_be_fewer_than_ranks() -> None:
+    """megatron-core shares them (attention.py); only a mixture of both is refused."""
+    assert (
+        violations(*settled(Case("", megatron(tp=8), "", megatron(), model="llama-3-70b", gpus="16xH100"), good=False))
+        == ()
+    )
+    shared = Case("", megatron(tp=4), "", megatron(), model="qwen2.5-3b")  # two key/value heads, sixteen query heads
+    assert violations(*settled(shared, good=False)) == ()
+
+
+def test_kv_heads_and_mlp_that_tp_does_not_fit() -> None:
+    odd = dataclasses.replace(load_model(LLAMA), num_attention_heads=24, num_key_value_heads=3, ffn_hidden_size=14338)
+    found = violations(odd, cluster("8xH100"), job(), megatron(tp=4, dp=2, gradient_accumulation_steps=64))
+    assert [violation.rule for violation in found] == ["tp_fits_kv_heads", "tp_divides_mlp"]
+
+
+def test_rope_kinds_that_megatron_does_not_compute() -> None:
+    yarn = dataclasses.replace(load_model(LLAMA), rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    rest = (cluster("8xH100"), job())
+    assert [v.rule for v in violations(yarn, *rest, filled(megatron(), 8, 128))] == ["megatron_rope"]
+    assert violations(yarn, *rest, filled(deepspeed(zero_stage=3), 8, 128)) == ()
+
+
+def test_rope_models_may_run_longer_than_they_were_made_for() -> None:
+    found = violations(
+        *settled(
+            Case("", deepspeed(zero_stage=3), "", deepspeed(), model="llama-2-7b", change={"seq_length": 8192}),
+            good=False,
+        )
+    )
+    assert found == ()
+
+
+def test_every_rule_has_a_case() -> None:
+    covered = {case.rule for case in CASES} | {"tp_fits_kv_heads", "tp_divides_mlp", "megatron_rope"}
+    assert {rule.name for rule in RULES} == covered
+
+
+@pytest.mark.parametrize("number", [1, 2, 12, 49, 97, 1024])
+def test_divisors(number: int) -> None:
+    assert divisors(number) == [i for i in range(1, number + 1) if number % i == 0]

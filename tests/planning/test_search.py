@@ -1,0 +1,220 @@
+"""Plans: legal, fitting, the fastest, pinned where pinned, and explained where there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+
+from kit.cost import predict
+from kit.cost.efficiency import usable_gib
+from kit.errors import PlanError
+from kit.planner.candidates import ENGINES, Scope, layouts
+from kit.planner.plan import Plan
+from kit.planner.rules import is_legal, violations
+from kit.planner.search import make_plan
+from kit.planner.weighing import EQUALLY_FAST, search
+from kit.specs.catalog import load_model, model_names, parse_cluster
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from tests.planning.examples import job
+
+CLUSTERS = (
+    "1xH100",
+    "8xH100",
+    "2x4xA100-40",
+    "64xA100-80",
+    "256xH100",
+    "8xH200",
+    "p4d.24xlarge:4",
+    "4xRTX-4090",
+    "1xTitan-RTX",
+    "hgx-h200:2",
+    "3x8xH100",
+    "4xcpu",
+)
+PINS = (
+    Pins(),
+    Pins(),
+    Pins(engine="megatron"),
+    Pins(engine="deepspeed"),
+    Pins(engine="torch"),
+    Pins(recompute="full"),
+    Pins(tp=2),
+    Pins(pp=2, vp=2),
+    Pins(zero_stage=3),
+    Pins(micro_batch_size=2),
+    Pins(engine="deepspeed", zero_stage=3, offload_optimizer="cpu", offload_param="cpu"),
+)
+
+
+def random_case(seed: int) -> tuple[str, str, JobSpec, Pins]:
+    rng = random.Random(seed)
+    return (
+        rng.choice(model_names()),
+        rng.choice(CLUSTERS),
+        JobSpec(
+            seq_length=rng.choice([512, 1024, 2048, 4096, 8192]),
+            global_batch_size=rng.choice([1, 7, 24, 64, 256, 510, 1024]),
+            precision=rng.choice(["fp32", "bf16"]),
+        ),
+        rng.choice(PINS),
+    )
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_a_plan_is_legal_fits_and_honours_its_pins_or_says_why_not(seed: int) -> None:
+    name, machines, the_job, pins = random_case(seed)
+    model, cluster = load_model(name), parse_cluster(machines)
+    try:
+        plan = make_plan(model, cluster, the_job, pins)
+    except PlanError as refused:
+        reasons = str(refused)
+        assert reasons.strip()
+        assert "None" not in reasons
+        return
+    assert violations(model, cluster, the_job, plan.layout) == ()
+    assert plan.predicted.peak_gib <= usable_gib(cluster.gpu)
+    for field in dataclasses.fields(pins):
+        pinned = getattr(pins, field.name)
+        assert pinned is None or getattr(plan.layout, field.name) == pinned
+    assert plan.predicted.step_time_s == pytest.approx(sum(plan.predicted.step_time_components_s.values()))
+    assert all(value >= 0 for value in plan.predicted.step_time_components_s.values())
+    assert all(value >= 0 for stage in plan.predicted.memory for value in stage.components_gib.values())
+    assert 0 < plan.predicted.mfu < 0.9
+    assert len(plan.predicted.memory) == plan.layout.pp
+
+
+@pytest.mark.parametrize(
+    ("name", "machines"), [("llama-3.1-8b", "8xH100"), ("llama-3-70b", "32xA100-80"), ("gpt2-xl", "4xRTX-4090")]
+)
+def test_nothing_faster_was_missed(name: str, machines: str) -> None:
+    """Against every layout weighed one by one, without the search's short cuts."""
+    model, cluster = load_model(name), parse_cluster(machines)
+    the_job = job(seq_length=1024 if name.startswith("gpt2") else 4096)
+    fastest = min(
+        prediction.step_time_s
+        for engine in ENGINES
+        for layout in layouts(model, cluster, the_job, Pins(), engine, Scope())
+        if is_legal(model, cluster, the_job, layout)
+        for prediction in [predict(model, cluster, the_job, layout)]
+        if prediction.peak_gib <= usable_gib(cluster.gpu)
+    )
+    assert fastest <= make_plan(model, cluster, the_job).predicted.step_time_s <= EQUALLY_FAST * fastest
+
+
+def plan_of(name: str, machines: str, pins: Pins | None = None, **changes: object) -> Plan:
+    return make_plan(load_model(name), parse_cluster(machines), job(**changes), pins or Pins())
+
+
+def test_8b_on_a_node_of_h100_is_sharded_data_parallelism_at_a_believable_speed() -> None:
+    plan = plan_of("llama-3.1-8b", "8xH100")
+    assert plan.layout.tp * plan.layout.pp <= 2
+    assert plan.layout.recompute == "none"
+    assert 0.40 <= plan.predicted.mfu <= 0.55
+
+
+def test_70b_on_64_a100_is_three_dimensional_with_tensor_parallelism_inside_the_node() -> None:
+    plan = plan_of("llama-3-70b", "64xA100-80", global_batch_size=512)
+    layout = plan.layout
+    assert layout.engine == "megatron"
+    assert layout.tp in (4, 8)
+    assert layout.pp in (2, 4)
+    assert layout.sp
+    assert 0.40 <= plan.predicted.mfu <= 0.60
+
+
+def test_a_small_model_on_one_gpu_is_plain_torch() -> None:
+    plan = plan_of("gpt2", "1xRTX-4090", seq_length=1024)
+    assert (plan.layout.engine, plan.layout.zero_stage, plan.layout.recompute) == ("torch", 0, "none")
+
+
+def test_gpt2_xl_on_a_titan_rtx_needs_offload() -> None:
+    """A known field example: DDP is out of memory, ZeRO with the optimizer on the host trains."""
+    plan = plan_of("gpt2-xl", "1xTitan-RTX", seq_length=1024, precision="fp32")
+    assert plan.layout.engine == "deepspeed"
+    assert plan.layout.offload_optimizer == "cpu"
+    assert plan.predicted.host_ram_gib_per_node > 0
+
+
+def test_offload_is_a_last_resort() -> None:
+    assert plan_of("llama-2-7b", "8xA100-40").layout.offload_optimizer == "none"
+
+
+def test_the_quoted_layout_of_70b_on_p4d_does_not_fit_there() -> None:
+    """TP8·PP2·DP4 is quoted for 64 A100 with 80 GB; p4d has 40 GB."""
+    pins = Pins(engine="megatron", tp=8, pp=2, recompute="full", micro_batch_size=1)
+    with pytest.raises(PlanError, match="GiB too many"):
+        plan_of("llama-3-70b", "p4d.24xlarge:8", pins, global_batch_size=512)
+    assert plan_of("llama-3-70b", "p4de.24xlarge:8", pins, global_batch_size=512).layout.dp == 4
+
+
+def test_all_broken_rules_are_said_at_once_for_the_engine_that_could() -> None:
+    with pytest.raises(PlanError) as error:
+        plan_of("llama-3.1-8b", "8xH100", Pins(tp=6, vp=2))
+    lines = str(error.value).splitlines()
+    assert len(lines) == 5
+    assert "tp=6 does not divide num_attention_heads=32 of llama-3.1-8b; use 1, 2, 4, 8, 16 or 32" in lines
+    assert not any("deepspeed" in line or "torch" in line for line in lines)
+
+
+def test_a_rule_that_all_engines_share_is_said_once() -> None:
+    with pytest.raises(PlanError) as error:
+        plan_of("llama-3.1-8b", "1xTitan-RTX")
+    assert str(error.value).count("has no bf16") == 1
+
+
+def test_a_miss_names_its_size_and_ways_out_that_work() -> None:
+    with pytest.raises(PlanError) as error:
+        plan_of("llama-3-70b", "8xA100-40")
+    first, *ways = str(error.value).splitlines()
+    assert "GiB too many" in first
+    assert 1 <= len(ways) <= 3
+    assert any("2 nodes (16 GPUs)" in way for way in ways)
+    assert plan_of("llama-3-70b", "16xA100-40").predicted.peak_gib > 0
+
+
+def test_a_pin_that_is_in_the_way_is_named() -> None:
+    with pytest.raises(PlanError, match=r"layout\.recompute left to the planner instead of none"):
+        plan_of("llama-3-70b", "64xA100-40", Pins(recompute="none", engine="deepspeed"), global_batch_size=64)
+
+
+def test_unknown_host_memory_is_asked_for() -> None:
+    cluster = dataclasses.replace(parse_cluster("1xH100"), host_ram_gib=None)
+    with pytest.raises(PlanError, match=r"cluster\.host_ram_gib"):
+        make_plan(load_model("llama-3.1-8b"), cluster, job())
+
+
+def test_decisions_name_what_was_pinned_and_what_was_rejected() -> None:
+    plan = plan_of("llama-3.1-8b", "8xH100", Pins(engine="megatron"))
+    by_rule = {decision.rule: decision for decision in plan.decisions}
+    assert by_rule["engine"].why == "pinned"
+    assert by_rule["tp"].chosen == str(plan.layout.tp)
+    assert any("GiB" in rejected for rejected in by_rule["tp"].rejected)
+
+
+def test_a_sequence_longer_than_the_model_was_made_for_is_remarked() -> None:
+    plan = plan_of("llama-2-7b", "8xH100", seq_length=8192)
+    assert [decision.rule for decision in plan.decisions].count("seq_length") == 1
+
+
+def test_tensor_parallelism_across_nodes_is_remarked_when_pinned() -> None:
+    plan = plan_of("llama-3.1-8b", "2x4xH100", Pins(tp=8))
+    assert any("reaches across nodes" in decision.why for decision in plan.decisions)
+
+
+def test_context_parallelism_is_planned_only_where_nothing_else_fits_and_says_so() -> None:
+    assert plan_of("llama-3.1-8b", "8xH100").layout.cp == 1
+    pinned = plan_of("llama-3.1-8b", "8xH100", Pins(cp=2))
+    assert any(decision.rule == "cp" and "run cp=1" in decision.why for decision in pinned.decisions)
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    assert plan_of("llama-3-70b", "64xA100-80") == plan_of("llama-3-70b", "64xA100-80")
+
+
+def test_no_model_is_known_by_its_name() -> None:
+    model, cluster = load_model("llama-3-70b"), parse_cluster("64xA100-80")
+    renamed = dataclasses.replace(model, name="something-else")
+    assert search(renamed, cluster, job(), Pins()).best == search(model, cluster, job(), Pins()).best

@@ -1,0 +1,124 @@
+"""Communication volumes, pipelines and FLOPs against their formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kit.cost import predict
+from kit.cost.communication import group, zero_volume
+from kit.cost.efficiency import shared
+from kit.cost.flops import model_flops_per_token
+from kit.cost.memory import micro_batches_in_flight, peak_gib
+from kit.cost.step_time import bubble_fraction, step_time_components_s
+from kit.specs.catalog import load_model
+from tests.planning.examples import cluster, deepspeed, job, megatron
+
+
+def test_a_ring_moves_what_the_formula_says() -> None:
+    ring = group(cluster("8xH100"), 8, 1)
+    bandwidth = 450e9 * shared().intra_node_link
+    hops = 7 * shared().intra_node_hop_us * 1e-6
+    assert ring.all_gather_s(8e9) == pytest.approx(7 / 8 * 8e9 / bandwidth + hops)
+    assert ring.all_reduce_s(8e9) == pytest.approx(2 * ring.all_gather_s(8e9))
+    assert group(cluster("8xH100"), 1, 1).all_reduce_s(8e9) == 0
+
+
+def test_ranks_of_a_node_share_the_ring_between_their_ports() -> None:
+    nodes = cluster("64xH100")
+    port = 50e9 * shared().inter_node_link
+    assert group(nodes, 8, 8).bytes_per_s == pytest.approx(port)  # one rank a node: one port
+    assert group(nodes, 32, 2).bytes_per_s == pytest.approx(4 * port)
+    assert group(nodes, 64, 1).bytes_per_s == pytest.approx(8 * port)
+    fast_fabric = dataclasses.replace(nodes, inter_node_gbytes_per_s=100.0)
+    assert group(fast_fabric, 64, 1).bytes_per_s == pytest.approx(450e9 * shared().intra_node_link)  # NVLink limits
+
+
+def test_zero_volumes() -> None:
+    assert [zero_volume(stage) for stage in (1, 2, 3)] == [2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "m", "expected"), [(1, 1, 8, 0), (4, 1, 8, 3 / 11), (4, 2, 8, 3 / 19), (8, 1, 1, 7 / 8)]
+)
+def test_bubble(pp: int, vp: int, m: int, expected: float) -> None:
+    layout = megatron(pp=pp, vp=vp, gradient_accumulation_steps=m)
+    assert bubble_fraction(layout) == pytest.approx(expected)
+
+
+def test_the_bubble_component_is_its_fraction_of_an_otherwise_perfect_step() -> None:
+    model, machines = load_model("llama-3-70b"), cluster("64xA100-80")
+    layout = megatron(tp=8, pp=8, sp=True, gradient_accumulation_steps=128)
+    parts = step_time_components_s(model, machines, job(), layout)
+    busy = parts["compute"] + parts["recompute"] + parts["tensor_parallel"]
+    assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(bubble_fraction(layout))
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "m", "stage", "expected"),
+    [
+        (1, 1, 4, 0, 1),
+        (4, 1, 8, 0, 4),
+        (4, 1, 8, 3, 1),
+        (4, 1, 2, 0, 2),
+        (4, 2, 8, 0, (2 * 3 + 1 * 4 + 1) / 2),
+        (4, 2, 8, 3, (0 + 4 + 1) / 2),
+        (2, 2, 1, 0, 1),
+    ],
+)
+def test_micro_batches_in_flight(pp: int, vp: int, m: int, stage: int, expected: float) -> None:
+    assert micro_batches_in_flight(megatron(pp=pp, vp=vp, gradient_accumulation_steps=m), stage) == expected
+
+
+def test_causal_model_flops() -> None:
+    """6N' + 6·L·s·a·d a token, N' the matrices without the input embedding (the convention of NeMo since 25.09)."""
+    model = load_model("llama-3-8b")
+    matrices = 32 * (4096 * 4096 * 2 + 4096 * 1024 * 2 + 3 * 4096 * 14336) + 4096 * 128256
+    assert model_flops_per_token(model, 8192) == 6 * matrices + 6 * 32 * 8192 * 4096
+
+
+def test_mfu_is_flops_over_time_and_peak() -> None:
+    model, machines, the_job = load_model("llama-3-8b"), cluster("8xH100"), job()
+    prediction = predict(model, machines, the_job, deepspeed(zero_stage=3, dp=8, gradient_accumulation_steps=16))
+    tokens = 128 * 4096
+    flops = tokens * model_flops_per_token(model, 4096)
+    assert prediction.mfu == pytest.approx(flops / prediction.step_time_s / (8 * 989.4e12))
+    assert prediction.tokens_per_s == pytest.approx(tokens / prediction.step_time_s)
+    assert prediction.days == pytest.approx(the_job.total_tokens / prediction.tokens_per_s / 86400)
+
+
+def test_money_is_nodes_times_hours() -> None:
+    machines = cluster("p4d.24xlarge:8")
+    layout = megatron(tp=8, dp=8, gradient_accumulation_steps=16)
+    prediction = predict(load_model("llama-3-8b"), machines, job(), layout)
+    assert prediction.cost_usd == pytest.approx(21.957642 * 8 * 24 * prediction.days)
+    assert predict(load_model("llama-3-8b"), cluster("64xA100-40"), job(), layout).cost_usd is None
+
+
+@pytest.mark.parametrize("name", ["llama-3-8b", "gpt2", "qwen3-8b"])
+def test_recompute_trades_a_forward_pass_for_memory(name: str) -> None:
+    model, machines, the_job = load_model(name), cluster("8xH100"), job(seq_length=1024)
+    kept = deepspeed(zero_stage=2, dp=8, micro_batch_size=4, gradient_accumulation_steps=4)
+    again = dataclasses.replace(kept, recompute="full")
+    assert peak_gib(model, machines, the_job, again) < peak_gib(model, machines, the_job, kept)
+    parts = step_time_components_s(model, machines, the_job, again)
+    assert 0.2 < parts["recompute"] / parts["compute"] < 1 / 3
+
+
+def test_the_fullest_stage_is_the_first_or_the_last() -> None:
+    model, machines = load_model("llama-3-70b"), cluster("64xA100-80")
+    for vp in (1, 2):
+        layout = megatron(tp=4, pp=8, vp=vp, sp=True, dp=2, gradient_accumulation_steps=64)
+        prediction = predict(model, machines, job(), layout)
+        assert prediction.peak_gib == pytest.approx(peak_gib(model, machines, job(), layout))
+
+
+def test_sharding_more_never_needs_more_memory() -> None:
+    model, machines, the_job = load_model("llama-3-8b"), cluster("8xH100"), job()
+    peaks = [
+        peak_gib(model, machines, the_job, deepspeed(zero_stage=stage, dp=8, gradient_accumulation_steps=16))
+        for stage in (0, 1, 2, 3)
+    ]
+    # Stage 1 accumulates in fp32 beside bf16 gradients, which stage 0 cannot do at all.
+    assert peaks[3] < peaks[2] < min(peaks[0], peaks[1])
