@@ -25,7 +25,7 @@ def kit(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 def test_plan_prints_a_layout_and_its_reasons() -> None:
     done = kit("plan", "llama-3.1-8b", "--gpus", "8xH100")
     assert done.returncode == 0, done.stderr
-    for part in ("8xH100", "GiB", "step", "MFU", "days"):
+    for part in ("8 x H100", "GiB", "step", "MFU", "days"):
         assert part in done.stdout
 
 
