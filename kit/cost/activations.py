@@ -130,7 +130,12 @@ def _torch_native(model: ModelSpec, element: int, layout: Layout) -> dict[str, f
     key_value = max(model.num_key_value_heads / tp, 1) * model.head_dim
     statistics = 4 if model.norm == "rmsnorm" else 8
     # The value is a view of the whole projection's output, which therefore stays; query and key are rotated copies.
-    attention = element * (query + key_value) + element * (query + 2 * key_value) + element * query + 4 * heads
+    inputs = query + key_value + (query + 2 * key_value)
+    output = query
+    if layout.cp > 1:
+        # Keys and values of the whole sequence instead (context.py), and both halves of the output beside their sum.
+        inputs, output = query + 2 * key_value * layout.cp, 2 * query
+    attention = element * (inputs + output) + 4 * heads
     if model.qk_norm:
         attention += element * query + 4 * (heads + key_value / model.head_dim)
     # Gate and up are one tensor (2f); silu(gate), up + offset and the product are one each (transformer/mlp.py, glu).

@@ -117,12 +117,12 @@ def _tensor_parallel(
 
 
 def _context_parallel(model: ModelSpec, job: JobSpec, layout: Layout, links: Groups, layers: int) -> float:
-    """Keys and values of the sequence are gathered in forward and again in backward, their gradients scattered."""
+    """Keys and values of the sequence are gathered in forward, their gradients scattered in backward (context.py)."""
     if layout.cp == 1:
         return 0.0
     width = 2 * model.num_key_value_heads * model.head_dim / layout.tp
     size = layout.micro_batch_size * job.seq_length * width * _element(job)
-    passes = 4 if layout.recompute == "full" else 3
+    passes = 3 if layout.recompute == "full" else 2
     return passes * layers * links.cp.all_gather_s(size)
 
 

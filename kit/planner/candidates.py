@@ -22,6 +22,9 @@ ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
 LARGEST_MICRO_BATCH_TOKENS = 65536
 """Matrix products of fewer tokens than this already reach their full speed; larger ones only cost memory."""
 
+SHORTEST_CONTEXT = 4096
+"""Tokens of a sequence that a rank keeps: context parallelism is for long sequences, short ones fit without it."""
+
 
 @dataclass(frozen=True)
 class Scope:
@@ -29,8 +32,8 @@ class Scope:
 
     offload: bool = False
     """CPU offload, slower by the PCIe link and the host's processors."""
-    context_parallel: bool = False
-    """cp>1, which the engines of this version do not run yet."""
+    short_contexts: bool = False
+    """Context parallelism that leaves a rank less than ``SHORTEST_CONTEXT`` tokens of a sequence."""
 
 
 def layouts(
@@ -102,11 +105,15 @@ def _splits(
         )
         for pp in pps:
             rest = max(1, cluster.num_gpus // (tp * pp))
-            cps = [1]
             if pins.cp:
                 cps = [pins.cp]
-            elif scope.context_parallel:
-                cps = [c for c in divisors(rest) if c == 1 or job.seq_length % (2 * c) == 0]
+            else:
+                shortest = 1 if scope.short_contexts else SHORTEST_CONTEXT
+                cps = [
+                    c
+                    for c in divisors(rest)
+                    if c == 1 or (job.seq_length % (2 * c) == 0 and job.seq_length // c >= shortest)
+                ]
             yield from ((tp, pp, cp) for cp in cps)
 
 

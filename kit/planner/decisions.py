@@ -16,7 +16,7 @@ from kit.units import human_seconds
 CHOICES = {
     "torch": ("zero_stage", "recompute", "micro_batch_size"),
     "deepspeed": ("zero_stage", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
-    "megatron": ("tp", "pp", "vp", "sp", "zero_stage", "recompute", "micro_batch_size"),
+    "megatron": ("tp", "cp", "pp", "vp", "sp", "zero_stage", "recompute", "micro_batch_size"),
 }
 """What is decided for each engine, in the order of the report."""
 
@@ -113,6 +113,7 @@ _MEANS = {
     "offload_optimizer": "optimizer state and step on the host",
     "offload_param": "weights on the host",
     "tp": "every matrix split inside a node",
+    "cp": "every sequence split",
     "pp": "layers split into stages",
     "vp": "stages interleaved: a smaller bubble for more transfers and activations",
     "sp": "norms and residuals split over the tensor-parallel ranks",
@@ -143,12 +144,6 @@ def _remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
             rule="tp",
             chosen=str(layout.tp),
             why=f"reaches across nodes of {cluster.gpus_per_node} GPUs: it runs, at the speed of the fabric",
-        )
-    if layout.cp > 1:
-        yield Decision(
-            rule="cp",
-            chosen=str(layout.cp),
-            why="nothing fits without context parallelism; planned only: the engines of this version run cp=1",
         )
 
 

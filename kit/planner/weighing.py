@@ -23,8 +23,7 @@ EQUALLY_FAST = 1.05
 """Step times closer than this are not told apart: the simpler layout is taken."""
 
 USUAL = Scope()
-WITH_OFFLOAD = Scope(offload=True)
-WITH_CONTEXT_PARALLEL = Scope(offload=True, context_parallel=True)
+LAST_RESORTS = Scope(offload=True, short_contexts=True)
 
 
 @dataclass(frozen=True)
@@ -48,15 +47,11 @@ class Found:
 
 
 def search(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Found:
-    """Search the usual layouts, and what is slower or not yet run only where those do not fit."""
+    """Search the usual layouts, and what is slower only where those do not fit."""
     usual = _search(model, cluster, job, pins, USUAL)
     if usual.best is not None:
         return usual
-    offloaded = _search(model, cluster, job, pins, WITH_OFFLOAD)
-    if offloaded.best is not None or not offloaded.considered:
-        return offloaded
-    planned = _search(model, cluster, job, pins, WITH_CONTEXT_PARALLEL)
-    return planned if planned.best is not None else offloaded
+    return _search(model, cluster, job, pins, LAST_RESORTS)
 
 
 def _search(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Found:
@@ -74,7 +69,7 @@ def illegal(
     for engine in _engines(pins):
         broken = (
             violations(model, cluster, job, layout)
-            for layout in layouts(model, cluster, job, pins, engine, WITH_OFFLOAD)
+            for layout in layouts(model, cluster, job, pins, engine, LAST_RESORTS)
         )
         fewest = min(broken, key=len, default=())
         if fewest:

@@ -204,10 +204,12 @@ def test_tensor_parallelism_across_nodes_is_remarked_when_pinned() -> None:
     assert any("reaches across nodes" in decision.why for decision in plan.decisions)
 
 
-def test_context_parallelism_is_planned_only_where_nothing_else_fits_and_says_so() -> None:
+def test_context_parallelism_is_for_long_sequences() -> None:
     assert plan_of("llama-3.1-8b", "8xH100").layout.cp == 1
-    pinned = plan_of("llama-3.1-8b", "8xH100", Pins(cp=2))
-    assert any(decision.rule == "cp" and "run cp=1" in decision.why for decision in pinned.decisions)
+    long = plan_of("llama-3.1-8b", "8xH100", Pins(engine="megatron"), seq_length=131072, global_batch_size=8)
+    assert long.layout.cp > 1
+    assert any(decision.rule == "cp" for decision in long.decisions)
+    assert plan_of("llama-3.1-8b", "8xH100", Pins(cp=2)).layout.cp == 2
 
 
 def test_the_same_question_has_the_same_answer() -> None:
