@@ -29,6 +29,8 @@ CASES = {
     "pp2-vp2-recompute": ("llama", LLAMA, {"pp": 2, "vp": 2, "recompute": "full"}),
     "dp2-distributed-optimizer": ("llama", LLAMA, {"dp": 2, "zero_stage": 1}),
     "dp2-plain-optimizer": ("llama", LLAMA, {"dp": 2}),
+    "cp2": ("llama", LLAMA, {"cp": 2}),
+    "cp2-tp2-distributed-optimizer-qwen3": ("qwen3", LLAMA, {"cp": 2, "tp": 2, "sp": True, "zero_stage": 1}),
     "tp2-pp2-sp": ("llama", LLAMA, {"tp": 2, "pp": 2, "sp": True}),
     "dp2-pp2-vp2-distributed-optimizer-tied-qwen3": (
         "qwen3",
@@ -53,6 +55,11 @@ def compare(references, case, train=cases.train, *args):
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
+
+
+def test_context_parallel_parts_in_the_wrong_order_show(references):
+    problems = compare(references, CASES["cp2"], cases.train_contiguous)
+    assert any(problem.startswith("losses[0]") for problem in problems), problems
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, parameter_shapes
 from kit.engines.megatron import native
+from kit.engines.megatron.context import local_part
 from kit.engines.megatron.exchange import Exchange
 from kit.engines.megatron.model import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class MegatronEngine:
-    """Tensor, sequence, pipeline and data parallelism; see ``kit.engines.base.Engine`` for the contract."""
+    """Tensor, sequence, pipeline, context and data parallelism; see ``kit.engines.base.Engine`` for the contract."""
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
@@ -175,9 +176,12 @@ def _forward_step(micro_batches: Iterator[MicroBatch], model: torch.nn.Module) -
     """One micro batch through one model chunk (``forward_step_func`` of pipeline_parallel/schedules.py)."""
     batch = next(micro_batches)
     device = torch.cuda.current_device()
-    input_ids = batch.input_ids.to(device, non_blocking=True)
-    labels = batch.labels.to(device, non_blocking=True)
-    position_ids = torch.arange(input_ids.shape[1], device=device).expand_as(input_ids)
+    positions = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
+    group = parallel_state.get_context_parallel_group()
+    input_ids, labels, position_ids = (
+        local_part(whole, 1, group).to(device, non_blocking=True)
+        for whole in (batch.input_ids, batch.labels, positions)
+    )
     output = model(input_ids, position_ids, attention_mask=None, labels=labels)
     return output, partial(_sum_loss, labels != IGNORE_INDEX)
 

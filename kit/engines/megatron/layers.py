@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -22,6 +23,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
+from kit.engines.megatron import context
 from kit.errors import EngineError
 
 
@@ -41,9 +43,17 @@ class RMSNorm(torch.nn.RMSNorm):
 class CausalAttention(torch.nn.Module):
     """Causal softmax attention by torch's ``scaled_dot_product_attention``, grouped-query heads included."""
 
-    def __init__(self, config: TransformerConfig, softmax_scale: float | None = None, **_: Any) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        softmax_scale: float | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,
+    ) -> None:
         super().__init__()
+        assert pg_collection is not None
         self.softmax_scale = softmax_scale
+        self.context_group = pg_collection.cp
         if config.attention_dropout:
             raise EngineError(
                 f"attention_dropout={config.attention_dropout}: the torch-native layers have none; use 0.0"
@@ -61,6 +71,8 @@ class CausalAttention(torch.nn.Module):
     ) -> torch.Tensor:
         """(sequence, batch, heads, head_dim), keys and values with fewer heads → (sequence, batch, heads·head_dim)."""
         assert (attention_mask, attention_bias, packed_seq_params) == (None, None, None)
+        if self.context_group.size() > 1:
+            return context.attention(query, key, value, self.context_group, self.softmax_scale).flatten(2)
         output = F.scaled_dot_product_attention(
             *(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)),
             is_causal=True,
