@@ -33,8 +33,8 @@ class Prediction:
     step_time_s: float
     """One optimizer step."""
     step_time_components_s: dict[str, float]
-    """compute, recompute, tensor_parallel, context_parallel, pipeline_transfer, pipeline_bubble, data_parallel, offload,
-    optimizer; they add up to the step."""
+    """compute, recompute, tensor_parallel, context_parallel, pipeline_transfer, pipeline_bubble, data_parallel,
+    offload, optimizer; they add up to the step."""
     tokens_per_s: float
     """Over all GPUs."""
     mfu: float
