@@ -28,11 +28,12 @@ test: setup  ## all tests, on two cores within ten minutes
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
 
 types: setup  ## mypy, strict for everything that plans
 	@$(BIN)/mypy
 
-check: lint types test  ## what CI runs
+check: lint types test  ## lint, types and tests; CI runs the demo too
 
 gpu-smoke: setup  ## three minutes on one CUDA GPU; DEVICE=cpu for a dry run
 	@PYTHON=$(BIN)/python bash benchmarks/gpu/smoke.sh --device $(or $(DEVICE),cuda)

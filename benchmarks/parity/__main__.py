@@ -48,7 +48,7 @@ class Result:
 def main() -> int:
     """Run, print the table, judge."""
     arguments = _arguments()
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
     prepare()
     try:
         with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:

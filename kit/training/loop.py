@@ -213,7 +213,9 @@ def _tokens_per_s(plan: Plan, step_time_s: float) -> float:
 def _mfu(plan: Plan, step_time_s: float) -> float | None:
     """Proportional to tokens/s, so the plan's own pair of both gives it, by the plan's own count of FLOPs."""
     predicted = plan.predicted
-    return predicted.mfu * _tokens_per_s(plan, step_time_s) / predicted.tokens_per_s if predicted.mfu > 0 else None
+    if plan.cluster.gpu.device == "cpu":
+        return None  # the catalog's peak of a CPU process is a round figure, not a data sheet's
+    return predicted.mfu * _tokens_per_s(plan, step_time_s) / predicted.tokens_per_s
 
 
 def _is_exported(hub: Path, counters: Counters) -> bool:
