@@ -6,9 +6,9 @@ The rest of the arguments are the real worker's; without ``--plant`` it is the r
 from __future__ import annotations
 
 import argparse
-import sys
 
 from benchmarks.parity.faults import FAULTS
+from kit.training.__main__ import leave
 from kit.training.__main__ import main as worker
 
 
@@ -23,4 +23,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

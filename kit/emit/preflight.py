@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 from kit.cost.params import count
 from kit.emit.run_directory import RunDirectory
-from kit.errors import CheckpointError, DataError, KitError, RunDirectoryError
+from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError
 from kit.specs.catalog import load_model
 from kit.units import to_gib
 
+PACKAGES = {
+    "torch": ("torch", "transformers"),
+    "deepspeed": ("torch", "transformers", "deepspeed", "accelerate"),
+    "megatron": ("torch", "transformers", "megatron.core"),
+}
+"""What each engine imports; the extra of the same name installs it."""
 STATE_BYTES_PER_PARAMETER = 12
 """fp32 master weight and two moments: what one checkpoint writes."""
 
@@ -21,7 +29,7 @@ STATE_BYTES_PER_PARAMETER = 12
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
     problems: list[str] = []
-    for check in (_model, _train_data, _validation_data, _disk):
+    for check in (_packages, _model, _train_data, _validation_data, _disk):
         try:
             check(rundir)
         except KitError as error:
@@ -32,6 +40,24 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
         )
     if problems:
         raise RunDirectoryError("\n".join(problems))
+
+
+def _packages(rundir: RunDirectory) -> None:
+    """The planned engine is installed here; planning alone needs none."""
+    engine = rundir.plan.layout.engine
+    missing = [name for name in PACKAGES[engine] if not _is_installed(name)]
+    if missing:
+        raise EngineError(
+            f"layout.engine={engine} needs {', '.join(missing)}, not installed for {Path(sys.executable).name}; "
+            f"install torch for your GPU first, then: pip install 'kit[{engine}]'"
+        )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent package of a dotted name is missing
+        return False
 
 
 def _model(rundir: RunDirectory) -> None:

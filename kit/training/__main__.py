@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
@@ -105,6 +106,17 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
             dist.destroy_process_group()
 
 
+def leave(code: int) -> NoReturn:
+    """End the process without finalising Python.
+
+    Threads of gloo outlive ``destroy_process_group`` where something still holds the group (torch.distributed.nn has
+    it as a default argument); one that frees a tensor while Python finalises aborts a run that had succeeded.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kit.training", description="One rank of a training run.")
     parser.add_argument("run_directory", type=Path)
@@ -114,5 +126,4 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    # An exception on one rank while others wait in a collective must end the process, not hang its exit.
-    sys.exit(main())
+    leave(main())
