@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types gpu-smoke
+.PHONY: help setup demo test parity check lint types gpu-smoke
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -25,6 +25,10 @@ demo: setup  ## the main job, end to end: plan, three engines, relay, export, a 
 
 test: setup  ## all tests, on two cores within ten minutes
 	@$(BIN)/python -m pytest
+
+parity: setup  ## every layout really launched against plain torch, then every planted fault: about six minutes
+	@$(BIN)/python -m benchmarks.parity
+	@$(BIN)/python -m benchmarks.parity --plant-all
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -6,7 +6,7 @@ wrong one. Each names the layout in which it must show (``benchmarks/parity/case
 
 from __future__ import annotations
 
-import sys
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -120,7 +120,7 @@ def _megatron_skip_sequence_parallel_reduction() -> None:
     """Gradients of norms stay those of one rank's part of the sequence."""
 
     # The package hides this module behind the function of the same name.
-    module = sys.modules["megatron.core.distributed.finalize_model_grads"]
+    module = importlib.import_module("megatron.core.distributed.finalize_model_grads")
     _replace(module, "_allreduce_non_tensor_model_parallel_grads", lambda *_, **__: None)
 
 
