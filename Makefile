@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test parity check lint types gpu-smoke
+.PHONY: help setup demo ops test parity check lint types gpu-smoke
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -22,6 +22,9 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup.sh
 
 demo: setup  ## the main job, end to end: plan, three engines, relay, export, a planted fault
 	@$(BIN)/python -m benchmarks.demo
+
+ops: setup  ## compile what NVMe offload needs, three minutes and once (libaio-dev, g++); its tests are skipped without
+	@DS_ACCELERATOR=cpu $(BIN)/python -m kit.engines.deepspeed.nvme
 
 test: setup  ## all tests, on two cores within ten minutes
 	@$(BIN)/python -m pytest

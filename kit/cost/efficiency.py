@@ -21,6 +21,7 @@ class Shared:
     inter_node_link: float
     host_link: float
     host_memory_gbytes_per_s: float
+    nvme_gbytes_per_s: float
     overlap: float
     kernel_launch_us: float
     intra_node_hop_us: float

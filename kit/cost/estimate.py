@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from kit.cost.efficiency import peak_flops_per_s
 from kit.cost.flops import model_flops_per_token
-from kit.cost.memory import host_ram_gib_per_node, peak_memory
+from kit.cost.memory import peak_memory
+from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.prediction import Prediction
 from kit.cost.step_time import bubble_fraction, step_time_components_s
 from kit.specs.cluster import ClusterSpec
@@ -24,7 +25,8 @@ def predict(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout
     price = cluster.price_per_node_hour_usd
     return Prediction(
         memory=peak_memory(model, cluster, job, layout),
-        host_ram_gib_per_node=host_ram_gib_per_node(model, cluster, layout),
+        host_ram_gib_per_node=host_ram_gib_per_node(model, cluster, layout, job.precision),
+        nvme_gib_per_node=nvme_gib_per_node(model, cluster, layout, job.precision),
         step_time_s=step_time_s,
         step_time_components_s=components,
         tokens_per_s=tokens_per_s,

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost import activations
+from kit.cost import activations, deepspeed_sizes
 from kit.cost.efficiency import overheads
 from kit.cost.params import count, rank_parameters
 from kit.cost.prediction import StageMemory
-from kit.cost.states import host_bytes_per_parameter, state_bytes
+from kit.cost.states import state_bytes
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -46,11 +46,6 @@ def peak_gib(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
     return to_gib(max(sum(stage_bytes(model, cluster, job, layout, stage).values()) for stage in ends))
 
 
-def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> float:
-    """Host memory that offload takes on each node."""
-    return to_gib(host_bytes_per_parameter(layout) * count(model).total / cluster.num_nodes)
-
-
 def micro_batches_in_flight(layout: Layout, stage: int) -> float:
     """Micro batches whose activations a stage holds at once; a fraction where virtual stages split it.
 
@@ -62,12 +57,6 @@ def micro_batches_in_flight(layout: Layout, stage: int) -> float:
     if v == 1:
         return min(m, p - stage)
     return min(m * v, 2 * (p - stage - 1) + (v - 1) * p + 1) / v
-
-
-def reduce_bucket_elements(model: ModelSpec, layout: Layout) -> int:
-    """Gradient elements in one of DeepSpeed's reductions, as kit configures it (emit/deepspeed.py)."""
-    largest = model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
-    return max(largest, 1_000_000 * layout.dp)
 
 
 @dataclass(frozen=True)
@@ -156,11 +145,14 @@ def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
     element = 2.0 if job.precision == "bf16" else 4.0
     if layout.engine == "torch":
         return _fsdp_buffers(model, layout, element)
-    bucket = reduce_bucket_elements(model, layout) * element
+    bucket = deepspeed_sizes.reduce_bucket(model, layout) * element
     if layout.zero_stage < 3:
         return 2 * bucket  # double buffering: contiguous_gradients with overlap_comm
-    largest_matrix = model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
-    live = min(count(model).total, ZERO3_LIVE_PARAMETERS) + largest_matrix  # prefetched beside
+    prefetched = deepspeed_sizes.largest_layer_matrix(model)
+    live = min(count(model).total, ZERO3_LIVE_PARAMETERS) + prefetched
+    if layout.offload_param == "nvme":
+        # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
+        live = min(live, deepspeed_sizes.largest_parameter(model) + 2 * prefetched)
     return bucket + live * element
 
 

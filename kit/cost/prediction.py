@@ -30,6 +30,8 @@ class Prediction:
     """One entry a pipeline stage."""
     host_ram_gib_per_node: float
     """Host memory that offload takes on each node."""
+    nvme_gib_per_node: float = 0.0
+    """Disk that offload takes on each node."""
     step_time_s: float
     """One optimizer step."""
     step_time_components_s: dict[str, float]

@@ -105,26 +105,13 @@ def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
     held = accumulates or stage == 3
     # fp32 sums need no conversion, except in stage 3, which unscales a sub group at a time in any case.
     step_copy = 4.0 / (ranks if stage >= 1 else 1) if bf16 and not (accumulates and stage in (1, 2)) else 0.0
-    if layout.offload_optimizer == "cpu":
+    if layout.offload_optimizer != "none":
         # Gradients go to the host as they come (async_accumulate_grad_in_cpu_via_gpu); only buckets stay.
         gradients = optimizer = step_copy = 0.0
     return StateBytes(
-        weights=0.0 if layout.offload_param == "cpu" else element / (ranks if stage >= 3 else 1),
+        weights=0.0 if layout.offload_param != "none" else element / (ranks if stage >= 3 else 1),
         gradients=gradients,
         gradients_in_forward=gradients if held else 0.0,
         optimizer=optimizer,
         extra_in_step=step_copy,
     )
-
-
-def host_bytes_per_parameter(layout: Layout) -> float:
-    """Host memory that offload takes, bytes per parameter over all ranks together.
-
-    16 for optimizer state and fp32 gradients, 18 with the weights, times 1.5: DeepSpeed's own estimate
-    (stage3.py, estimate_zero3_model_states_mem_needs). The factor is real: torch rounds pinned blocks up to a
-    power of two (aten/src/ATen/core/CachingHostAllocator.h).
-    """
-    if layout.offload_optimizer == "none" and layout.offload_param == "none":
-        return 0.0
-    per_parameter = (16.0 if layout.offload_optimizer == "cpu" else 0.0) + (2.0 if layout.offload_param == "cpu" else 0)
-    return 1.5 * per_parameter

@@ -64,7 +64,7 @@ def step_time_components_s(model: ModelSpec, cluster: ClusterSpec, job: JobSpec,
         "pipeline_transfer": _pipeline_transfer(model, job, layout, links, slowest),
         "pipeline_bubble": (p - 1) / v * slowest.total,
         "data_parallel": _data_parallel(model, job, layout, links, slowest),
-        "offload": _offload(model, cluster, layout, slowest),
+        "offload": _offload(model, cluster, job, layout, slowest),
         "optimizer": _optimizer(model, cluster, job, layout),
     }
     return {name: components[name] for name in COMPONENTS}
@@ -166,29 +166,39 @@ def _data_parallel(model: ModelSpec, job: JobSpec, layout: Layout, links: Groups
     return 2 * once + (once if stage == 1 else 0.0)
 
 
-def _offload(model: ModelSpec, cluster: ClusterSpec, layout: Layout, batch: _MicroBatch) -> float:
+def _offload(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, batch: _MicroBatch) -> float:
     """Gradients to the host, Adam on its processors, weights back (ZeRO-Offload, arXiv 2101.06840).
 
     CPU Adam is bound by the host's memory: 28 bytes a parameter and the 16-bit copy. Offloaded weights come over PCIe
-    for forward and for backward of each micro batch, each rank its part.
+    for forward and for backward of each micro batch, each rank its part. From NVMe (ZeRO-Infinity, arXiv 2104.07857)
+    come the same weights, and once a step masters and moments, read and written, and gradients, written and read.
     """
     if layout.offload_optimizer == "none" and layout.offload_param == "none":
         return 0.0
     total = count(model).total
     share = total / layout.dp
+    element = _element(job)
     pcie = cluster.gpu.pcie_gbytes_per_s * 1e9 * shared().host_link
+    disk = (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9 * cluster.num_nodes
     m, seconds = layout.gradient_accumulation_steps, 0.0
-    if layout.offload_optimizer == "cpu":
+    if layout.offload_optimizer != "none":
         seconds += 30.0 * total / cluster.num_nodes / (shared().host_memory_gbytes_per_s * 1e9)
-        seconds += m * _exposed(2.0 * share / pcie, shared().overlap * 2 * batch.forward)
-        seconds += 2.0 * share / pcie if layout.offload_param == "none" else 0.0
-    if layout.offload_param == "cpu":
-        seconds += m * _exposed(2 * 2.0 * share / pcie, shared().overlap * batch.compute)
+        seconds += m * _exposed(element * share / pcie, shared().overlap * 2 * batch.forward)
+        seconds += element * share / pcie if layout.offload_param == "none" else 0.0
+    if layout.offload_optimizer == "nvme":
+        # One sub group after the other, without pipelining: nothing overlaps.
+        seconds += (2 * 12.0 + 2 * 4.0) * total / disk
+    if layout.offload_param != "none":
+        link = 2 * element * share / pcie
+        if layout.offload_param == "nvme":
+            link = max(link, 2 * element * total / disk)
+            seconds += element * total / disk
+        seconds += m * _exposed(link, shared().overlap * batch.compute)
     return seconds
 
 
 def _optimizer(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> float:
-    if layout.offload_optimizer == "cpu":
+    if layout.offload_optimizer != "none":
         return 0.0
     parameters = max(rank_parameters(model, layout.tp, layout.pp, stage) for stage in (0, layout.pp - 1))
     ranks = layout.dp * layout.cp if layout.zero_stage >= 1 else 1

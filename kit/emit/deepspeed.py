@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.cost import deepspeed_sizes as sizes
 from kit.planner.plan import Plan
-from kit.specs.model import ModelSpec
 
 GUARDED: dict[str, str] = {
     "train_batch_size": "job.global_batch_size",
@@ -47,6 +47,8 @@ def ds_config(plan: Plan) -> dict[str, Any]:
     }
     if job.precision == "bf16":
         config |= _bf16(plan)
+    if "nvme" in (layout.offload_optimizer, layout.offload_param):
+        config["aio"] = _aio(plan)
     # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
     # be a second log: null turns it off (engine.py, _take_model_step).
     return config | {"wall_clock_breakdown": False, "steps_per_print": None}
@@ -99,7 +101,7 @@ def _zero(plan: Plan) -> dict[str, Any]:
     layout, stage = plan.layout, plan.layout.zero_stage
     if stage == 0:
         return {"stage": 0}
-    bucket = reduce_bucket_elements(plan)
+    bucket = sizes.reduce_bucket(plan.model, layout)
     zero: dict[str, Any] = {
         "stage": stage,
         # Reduce a bucket while backward computes the next. CPU processes have no streams: only a second buffer.
@@ -112,37 +114,62 @@ def _zero(plan: Plan) -> dict[str, Any]:
         # Elements gathered at once after a step; the same message size serves. Even, as stage_1_and_2.py asserts.
         zero["allgather_bucket_size"] = bucket + bucket % 2
     else:
-        zero |= _stage3(plan.model)
-    # Page-locked memory is what a GPU's copy engines need; a CPU process would only lock it away.
-    pin_memory = plan.cluster.gpu.device == "cuda"
-    if layout.offload_optimizer == "cpu":
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin_memory}
-    if layout.offload_param == "cpu":
-        zero["offload_param"] = {"device": "cpu", "pin_memory": pin_memory}
-    return zero
+        zero |= _stage3(plan)
+    return zero | _offload(plan)
 
 
-def _stage3(model: ModelSpec) -> dict[str, Any]:
-    return {
+def _stage3(plan: Plan) -> dict[str, Any]:
+    model, layout = plan.model, plan.layout
+    zero: dict[str, Any] = {
         # The next matrix is on its way while this one is multiplied: as much look-ahead as the largest needs.
-        "stage3_prefetch_bucket_size": largest_layer_matrix(model),
+        "stage3_prefetch_bucket_size": sizes.largest_layer_matrix(model),
         # Norms and biases (a few hidden sizes each) stay whole: gathering them is latency alone. No matrix is so small.
         "stage3_param_persistence_threshold": 10 * model.hidden_size,
         # Without it save_16bit_model writes empty tensors (engine.py, _zero3_consolidated_16bit_state_dict).
         "stage3_gather_16bit_weights_on_model_save": True,
     }
+    if "nvme" in (layout.offload_optimizer, layout.offload_param):
+        # What is stepped, read and written at a time, and what the pinned buffers hold.
+        zero["sub_group_size"] = sizes.NVME_SUB_GROUP
+    if layout.offload_param == "nvme":
+        # A gathered weight keeps its swap buffer until it is released, and with DeepSpeed's default, 1e9, all that is
+        # used again within a billion parameters stays: the first forward pass ends with "Not enough buffers".
+        zero["stage3_max_reuse_distance"] = 0
+    return zero
 
 
-def reduce_bucket_elements(plan: Plan) -> int:
-    """Gradient elements in a reduction.
+def _offload(plan: Plan) -> dict[str, Any]:
+    """Where state goes. The directory on NVMe is the run's, not the plan's: the engine adds it (run.nvme_path)."""
+    layout = plan.layout
+    # Page-locked memory is what a GPU's copy engines need; a CPU process would only lock it away.
+    pin_memory = plan.cluster.gpu.device == "cuda"
+    zero: dict[str, Any] = {}
+    if layout.offload_optimizer != "none":
+        zero["offload_optimizer"] = {"device": layout.offload_optimizer, "pin_memory": pin_memory}
+    if layout.offload_optimizer == "nvme":
+        zero["offload_optimizer"]["buffer_count"] = sizes.OPTIMIZER_BUFFERS
+    if layout.offload_param != "none":
+        zero["offload_param"] = {"device": layout.offload_param, "pin_memory": pin_memory}
+    if layout.offload_param == "nvme":
+        zero["offload_param"] |= {
+            "buffer_count": sizes.PARAM_BUFFERS,
+            "buffer_size": sizes.nvme_param_buffer(plan.model, layout),
+            # How many parameters may stay in host memory after all; DeepSpeed's default, 1e9, keeps most models there.
+            "max_in_cpu": 0,
+        }
+    return zero
 
-    At least the largest matrix of a layer, which is then reduced through the bucket and not alone; and a million per
-    rank, so that a rank's share is bandwidth and not latency (megatron-core takes max(40e6, 1e6·dp):
-    distributed_data_parallel_config.py, bucket_size). DeepSpeed's own default, 5e8, holds 1 GB, twice with overlap.
+
+def _aio(plan: Plan) -> dict[str, Any]:
+    """How the asynchronous I/O library reads and writes; starting values, ``ds_nvme_tune`` measures better ones.
+
+    Requests of 1 MiB, many in flight, handed over in batches and reaped as they complete. Several threads a rank keep
+    a striped array busy (DeepSpeed's DeepNVMe report used 8); CPU rehearsals share two cores.
     """
-    return max(largest_layer_matrix(plan.model), 1_000_000 * plan.layout.dp)
-
-
-def largest_layer_matrix(model: ModelSpec) -> int:
-    """Elements of the largest weight inside a transformer layer (embeddings are outside)."""
-    return model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
+    return {
+        "block_size": sizes.NVME_BLOCK_BYTES,
+        "queue_depth": 32,
+        "intra_op_parallelism": 4 if plan.cluster.gpu.device == "cuda" else 1,
+        "single_submit": False,
+        "overlap_events": True,
+    }

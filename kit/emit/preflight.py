@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.cost.params import count
+from kit.emit.machine import check_host_memory, check_nvme
 from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError
 from kit.specs.catalog import load_model
@@ -29,7 +30,7 @@ STATE_BYTES_PER_PARAMETER = 12
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
     problems: list[str] = []
-    for check in (_packages, _model, _train_data, _validation_data, _disk):
+    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory):
         try:
             check(rundir)
         except KitError as error:
@@ -141,6 +142,14 @@ def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
             f"job.seq_length={rundir.plan.job.seq_length}; "
             "give more text or shorter sequences"
         )
+
+
+def _nvme(rundir: RunDirectory) -> None:
+    check_nvme(rundir.plan, rundir.run, rundir.path)
+
+
+def _host_memory(rundir: RunDirectory) -> None:
+    check_host_memory(rundir.plan)
 
 
 def _disk(rundir: RunDirectory) -> None:

@@ -32,6 +32,8 @@ class Scope:
 
     offload: bool = False
     """CPU offload, slower by the PCIe link and the host's processors."""
+    nvme: bool = False
+    """Offload to the node's disks, slower once more."""
     short_contexts: bool = False
     """Context parallelism that leaves a rank less than ``SHORTEST_CONTEXT`` tokens of a sequence."""
 
@@ -128,18 +130,19 @@ def _recompute(pins: Pins) -> Sequence[Recompute]:
 
 
 def _offloading(pins: Pins, scope: Scope) -> bool:
-    return scope.offload or "cpu" in (pins.offload_optimizer, pins.offload_param)
+    return scope.offload or any(place not in (None, "none") for place in (pins.offload_optimizer, pins.offload_param))
 
 
 def _offloads(pins: Pins, zero: int, scope: Scope) -> list[tuple[Offload, Offload]]:
     """(optimizer, parameters)."""
     optimizer: list[Offload] = [pins.offload_optimizer] if pins.offload_optimizer else ["none"]
     param: list[Offload] = [pins.offload_param] if pins.offload_param else ["none"]
+    places: list[Offload] = ["none", "cpu", "nvme"] if scope.nvme and zero == 3 else ["none", "cpu"]
     if scope.offload and pins.offload_optimizer is None:
-        optimizer = ["none", "cpu"]
+        optimizer = places
     if scope.offload and pins.offload_param is None and zero == 3:
-        param = ["none", "cpu"]
-    return [(o, p) for o in optimizer for p in param if p == "none" or o == "cpu" or pins.offload_param]
+        param = places
+    return [(o, p) for o in optimizer for p in param if p == "none" or o != "none" or pins.offload_param]
 
 
 def _sized(

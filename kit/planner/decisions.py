@@ -43,8 +43,9 @@ def describe(layout: Layout) -> str:
     parts += ["sp"] if layout.sp else []
     parts += [f"dp={layout.dp}"]
     parts += [f"ZeRO-{layout.zero_stage}"] if layout.zero_stage else []
-    parts += ["optimizer on host"] if layout.offload_optimizer == "cpu" else []
-    parts += ["parameters on host"] if layout.offload_param == "cpu" else []
+    places = {"cpu": "host", "nvme": "NVMe"}
+    parts += [f"optimizer on {places[layout.offload_optimizer]}"] if layout.offload_optimizer != "none" else []
+    parts += [f"parameters on {places[layout.offload_param]}"] if layout.offload_param != "none" else []
     parts += ["full recompute"] if layout.recompute == "full" else []
     return ", ".join([*parts, f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"])
 
@@ -110,8 +111,8 @@ def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
 
 _MEANS = {
     "zero_stage": "sharded over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 weights too",
-    "offload_optimizer": "optimizer state and step on the host",
-    "offload_param": "weights on the host",
+    "offload_optimizer": "optimizer state on the host or its disks, stepped by its processors",
+    "offload_param": "weights on the host or its disks",
     "tp": "every matrix split inside a node",
     "cp": "every sequence split",
     "pp": "layers split into stages",

@@ -50,6 +50,8 @@ def _memory(plan: Plan) -> str:
         lines.insert(-1, "  …")
     if plan.predicted.host_ram_gib_per_node:
         lines.append(f"  host memory of a node: {plan.predicted.host_ram_gib_per_node:.0f} GiB")
+    if plan.predicted.nvme_gib_per_node:
+        lines.append(f"  NVMe of a node: {plan.predicted.nvme_gib_per_node:.0f} GiB")
     return "\n".join(lines)
 
 

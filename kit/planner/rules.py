@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kit.cost.memory import host_ram_gib_per_node
+from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import EngineName, Layout
@@ -162,23 +162,31 @@ def no_offload(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Lay
     """Only DeepSpeed moves state to the host here."""
     given = [name for name in ("offload_optimizer", "offload_param") if getattr(layout, name) != "none"]
     if given:
-        return f"{given[0]}=cpu on engine={layout.engine}, which keeps its state on the GPU; use engine=deepspeed"
+        place = getattr(layout, given[0])
+        return f"{given[0]}={place} on engine={layout.engine}, which keeps its state on the GPU; use engine=deepspeed"
     return None
 
 
 def offload_needs_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """DeepSpeed reads offload_optimizer in its ZeRO optimizers only, offload_param in stage 3 only (stage3.py,
     _configure_offloading); elsewhere it would be ignored without a word."""
-    if layout.offload_param == "cpu" and layout.zero_stage != 3:
-        return f"offload_param=cpu with zero_stage={layout.zero_stage}: only stage 3 partitions parameters; use 3"
-    if layout.offload_optimizer == "cpu" and layout.zero_stage == 0:
+    param, optimizer, stage = layout.offload_param, layout.offload_optimizer, layout.zero_stage
+    if param != "none" and stage != 3:
+        return f"offload_param={param} with zero_stage={stage}: only stage 3 partitions parameters; use 3"
+    if optimizer == "cpu" and stage == 0:
         return "offload_optimizer=cpu with zero_stage=0: only the ZeRO optimizers offload; use zero_stage=1, 2 or 3"
+    if optimizer == "nvme" and stage != 3:
+        # Stages 1 and 2 take nvme for cpu (engine.py, zero_cpu_offload).
+        return (
+            f"offload_optimizer=nvme with zero_stage={stage}, which keeps it in host memory: only stage 3 swaps; "
+            "use zero_stage=3, or offload_optimizer=cpu"
+        )
     return None
 
 
 def host_ram(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """What is offloaded must go somewhere known."""
-    needed = host_ram_gib_per_node(model, cluster, layout)
+    needed = host_ram_gib_per_node(model, cluster, layout, job.precision)
     if not needed:
         return None
     if cluster.host_ram_gib is None:
@@ -190,7 +198,25 @@ def host_ram(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
     if needed > usable:
         return (
             f"offload needs {needed:.0f} GiB of host memory a node, and of the {cluster.host_ram_gib:.0f} GiB of "
-            f"{cluster.name} {usable:.0f} are usable; use more nodes, or no offload"
+            f"{cluster.name} {usable:.0f} are usable; offload to nvme, or use more nodes"
+        )
+    return None
+
+
+def nvme(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """Disks must be known and large enough; where they are mounted is the run's to say (run.nvme_path)."""
+    needed = nvme_gib_per_node(model, cluster, layout, job.precision)
+    if not needed:
+        return None
+    if cluster.nvme_gib is None:
+        return (
+            f"offload to NVMe of {cluster.name}, whose disks are unknown; needs {needed:.1f} GiB a node: "
+            "give cluster.nvme_gib"
+        )
+    if needed > cluster.nvme_gib:
+        return (
+            f"offload needs {needed:.1f} GiB of NVMe a node, and {cluster.name} has {cluster.nvme_gib:.1f}; "
+            "use more nodes, or offload to cpu"
         )
     return None
 
@@ -330,6 +356,7 @@ RULES: tuple[Rule, ...] = (
     Rule(no_offload, ("torch", "megatron")),
     Rule(offload_needs_zero, _DEEPSPEED),
     Rule(host_ram, _DEEPSPEED),
+    Rule(nvme, _DEEPSPEED),
     Rule(megatron_family, _MEGATRON),
     Rule(megatron_rope, _MEGATRON),
     Rule(megatron_zero, _MEGATRON),

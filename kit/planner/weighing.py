@@ -23,7 +23,7 @@ EQUALLY_FAST = 1.05
 """Step times closer than this are not told apart: the simpler layout is taken."""
 
 USUAL = Scope()
-LAST_RESORTS = Scope(offload=True, short_contexts=True)
+LAST_RESORTS = Scope(offload=True, nvme=True, short_contexts=True)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
     """Smaller is simpler: fewer moving parts, then less memory traffic."""
     return (
         ENGINES.index(layout.engine),
-        (layout.offload_optimizer == "cpu") + (layout.offload_param == "cpu"),
+        _FARNESS[layout.offload_optimizer] + _FARNESS[layout.offload_param],
         layout.pp,
         layout.tp * layout.cp,
         layout.vp,
@@ -89,6 +89,9 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
         layout.zero_stage,
         layout.micro_batch_size,
     )
+
+
+_FARNESS = {"none": 0, "cpu": 1, "nvme": 2}
 
 
 def _engines(pins: Pins) -> tuple[EngineName, ...]:

@@ -50,7 +50,9 @@ class ClusterSpec:
     host_ram_gib: float | None = Field(default=None, gt=0)
     """Host memory of a node, GiB; null = unknown, which refuses offload."""
     nvme_gib: float | None = Field(default=None, ge=0)
-    """Local NVMe of a node, GiB; null = unknown."""
+    """Local NVMe of a node, GiB; null = unknown, which refuses offload to it."""
+    nvme_gbytes_per_s: float | None = Field(default=None, gt=0)
+    """What a node's disks read together, GB/s, as stated or measured; null = one drive is assumed (efficiency.yaml)."""
     price_per_node_hour_usd: float | None = Field(default=None, gt=0)
     """List price of a node per hour, USD, on demand; null = unknown."""
     price_date: str | None = None

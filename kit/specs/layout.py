@@ -11,7 +11,8 @@ from kit.specs.base import SPEC
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
 Recompute = Literal["none", "full"]
-Offload = Literal["none", "cpu"]
+Offload = Literal["none", "cpu", "nvme"]
+"""Where state is kept between uses: on the device, in host memory, or on the node's own disks (ZeRO-Infinity)."""
 Implementation = Literal["huggingface-sdpa", "torch-native"]
 
 

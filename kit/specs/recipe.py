@@ -123,8 +123,8 @@ def map_paths(run: RunSpec, change: Any) -> RunSpec:
         train=change(run.data.train),
         validation=None if run.data.validation is None else change(run.data.validation),
     )
-    model_path = None if run.model_path is None else change(run.model_path)
-    return dataclasses.replace(run, data=data, model_path=model_path)
+    others = {key: getattr(run, key) for key in ("model_path", "nvme_path")}
+    return dataclasses.replace(run, data=data, **{key: path and change(path) for key, path in others.items()})
 
 
 def _extended(document: yaml.Document, path: Path) -> yaml.Document:

@@ -58,6 +58,9 @@ class RunSpec:
 
     model_path: str | None = None
     """Hugging Face directory to start from (weights, config, tokenizer); null: random weights from ``seed``."""
+    nvme_path: str | None = None
+    """Directory on every node's own disk, for what the layout offloads to nvme. A run makes one folder there for its
+    swap files, and removes it when it ends."""
     data: DataSpec
     steps: int | None = Field(default=None, gt=0)
     """Optimizer steps; null: as many as ``job.total_tokens`` makes."""

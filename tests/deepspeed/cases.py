@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ GLOBAL_BATCH_SIZE = 8
 OPTIMIZER = OptimizerSpec(eps=1e-4)
 GRAD_CLIP = 0.7
 """Below the first steps' gradient norms: clipping is part of what is compared."""
+Settings = Callable[[Plan], dict[str, Any]]
+"""From a plan to the ds_config that the engine gets."""
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 
 
@@ -66,7 +69,8 @@ def build(chosen: Plan, start: Path | None, directory: Path, settings: dict[str,
     """The engine, from the weights at ``start`` (random ones for None)."""
     from kit.engines.deepspeed.engine import DeepSpeedEngine
 
-    rundir = tiny.run_directory(directory, chosen, model_path=None if start is None else str(start))
+    paths = {"model_path": None if start is None else str(start), "nvme_path": str(directory)}
+    rundir = tiny.run_directory(directory, chosen, **paths)
     rundir = dataclasses.replace(rundir, settings=ds_config(chosen) if settings is None else settings)
     return DeepSpeedEngine(rundir)  # type: ignore[arg-type]
 
@@ -112,37 +116,41 @@ def train(chosen: Plan, start: Path, directory: Path, steps: int, fault: str | N
     return curve
 
 
-def through_the_hub(before: Plan, after: Plan, start: Path, directory: Path) -> tuple[Curve, Curve]:
+def through_the_hub(
+    before: Plan, after: Plan, start: Path, directory: Path, settings: Settings = ds_config
+) -> tuple[Curve, Curve]:
     """6 steps without a break, and 3 steps, export, import into a fresh engine of another plan, 3 steps."""
-    engine = build(before, start, directory)
+    engine = build(before, start, directory, settings(before))
     whole = Curve(*advance(engine, before, 0, 6), exported(engine, StateKind.MASTER))
     engine.close()
 
-    engine = build(before, start, directory)
+    engine = build(before, start, directory, settings(before))
     advance(engine, before, 0, 3)
     counters = Counters(step=3, samples_seen=24, tokens_seen=0, optimizer_steps=engine.optimizer_steps)
     export_hub(engine, directory / "hub", counters, model=before.model)
     engine.close()
 
-    engine = build(after, None, directory)
+    engine = build(after, None, directory, settings(after))
     import_hub(engine, directory / "hub")
     resumed = Curve(*advance(engine, after, 3, 6), exported(engine, StateKind.MASTER))
     engine.close()
     return whole, resumed
 
 
-def natively(chosen: Plan, start: Path, directory: Path) -> tuple[list[float], list[float], list[str]]:
+def natively(
+    chosen: Plan, start: Path, directory: Path, settings: Settings = ds_config
+) -> tuple[list[float], list[float], list[str]]:
     """Losses after a native save, those of a fresh engine that loaded it, and tensors that differ at the end."""
     native = directory / "native"
     native.mkdir(exist_ok=True)
-    engine = build(chosen, start, directory)
+    engine = build(chosen, start, directory, settings(chosen))
     advance(engine, chosen, 0, 3)
     engine.save(native)
     losses, _, _ = advance(engine, chosen, 3, 6)
     states = {kind: exported(engine, kind) for kind in (StateKind.MASTER, *MOMENTS)}
     engine.close()
 
-    engine = build(chosen, None, directory)
+    engine = build(chosen, None, directory, settings(chosen))
     engine.load(native)
     again, _, _ = advance(engine, chosen, 3, 6)
     different = [
@@ -154,6 +162,25 @@ def natively(chosen: Plan, start: Path, directory: Path) -> tuple[list[float], l
     assert engine.optimizer_steps == 6
     engine.close()
     return losses, again, different
+
+
+def disturb(chosen: Plan, start: Path, directory: Path, settings: Settings = ds_config) -> tuple[Any, Any]:
+    """Two steps; and two steps with discarded gradients and evaluations before, between and within them."""
+    engine = build(chosen, start, directory, settings(chosen))
+    plain = advance(engine, chosen, 0, 2)[:2]
+    engine.close()
+
+    engine = build(chosen, start, directory, settings(chosen))
+    losses, norms = [], []
+    for step in range(2):
+        engine.forward_backward(micro_batches(engine, chosen, step + 5))
+        engine.discard()
+        engine.evaluate(micro_batches(engine, chosen, step + 7))
+        losses.append(engine.forward_backward(micro_batches(engine, chosen, step)).mean)
+        engine.evaluate(micro_batches(engine, chosen, step + 9))
+        norms.append(engine.apply(learning_rate(step)).gradient)
+    engine.close()
+    return plain, (losses, norms)
 
 
 # ---------------------------------------------------------------------- plain torch
@@ -182,13 +209,22 @@ def reference(start: Path, steps: int) -> Curve:
         loss.backward()
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), GRAD_CLIP)))
+        norms.append(clip(list(model.parameters())))
         for group in adam.param_groups:
             group["lr"] = learning_rate(step)
         adam.step()
         adam.zero_grad()
         losses.append(loss.item())
     return Curve(losses, norms, gradients, {name: p.detach() for name, p in model.named_parameters()})
+
+
+def clip(parameters: list[torch.nn.Parameter]) -> float:
+    """Clip as torch does, by a norm in fp64: on a CPU torch's fp32 norm is off by 1e-5 at a few million elements."""
+    norm = float(torch.stack([p.grad.double().square().sum() for p in parameters]).sum().sqrt())
+    coefficient = min(1.0, GRAD_CLIP / (norm + 1e-6))
+    for parameter in parameters:
+        parameter.grad.mul_(coefficient)
+    return norm
 
 
 def gradient_error(found: Curve, expected: Curve) -> float:

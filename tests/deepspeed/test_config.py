@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.emit.deepspeed import GUARDED, ds_config, largest_layer_matrix, reduce_bucket_elements
+from kit.cost.deepspeed_sizes import largest_layer_matrix, reduce_bucket
+from kit.emit.deepspeed import GUARDED, ds_config
 from tests.deepspeed import cases
 from tests.workers import pool
 
@@ -115,7 +116,7 @@ def test_sizes_follow_the_model():
     # Norms stay whole, the smallest matrix (a key projection of 8 heads) does not.
     assert 4096 < zero["stage3_param_persistence_threshold"] < 4096 * 1024
     wide = dataclasses.replace(chosen, layout=dataclasses.replace(chosen.layout, dp=512))
-    assert reduce_bucket_elements(wide) == 512_000_000 > largest_layer_matrix(shape)
+    assert reduce_bucket(shape, wide.layout) == 512_000_000 > largest_layer_matrix(shape)
 
 
 def test_a_gpu_gets_pinned_memory_overlap_and_fused_adam_and_a_cpu_none():

@@ -107,27 +107,8 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("chosen", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_discard_and_evaluate_leave_no_trace(chosen, start, tmp_path):
-    plain, disturbed = run(disturb, chosen, start, tmp_path)[0]
+    plain, disturbed = run(cases.disturb, chosen, start, tmp_path)[0]
     assert disturbed == plain
-
-
-def disturb(chosen, start, directory):
-    """Two steps; and two steps with discarded gradients and evaluations before, between and within them."""
-    engine = cases.build(chosen, start, directory)
-    plain = cases.advance(engine, chosen, 0, 2)[:2]
-    engine.close()
-
-    engine = cases.build(chosen, start, directory)
-    losses, norms = [], []
-    for step in range(2):
-        engine.forward_backward(cases.micro_batches(engine, chosen, step + 5))
-        engine.discard()
-        engine.evaluate(cases.micro_batches(engine, chosen, step + 7))
-        losses.append(engine.forward_backward(cases.micro_batches(engine, chosen, step)).mean)
-        engine.evaluate(cases.micro_batches(engine, chosen, step + 9))
-        norms.append(engine.apply(cases.learning_rate(step)).gradient)
-    engine.close()
-    return plain, (losses, norms)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])

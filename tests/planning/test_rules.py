@@ -79,6 +79,12 @@ CASES = [
     ),
     Case(
         "offload_needs_zero",
+        deepspeed(zero_stage=2, offload_optimizer="nvme"),
+        "only stage 3 swaps",
+        deepspeed(zero_stage=3, offload_optimizer="nvme"),
+    ),
+    Case(
+        "offload_needs_zero",
         deepspeed(zero_stage=0, offload_optimizer="cpu"),
         "use zero_stage=1, 2 or 3",
         deepspeed(zero_stage=1, offload_optimizer="cpu"),
@@ -94,11 +100,22 @@ CASES = [
     Case(
         "host_ram",
         deepspeed(zero_stage=3, offload_optimizer="cpu"),
-        "are usable; use more nodes",
+        "are usable; offload to nvme",
         deepspeed(zero_stage=3, offload_optimizer="cpu"),
         model="llama-3-70b",
         gpus="8xA100-40",
         good_gpus="16xA100-40",
+    ),
+    Case(
+        "nvme",
+        deepspeed(zero_stage=3, offload_optimizer="nvme"),
+        "whose disks are unknown",
+        deepspeed(zero_stage=3, offload_optimizer="nvme"),
+        model="gpt2",
+        gpus="1xRTX-4090",
+        good_gpus="8xA100-40",
+        change={"seq_length": 1024},
+        good_change={"seq_length": 1024},
     ),
     Case(
         "megatron_family",

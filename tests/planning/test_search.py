@@ -167,7 +167,7 @@ def test_a_rule_that_all_engines_share_is_said_once() -> None:
 
 def test_a_miss_names_its_size_and_ways_out_that_work() -> None:
     with pytest.raises(PlanError) as error:
-        plan_of("llama-3-70b", "8xA100-40")
+        make_plan(load_model("llama-3-70b"), dataclasses.replace(parse_cluster("8xA100-40"), nvme_gib=None), job())
     first, *ways = str(error.value).splitlines()
     assert "GiB too many" in first
     assert 1 <= len(ways) <= 3

@@ -17,6 +17,7 @@ from deepspeed.utils import groups
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
+from kit.engines.deepspeed import nvme
 from kit.engines.hf import build_model
 from kit.errors import EngineError
 
@@ -33,20 +34,22 @@ def build_deepspeed(rundir: RunDirectory) -> deepspeed.DeepSpeedEngine:
     _skip_unused_op()
     # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
+    nvme.prepare(rundir, settings)
     model = _model(rundir, settings)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=parameter_groups(model), config=settings)
     try:
         _check_engine(engine, rundir)
     except EngineError:
-        release(engine)
+        release(engine, rundir)
         raise
     return engine
 
 
-def release(engine: deepspeed.DeepSpeedEngine) -> None:
-    """Hooks and buffers, and the process groups that DeepSpeed keeps in module globals: the next engine must not find
-    them once the caller has destroyed the world they belong to."""
+def release(engine: deepspeed.DeepSpeedEngine, rundir: RunDirectory) -> None:
+    """Hooks, buffers, swap files, and the process groups that DeepSpeed keeps in module globals: the next engine must
+    not find them once the caller has destroyed the world they belong to."""
     engine.destroy()
+    nvme.remove_swap_files(rundir)
     groups._release_process_group_references(group=None)
 
 
@@ -132,7 +135,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
 def _check_engine(engine: Any, rundir: RunDirectory) -> None:
     """Launchers and wrappers around DeepSpeed fall back to other engines, devices and world sizes in silence."""
     layout, cluster = rundir.plan.layout, rundir.plan.cluster
-    offload = {"cpu": "cpu", "none": None}
+    offload = {"cpu": "cpu", "nvme": "nvme", "none": None}
     found = {
         "engine": type(engine).__name__,
         "zero_stage": int(engine.zero_optimization_stage()),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.state import Replicated, parameter_state
+from kit.engines.deepspeed.swapped import Swapped
 from kit.engines.hf import HfDirectory, check_names, check_shape
 from kit.errors import CheckpointError, EngineError
 
@@ -38,6 +40,7 @@ class DeepSpeedEngine:
     """
 
     def __init__(self, rundir: RunDirectory) -> None:
+        self._rundir = rundir
         self._engine = build_deepspeed(rundir)
         self._state = parameter_state(self._engine)
         # Tied parameters come once, under the name that transformers saves: the first.
@@ -107,8 +110,13 @@ class DeepSpeedEngine:
     # ------------------------------------------------------------------ state
 
     def save(self, directory: Path) -> None:
-        """DeepSpeed's own files. They are **pickles**: write hashes of them beside them, see ``load``."""
-        self._engine.save_checkpoint(str(directory), tag=NATIVE_TAG, save_latest=False)
+        """DeepSpeed's own files. They are **pickles**: write hashes of them beside them, see ``load``. With NVMe, ours:
+        see ``swapped``."""
+        if isinstance(self._state, Swapped):
+            (directory / NATIVE_TAG).mkdir(exist_ok=True)
+            self._state.save(directory / NATIVE_TAG)
+        else:
+            self._engine.save_checkpoint(str(directory), tag=NATIVE_TAG, save_latest=False)
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote. DeepSpeed unpickles, which runs code: the caller has verified every file's hash
@@ -117,15 +125,22 @@ class DeepSpeedEngine:
             raise CheckpointError(
                 f"{directory} has no folder {NATIVE_TAG}, so no DeepSpeed checkpoint; resume elsewhere"
             )
-        self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG)
+        if isinstance(self._state, Swapped):
+            self._state.load(directory / NATIVE_TAG)
+        else:
+            self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG)
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Engine. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale already."""
         if kind not in (StateKind.MASTER, StateKind.GRADIENT):
             self._state.create_moments()
-        for name, parameter in self._parameters.items():
-            whole = self._state.gradient(parameter) if kind is StateKind.GRADIENT else self._state.get(parameter, kind)
-            yield name, whole.detach().to("cpu", copy=True) if self.is_main else None
+        read = self._state.gradient if kind is StateKind.GRADIENT else partial(self._state.get, kind=kind)
+        try:
+            for name, parameter in self._parameters.items():
+                whole = read(parameter)
+                yield name, whole.detach().to("cpu", copy=True) if self.is_main else None
+        finally:
+            self._state.settle()
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """See Engine. Raises CheckpointError where names or shapes are not the model's."""
@@ -139,6 +154,7 @@ class DeepSpeedEngine:
             value = source.read(name)
             check_shape(name, shapes[name], tuple(value.shape))
             self._state.put(parameter, kind, value.float())
+        self._state.settle()
         if kind is StateKind.MASTER:
             self._state.publish()
 
@@ -160,7 +176,7 @@ class DeepSpeedEngine:
 
     def close(self) -> None:
         """See Engine."""
-        release(self._engine)
+        release(self._engine, self._rundir)
 
     # ------------------------------------------------------------------ helpers
 

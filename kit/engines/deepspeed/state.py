@@ -4,6 +4,7 @@
     ├── Replicated      stage 0: everything whole on every rank
     ├── Partitioned     stages 1 and 2: flat groups, a slice of each on every rank
     └── FullyPartitioned stage 3: parameters too
+        └── Swapped     its state on NVMe (swapped.py)
 
 All methods are collective. ``get`` and ``gradient`` return the whole fp32 tensor on every rank, on the engine's
 device; ``put`` takes the whole tensor on every rank and keeps this rank's part.
@@ -42,6 +43,10 @@ def parameter_state(engine: DeepSpeedEngine) -> ParameterState:
     """The access that fits the optimizer DeepSpeed chose (engine.py, _configure_optimizer)."""
     optimizer = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        if optimizer.swap_optimizer or optimizer.params_in_nvme_and_cpu:
+            from kit.engines.deepspeed.swapped import Swapped
+
+            return Swapped(engine)
         return FullyPartitioned(engine)
     if isinstance(optimizer, (DeepSpeedZeroOptimizer, BF16_Optimizer)):
         return Partitioned(engine)
@@ -89,6 +94,9 @@ class ParameterState(ABC):
     def gradients_held(self) -> Iterator[torch.Tensor | None]:
         """Tensors that hold gradients now."""
 
+    def settle(self) -> None:  # noqa: B027 (nothing to give back unless state is swapped)
+        """Give back what reading and writing state has taken; call it before the engine goes on."""
+
     def create_moments(self) -> None:
         """Every implementation of Adam makes its state in its first step: let it take one at rate 0 on gradient 0.
 
@@ -133,9 +141,9 @@ class ParameterState(ABC):
         optimizer += [t for state in self._adam.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
         seen: set[int] = set()
         return {
-            "weights": _new_bytes(weights, seen),
-            "gradients": _new_bytes(self.gradients_held(), seen),
-            "optimizer": _new_bytes(optimizer, seen),
+            "weights": new_bytes(weights, seen),
+            "gradients": new_bytes(self.gradients_held(), seen),
+            "optimizer": new_bytes(optimizer, seen),
         }
 
 
@@ -248,10 +256,7 @@ class FullyPartitioned(ParameterState):
     def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
         # The setters of whole tensors slice beyond the end where ranks do not divide the elements (stage3.py,
         # set_full_hp_param): hand over this rank's slice, padded.
-        length = parameter.partition_numel()
-        start = length * dist.get_rank(parameter.ds_process_group)
-        part = value.flatten()[start : start + length]
-        part = torch.nn.functional.pad(part, (0, length - part.numel()))
+        part = self._own_part(parameter, value)
         if kind is StateKind.MASTER:
             safe_set_local_fp32_param(parameter, part)
         else:
@@ -280,6 +285,14 @@ class FullyPartitioned(ParameterState):
         yield from (master.grad for _, master in self.masters())
         yield self._optimizer.grad_partitions_flat_buffer
 
+    @staticmethod
+    def _own_part(parameter: Parameter, value: torch.Tensor) -> torch.Tensor:
+        """This rank's slice of a whole tensor, padded as all ranks' slices are equal."""
+        length = parameter.partition_numel()
+        start = length * dist.get_rank(parameter.ds_process_group)
+        part = value.flatten()[start : start + length]
+        return torch.nn.functional.pad(part, (0, length - part.numel()))
+
     def _group_ids(self) -> list[int]:
         return [self._optimizer.sub_group_to_group_id[i] for i in range(len(self._optimizer.fp16_groups))]
 
@@ -293,7 +306,7 @@ def _master_pairs(engine: DeepSpeedEngine) -> list[tuple[torch.Tensor, torch.Ten
     return [(parameter, parameter) for parameter in engine.module.parameters()]
 
 
-def _new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:
+def new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:
     """Bytes of storages not yet seen, and remember them."""
     total = 0
     for tensor in tensors:

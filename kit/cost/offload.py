@@ -1,0 +1,105 @@
+"""What DeepSpeed's offload keeps in host memory and on NVMe: bytes per parameter, and whole nodes.
+
+DeepSpeed 0.19: runtime/zero/stage3.py (_create_fp32_partitions, initialize_optimizer_states,
+_setup_for_real_optimizer), stage_1_and_2.py, and runtime/swap_tensor for NVMe: ZeRO-Infinity (arXiv 2104.07857).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.cost import deepspeed_sizes
+from kit.cost.params import count
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import Precision
+from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
+from kit.units import to_gib
+
+PINNED_ROUNDING = 1.5
+"""Page-locked blocks are rounded up to a power of two (torch, aten/src/ATen/core/CachingHostAllocator.h): 1 to 2.
+DeepSpeed's own estimate takes 1.5 for all of it (stage3.py, estimate_zero3_model_states_mem_needs); buffers of NVMe
+are allocated as large as they are (csrc/aio, deepspeed_pin_tensor.cpp)."""
+
+
+@dataclass(frozen=True)
+class KeptBytes:
+    """Bytes per parameter of the model that one rank keeps away from its device."""
+
+    weights: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    """Master weights and both moments."""
+
+    @property
+    def total(self) -> float:
+        """All three."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def host_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
+    """Kept in host memory by one rank, buffers of NVMe apart.
+
+    Gradients come twice: as they are summed over micro batches, and in fp32 where the optimizer reads them. With the
+    optimizer on NVMe the sum stays in host memory (stage3.py, grad_partitions_flat_buffer).
+    """
+    element = 2.0 if precision == "bf16" else 4.0
+    accumulates = layout.gradient_accumulation_steps > 1
+    summed = 4.0 if precision == "bf16" and accumulates else element
+    weights = element / layout.dp if layout.offload_param == "cpu" else 0.0
+    if layout.offload_optimizer == "none":
+        return KeptBytes(weights=weights)
+    in_host = layout.offload_optimizer == "cpu"
+    if layout.zero_stage < 3:
+        summed = 0.0
+    return KeptBytes(
+        weights=weights,
+        gradients=(summed + (4.0 if in_host else 0.0)) / layout.dp,
+        optimizer=12.0 / layout.dp if in_host else 0.0,
+    )
+
+
+def nvme_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
+    """Kept on NVMe by one rank: fp32 gradients, masters and moments each have their file, and so have weights."""
+    optimizer = layout.offload_optimizer == "nvme"
+    return KeptBytes(
+        weights=(2.0 if precision == "bf16" else 4.0) / layout.dp if layout.offload_param == "nvme" else 0.0,
+        gradients=4.0 / layout.dp if optimizer else 0.0,
+        optimizer=12.0 / layout.dp if optimizer else 0.0,
+    )
+
+
+def nvme_buffer_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> float:
+    """Page-locked host memory through which one rank reads and writes NVMe.
+
+    Optimizer: buffers of the largest sub group (swap_tensor/optimizer_utils.py, SwapBufferManager). Weights: buffers of
+    the largest weight's part (partitioned_param_swapper.py, _configure_aio), and one of the largest sub group, from
+    which stepped weights are written (reserve_partitioned_swap_space).
+    """
+    element = 2.0 if precision == "bf16" else 4.0
+    group = deepspeed_sizes.nvme_sub_group(model, layout)
+    total = 0.0
+    if layout.offload_optimizer == "nvme":
+        total += deepspeed_sizes.OPTIMIZER_BUFFERS * 4.0 * group
+    if layout.offload_param == "nvme":
+        total += deepspeed_sizes.PARAM_BUFFERS * element * deepspeed_sizes.nvme_param_buffer(model, layout)
+        total += element * group
+    return total
+
+
+def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
+    """Host memory that offload takes on each node."""
+    kept = host_state_bytes(layout, precision)
+    pinned = kept.weights + kept.gradients
+    if layout.zero_stage < 3:
+        # Masters too (stage_1_and_2.py, weights_partition); stage 3 leaves them pageable, as Adam leaves its moments.
+        pinned += kept.optimizer / 3
+    states = (kept.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total
+    rank = states + nvme_buffer_bytes(model, layout, precision)
+    return to_gib(rank * layout.world_size / cluster.num_nodes)
+
+
+def nvme_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
+    """Disk that offload takes on each node."""
+    share = nvme_state_bytes(layout, precision).total * count(model).total
+    return to_gib(share * layout.world_size / cluster.num_nodes)

@@ -1,0 +1,170 @@
+"""State that lives on NVMe (ZeRO-Infinity): a sub group of masters and moments is read, used, and written back.
+
+DeepSpeed's own accessors read and write a whole sub group for every parameter, its setters refuse parameters whose
+weights are on NVMe (stage3.py, set_local_hp_param, compares with an empty tensor), and its checkpoints lack what is not
+swapped: norms' moments and the step count (engine.py, load_checkpoint skips them), and fail where weights are on NVMe
+(stage3.py, _rigid_load_state_dict, unflattens None). Here a sub group stays until another one is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from kit.engines.base import StateKind
+from kit.engines.deepspeed.state import FullyPartitioned, Parameter, new_bytes
+from kit.errors import CheckpointError
+
+_STEPS = "optimizer_steps"
+
+
+class Swapped(FullyPartitioned):
+    """Stage 3 with the optimizer, the weights or both on NVMe."""
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        super().__init__(engine)
+        self._resident: int | None = None
+        self._changed = False
+
+    def gradient(self, parameter: Parameter) -> torch.Tensor:
+        if not self._optimizer.offload_optimizer:
+            return super().gradient(parameter)
+        group, start, length = self._place(parameter)
+        gradient = self._bring(group).grad.narrow(0, start, length).float()
+        return self._optimizer._fp32_state_allgather(parameter, gradient)
+
+    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
+        return self._optimizer._fp32_state_allgather(parameter, self._part(parameter, kind))
+
+    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+        part = self._part(parameter, kind)
+        part.copy_(self._own_part(parameter, value))
+        self._changed = True
+
+    def publish(self) -> None:
+        self._optimizer._partition_all_parameters()
+        for index in range(len(self._optimizer.fp16_groups)):
+            self._bring(index)
+            self._optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        self.settle()
+        if self._optimizer.persistent_parameters:
+            self._optimizer.persistent_parameters[0].all_gather(self._optimizer.persistent_parameters)
+
+    def settle(self) -> None:
+        """Give the buffers back, which the next step needs; what was put is written first."""
+        if self._resident is None:
+            return
+        if self._changed:
+            self._optimizer._optimizer_states_and_gradient_swap_out(self._resident)
+        else:
+            self._optimizer._release_swap_buffers(self._resident)
+        self._resident, self._changed = None, False
+
+    def create_moments(self) -> None:
+        groups = self._adam.param_groups
+        for index, group_id in enumerate(self._group_ids()):
+            master = self._bring(index)
+            if self._adam.state.get(master):
+                continue
+            gradient, master.grad = master.grad, torch.zeros_like(master)
+            self._adam.param_groups = [{**groups[group_id], "params": [master], "lr": 0.0}]
+            self._adam.step()
+            master.grad = gradient
+            self._set_step(self._adam.state[master], 0)
+            self._changed = True
+            self._adam.param_groups = groups
+        self.settle()
+
+    def held_bytes(self) -> dict[str, int]:
+        """In memory as elsewhere; and what the buffers pin, and the files hold."""
+        self.settle()
+        return super().held_bytes() | {"swap_buffers": new_bytes(self._buffers(), set()), "nvme": self._file_bytes()}
+
+    # ------------------------------------------------------------------ native files
+
+    def save(self, directory: Path) -> None:
+        """This rank's state, a safetensors file for every sub group."""
+        self.create_moments()
+        for index in range(len(self._optimizer.fp16_groups)):
+            tensors = {kind.value: tensor.clone() for kind, tensor in self._tensors(index).items()}
+            save_file(tensors, directory / _file_name(index))
+        self.settle()
+        if dist.get_rank() == 0:
+            (directory / "state.json").write_text(json.dumps({_STEPS: self.optimizer_steps}), encoding="utf-8")
+
+    def load(self, directory: Path) -> None:
+        """What ``save`` wrote on as many ranks. Raises CheckpointError for a missing file or one of another size."""
+        self.create_moments()
+        for index in range(len(self._optimizer.fp16_groups)):
+            path = directory / _file_name(index)
+            if not path.is_file():
+                raise CheckpointError(f"{path} is missing; native checkpoints belong to their layout: use the hub")
+            with safe_open(path, framework="pt") as file:
+                for kind, tensor in self._tensors(index).items():
+                    saved = file.get_tensor(kind.value)
+                    if saved.shape != tensor.shape:
+                        raise CheckpointError(
+                            f"{path}: {saved.numel()} elements where this layout has {tensor.numel()}; use the hub"
+                        )
+                    tensor.copy_(saved)
+            self._changed = True
+        self.settle()
+        self.set_optimizer_steps(json.loads((directory / "state.json").read_text(encoding="utf-8"))[_STEPS])
+        self.publish()
+
+    # ------------------------------------------------------------------ helpers
+
+    def _place(self, parameter: Parameter) -> tuple[int, int, int]:
+        """Sub group, and where in it this rank's part of the parameter is."""
+        group, start, length = self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
+        return group, start, length
+
+    def _bring(self, group: int) -> torch.Tensor:
+        """The flat master of a sub group, in memory with its moments until ``settle`` or another group."""
+        if group != self._resident and self._optimizer._swappable_optimizer_subgroup(group):
+            self.settle()
+            self._optimizer._optimizer_states_and_gradient_swap_in(group)
+            self._resident = group
+        return self._optimizer.fp32_partitioned_groups_flat[group]
+
+    def _tensors(self, group: int) -> dict[StateKind, torch.Tensor]:
+        master = self._bring(group)
+        moments = self._adam.state[master]
+        found = {kind: moments[kind.value] for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)}
+        return {StateKind.MASTER: master.data, **found}
+
+    def _part(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
+        group, start, length = self._place(parameter)
+        master = self._bring(group)
+        flat = master.data if kind is StateKind.MASTER else self._adam.state[master][kind.value]
+        return flat.narrow(0, start, length)
+
+    def _buffers(self) -> Iterator[torch.Tensor]:
+        """Every page-locked buffer of the two swappers."""
+        if (swapper := self._optimizer.optimizer_swapper) is not None:
+            yield from swapper.swap_buffer_manager.all_buffers
+        swapper = self._weight_swapper()
+        if swapper is not None:
+            yield swapper.buffers
+            if swapper.partitioned_swap_buffer is not None:
+                yield swapper.partitioned_swap_buffer
+
+    def _file_bytes(self) -> int:
+        swappers: list[Any] = [self._optimizer.optimizer_swapper, self._weight_swapper()]
+        folders = [Path(swapper.swap_folder) for swapper in swappers if swapper is not None]
+        return sum(file.stat().st_size for folder in folders for file in folder.glob("*.swp"))
+
+    def _weight_swapper(self) -> Any:
+        return getattr(self._optimizer.fp16_groups[0][0], "nvme_swapper", None)
+
+
+def _file_name(group: int) -> str:
+    return f"rank-{dist.get_rank():05d}-group-{group:05d}.safetensors"

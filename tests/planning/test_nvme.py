@@ -1,0 +1,88 @@
+"""Offload to NVMe: what it takes on disk and in host memory, when it is refused, and when the planner turns to it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+import kit
+from kit.cost import deepspeed_sizes as sizes
+from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.params import count
+from kit.cost.step_time import step_time_components_s
+from kit.errors import PlanError
+from kit.planner.rules import violations
+from kit.specs.catalog import load_model, parse_cluster
+from tests.planning.examples import deepspeed, job
+
+LLAMA = load_model("llama-3.1-8b")
+NODE = parse_cluster("8xA100-40")
+PARAMETERS = count(LLAMA).total
+
+
+def layout(optimizer="nvme", param="nvme", **changes):
+    chosen = {"zero_stage": 3, "dp": 8, "micro_batch_size": 1, "gradient_accumulation_steps": 16}
+    return deepspeed(offload_optimizer=optimizer, offload_param=param, **(chosen | changes))
+
+
+def test_bytes_on_disk_by_hand() -> None:
+    """12 of masters and moments, 4 of gradients, 2 of weights; on two nodes half on each."""
+    two = dataclasses.replace(NODE, num_nodes=2)
+    assert nvme_gib_per_node(LLAMA, NODE, layout(), "bf16") == pytest.approx(PARAMETERS * 18 / 2**30)
+    assert nvme_gib_per_node(LLAMA, NODE, layout(param="none"), "bf16") == pytest.approx(PARAMETERS * 16 / 2**30)
+    assert nvme_gib_per_node(LLAMA, NODE, layout(optimizer="cpu"), "bf16") == pytest.approx(PARAMETERS * 2 / 2**30)
+    assert nvme_gib_per_node(LLAMA, two, layout(dp=16), "bf16") == pytest.approx(PARAMETERS * 9 / 2**30)
+
+
+def test_host_memory_is_buffers_and_summed_gradients() -> None:
+    """fp32 sums of gradients stay; four buffers of a sub group, five of the embedding's part, one of bf16 weights."""
+    embedding = LLAMA.vocab_size * LLAMA.hidden_size // 8
+    group = sizes.NVME_SUB_GROUP + embedding
+    rank = 1.5 * 4 * PARAMETERS / 8 + 4 * 4 * group + 5 * 2 * embedding + 2 * group
+    assert host_ram_gib_per_node(LLAMA, NODE, layout(), "bf16") == pytest.approx(8 * rank / 2**30)
+    # A model smaller than a sub group is one sub group.
+    small = load_model("gpt2")
+    assert sizes.nvme_sub_group(small, layout()) == -(-count(small).total // 8)
+
+
+def test_a_buffer_holds_the_largest_weight() -> None:
+    for name in ("llama-3.1-8b", "llama-3-70b", "gpt2", "qwen2.5-7b"):
+        model = load_model(name)
+        assert sizes.nvme_param_buffer(model, layout()) * 8 >= model.vocab_size * model.hidden_size
+        assert sizes.nvme_param_buffer(model, layout()) * 8 >= model.hidden_size * model.ffn_hidden_size
+
+
+def test_rules() -> None:
+    cluster = dataclasses.replace(NODE, host_ram_gib=4000.0, nvme_gib=8000.0)
+    assert broken(cluster, layout()) == []
+    assert broken(cluster, layout(param="none", zero_stage=2)) == ["offload_needs_zero"]
+    assert broken(dataclasses.replace(cluster, nvme_gib=None), layout()) == ["nvme"]
+    assert broken(dataclasses.replace(cluster, nvme_gib=100.0), layout()) == ["nvme"]
+    assert broken(dataclasses.replace(cluster, host_ram_gib=10.0), layout()) == ["host_ram"]
+
+
+def broken(cluster, chosen):
+    return [violation.rule for violation in violations(LLAMA, cluster, job(), chosen)]
+
+
+def test_faster_disks_make_faster_steps_and_host_memory_is_faster_still() -> None:
+    def offload(chosen, gbytes_per_s):
+        cluster = dataclasses.replace(NODE, nvme_gbytes_per_s=gbytes_per_s)
+        return step_time_components_s(LLAMA, cluster, job(), chosen)["offload"]
+
+    on_disk = [offload(layout(), speed) for speed in (2.0, 8.0, 32.0)]
+    assert on_disk == sorted(on_disk, reverse=True)
+    assert offload(layout("cpu", "cpu"), 2.0) < on_disk[2]
+    # Masters, moments and gradients, each in and out, at 8 GB/s and nothing else in the way.
+    alone = offload(layout(param="none"), 8.0) - offload(layout("cpu", "none"), 8.0)
+    assert alone == pytest.approx(32 * PARAMETERS / 8e9)
+
+
+def test_the_planner_turns_to_disks_where_host_memory_is_short() -> None:
+    cluster = dataclasses.replace(parse_cluster("1xA100-40"), host_ram_gib=200.0, nvme_gib=2000.0)
+    plan = kit.plan("llama-2-13b", cluster, job(seq_length=2048))
+    assert "nvme" in (plan.layout.offload_optimizer, plan.layout.offload_param)
+    assert plan.predicted.nvme_gib_per_node > 100
+    with pytest.raises(PlanError, match="does not fit"):
+        kit.plan("llama-2-13b", dataclasses.replace(cluster, nvme_gib=None), job(seq_length=2048))
