@@ -162,6 +162,13 @@ def _megatron_shifted_stages() -> None:
     _replace(exchange, "get_transformer_layer_offset", from_the_end)
 
 
+def _megatron_unbalanced_context() -> None:
+    """Ranks take neighbouring parts of the sequence, while attention believes in the zig-zag order."""
+    from kit.engines.megatron import engine
+
+    _replace(engine, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
+
+
 def _megatron_decayed_norms() -> None:
     """Weight decay on norms too: megatron-core leaves the exception to a scheduler that is not used here."""
     import megatron.core.optimizer
@@ -177,3 +184,4 @@ FAULTS["megatron-double-gradients"] = Fault("megatron-dp2-distributed-optimizer"
 FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _megatron_batched_interleaving)
 FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
 FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)
+FAULTS["megatron-unbalanced-context"] = Fault("megatron-cp2", _megatron_unbalanced_context)

@@ -95,18 +95,6 @@ def train_with_fault(rundir: Any, steps: int, fault: str) -> Trajectory:
         uproot()
 
 
-def train_contiguous(rundir: Any, steps: int) -> Trajectory:
-    """Inside a worker: ``train``, but context-parallel ranks take neighbouring chunks instead of the zig-zag's."""
-    from kit.engines.megatron import engine
-
-    zigzag = engine.local_part
-    engine.local_part = lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()]
-    try:
-        return train(rundir, steps)
-    finally:
-        engine.local_part = zigzag
-
-
 def train(rundir: Any, steps: int) -> Trajectory:
     """Inside a worker: build the engine, train, close."""
     from kit.engines.megatron.engine import MegatronEngine
