@@ -18,7 +18,15 @@ from kit.specs.model import ModelSpec
 
 def layer_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
     """Bytes that one layer keeps per token of a rank's sequence (a ``cp``-th of the whole), without recompute."""
-    return sum(layer_terms(model, job.precision, layout).values())
+    terms = layer_terms(model, job.precision, layout)
+    if layout.implementation == "huggingface-sdpa" and model.windowed(job.seq_length):
+        # With a mask, transformers repeats keys and values for all heads (sdpa_attention.py, use_gqa_in_sdpa), and
+        # torch makes a bias of the boolean mask in every layer (transformers/attention.cpp, convert_boolean_attn_mask).
+        # One head is repeated by a view, but a rotated key is fp32 under autocast and copied by the cast.
+        copies = 2 if model.num_key_value_heads > 1 else int(uses_autocast(job.precision, layout))
+        repeated = copies * (model.num_attention_heads - model.num_key_value_heads) * model.head_dim
+        terms["window"] = (2 if job.precision == "bf16" else 4) * (repeated + job.seq_length)
+    return sum(terms.values())
 
 
 def layer_terms(model: ModelSpec, precision: Precision, layout: Layout) -> dict[str, float]:
@@ -77,6 +85,10 @@ def _huggingface(model: ModelSpec, element: int) -> dict[str, float]:
             "attention": element * (query + 2 * key_value) + element * query + 4 * model.num_attention_heads,
             "mlp": 5 * element * f,
         }
+    attention = element * (2 * query + 2 * key_value) + 4 * model.num_attention_heads
+    if model.family == "phi3":
+        # The value is a view of the fused projection, which stays whole; the heads' output is copied to be joined.
+        attention += element * (2 * query + key_value)
     qk_norm = (4 + (element if element == 2 else 4)) * (query + key_value) if model.qk_norm else 0
     qk_rms = 4 * (model.num_attention_heads + model.num_key_value_heads) if model.qk_norm else 0
     return {
@@ -84,7 +96,7 @@ def _huggingface(model: ModelSpec, element: int) -> dict[str, float]:
         "norms": 2 * (4 * h + 2 * element * h + 4),
         "qk_norm": qk_norm + qk_rms,
         # Rotated query and key, value, output, and the fp32 log-sum-exp of each head.
-        "attention": element * (2 * query + 2 * key_value) + 4 * model.num_attention_heads,
+        "attention": attention,
         # gate, silu(gate), up, their product
         "mlp": 4 * element * f,
     }
@@ -106,13 +118,18 @@ def _huggingface_autocast(model: ModelSpec) -> dict[str, float]:
             # (tanh, 1 + tanh) are fp32; input/2 and the result cast for the next matmul are bf16.
             "mlp": (4 + 4 + 4 + 2 + 2) * f,
         }
+    attention = 2 * (2 * query + 2 * key_value) + 4 * model.num_attention_heads
+    casts = 3 * 2 * h + 2 * 2 * h
+    if model.family == "phi3":  # fused projections: see _huggingface; and one cast for each
+        attention += 2 * (2 * query + key_value)
+        casts = 2 * 2 * h
     qk_norm = 6 * (query + key_value) if model.qk_norm else 0
     qk_rms = 4 * (model.num_attention_heads + model.num_key_value_heads) if model.qk_norm else 0
     return {
         "norms": 2 * (4 * h + 4 * h + 4),
-        "casts": 3 * 2 * h + 2 * 2 * h,
+        "casts": casts,
         "qk_norm": qk_norm + qk_rms,
-        "attention": 2 * (2 * query + 2 * key_value) + 4 * model.num_attention_heads,
+        "attention": attention,
         "mlp": 4 * 2 * f,
     }
 

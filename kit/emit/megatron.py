@@ -43,6 +43,7 @@ GUARDED: dict[str, str] = {
     "transformer_config.add_bias_linear": "model.family",
     "transformer_config.add_qkv_bias": "model.family",
     "transformer_config.qk_layernorm": "model.family",
+    "transformer_config.window_size": "model.sliding_window",
     "transformer_config.bf16": "job.precision",
     "transformer_config.params_dtype": "job.precision",
     "transformer_config.pipeline_dtype": "job.precision",
@@ -130,6 +131,8 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "context_parallel_size": layout.cp,
         "sequence_parallel": layout.sp,
     }
+    if model.sliding_window is not None and model.windowed(job.seq_length):
+        settings["window_size"] = [model.sliding_window - 1, 0]  # the token itself is not counted
     if layout.pp > 1:
         settings["pipeline_dtype"] = dtype
     if layout.pp > 1 and layout.vp == 1:

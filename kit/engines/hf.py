@@ -13,6 +13,8 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
+    MistralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -140,7 +142,7 @@ def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch
 
 
 def _shared(model: ModelSpec) -> dict[str, Any]:
-    """Keys that Llama, Qwen2 and Qwen3 have in common."""
+    """Keys that the families after Llama have in common."""
     return {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
@@ -195,8 +197,27 @@ def _gpt2(model: ModelSpec) -> GPT2Config:
     )
 
 
+def _phi3(model: ModelSpec) -> Phi3Config:
+    if model.head_dim * model.num_attention_heads != model.hidden_size:
+        raise SpecError(
+            f"head_dim={model.head_dim} for {model.name}: Phi-3's heads split the hidden size {model.hidden_size} "
+            f"evenly; use {model.hidden_size // model.num_attention_heads}"
+        )
+    settings = {key: value for key, value in _shared(model).items() if key != "head_dim"}
+    return Phi3Config(
+        **settings,
+        sliding_window=model.sliding_window,
+        original_max_position_embeddings=model.max_position_embeddings,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attention_dropout=0.0,
+    )
+
+
 _CONFIGS: dict[str, Callable[[ModelSpec], PreTrainedConfig]] = {
     "llama": lambda model: LlamaConfig(**_shared(model)),
+    "mistral": lambda model: MistralConfig(**_shared(model), sliding_window=model.sliding_window),
+    "phi3": _phi3,
     "qwen2": lambda model: Qwen2Config(**_shared(model)),
     "qwen3": lambda model: Qwen3Config(**_shared(model)),
     "gpt2": _gpt2,

@@ -65,6 +65,8 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
 
 
 def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
+    if cluster.num_gpus == 1 and pins.engine is None and _Split.of(pins) == _Split():
+        return  # nothing to split, so nothing to offer over the model as transformers computes it
     zero = 1 if pins.zero_stage is None else pins.zero_stage
     offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
     for tp, pp, cp in _splits(model, cluster, job, pins, scope):

@@ -198,16 +198,6 @@ def host_ram(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
 # ---------------------------------------------------------------- Megatron
 
 
-def megatron_family(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """kit/engines/megatron: weight maps and layers exist for these."""
-    if model.family == "gpt2":
-        return (
-            f"family=gpt2 of {model.name} on engine=megatron, which computes llama, qwen2 and qwen3; "
-            "use engine=deepspeed or torch"
-        )
-    return None
-
-
 def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """kit/engines/megatron/rope.py: kinds that frequencies alone express."""
     kind = (model.rope_scaling or {}).get("rope_type", "default")
@@ -330,7 +320,6 @@ RULES: tuple[Rule, ...] = (
     Rule(no_offload, ("torch", "megatron")),
     Rule(offload_needs_zero, _DEEPSPEED),
     Rule(host_ram, _DEEPSPEED),
-    Rule(megatron_family, _MEGATRON),
     Rule(megatron_rope, _MEGATRON),
     Rule(megatron_zero, _MEGATRON),
     Rule(tp_divides_heads, _MEGATRON),

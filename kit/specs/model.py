@@ -10,7 +10,10 @@ from pydantic.dataclasses import dataclass
 from kit.errors import SpecError
 from kit.specs.base import SPEC
 
-Family = Literal["llama", "qwen2", "qwen3", "gpt2"]
+Family = Literal["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2"]
+
+WINDOWED: tuple[Family, ...] = ("mistral", "phi3")
+"""Families whose attention may have a sliding window."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -45,10 +48,17 @@ class ModelSpec:
     """RoPE base; null for learned positions."""
     rope_scaling: dict[str, Any] | None = None
     """Hugging Face's rope_parameters beyond the base (rope_type, factor, …)."""
+    sliding_window: int | None = Field(default=None, gt=0)
+    """Positions that a token attends to, its own included; null for all before it. The same in every layer."""
     source: str = "user"
     """Where the shape was read."""
 
     def __post_init__(self) -> None:
+        if self.sliding_window is not None and self.family not in WINDOWED:
+            raise SpecError(
+                f"sliding_window={self.sliding_window} of {self.name}: family {self.family} has none here; "
+                f"leave it out, or use one of {', '.join(WINDOWED)}"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise SpecError(
                 f"num_key_value_heads={self.num_key_value_heads} does not divide "
@@ -85,3 +95,7 @@ class ModelSpec:
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalised per head."""
         return self.family == "qwen3"
+
+    def windowed(self, seq_length: int) -> bool:
+        """Whether the sliding window cuts anything off sequences of this length."""
+        return self.sliding_window is not None and self.sliding_window < seq_length

@@ -37,6 +37,8 @@ class Trajectory:
     tokens: list[int] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     """Of the first step, under Hugging Face names; empty but on the main rank."""
+    initial: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Weights before the first step: what came in from the Hugging Face directory, out again."""
     masters: dict[str, torch.Tensor] = field(default_factory=dict)
     """After the last step."""
 
@@ -100,7 +102,7 @@ def train(rundir: Any, steps: int) -> Trajectory:
     from kit.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(rundir)
-    result = Trajectory()
+    result = Trajectory(initial=export(engine, StateKind.MASTER))
     for step in range(steps):
         batches = micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size)
         loss = engine.forward_backward(batches)
@@ -129,7 +131,7 @@ def reference(model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_c
         betas=(0.9, 0.95),
         eps=JOB["optimizer"].eps,
     )
-    result = Trajectory()
+    result = Trajectory(initial={name: p.detach().clone() for name, p in model.named_parameters()})
     for step in range(steps):
         inputs, labels = step_batch(model.config.vocab_size, step)
         logits = model(input_ids=inputs, use_cache=False).logits.float()
@@ -156,6 +158,11 @@ def differences(found: Trajectory, expected: Trajectory) -> list[str]:
         for step, (a, b) in enumerate(zip(getattr(found, what), getattr(expected, what), strict=True)):
             if not abs(a - b) <= 1e-5 * abs(b):
                 problems.append(f"{what}[{step}]: {a} instead of {b}")
+    problems += [
+        f"initial[{name}]: not bit for bit what was read"
+        for name, tensor in expected.initial.items()
+        if name not in found.initial or not torch.equal(found.initial[name], tensor)
+    ]
     for what in ("gradients", "masters"):
         ours, theirs = getattr(found, what), getattr(expected, what)
         if ours.keys() != theirs.keys():
@@ -246,6 +253,26 @@ def held_bytes(rundir: Any) -> dict[str, int]:
     held = engine.held_bytes()
     engine.close()
     return held
+
+
+def logits(rundir: Any) -> torch.Tensor:
+    """Inside a worker of a layout without pipeline: (GLOBAL_BATCH_SIZE, SEQ_LENGTH, vocabulary) of the first step."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    inputs, _ = step_batch(rundir.plan.model.vocab_size, 0)
+    (chunk,) = engine._chunks
+    chunk.eval()
+    assert parallel_state.get_pipeline_model_parallel_world_size() == 1
+    with torch.no_grad():
+        positions = torch.arange(inputs.shape[1]).expand_as(inputs)
+        local = chunk(inputs, positions, attention_mask=None, labels=None)
+        whole = gather_from_tensor_model_parallel_region(local)[..., : rundir.plan.model.vocab_size].clone()
+    engine.close()
+    return whole
 
 
 def initial_weights(rundir: Any) -> dict[str, torch.Tensor]:

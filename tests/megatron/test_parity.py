@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from tests.megatron import cases
 from tests.megatron.conftest import STEPS
@@ -10,6 +12,7 @@ from tests.training import tiny
 from tests.workers import pool
 
 LLAMA = {"num_layers": 4, "vocab_size": 127}  # 127: the vocabulary is padded under TP2
+WINDOW = {"sliding_window": 7}  # cuts at every place of a sequence of 32, and divides nothing
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -31,6 +34,12 @@ CASES = {
     "dp2-plain-optimizer": ("llama", LLAMA, {"dp": 2}),
     "cp2": ("llama", LLAMA, {"cp": 2}),
     "cp2-tp2-distributed-optimizer-qwen3": ("qwen3", LLAMA, {"cp": 2, "tp": 2, "sp": True, "zero_stage": 1}),
+    "tp2-sp-mistral": ("mistral", LLAMA | WINDOW, {"tp": 2, "sp": True}),
+    "cp2-mistral": ("mistral", LLAMA | WINDOW, {"cp": 2}),
+    "tp2-phi3": ("phi3", LLAMA, {"tp": 2}),
+    "pp2-phi3": ("phi3", LLAMA | WINDOW, {"pp": 2}),
+    "tp2-sp-gpt2": ("gpt2", LLAMA, {"tp": 2, "sp": True}),
+    "pp2-tied-gpt2": ("gpt2", LLAMA, {"pp": 2}),
     "tp2-pp2-sp": ("llama", LLAMA, {"tp": 2, "pp": 2, "sp": True}),
     "dp2-pp2-vp2-distributed-optimizer-tied-qwen3": (
         "qwen3",
@@ -48,13 +57,26 @@ def compare(references, case, train=cases.train, *args):
     found = pool("megatron", rundir.plan.layout.world_size).run(train, rundir, STEPS, *args)
     for rank in found[1:]:
         assert (rank.losses, rank.norms, rank.tokens) == (found[0].losses, found[0].norms, found[0].tokens)
-        assert (rank.gradients, rank.masters) == ({}, {})
+        assert (rank.initial, rank.gradients, rank.masters) == ({}, {}, {})
     return cases.differences(found[0], expected)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
+
+
+@pytest.mark.parametrize("name", ["tp2-sp", "tp2-qwen3", "tp2-sp-mistral", "tp2-phi3", "tp2-sp-gpt2"])
+def test_logits_are_those_of_transformers(references, name):
+    family, shape, layout = CASES[name]
+    spec = tiny.model(family, **shape)
+    directory, _ = references(spec)
+    rundir = cases.run_directory(directory / "run", spec, **layout)
+    found = pool("megatron", 2).run(cases.logits, rundir)
+    model = AutoModelForCausalLM.from_pretrained(directory / "model", local_files_only=True)
+    with torch.no_grad():
+        expected = model(cases.step_batch(spec.vocab_size, 0)[0]).logits
+    assert (found[0] - expected).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize(

@@ -100,14 +100,6 @@ CASES = [
         gpus="8xA100-40",
         good_gpus="16xA100-40",
     ),
-    Case(
-        "megatron_family",
-        megatron(),
-        "computes llama, qwen2 and qwen3",
-        megatron(),
-        model="gpt2",
-        change={"seq_length": 1024},
-    ),
     Case("megatron_zero", megatron(zero_stage=2), "distributed optimizer is stage 1", megatron(zero_stage=1)),
     Case("tp_divides_heads", megatron(tp=8), "use 1, 2, 4, 7, 14 or 28", megatron(tp=4), model="qwen2.5-7b"),
     Case(

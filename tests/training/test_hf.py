@@ -15,7 +15,7 @@ from kit.engines.hf import HfDirectory, build_model, check_names, check_shape, h
 from kit.errors import CheckpointError, SpecError
 from tests.training import tiny
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2")
 
 
 def expected_parameters(spec) -> int:
@@ -101,6 +101,7 @@ def test_seed_decides_the_weights_and_leaves_the_callers_random_state_alone(tmp_
     [
         ("gpt2", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
         ("gpt2", {"head_dim": 16}, "head_dim=16"),
+        ("phi3", {"head_dim": 16}, "head_dim=16"),
         ("llama", {"rope_theta": None}, "rope_theta=null"),
         ("llama", {"hidden_size": 30}, "transformers refuses"),
     ],
