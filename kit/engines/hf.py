@@ -14,14 +14,17 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from kit.engines.base import TensorSource
+from kit.engines.experts import shapes_on_disk
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
 from kit.specs.model import ModelSpec
@@ -52,9 +55,15 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
 
 
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name → shape of every parameter that transformers saves (a tied one once). Allocates nothing."""
+    """Hugging Face name → shape of every tensor that transformers saves (a tied one once). Allocates nothing.
+
+    Experts have the names they have on disk (``kit/engines/experts.py``).
+    """
     skeleton = _random_model(model, 0, torch.float32, torch.device("meta"))
-    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, parameter in skeleton.named_parameters():
+        shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
+    return shapes
 
 
 def check_names(expected: Mapping[str, tuple[int, ...]], source: TensorSource) -> None:
@@ -197,6 +206,35 @@ def _gpt2(model: ModelSpec) -> GPT2Config:
     )
 
 
+def _mixtral(model: ModelSpec) -> MixtralConfig:
+    if model.moe_ffn_hidden_size != model.ffn_hidden_size or not model.norm_topk_prob:
+        raise SpecError(
+            f"moe_ffn_hidden_size={model.moe_ffn_hidden_size}, norm_topk_prob={model.norm_topk_prob} of {model.name}: "
+            f"Mixtral has one width and normalised weights; use {model.ffn_hidden_size} and true"
+        )
+    return MixtralConfig(
+        **_shared(model),
+        sliding_window=model.sliding_window,
+        num_local_experts=model.num_experts,
+        num_experts_per_tok=model.experts_per_token,
+        output_router_logits=False,
+        router_jitter_noise=0.0,
+    )
+
+
+def _qwen3_moe(model: ModelSpec) -> Qwen3MoeConfig:
+    return Qwen3MoeConfig(
+        **_shared(model),
+        num_experts=model.num_experts,
+        num_experts_per_tok=model.experts_per_token,
+        moe_intermediate_size=model.moe_ffn_hidden_size,
+        norm_topk_prob=model.norm_topk_prob,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        output_router_logits=False,
+    )
+
+
 def _phi3(model: ModelSpec) -> Phi3Config:
     if model.head_dim * model.num_attention_heads != model.hidden_size:
         raise SpecError(
@@ -221,4 +259,6 @@ _CONFIGS: dict[str, Callable[[ModelSpec], PreTrainedConfig]] = {
     "qwen2": lambda model: Qwen2Config(**_shared(model)),
     "qwen3": lambda model: Qwen3Config(**_shared(model)),
     "gpt2": _gpt2,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
 }

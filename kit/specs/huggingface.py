@@ -9,9 +9,9 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import yaml
-from kit.specs.model import WINDOWED, ModelSpec
+from kit.specs.model import WINDOWED, WITH_EXPERTS, ModelSpec
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 """``model_type`` values that are understood: the families of ``ModelSpec``."""
 
 
@@ -51,8 +51,10 @@ def _llama_like(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     theta, scaling = _rope(config)
     if kind == "phi3":
         _check_phi3(config, scaling, name)
+    experts = _experts(config, name) if kind in WITH_EXPERTS else {}
     return {
         "family": kind,
+        **experts,
         "num_layers": _required(config, "num_hidden_layers", name),
         "hidden_size": hidden,
         "ffn_hidden_size": _required(config, "intermediate_size", name),
@@ -72,6 +74,26 @@ def _llama_like(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 _DEFAULT_WINDOWS = {"mistral": 4096}
+
+
+def _experts(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if config["model_type"] == "mixtral":
+        return {
+            "num_experts": config.get("num_local_experts", 8),
+            "experts_per_token": config.get("num_experts_per_tok", 2),
+            "moe_ffn_hidden_size": _required(config, "intermediate_size", name),
+        }
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise SpecError(
+            f"mlp_only_layers={config.get('mlp_only_layers')}, decoder_sparse_step={config.get('decoder_sparse_step', 1)} "
+            f"of {name}: layers without experts among others are not computed here; use a model with experts in all"
+        )
+    return {
+        "num_experts": config.get("num_experts", 128),
+        "experts_per_token": config.get("num_experts_per_tok", 8),
+        "moe_ffn_hidden_size": _required(config, "moe_intermediate_size", name),
+        "norm_topk_prob": config.get("norm_topk_prob", False),
+    }
 
 
 def _check_phi3(config: Mapping[str, Any], scaling: dict[str, Any] | None, name: str) -> None:

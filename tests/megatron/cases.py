@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.emit.megatron import megatron_settings
+from kit.engines import experts
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
@@ -121,7 +122,7 @@ def export(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
 
 
-def reference(model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_clip"]) -> Trajectory:
+def reference(spec: ModelSpec, model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_clip"]) -> Trajectory:
     """The same training by plain transformers and torch.optim.AdamW in one process, all sequences in one batch."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim == 1]
@@ -131,7 +132,7 @@ def reference(model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_c
         betas=(0.9, 0.95),
         eps=JOB["optimizer"].eps,
     )
-    result = Trajectory(initial={name: p.detach().clone() for name, p in model.named_parameters()})
+    result = Trajectory(initial=_on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()}))
     for step in range(steps):
         inputs, labels = step_batch(model.config.vocab_size, step)
         logits = model(input_ids=inputs, use_cache=False).logits.float()
@@ -141,14 +142,18 @@ def reference(model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_c
         )
         loss.backward()
         if step == 0:
-            result.gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+            result.gradients = _on_disk(spec, {name: p.grad.clone() for name, p in model.named_parameters()})
         result.losses.append(loss.item())
         result.tokens.append(count)
         result.norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)))
         optimizer.step()
         optimizer.zero_grad()
-    result.masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    result.masters = _on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()})
     return result
+
+
+def _on_disk(spec: ModelSpec, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {each: part for name, tensor in tensors.items() for each, part in experts.split(spec, name, tensor)}
 
 
 def differences(found: Trajectory, expected: Trajectory) -> list[str]:

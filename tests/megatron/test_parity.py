@@ -40,6 +40,11 @@ CASES = {
     "pp2-phi3": ("phi3", LLAMA | WINDOW, {"pp": 2}),
     "tp2-sp-gpt2": ("gpt2", LLAMA, {"tp": 2, "sp": True}),
     "pp2-tied-gpt2": ("gpt2", LLAMA, {"pp": 2}),
+    "pp2-mixtral": ("mixtral", LLAMA, {"pp": 2}),
+    "ep2-mixtral": ("mixtral", LLAMA, {"dp": 2, "ep": 2, "zero_stage": 1}),
+    "tp2-sp-qwen3-moe": ("qwen3_moe", LLAMA, {"tp": 2, "sp": True, "etp": 2}),
+    "ep2-tp2-sp-qwen3-moe": ("qwen3_moe", LLAMA | {"norm_topk_prob": False}, {"tp": 2, "sp": True, "ep": 2}),
+    "ep2-etp2-mixtral": ("mixtral", LLAMA, {"dp": 2, "tp": 2, "sp": True, "ep": 2, "etp": 2, "zero_stage": 1}),
     "tp2-pp2-sp": ("llama", LLAMA, {"tp": 2, "pp": 2, "sp": True}),
     "dp2-pp2-vp2-distributed-optimizer-tied-qwen3": (
         "qwen3",

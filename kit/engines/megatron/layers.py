@@ -17,6 +17,9 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -95,6 +98,18 @@ class CausalAttention(torch.nn.Module):
         return attended.flatten(2)
 
 
+def _mlp_spec(config: TransformerConfig) -> ModuleSpec:
+    """A dense MLP, or a router and experts, which a rank computes one after the other."""
+    linear = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
+    if config.num_moe_experts is None:
+        return ModuleSpec(module=MLP, submodules=linear)
+    if not moe_utils.HAVE_TE:
+        # router_gating_linear compares this name with None, but without Transformer Engine it does not exist.
+        moe_utils.te_general_gemm = None
+    experts = ModuleSpec(module=SequentialMLP, submodules=linear)
+    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts))
+
+
 def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """The layers and the final norm of this pipeline stage's model chunk."""
     norm = NORMS[config.normalization]
@@ -116,10 +131,7 @@ def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBl
             ),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm,
-            mlp=ModuleSpec(
-                module=MLP,
-                submodules=MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear),
-            ),
+            mlp=_mlp_spec(config),
             mlp_bda=get_bias_dropout_add,
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights import gpt2, llama, phi3, qwen2, qwen3
+from kit.engines.megatron.weights import gpt2, llama, moe, phi3, qwen2, qwen3
 from kit.engines.megatron.weights.table import Entry
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
@@ -14,6 +14,8 @@ _MAPS = {
     "qwen3": qwen3.entries,
     "phi3": phi3.entries,
     "gpt2": gpt2.entries,
+    "mixtral": moe.mixtral,
+    "qwen3_moe": moe.qwen3_moe,
 }
 
 
