@@ -71,7 +71,7 @@ def working_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> f
     Three of its width (product, gate and up), two of the hidden size.
     """
     element = 2 if job.precision == "bf16" else 4
-    return element * (3 * model.ffn_hidden_size / layout.tp + 2 * model.hidden_size)
+    return element * max(1, model.experts_per_token) * (3 * model.mlp_width / layout.tp + 2 * model.hidden_size)
 
 
 def _huggingface(model: ModelSpec, element: int) -> dict[str, float]:
@@ -98,7 +98,7 @@ def _huggingface(model: ModelSpec, element: int) -> dict[str, float]:
         # Rotated query and key, value, output, and the fp32 log-sum-exp of each head.
         "attention": attention,
         # gate, silu(gate), up, their product
-        "mlp": 4 * element * f,
+        "mlp": _routed(model, element) if model.num_experts else 4 * element * f,
     }
 
 
@@ -123,6 +123,8 @@ def _huggingface_autocast(model: ModelSpec) -> dict[str, float]:
     if model.family == "phi3":  # fused projections: see _huggingface; and one cast for each
         attention += 2 * (2 * query + key_value)
         casts = 2 * 2 * h
+    if model.num_experts:
+        casts = 3 * 2 * h + 2 * h  # the router casts once
     qk_norm = 6 * (query + key_value) if model.qk_norm else 0
     qk_rms = 4 * (model.num_attention_heads + model.num_key_value_heads) if model.qk_norm else 0
     return {
@@ -130,8 +132,17 @@ def _huggingface_autocast(model: ModelSpec) -> dict[str, float]:
         "casts": casts,
         "qk_norm": qk_norm + qk_rms,
         "attention": attention,
-        "mlp": 4 * 2 * f,
+        "mlp": _routed(model, 4) if model.num_experts else 4 * 2 * f,
     }
+
+
+def _routed(model: ModelSpec, element: int) -> float:
+    """Experts of transformers (integrations/moe.py, grouped_mm_experts_forward), for each expert of a token.
+
+    The token's copy, what a dense MLP keeps, and the result before it is weighted. Indices and scores are left out:
+    some 100 bytes a token. Autocast does not know grouped products: experts stay in fp32 under it.
+    """
+    return element * model.experts_per_token * (2 * model.hidden_size + 4 * model.moe_ffn_hidden_size)
 
 
 def _torch_native(model: ModelSpec, element: int, layout: Layout) -> dict[str, float]:
@@ -157,6 +168,11 @@ def _torch_native(model: ModelSpec, element: int, layout: Layout) -> dict[str, f
         attention += element * query + 4 * (heads + key_value / model.head_dim)
     # Gate and up are one tensor (2f); silu(gate), up + offset and the product are one each (transformer/mlp.py, glu).
     mlp = 5 * element * f if model.gated_mlp else 3 * element * f
+    if model.num_experts:
+        # For each expert of a token, when experts are equally popular: the token's copy, gathered where experts are
+        # cut, and one product more, with the router's score (mlp.py, per_token_scale).
+        token = model.hidden_size * layout.etp / tp
+        mlp = element * model.experts_per_token * (token + 6 * model.moe_ffn_hidden_size / tp)
     return {
         "norms": 2 * (2 * element * h + statistics / outer),
         "attention": attention,

@@ -11,8 +11,8 @@ from kit.specs.model import ModelSpec
 
 
 def layer_matmul_flops_per_token(model: ModelSpec) -> float:
-    """Forward, one layer's matrices: 2 per parameter."""
-    return 2.0 * count(model).layer.matmul
+    """Forward, one layer's matrices: 2 per parameter; of the experts those that the token goes to."""
+    return 2.0 * count(model).layer.active
 
 
 def layer_attention_flops_per_token(model: ModelSpec, seq_length: int) -> float:

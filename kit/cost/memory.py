@@ -6,11 +6,11 @@ need copies. Each moment is added up, and the fullest one is reported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kit.cost import activations
 from kit.cost.efficiency import overheads
-from kit.cost.params import count, rank_parameters
+from kit.cost.params import count, rank_experts, rank_parameters
 from kit.cost.prediction import StageMemory
 from kit.cost.states import host_bytes_per_parameter, state_bytes
 from kit.specs.cluster import ClusterSpec
@@ -66,7 +66,7 @@ def micro_batches_in_flight(layout: Layout, stage: int) -> float:
 
 def reduce_bucket_elements(model: ModelSpec, layout: Layout) -> int:
     """Gradient elements in one of DeepSpeed's reductions, as kit configures it (emit/deepspeed.py)."""
-    largest = model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
+    largest = model.hidden_size * max(model.mlp_width, model.num_attention_heads * model.head_dim)
     return max(largest, 1_000_000 * layout.dp)
 
 
@@ -83,13 +83,17 @@ class _Dynamic:
 
 def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int) -> dict[str, float]:
     """Bytes by component of a rank of one stage, at its fullest moment."""
-    parameters = rank_parameters(model, layout.tp, layout.pp, stage)
+    dense = rank_parameters(model, layout.tp, layout.pp, stage)
+    experts = rank_experts(model, layout.pp, layout.ep, layout.etp)
+    parameters = dense + experts
     state = state_bytes(layout, job.precision)
+    # Experts are alike on other ranks than the rest, which changes what the distributed optimizer shards over.
+    of_experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1), job.precision)
     dynamic = _dynamic(model, job, layout, stage)
     buffers = _buffers(model, job, layout)
     constant = {
         "weights": state.weights * parameters,
-        "optimizer": state.optimizer * parameters,
+        "optimizer": state.optimizer * dense + of_experts.optimizer * experts,
         "buffers": buffers,
         "overhead": _overhead(cluster, layout) * GIB,
     }
@@ -146,7 +150,7 @@ def _autocast_copies(model: ModelSpec, job: JobSpec, layout: Layout, during_loss
     head = model.vocab_size * model.hidden_size
     if layout.recompute == "full" and during_loss:
         return 2.0 * head
-    return 2.0 * (model.num_layers * count(model).layer.matmul + head)
+    return 2.0 * (model.num_layers * count(model).layer.matrices + head)
 
 
 def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
@@ -159,7 +163,7 @@ def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
     bucket = reduce_bucket_elements(model, layout) * element
     if layout.zero_stage < 3:
         return 2 * bucket  # double buffering: contiguous_gradients with overlap_comm
-    largest_matrix = model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
+    largest_matrix = model.hidden_size * max(model.mlp_width, model.num_attention_heads * model.head_dim)
     live = min(count(model).total, ZERO3_LIVE_PARAMETERS) + largest_matrix  # prefetched beside
     return bucket + live * element
 
@@ -187,6 +191,6 @@ def _overhead(cluster: ClusterSpec, layout: Layout) -> float:
     table = overheads()
     if cluster.gpu.device == "cpu":
         return table.cpu_process_gib
-    kinds = sum(size > 1 for size in (layout.tp, layout.cp, layout.dp, layout.pp))
+    kinds = sum(size > 1 for size in (layout.tp, layout.cp, layout.dp, layout.pp, layout.ep))
     communicators = kinds + 1 if kinds > 1 else kinds
     return table.context_gib + communicators * table.communicator_gib

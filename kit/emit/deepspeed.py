@@ -145,4 +145,4 @@ def reduce_bucket_elements(plan: Plan) -> int:
 
 def largest_layer_matrix(model: ModelSpec) -> int:
     """Elements of the largest weight inside a transformer layer (embeddings are outside)."""
-    return model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
+    return model.hidden_size * max(model.mlp_width, model.num_attention_heads * model.head_dim)

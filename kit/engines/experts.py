@@ -34,7 +34,7 @@ _NAMES = {
 
 
 def names_on_disk(model: ModelSpec, name: str) -> list[str]:
-    """The tensors on disk of one parameter of transformers: itself, or the matrices of all experts, expert by expert."""
+    """The tensors on disk of one parameter of transformers: itself, or the matrices of all experts in order."""
     if model.family not in _NAMES or ".mlp." not in name:
         return [name]
     names = _NAMES[model.family]

@@ -79,17 +79,19 @@ _DEFAULT_WINDOWS = {"mistral": 4096}
 def _experts(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if config["model_type"] == "mixtral":
         return {
-            "num_experts": config.get("num_local_experts", 8),
+            "num_experts": config.get("num_local_experts", config.get("num_experts", 8)),
             "experts_per_token": config.get("num_experts_per_tok", 2),
             "moe_ffn_hidden_size": _required(config, "intermediate_size", name),
         }
-    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+    dense, every = config.get("mlp_only_layers"), config.get("decoder_sparse_step", 1)
+    if dense or every != 1:
         raise SpecError(
-            f"mlp_only_layers={config.get('mlp_only_layers')}, decoder_sparse_step={config.get('decoder_sparse_step', 1)} "
-            f"of {name}: layers without experts among others are not computed here; use a model with experts in all"
+            f"mlp_only_layers={dense}, decoder_sparse_step={every} of {name}: layers without experts among others are "
+            "not computed here; use a model with experts in all"
         )
     return {
-        "num_experts": config.get("num_experts", 128),
+        # transformers 5 writes the second name
+        "num_experts": config.get("num_experts", config.get("num_local_experts", 128)),
         "experts_per_token": config.get("num_experts_per_tok", 8),
         "moe_ffn_hidden_size": _required(config, "moe_intermediate_size", name),
         "norm_topk_prob": config.get("norm_topk_prob", False),

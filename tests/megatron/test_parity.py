@@ -93,6 +93,7 @@ def test_logits_are_those_of_transformers(references, name):
         ("megatron-batched-interleaving", "pp2-vp2-recompute", "losses[0]"),
         ("megatron-shifted-stages", "pp2-tied-llama3-rope", "gradients[model.layers.0.mlp.up_proj.weight]"),
         ("megatron-unbalanced-context", "cp2", "losses[0]"),
+        ("megatron-swapped-experts", "pp2-mixtral", "losses[0]"),
         ("megatron-decayed-norms", "tp2", "masters[model.norm.weight]"),
     ],
 )

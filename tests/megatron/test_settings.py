@@ -14,11 +14,11 @@ from tests.training import tiny
 
 LAYOUTS = (
     {},
-    {"tp": 2, "sp": True},
+    {"tp": 2, "sp": True, "ep": 2},
     {"pp": 2, "recompute": "full"},
     {"pp": 2, "vp": 2, "dp": 2, "zero_stage": 1},
 )
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 
 
 def plans():

@@ -13,14 +13,14 @@ from kit.engines.megatron.weights.rules import GatedRows, GroupedQkv, Vocabulary
 from kit.errors import EngineError
 from tests.training import tiny
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_split_and_join_are_inverse(family, tied, tp):
-    head_dim = 8 if family in ("phi3", "gpt2") else 16  # theirs split the hidden size
+    head_dim = 8 if family in ("phi3", "gpt2", "mixtral", "qwen3_moe") else 16  # theirs split the hidden size
     spec = tiny.model(family, vocab_size=127, tied_embeddings=tied, head_dim=head_dim)
     shapes = parameter_shapes(spec)
     source = RandomSource(shapes, seed=5)

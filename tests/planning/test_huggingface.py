@@ -89,11 +89,16 @@ def test_phi3_as_old_and_new_transformers_write_it() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({**LLAMA, "model_type": "mixtral"}, "supported are llama, mistral, qwen2, qwen3, phi3, gpt2"),
+        ({**LLAMA, "model_type": "bloom"}, "supported are llama, mistral, qwen2, qwen3, phi3, gpt2, mixtral"),
         ({"hidden_size": 64}, "model_type=None"),
         ({**LLAMA, "model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "rope_type=longrope"),
         ({**LLAMA, "model_type": "phi3", "partial_rotary_factor": 0.75}, "partial_rotary_factor=0.75"),
         ({**LLAMA, "model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "sliding_window=4096"),
+        ({**LLAMA, "model_type": "qwen3_moe", "mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]"),
+        (
+            {**LLAMA, "model_type": "mixtral", "num_local_experts": 1},
+            "experts_per_token=2 of .* more than num_experts=1",
+        ),
         ({**LLAMA, "attention_bias": True}, "attention_bias=True"),
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({**GPT2, "activation_function": "relu"}, "activation_function='relu'"),

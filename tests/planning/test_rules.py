@@ -119,6 +119,23 @@ CASES = [
         change={"global_batch_size": 12},
         good_change={"global_batch_size": 16},
     ),
+    Case("expert_parallel", megatron(ep=2), "has no experts", megatron()),
+    Case("expert_parallel", megatron(ep=16), "ep=16 does not divide", megatron(ep=8), model="mixtral-8x7b"),
+    Case("expert_parallel", megatron(pp=4, ep=4), "ep·etp=4·1 does not", megatron(pp=4, ep=2), model="mixtral-8x7b"),
+    Case(
+        "expert_tensor_parallel",
+        megatron(tp=2, sp=True),
+        "use etp=2",
+        megatron(tp=2, sp=True, etp=2),
+        model="mixtral-8x7b",
+    ),
+    Case(
+        "experts_need_sequence_parallel",
+        megatron(tp=2, etp=2),
+        "use sp=true",
+        megatron(tp=2, etp=2, sp=True),
+        model="mixtral-8x7b",
+    ),
     Case("sequence_parallel", megatron(sp=True), "sp=true with tp=1", megatron(tp=2, sp=True)),
     Case(
         "sequence_parallel",

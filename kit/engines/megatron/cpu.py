@@ -194,9 +194,7 @@ PATCHES: tuple[Patch, ...] = (
         _set_rng_state,
     ),
     Patch("torch.cuda.Stream", "transformer/moe/token_dispatcher.py", "counts are copied on a side stream", _Stream),
-    Patch(
-        "torch.cuda.current_stream", "transformer/moe/token_dispatcher.py", "and waited for", lambda *_: _the_stream
-    ),
+    Patch("torch.cuda.current_stream", "transformer/moe/token_dispatcher.py", "and waited for", lambda *_: _the_stream),
     Patch("torch.cuda.stream", "transformer/moe/token_dispatcher.py", "entered as a context", lambda *_: nullcontext()),
     Patch(
         "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class MegatronEngine:
-    """Tensor, sequence, pipeline, context, expert and data parallelism; see ``kit.engines.base.Engine`` for the contract."""
+    """Tensor, sequence, pipeline, context, expert and data parallelism: see ``kit.engines.base.Engine``."""
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings

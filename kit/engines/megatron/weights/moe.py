@@ -22,7 +22,9 @@ def _experts(block: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
             (f"{one}.{gate}.weight", f"{one}.{up}.weight"),
             GatedRows(),
         ),
-        Entry(f"{megatron}experts.local_experts.{{expert}}.linear_fc2.weight", (f"{one}.{down}.weight",), Sliced(dim=1)),
+        Entry(
+            f"{megatron}experts.local_experts.{{expert}}.linear_fc2.weight", (f"{one}.{down}.weight",), Sliced(dim=1)
+        ),
     )
 
 
