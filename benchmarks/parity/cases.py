@@ -37,5 +37,6 @@ CASES = (
     _case("megatron-tp2-sp", "megatron", 2, "tp=2", "sp=true", "micro_batch_size=4"),
     _case("megatron-pp2", "megatron", 2, "pp=2", "vp=1", "micro_batch_size=2"),
     _case("megatron-pp2-interleaved", "megatron", 2, "pp=2", "vp=2", "micro_batch_size=2"),
+    _case("megatron-cp2", "megatron", 2, "tp=1", "pp=1", "cp=2", "micro_batch_size=4"),
     _case("megatron-dp2-distributed-optimizer", "megatron", 2, "tp=1", "pp=1", "zero_stage=1", "micro_batch_size=2"),
 )

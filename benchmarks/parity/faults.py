@@ -162,6 +162,32 @@ def _megatron_shifted_stages() -> None:
     _replace(exchange, "get_transformer_layer_offset", from_the_end)
 
 
+def _megatron_unbalanced_context() -> None:
+    """Ranks take neighbouring parts of the sequence, while attention believes in the zig-zag order."""
+    from kit.engines.megatron import engine
+
+    _replace(engine, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
+
+
+def _megatron_swapped_experts() -> None:
+    """Experts in the opposite order, in both directions, while the router keeps its own."""
+    from kit.engines.megatron import exchange
+
+    global_names = exchange._global_names
+
+    def swapped(config, chunks):
+        def opposite(name):
+            parts = name.split(".")
+            if "local_experts" in parts:
+                place = parts.index("local_experts") + 1
+                parts[place] = str(config.num_moe_experts - 1 - int(parts[place]))
+            return ".".join(parts)
+
+        return {opposite(name): param for name, param in global_names(config, chunks).items()}
+
+    _replace(exchange, "_global_names", swapped)
+
+
 def _megatron_decayed_norms() -> None:
     """Weight decay on norms too: megatron-core leaves the exception to a scheduler that is not used here."""
     import megatron.core.optimizer
@@ -177,3 +203,4 @@ FAULTS["megatron-double-gradients"] = Fault("megatron-dp2-distributed-optimizer"
 FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _megatron_batched_interleaving)
 FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
 FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)
+FAULTS["megatron-unbalanced-context"] = Fault("megatron-cp2", _megatron_unbalanced_context)

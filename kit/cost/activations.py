@@ -18,7 +18,15 @@ from kit.specs.model import ModelSpec
 
 def layer_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
     """Bytes that one layer keeps per token of a rank's sequence (a ``cp``-th of the whole), without recompute."""
-    return sum(layer_terms(model, job.precision, layout).values())
+    terms = layer_terms(model, job.precision, layout)
+    if layout.implementation == "huggingface-sdpa" and model.windowed(job.seq_length):
+        # With a mask, transformers repeats keys and values for all heads (sdpa_attention.py, use_gqa_in_sdpa), and
+        # torch makes a bias of the boolean mask in every layer (transformers/attention.cpp, convert_boolean_attn_mask).
+        # One head is repeated by a view, but a rotated key is fp32 under autocast and copied by the cast.
+        copies = 2 if model.num_key_value_heads > 1 else int(uses_autocast(job.precision, layout))
+        repeated = copies * (model.num_attention_heads - model.num_key_value_heads) * model.head_dim
+        terms["window"] = (2 if job.precision == "bf16" else 4) * (repeated + job.seq_length)
+    return sum(terms.values())
 
 
 def layer_terms(model: ModelSpec, precision: Precision, layout: Layout) -> dict[str, float]:
@@ -63,7 +71,7 @@ def working_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> f
     Three of its width (product, gate and up), two of the hidden size.
     """
     element = 2 if job.precision == "bf16" else 4
-    return element * (3 * model.ffn_hidden_size / layout.tp + 2 * model.hidden_size)
+    return element * max(1, model.experts_per_token) * (3 * model.mlp_width / layout.tp + 2 * model.hidden_size)
 
 
 def _huggingface(model: ModelSpec, element: int) -> dict[str, float]:
@@ -77,6 +85,10 @@ def _huggingface(model: ModelSpec, element: int) -> dict[str, float]:
             "attention": element * (query + 2 * key_value) + element * query + 4 * model.num_attention_heads,
             "mlp": 5 * element * f,
         }
+    attention = element * (2 * query + 2 * key_value) + 4 * model.num_attention_heads
+    if model.family == "phi3":
+        # The value is a view of the fused projection, which stays whole; the heads' output is copied to be joined.
+        attention += element * (2 * query + key_value)
     qk_norm = (4 + (element if element == 2 else 4)) * (query + key_value) if model.qk_norm else 0
     qk_rms = 4 * (model.num_attention_heads + model.num_key_value_heads) if model.qk_norm else 0
     return {
@@ -84,9 +96,9 @@ def _huggingface(model: ModelSpec, element: int) -> dict[str, float]:
         "norms": 2 * (4 * h + 2 * element * h + 4),
         "qk_norm": qk_norm + qk_rms,
         # Rotated query and key, value, output, and the fp32 log-sum-exp of each head.
-        "attention": element * (2 * query + 2 * key_value) + 4 * model.num_attention_heads,
+        "attention": attention,
         # gate, silu(gate), up, their product
-        "mlp": 4 * element * f,
+        "mlp": _routed(model, element) if model.num_experts else 4 * element * f,
     }
 
 
@@ -106,15 +118,31 @@ def _huggingface_autocast(model: ModelSpec) -> dict[str, float]:
             # (tanh, 1 + tanh) are fp32; input/2 and the result cast for the next matmul are bf16.
             "mlp": (4 + 4 + 4 + 2 + 2) * f,
         }
+    attention = 2 * (2 * query + 2 * key_value) + 4 * model.num_attention_heads
+    casts = 3 * 2 * h + 2 * 2 * h
+    if model.family == "phi3":  # fused projections: see _huggingface; and one cast for each
+        attention += 2 * (2 * query + key_value)
+        casts = 2 * 2 * h
+    if model.num_experts:
+        casts = 3 * 2 * h + 2 * h  # the router casts once
     qk_norm = 6 * (query + key_value) if model.qk_norm else 0
     qk_rms = 4 * (model.num_attention_heads + model.num_key_value_heads) if model.qk_norm else 0
     return {
         "norms": 2 * (4 * h + 4 * h + 4),
-        "casts": 3 * 2 * h + 2 * 2 * h,
+        "casts": casts,
         "qk_norm": qk_norm + qk_rms,
-        "attention": 2 * (2 * query + 2 * key_value) + 4 * model.num_attention_heads,
-        "mlp": 4 * 2 * f,
+        "attention": attention,
+        "mlp": _routed(model, 4) if model.num_experts else 4 * 2 * f,
     }
+
+
+def _routed(model: ModelSpec, element: int) -> float:
+    """Experts of transformers (integrations/moe.py, grouped_mm_experts_forward), for each expert of a token.
+
+    The token's copy, what a dense MLP keeps, and the result before it is weighted. Indices and scores are left out:
+    some 100 bytes a token. Autocast does not know grouped products: experts stay in fp32 under it.
+    """
+    return element * model.experts_per_token * (2 * model.hidden_size + 4 * model.moe_ffn_hidden_size)
 
 
 def _torch_native(model: ModelSpec, element: int, layout: Layout) -> dict[str, float]:
@@ -140,6 +168,11 @@ def _torch_native(model: ModelSpec, element: int, layout: Layout) -> dict[str, f
         attention += element * query + 4 * (heads + key_value / model.head_dim)
     # Gate and up are one tensor (2f); silu(gate), up + offset and the product are one each (transformer/mlp.py, glu).
     mlp = 5 * element * f if model.gated_mlp else 3 * element * f
+    if model.num_experts:
+        # For each expert of a token, when experts are equally popular: the token's copy, gathered where experts are
+        # cut, and one product more, with the router's score (mlp.py, per_token_scale).
+        token = model.hidden_size * layout.etp / tp
+        mlp = element * model.experts_per_token * (token + 6 * model.moe_ffn_hidden_size / tp)
     return {
         "norms": 2 * (2 * element * h + statistics / outer),
         "attention": attention,

@@ -64,6 +64,11 @@ class Groups:
     dp: Group
     """Ranks that share gradients: dp and cp together."""
     pp: Group
+    ep: Group
+    """Ranks that exchange tokens for experts."""
+    etp: Group
+    expert_dp: Group
+    """Ranks that share gradients of experts."""
 
 
 def groups(cluster: ClusterSpec, layout: Layout) -> Groups:
@@ -73,6 +78,9 @@ def groups(cluster: ClusterSpec, layout: Layout) -> Groups:
         tp=group(cluster, tp, 1),
         cp=group(cluster, cp, tp),
         dp=group(cluster, dp * cp, tp),
+        ep=group(cluster, layout.ep, layout.etp),
+        etp=group(cluster, layout.etp, 1),
+        expert_dp=group(cluster, layout.expert_dp, layout.ep * layout.etp),
         pp=_neighbours(cluster, pp, tp * cp * dp),
     )
 

@@ -26,12 +26,14 @@ PARAM_BUFFERS = 5
 
 def largest_layer_matrix(model: ModelSpec) -> int:
     """Elements of the largest weight inside a transformer layer (embeddings are outside)."""
-    return model.hidden_size * max(model.ffn_hidden_size, model.num_attention_heads * model.head_dim)
+    return model.hidden_size * max(model.mlp_width, model.num_attention_heads * model.head_dim)
 
 
 def largest_parameter(model: ModelSpec) -> int:
-    """Elements of the largest weight of all, the embedding for most models."""
-    return max(largest_layer_matrix(model), model.vocab_size * model.hidden_size)
+    """Elements of the largest weight of all: the embedding for most dense models, and for a mixture of experts a
+    layer's gate and up projections of all experts, which transformers holds as one parameter (gate_up_proj)."""
+    experts = model.num_experts * 2 * model.moe_ffn_hidden_size * model.hidden_size
+    return max(largest_layer_matrix(model), model.vocab_size * model.hidden_size, experts)
 
 
 def reduce_bucket(model: ModelSpec, layout: Layout) -> int:

@@ -11,13 +11,19 @@ from kit.specs.model import ModelSpec
 
 
 def layer_matmul_flops_per_token(model: ModelSpec) -> float:
-    """Forward, one layer's matrices: 2 per parameter."""
-    return 2.0 * count(model).layer.matmul
+    """Forward, one layer's matrices: 2 per parameter; of the experts those that the token goes to."""
+    return 2.0 * count(model).layer.active
 
 
 def layer_attention_flops_per_token(model: ModelSpec, seq_length: int) -> float:
-    """Forward, scores and their product with the values: 2·2·s·a·d, halved by the causal mask."""
-    return 2.0 * seq_length * model.num_attention_heads * model.head_dim
+    """Forward, scores and their product with the values: 2·2·s·a·d, halved by the causal mask.
+
+    Through a sliding window of w positions a token sees w − w²/2s of them on average instead of s/2.
+    """
+    seen = seq_length / 2
+    if model.sliding_window is not None and model.sliding_window < seq_length:
+        seen = model.sliding_window - model.sliding_window**2 / (2 * seq_length)
+    return 4.0 * seen * model.num_attention_heads * model.head_dim
 
 
 def head_flops_per_token(model: ModelSpec) -> float:

@@ -6,11 +6,11 @@ need copies. Each moment is added up, and the fullest one is reported.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kit.cost import activations, deepspeed_sizes
 from kit.cost.efficiency import overheads
-from kit.cost.params import count, rank_parameters
+from kit.cost.params import count, rank_experts, rank_parameters
 from kit.cost.prediction import StageMemory
 from kit.cost.states import state_bytes
 from kit.specs.cluster import ClusterSpec
@@ -72,13 +72,17 @@ class _Dynamic:
 
 def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int) -> dict[str, float]:
     """Bytes by component of a rank of one stage, at its fullest moment."""
-    parameters = rank_parameters(model, layout.tp, layout.pp, stage)
+    dense = rank_parameters(model, layout.tp, layout.pp, stage)
+    experts = rank_experts(model, layout.pp, layout.ep, layout.etp)
+    parameters = dense + experts
     state = state_bytes(layout, job.precision)
+    # Experts are alike on other ranks than the rest, which changes what the distributed optimizer shards over.
+    of_experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1), job.precision)
     dynamic = _dynamic(model, job, layout, stage)
     buffers = _buffers(model, job, layout)
     constant = {
         "weights": state.weights * parameters,
-        "optimizer": state.optimizer * parameters,
+        "optimizer": state.optimizer * dense + of_experts.optimizer * experts,
         "buffers": buffers,
         "overhead": _overhead(cluster, layout) * GIB,
     }
@@ -135,7 +139,7 @@ def _autocast_copies(model: ModelSpec, job: JobSpec, layout: Layout, during_loss
     head = model.vocab_size * model.hidden_size
     if layout.recompute == "full" and during_loss:
         return 2.0 * head
-    return 2.0 * (model.num_layers * count(model).layer.matmul + head)
+    return 2.0 * (model.num_layers * count(model).layer.matrices + head)
 
 
 def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
@@ -179,6 +183,6 @@ def _overhead(cluster: ClusterSpec, layout: Layout) -> float:
     table = overheads()
     if cluster.gpu.device == "cpu":
         return table.cpu_process_gib
-    kinds = sum(size > 1 for size in (layout.tp, layout.cp, layout.dp, layout.pp))
+    kinds = sum(size > 1 for size in (layout.tp, layout.cp, layout.dp, layout.pp, layout.ep))
     communicators = kinds + 1 if kinds > 1 else kinds
     return table.context_gib + communicators * table.communicator_gib

@@ -15,21 +15,37 @@ class LayerParameters:
     attention: int
     """Query, key, value and output matrices."""
     mlp: int
-    """Gate, up and down matrices (two of them without a gate)."""
+    """Gate, up and down matrices (two of them without a gate) of a dense MLP."""
+    experts: int
+    """The same of all experts together."""
+    active_experts: int
+    """The part of ``experts`` that computes one token."""
+    router: int
+    """Scores of the experts: the same on every tensor-parallel rank."""
     split_biases: int
     """Biases that are split with their matrix: query, key, value and the MLP's first."""
     replicated: int
     """Norms, and biases added after a reduction: the same on every tensor-parallel rank."""
 
     @property
-    def matmul(self) -> int:
-        """Parameters that are multiplied with activations."""
-        return self.attention + self.mlp
+    def active(self) -> int:
+        """Matrices that a token is multiplied with."""
+        return self.attention + self.mlp + self.active_experts + self.router
+
+    @property
+    def matrices(self) -> int:
+        """All matrices."""
+        return self.attention + self.mlp + self.experts + self.router
+
+    @property
+    def dense(self) -> int:
+        """All of the layer but its experts."""
+        return self.total - self.experts
 
     @property
     def total(self) -> int:
         """All of the layer."""
-        return self.matmul + self.split_biases + self.replicated
+        return self.matrices + self.split_biases + self.replicated
 
 
 @dataclass(frozen=True)
@@ -50,6 +66,11 @@ class ModelParameters:
     def total(self) -> int:
         """All parameters, each once."""
         return self.embedding + self.num_layers * self.layer.total + self.final_norm + self.head
+
+    @property
+    def active(self) -> int:
+        """Parameters that take part in computing a token; all of them without experts."""
+        return self.total - self.num_layers * (self.layer.experts - self.layer.active_experts)
 
     @property
     def layers(self) -> int:
@@ -91,7 +112,8 @@ def _count(key: _Key) -> ModelParameters:
 
 
 def _layer(model: ModelSpec) -> LayerParameters:
-    h, f = model.hidden_size, model.ffn_hidden_size
+    h, f = model.hidden_size, model.mlp_width
+    matrices = (3 if model.gated_mlp else 2) * h * f
     query = model.num_attention_heads * model.head_dim
     key_value = model.num_key_value_heads * model.head_dim
     qkv_bias = query + 2 * key_value if model.qkv_bias else 0
@@ -99,7 +121,10 @@ def _layer(model: ModelSpec) -> LayerParameters:
     qk_norms = 2 * _norm(model, model.head_dim) if model.qk_norm else 0
     return LayerParameters(
         attention=h * (query + 2 * key_value) + query * h,
-        mlp=(3 if model.gated_mlp else 2) * h * f,
+        mlp=0 if model.num_experts else matrices,
+        experts=model.num_experts * matrices,
+        active_experts=model.experts_per_token * matrices,
+        router=model.num_experts * h,
         split_biases=qkv_bias + first_mlp_bias,
         replicated=2 * _norm(model, h) + qk_norms + after_reduction,
     )
@@ -116,15 +141,21 @@ def largest_layer(model: ModelSpec) -> int:
     return max(counts.layer.total, counts.embedding)
 
 
+def rank_experts(model: ModelSpec, pp: int, ep: int, etp: int) -> int:
+    """Parameters of experts that one rank of any pipeline stage holds."""
+    return model.num_layers // pp * count(model).layer.experts // (ep * etp)
+
+
 def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
-    """Parameters that one rank of pipeline stage ``stage`` holds: matrices split over ``tp``, the vocabulary padded.
+    """Parameters that one rank of pipeline stage ``stage`` holds beside experts: matrices split over ``tp``, the
+    vocabulary padded.
 
     megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings a second
     copy of the embedding there (models/common/language_module/language_module.py). ``pp`` divides the layers.
     """
     counts = count(model)
     layer = counts.layer
-    per_layer = (layer.matmul + layer.split_biases) // tp + layer.replicated
+    per_layer = (layer.attention + layer.mlp + layer.split_biases) // tp + layer.replicated + layer.router
     local = model.num_layers // pp * per_layer
     vocabulary = -(-model.vocab_size // tp) * model.hidden_size
     if stage == 0:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from kit.cost import flops, traffic
 from kit.cost.communication import Groups, groups
 from kit.cost.efficiency import attention_flops_per_s, matmul_flops_per_s, memory_bytes_per_s, shared
-from kit.cost.params import count, rank_parameters
+from kit.cost.params import count, rank_experts, rank_parameters
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -18,6 +18,7 @@ COMPONENTS = (
     "recompute",
     "tensor_parallel",
     "context_parallel",
+    "expert_parallel",
     "pipeline_transfer",
     "pipeline_bubble",
     "data_parallel",
@@ -42,10 +43,11 @@ class _MicroBatch:
     recompute: float
     tensor_parallel: float
     context_parallel: float
+    expert_parallel: float
 
     @property
     def total(self) -> float:
-        return self.compute + self.recompute + self.tensor_parallel + self.context_parallel
+        return self.compute + self.recompute + self.tensor_parallel + self.context_parallel + self.expert_parallel
 
 
 def step_time_components_s(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> dict[str, float]:
@@ -61,6 +63,7 @@ def step_time_components_s(model: ModelSpec, cluster: ClusterSpec, job: JobSpec,
         "recompute": m * slowest.recompute,
         "tensor_parallel": m * slowest.tensor_parallel,
         "context_parallel": m * slowest.context_parallel,
+        "expert_parallel": m * slowest.expert_parallel,
         "pipeline_transfer": _pipeline_transfer(model, job, layout, links, slowest),
         "pipeline_bubble": (p - 1) / v * slowest.total,
         "data_parallel": _data_parallel(model, job, layout, links, slowest),
@@ -81,10 +84,11 @@ def _micro_batch(
     attention_flops = flops.layer_attention_flops_per_token(model, job.seq_length) / layout.tp
     attention = layers * tokens * attention_flops / attention_flops_per_s(gpu, precision)
     element_wise = layers * tokens * traffic.layer_forward_bytes_per_token(model, precision, layout) / memory_rate
-    launches = layers * traffic.FORWARD_KERNELS[layout.implementation] * shared().kernel_launch_us * 1e-6
+    launches = layers * traffic.layer_forward_kernels(model, layout) * shared().kernel_launch_us * 1e-6
     # A GPU that waits for the next kernel is as slow as the process that launches them.
     layers_forward = max(matmul + attention + element_wise, launches if gpu.device == "cuda" else 0.0)
     parameters = rank_parameters(model, layout.tp, layout.pp, stage)
+    parameters += rank_experts(model, layout.pp, layout.ep, layout.etp)
     once = traffic.micro_batch_bytes_per_parameter(precision, layout) * parameters / memory_rate
     forward = layers_forward
     if stage == layout.pp - 1:
@@ -97,6 +101,7 @@ def _micro_batch(
         recompute=layers_forward if recomputed else 0.0,
         tensor_parallel=_tensor_parallel(model, job, layout, links, layers, tokens, window=matmul),
         context_parallel=_context_parallel(model, job, layout, links, layers),
+        expert_parallel=_expert_parallel(model, job, layout, links, layers, tokens),
     )
 
 
@@ -126,6 +131,23 @@ def _context_parallel(model: ModelSpec, job: JobSpec, layout: Layout, links: Gro
     return passes * layers * links.cp.all_gather_s(size)
 
 
+def _expert_parallel(
+    model: ModelSpec, job: JobSpec, layout: Layout, links: Groups, layers: int, tokens: float
+) -> float:
+    """Tokens to their experts and back: two all-to-alls a layer, each way (megatron-core, moe/token_dispatcher.py).
+
+    A rank sends each of its tokens (a ``tp``-th of the micro batch's, under sequence parallelism) once for each expert;
+    (n−1)/n of them leave the rank when experts are equally popular: the volume of an all-gather of n such parts of
+    1/n. With tensor parallelism inside experts the ranks of a group then gather each other's tokens, and scatter sums.
+    """
+    if not model.num_experts:
+        return 0.0
+    sent = tokens / layout.tp * model.experts_per_token * model.hidden_size * _element(job)
+    one_way = links.ep.all_gather_s(sent) + links.etp.all_gather_s(sent * layout.etp)
+    passes = 3 if layout.recompute == "full" else 2
+    return passes * layers * 2 * one_way
+
+
 def _pipeline_transfer(model: ModelSpec, job: JobSpec, layout: Layout, links: Groups, batch: _MicroBatch) -> float:
     """Activations forward and gradients back between stages; exposed in 1F1B, under compute when interleaved."""
     if layout.pp == 1:
@@ -139,19 +161,23 @@ def _pipeline_transfer(model: ModelSpec, job: JobSpec, layout: Layout, links: Gr
 
 def _data_parallel(model: ModelSpec, job: JobSpec, layout: Layout, links: Groups, batch: _MicroBatch) -> float:
     """Gradients out, weights in: what no backward hides. Bytes per parameter as each engine sends them."""
-    if links.dp.size == 1:
+    if links.dp.size == 1 and links.expert_dp.size == 1:
         return 0.0
     parameters = max(rank_parameters(model, layout.tp, layout.pp, stage) for stage in (0, layout.pp - 1))
+    experts = rank_experts(model, layout.pp, layout.ep, layout.etp)
     m, stage, overlap = layout.gradient_accumulation_steps, layout.zero_stage, shared().overlap
     element = _element(job)
     backward = 2 * batch.forward + batch.recompute
+    if layout.engine == "megatron":
+        weights = links.dp.all_gather_s(element * parameters) + links.expert_dp.all_gather_s(element * experts)
+        gradients = links.dp.all_gather_s(4.0 * parameters) + links.expert_dp.all_gather_s(4.0 * experts)
+        reduction = gradients * (1 if layout.zero_stage else 2)
+        return _exposed(reduction, overlap * backward) + (weights if layout.zero_stage else 0.0)
+    parameters += experts
     # A reduce-scatter takes as long as an all-gather. Stage 3 gathers layer by layer.
     once = links.dp.all_gather_s(element * parameters, messages=model.num_layers if stage == 3 else 1)
     if layout.engine == "torch" and stage == 0:
         return _exposed(2 * links.dp.all_gather_s(4.0 * parameters), overlap * backward)
-    if layout.engine == "megatron":
-        reduction = links.dp.all_gather_s(4.0 * parameters) * (1 if layout.zero_stage else 2)
-        return _exposed(reduction, overlap * backward) + (once if layout.zero_stage else 0.0)
     if layout.engine == "torch" or stage == 3:
         # Each micro batch gathers the weights for forward, stage 3 for backward too, and scatters gradients: fp32 ones
         # under FSDP2 (MixedPrecisionPolicy.reduce_dtype).
@@ -201,8 +227,10 @@ def _optimizer(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Lay
     if layout.offload_optimizer != "none":
         return 0.0
     parameters = max(rank_parameters(model, layout.tp, layout.pp, stage) for stage in (0, layout.pp - 1))
-    ranks = layout.dp * layout.cp if layout.zero_stage >= 1 else 1
-    return traffic.optimizer_bytes_per_parameter(job.precision) * parameters / ranks / memory_bytes_per_s(cluster.gpu)
+    experts = rank_experts(model, layout.pp, layout.ep, layout.etp)
+    ranks, expert_ranks = (layout.dp * layout.cp, layout.expert_dp) if layout.zero_stage >= 1 else (1, 1)
+    updated = parameters / ranks + experts / expert_ranks
+    return traffic.optimizer_bytes_per_parameter(job.precision) * updated / memory_bytes_per_s(cluster.gpu)
 
 
 def _exposed(seconds: float, window: float) -> float:

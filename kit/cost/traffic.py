@@ -11,14 +11,33 @@ from kit.specs.job import Precision
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
-FORWARD_KERNELS = {"huggingface-sdpa": 50, "torch-native": 40}
-"""Kernels that one layer launches in forward, counted in the layers' code; backward launches about twice as many."""
+_FORWARD_KERNELS = {"huggingface-sdpa": 50, "torch-native": 40}
+_ROUTING_KERNELS = 20
+_EXPERT_KERNELS = 8
+
+
+def layer_forward_kernels(model: ModelSpec, layout: Layout) -> int:
+    """Kernels that one layer launches in forward, counted in the layers' code; backward launches about twice as many.
+
+    transformers computes all experts in one grouped product, megatron-core's SequentialMLP one expert after the other.
+    """
+    kernels = _FORWARD_KERNELS[layout.implementation]
+    if not model.num_experts:
+        return kernels
+    one_by_one = model.num_experts // layout.ep if layout.implementation == "torch-native" else 1
+    return kernels + _ROUTING_KERNELS + _EXPERT_KERNELS * one_by_one
 
 
 def layer_forward_bytes_per_token(model: ModelSpec, precision: Precision, layout: Layout) -> float:
     """Forward of one layer, one rank, per token of the rank's sequence."""
     element = 2 if precision == "bf16" else 4
-    h, f = model.hidden_size, model.ffn_hidden_size / layout.tp
+    # Tokens are sorted by expert and back: four copies of them, read and written, for each expert of a token.
+    copies = 8 * element * model.experts_per_token * model.hidden_size / layout.tp
+    return copies + _dense_bytes_per_token(model, precision, layout, element)
+
+
+def _dense_bytes_per_token(model: ModelSpec, precision: Precision, layout: Layout, element: int) -> float:
+    h, f = model.hidden_size, model.mlp_width * max(1, model.experts_per_token) / layout.tp
     query_key = (model.num_attention_heads + model.num_key_value_heads) / layout.tp * model.head_dim
     if layout.implementation == "torch-native":
         outer = h / (layout.tp if layout.sp else 1)

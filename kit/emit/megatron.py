@@ -25,11 +25,19 @@ GUARDED: dict[str, str] = {
     "parallel_state.pipeline_model_parallel_size": "layout.pp",
     "parallel_state.virtual_pipeline_model_parallel_size": "layout.vp",
     "parallel_state.context_parallel_size": "layout.cp",
+    "parallel_state.expert_model_parallel_size": "layout.ep",
+    "parallel_state.expert_tensor_parallel_size": "layout.etp",
     "transformer_config.tensor_model_parallel_size": "layout.tp",
     "transformer_config.pipeline_model_parallel_size": "layout.pp",
     "transformer_config.virtual_pipeline_model_parallel_size": "layout.vp",
     "transformer_config.context_parallel_size": "layout.cp",
+    "transformer_config.expert_model_parallel_size": "layout.ep",
+    "transformer_config.expert_tensor_parallel_size": "layout.etp",
     "transformer_config.sequence_parallel": "layout.sp",
+    "transformer_config.num_moe_experts": "model.num_experts",
+    "transformer_config.moe_router_topk": "model.experts_per_token",
+    "transformer_config.moe_ffn_hidden_size": "model.moe_ffn_hidden_size",
+    "transformer_config.moe_router_pre_softmax": "model.norm_topk_prob",
     "transformer_config.num_layers": "model.num_layers",
     "transformer_config.hidden_size": "model.hidden_size",
     "transformer_config.ffn_hidden_size": "model.ffn_hidden_size",
@@ -43,6 +51,7 @@ GUARDED: dict[str, str] = {
     "transformer_config.add_bias_linear": "model.family",
     "transformer_config.add_qkv_bias": "model.family",
     "transformer_config.qk_layernorm": "model.family",
+    "transformer_config.window_size": "model.sliding_window",
     "transformer_config.bf16": "job.precision",
     "transformer_config.params_dtype": "job.precision",
     "transformer_config.pipeline_dtype": "job.precision",
@@ -62,7 +71,7 @@ GUARDED: dict[str, str] = {
 def megatron_settings(plan: Plan) -> dict[str, Any]:
     """The projection of a plan for the Megatron engine; see the module's docstring. Pure and deterministic."""
     return {
-        "parallel_state": _parallel_state(plan.layout),
+        "parallel_state": _parallel_state(plan.model, plan.layout),
         "transformer_config": _transformer_config(plan.model, plan.job, plan.layout),
         "model": _model(plan.model, plan.job, plan.layout),
         "distributed_data_parallel": {
@@ -89,7 +98,7 @@ def padded_vocab_size(model: ModelSpec, layout: Layout) -> int:
     return -(-model.vocab_size // layout.tp) * layout.tp
 
 
-def _parallel_state(layout: Layout) -> dict[str, Any]:
+def _parallel_state(model: ModelSpec, layout: Layout) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -97,7 +106,27 @@ def _parallel_state(layout: Layout) -> dict[str, Any]:
     }
     if layout.vp > 1:
         settings["virtual_pipeline_model_parallel_size"] = layout.vp
+    if model.num_experts:
+        settings |= _expert_parallel(layout)
     return settings
+
+
+def _expert_parallel(layout: Layout) -> dict[str, Any]:
+    return {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": layout.etp}
+
+
+def _experts(model: ModelSpec, layout: Layout) -> dict[str, Any]:
+    """Routing as transformers computes it: no auxiliary loss, no token dropped, whatever its experts' load."""
+    return {
+        "num_moe_experts": model.num_experts,
+        "moe_router_topk": model.experts_per_token,
+        "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
+        # The softmax of the chosen logits alone is the normalised softmax of all.
+        "moe_router_pre_softmax": not model.norm_topk_prob,
+        "moe_router_load_balancing_type": "none",
+        "moe_router_dtype": "fp32",
+        "moe_token_dispatcher_type": "alltoall",
+    } | _expert_parallel(layout)
 
 
 def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:
@@ -130,6 +159,10 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "context_parallel_size": layout.cp,
         "sequence_parallel": layout.sp,
     }
+    if model.num_experts:
+        settings |= _experts(model, layout)
+    if model.sliding_window is not None and model.windowed(job.seq_length):
+        settings["window_size"] = [model.sliding_window - 1, 0]  # the token itself is not counted
     if layout.pp > 1:
         settings["pipeline_dtype"] = dtype
     if layout.pp > 1 and layout.vp == 1:

@@ -13,13 +13,18 @@ from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
     LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from kit.engines.base import TensorSource
+from kit.engines.experts import shapes_on_disk
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
 from kit.specs.model import ModelSpec
@@ -50,9 +55,15 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
 
 
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name → shape of every parameter that transformers saves (a tied one once). Allocates nothing."""
+    """Hugging Face name → shape of every tensor that transformers saves (a tied one once). Allocates nothing.
+
+    Experts have the names they have on disk (``kit/engines/experts.py``).
+    """
     skeleton = _random_model(model, 0, torch.float32, torch.device("meta"))
-    return {name: tuple(parameter.shape) for name, parameter in skeleton.named_parameters()}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, parameter in skeleton.named_parameters():
+        shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
+    return shapes
 
 
 def check_names(expected: Mapping[str, tuple[int, ...]], source: TensorSource) -> None:
@@ -140,7 +151,7 @@ def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch
 
 
 def _shared(model: ModelSpec) -> dict[str, Any]:
-    """Keys that Llama, Qwen2 and Qwen3 have in common."""
+    """Keys that the families after Llama have in common."""
     return {
         "vocab_size": model.vocab_size,
         "hidden_size": model.hidden_size,
@@ -195,9 +206,59 @@ def _gpt2(model: ModelSpec) -> GPT2Config:
     )
 
 
+def _mixtral(model: ModelSpec) -> MixtralConfig:
+    if model.moe_ffn_hidden_size != model.ffn_hidden_size or not model.norm_topk_prob:
+        raise SpecError(
+            f"moe_ffn_hidden_size={model.moe_ffn_hidden_size}, norm_topk_prob={model.norm_topk_prob} of {model.name}: "
+            f"Mixtral has one width and normalised weights; use {model.ffn_hidden_size} and true"
+        )
+    return MixtralConfig(
+        **_shared(model),
+        sliding_window=model.sliding_window,
+        num_local_experts=model.num_experts,
+        num_experts_per_tok=model.experts_per_token,
+        output_router_logits=False,
+        router_jitter_noise=0.0,
+    )
+
+
+def _qwen3_moe(model: ModelSpec) -> Qwen3MoeConfig:
+    return Qwen3MoeConfig(
+        **_shared(model),
+        num_experts=model.num_experts,
+        num_experts_per_tok=model.experts_per_token,
+        moe_intermediate_size=model.moe_ffn_hidden_size,
+        norm_topk_prob=model.norm_topk_prob,
+        decoder_sparse_step=1,
+        mlp_only_layers=[],
+        output_router_logits=False,
+    )
+
+
+def _phi3(model: ModelSpec) -> Phi3Config:
+    if model.head_dim * model.num_attention_heads != model.hidden_size:
+        raise SpecError(
+            f"head_dim={model.head_dim} for {model.name}: Phi-3's heads split the hidden size {model.hidden_size} "
+            f"evenly; use {model.hidden_size // model.num_attention_heads}"
+        )
+    settings = {key: value for key, value in _shared(model).items() if key != "head_dim"}
+    return Phi3Config(
+        **settings,
+        sliding_window=model.sliding_window,
+        original_max_position_embeddings=model.max_position_embeddings,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attention_dropout=0.0,
+    )
+
+
 _CONFIGS: dict[str, Callable[[ModelSpec], PreTrainedConfig]] = {
     "llama": lambda model: LlamaConfig(**_shared(model)),
+    "mistral": lambda model: MistralConfig(**_shared(model), sliding_window=model.sliding_window),
+    "phi3": _phi3,
     "qwen2": lambda model: Qwen2Config(**_shared(model)),
     "qwen3": lambda model: Qwen3Config(**_shared(model)),
     "gpt2": _gpt2,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
 }

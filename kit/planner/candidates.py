@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kit.planner.rules import divisors
 from kit.specs.cluster import ClusterSpec
@@ -67,14 +67,18 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
 
 
 def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
+    if cluster.num_gpus == 1 and pins.engine is None and _Split.of(pins) == _Split():
+        return  # nothing to split, so nothing to offer over the model as transformers computes it
     zero = 1 if pins.zero_stage is None else pins.zero_stage
     offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
     for tp, pp, cp in _splits(model, cluster, job, pins, scope):
         sp = pins.sp if pins.sp is not None else tp > 1 and job.seq_length % (tp * cp) == 0
         for vp in _virtual(model, pins, pp):
             split = _Split(tp=tp, pp=pp, vp=vp, cp=cp, sp=sp)
-            for recompute in _recompute(pins):
-                yield from _sized("megatron", job, pins, split, split.data_parallel(cluster), zero, offload, recompute)
+            dp = split.data_parallel(cluster)
+            for (ep, etp), recompute in itertools.product(_experts(model, pins, tp, dp * cp * tp), _recompute(pins)):
+                whole = replace(split, ep=ep, etp=etp)
+                yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute)
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,21 @@ class _Split:
     vp: int = 1
     cp: int = 1
     sp: bool = False
+    ep: int = 1
+    etp: int = 1
 
     @classmethod
     def of(cls, pins: Pins) -> _Split:
         """What is pinned, and one for the rest."""
-        return cls(tp=pins.tp or 1, pp=pins.pp or 1, vp=pins.vp or 1, cp=pins.cp or 1, sp=pins.sp or False)
+        return cls(
+            tp=pins.tp or 1,
+            pp=pins.pp or 1,
+            vp=pins.vp or 1,
+            cp=pins.cp or 1,
+            sp=pins.sp or False,
+            ep=pins.ep or 1,
+            etp=pins.etp or 1,
+        )
 
     def data_parallel(self, cluster: ClusterSpec) -> int:
         return max(1, cluster.num_gpus // (self.tp * self.pp * self.cp))
@@ -117,6 +131,15 @@ def _splits(
                     if c == 1 or (job.seq_length % (2 * c) == 0 and job.seq_length // c >= shortest)
                 ]
             yield from ((tp, pp, cp) for cp in cps)
+
+
+def _experts(model: ModelSpec, pins: Pins, tp: int, ranks: int) -> list[tuple[int, int]]:
+    """(ep, etp): experts whole or cut as the rest is, over the ``ranks`` of a stage that see different tokens."""
+    if not model.num_experts:
+        return [(pins.ep or 1, pins.etp or 1)]
+    eps = [pins.ep] if pins.ep else [ep for ep in divisors(model.num_experts) if ranks % ep == 0]
+    # Whole experts are the faster choice wherever there are more of them than ranks to hold them.
+    return [(ep, pins.etp or (tp if ep == 1 else 1)) for ep in eps]
 
 
 def _virtual(model: ModelSpec, pins: Pins, pp: int) -> list[int]:
@@ -169,6 +192,8 @@ def _sized(
             vp=split.vp,
             cp=split.cp,
             sp=split.sp,
+            ep=split.ep,
+            etp=split.etp,
             zero_stage=zero,
             offload_optimizer=offload[0],
             offload_param=offload[1],

@@ -142,7 +142,9 @@ def implementation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout:
 
 def data_parallel_only(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """These engines run a Hugging Face model whole on every rank."""
-    split = [name for name in ("tp", "pp", "vp", "cp") if getattr(layout, name) > 1] + (["sp"] if layout.sp else [])
+    split = [name for name in ("tp", "pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1] + (
+        ["sp"] if layout.sp else []
+    )
     if not split:
         return None
     given = ", ".join(f"{name}={getattr(layout, name)}" for name in split)
@@ -224,16 +226,6 @@ def nvme(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -
 # ---------------------------------------------------------------- Megatron
 
 
-def megatron_family(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """kit/engines/megatron: weight maps and layers exist for these."""
-    if model.family == "gpt2":
-        return (
-            f"family=gpt2 of {model.name} on engine=megatron, which computes llama, qwen2 and qwen3; "
-            "use engine=deepspeed or torch"
-        )
-    return None
-
-
 def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """kit/engines/megatron/rope.py: kinds that frequencies alone express."""
     kind = (model.rope_scaling or {}).get("rope_type", "default")
@@ -281,7 +273,7 @@ def tp_fits_kv_heads(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
 
 def tp_divides_mlp(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """tensor_parallel/layers.py: ColumnParallelLinear divides its output size."""
-    if model.ffn_hidden_size % layout.tp:
+    if not model.num_experts and model.ffn_hidden_size % layout.tp:
         fitting = [d for d in divisors(model.num_attention_heads) if model.ffn_hidden_size % d == 0]
         return (
             f"tp={layout.tp} does not divide ffn_hidden_size={model.ffn_hidden_size} of {model.name}; "
@@ -340,6 +332,44 @@ def context_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
     return None
 
 
+def expert_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """moe_layer.py: experts are dealt out evenly; parallel_state.py: their ranks are those of a pipeline stage."""
+    ep, etp, experts = layout.ep, layout.etp, model.num_experts
+    if not experts:
+        return f"ep={ep}, etp={etp} with {model.name}, which has no experts; leave them out" if ep * etp > 1 else None
+    if experts % ep:
+        return f"ep={ep} does not divide num_experts={experts} of {model.name}; use {words(divisors(experts))}"
+    if model.moe_ffn_hidden_size % etp:
+        return (
+            f"etp={etp} does not divide moe_ffn_hidden_size={model.moe_ffn_hidden_size} of {model.name}; "
+            f"use {words([d for d in divisors(layout.tp) if model.moe_ffn_hidden_size % d == 0])}"
+        )
+    ranks = layout.dp * layout.cp * layout.tp
+    if ranks % (ep * etp):
+        return (
+            f"ep·etp={ep}·{etp} does not divide the dp·cp·tp={ranks} ranks of a pipeline stage; "
+            f"use sizes whose product is {words(divisors(ranks))}"
+        )
+    return None
+
+
+def expert_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """Without expert parallelism megatron-core reduces gradients of experts with all others
+    (tensor_parallel/layers.py, ``allreduce``), so they must be cut alike: otherwise ranks drift apart silently."""
+    if model.num_experts and layout.ep == 1 and layout.etp != layout.tp:
+        return (
+            f"etp={layout.etp} with ep=1 and tp={layout.tp}: experts are then cut as the rest is; use etp={layout.tp}"
+        )
+    return None
+
+
+def experts_need_sequence_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """moe_layer.py, MoELayer.forward: training experts with tensor but without sequence parallelism is refused."""
+    if model.num_experts and layout.tp > 1 and not layout.sp:
+        return f"tp={layout.tp} with sp=false and the experts of {model.name}; use sp=true, or tp=1"
+    return None
+
+
 _HF: tuple[EngineName, ...] = ("torch", "deepspeed")
 _TORCH: tuple[EngineName, ...] = ("torch",)
 _DEEPSPEED: tuple[EngineName, ...] = ("deepspeed",)
@@ -357,7 +387,6 @@ RULES: tuple[Rule, ...] = (
     Rule(offload_needs_zero, _DEEPSPEED),
     Rule(host_ram, _DEEPSPEED),
     Rule(nvme, _DEEPSPEED),
-    Rule(megatron_family, _MEGATRON),
     Rule(megatron_rope, _MEGATRON),
     Rule(megatron_zero, _MEGATRON),
     Rule(tp_divides_heads, _MEGATRON),
@@ -367,5 +396,8 @@ RULES: tuple[Rule, ...] = (
     Rule(virtual_stages, _MEGATRON),
     Rule(sequence_parallel, _MEGATRON),
     Rule(context_parallel, _MEGATRON),
+    Rule(expert_parallel, _MEGATRON),
+    Rule(expert_tensor_parallel, _MEGATRON),
+    Rule(experts_need_sequence_parallel, _MEGATRON),
 )
 """Every rule; order is the order of messages."""

@@ -84,6 +84,7 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
         _FARNESS[layout.offload_optimizer] + _FARNESS[layout.offload_param],
         layout.pp,
         layout.tp * layout.cp,
+        layout.ep,
         layout.vp,
         int(layout.recompute == "full"),
         layout.zero_stage,
@@ -116,7 +117,20 @@ def _considered(
 
 
 def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:
-    keys = ("engine", "tp", "pp", "vp", "cp", "sp", "zero_stage", "offload_optimizer", "offload_param", "recompute")
+    keys = (
+        "engine",
+        "tp",
+        "pp",
+        "vp",
+        "cp",
+        "sp",
+        "ep",
+        "etp",
+        "zero_stage",
+        "offload_optimizer",
+        "offload_param",
+        "recompute",
+    )
     return after.micro_batch_size > before.micro_batch_size and all(
         getattr(before, key) == getattr(after, key) for key in keys
     )

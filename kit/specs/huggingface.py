@@ -9,10 +9,10 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import yaml
-from kit.specs.model import ModelSpec
+from kit.specs.model import WINDOWED, WITH_EXPERTS, ModelSpec
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "gpt2")
-"""``model_type`` values that are understood. A Mistral without a sliding window computes what a Llama does."""
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
+"""``model_type`` values that are understood: the families of ``ModelSpec``."""
 
 
 def read_config(directory: Path) -> ModelSpec:
@@ -42,15 +42,19 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
 def _llama_like(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     kind = config["model_type"]
     _refuse(config, name, {"hidden_act": "silu", "mlp_bias": False, "attention_bias": False})
-    if config.get("sliding_window") is not None and (kind == "mistral" or config.get("use_sliding_window")):
+    if config.get("sliding_window") is not None and kind not in WINDOWED and config.get("use_sliding_window"):
         raise SpecError(
-            f"sliding_window={config['sliding_window']} of {name}: windowed attention is not computed here; "
-            "use a model without it (Mistral 7B from v0.2 on has none)"
+            f"sliding_window={config['sliding_window']} of {name}: {kind} has it in some layers only, which is not "
+            "computed here; use a model with use_sliding_window=false"
         )
     hidden, heads = _required(config, "hidden_size", name), _required(config, "num_attention_heads", name)
     theta, scaling = _rope(config)
+    if kind == "phi3":
+        _check_phi3(config, scaling, name)
+    experts = _experts(config, name) if kind in WITH_EXPERTS else {}
     return {
-        "family": "llama" if kind == "mistral" else kind,
+        "family": kind,
+        **experts,
         "num_layers": _required(config, "num_hidden_layers", name),
         "hidden_size": hidden,
         "ffn_hidden_size": _required(config, "intermediate_size", name),
@@ -61,10 +65,50 @@ def _llama_like(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "max_position_embeddings": _required(config, "max_position_embeddings", name),
         "tied_embeddings": config.get("tie_word_embeddings", False),
         # Defaults of the transformers classes where a file leaves a key out.
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
+        "norm_eps": config.get("rms_norm_eps", 1e-5 if kind == "phi3" else 1e-6),
         "rope_theta": theta,
         "rope_scaling": scaling,
+        # An absent key is Mistral's default of 4096; null is no window (transformers' MistralConfig).
+        "sliding_window": config.get("sliding_window", _DEFAULT_WINDOWS.get(kind)) if kind in WINDOWED else None,
     }
+
+
+_DEFAULT_WINDOWS = {"mistral": 4096}
+
+
+def _experts(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if config["model_type"] == "mixtral":
+        return {
+            "num_experts": config.get("num_local_experts", config.get("num_experts", 8)),
+            "experts_per_token": config.get("num_experts_per_tok", 2),
+            "moe_ffn_hidden_size": _required(config, "intermediate_size", name),
+        }
+    dense, every = config.get("mlp_only_layers"), config.get("decoder_sparse_step", 1)
+    if dense or every != 1:
+        raise SpecError(
+            f"mlp_only_layers={dense}, decoder_sparse_step={every} of {name}: layers without experts among others are "
+            "not computed here; use a model with experts in all"
+        )
+    return {
+        # transformers 5 writes the second name
+        "num_experts": config.get("num_experts", config.get("num_local_experts", 128)),
+        "experts_per_token": config.get("num_experts_per_tok", 8),
+        "moe_ffn_hidden_size": _required(config, "moe_intermediate_size", name),
+        "norm_topk_prob": config.get("norm_topk_prob", False),
+    }
+
+
+def _check_phi3(config: Mapping[str, Any], scaling: dict[str, Any] | None, name: str) -> None:
+    partial = (config.get("rope_parameters") or config).get("partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise SpecError(
+            f"partial_rotary_factor={partial} of {name}: only whole heads are rotated here; use another model"
+        )
+    if scaling is not None:
+        raise SpecError(
+            f"rope_type={scaling['rope_type']} of {name}: of Phi-3 only unscaled positions are computed here; "
+            "use a variant with a short context, such as Phi-3-mini-4k"
+        )
 
 
 def _gpt2(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -101,6 +145,8 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
     theta = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
     kind = parameters.pop("type", None) or "default"  # the key's name before transformers 4.43
     kind = parameters.pop("rope_type", kind)
+    if parameters.get("partial_rotary_factor") == 1.0:  # transformers writes the default for some families
+        del parameters["partial_rotary_factor"]
     return float(theta), None if kind == "default" else {"rope_type": kind, **parameters}
 
 

@@ -18,7 +18,7 @@ Implementation = Literal["huggingface-sdpa", "torch-native"]
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class Layout:
-    """One complete choice. ``world_size = dp·cp·tp·pp``."""
+    """One complete choice. ``world_size = dp·cp·tp·pp``; experts are split otherwise: ``dp·cp·tp = edp·ep·etp``."""
 
     engine: EngineName
     implementation: Implementation
@@ -29,6 +29,10 @@ class Layout:
     vp: int = Field(default=1, gt=0)
     """Virtual stages per pipeline rank; 1 = plain 1F1B."""
     cp: int = Field(default=1, gt=0)
+    ep: int = Field(default=1, gt=0)
+    """Expert parallelism: ranks that share out the experts of a layer, and exchange tokens."""
+    etp: int = Field(default=1, gt=0)
+    """Tensor parallelism inside each expert; with ep=1 it is that of everything else."""
     sp: bool = False
     """Sequence parallelism over the tensor-parallel group."""
     zero_stage: int = Field(default=0, ge=0, le=3)
@@ -47,6 +51,11 @@ class Layout:
         return self.dp * self.cp * self.tp * self.pp
 
     @property
+    def expert_dp(self) -> int:
+        """Ranks that hold the same expert parameters."""
+        return max(1, self.dp * self.cp * self.tp // (self.ep * self.etp))
+
+    @property
     def global_batch_size(self) -> int:
         """Sequences per optimizer step."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp
@@ -61,6 +70,8 @@ class Pins:
     pp: int | None = Field(default=None, gt=0)
     vp: int | None = Field(default=None, gt=0)
     cp: int | None = Field(default=None, gt=0)
+    ep: int | None = Field(default=None, gt=0)
+    etp: int | None = Field(default=None, gt=0)
     sp: bool | None = None
     zero_stage: int | None = Field(default=None, ge=0, le=3)
     offload_optimizer: Offload | None = None

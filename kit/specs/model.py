@@ -10,7 +10,12 @@ from pydantic.dataclasses import dataclass
 from kit.errors import SpecError
 from kit.specs.base import SPEC
 
-Family = Literal["llama", "qwen2", "qwen3", "gpt2"]
+Family = Literal["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe"]
+
+WINDOWED: tuple[Family, ...] = ("mistral", "phi3", "mixtral")
+"""Families whose attention may have a sliding window."""
+WITH_EXPERTS: tuple[Family, ...] = ("mixtral", "qwen3_moe")
+"""Families whose MLPs are mixtures of experts, in every layer."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -45,10 +50,36 @@ class ModelSpec:
     """RoPE base; null for learned positions."""
     rope_scaling: dict[str, Any] | None = None
     """Hugging Face's rope_parameters beyond the base (rope_type, factor, …)."""
+    sliding_window: int | None = Field(default=None, gt=0)
+    """Positions that a token attends to, its own included; null for all before it. The same in every layer."""
+    num_experts: int = Field(default=0, ge=0)
+    """Experts of every layer (mixture of experts); 0 for a dense model."""
+    experts_per_token: int = Field(default=0, ge=0)
+    """Experts that compute a token."""
+    moe_ffn_hidden_size: int = Field(default=0, ge=0)
+    """Width inside one expert; Mixtral's equals ``ffn_hidden_size``, which Qwen3-MoE's layers do not use."""
+    norm_topk_prob: bool = True
+    """Whether the weights of a token's experts are made to add up to 1."""
     source: str = "user"
     """Where the shape was read."""
 
     def __post_init__(self) -> None:
+        if self.sliding_window is not None and self.family not in WINDOWED:
+            raise SpecError(
+                f"sliding_window={self.sliding_window} of {self.name}: family {self.family} has none here; "
+                f"leave it out, or use one of {', '.join(WINDOWED)}"
+            )
+        sizes = (self.num_experts, self.experts_per_token, self.moe_ffn_hidden_size)
+        if (self.family in WITH_EXPERTS) != all(sizes) or any(sizes) != all(sizes):
+            raise SpecError(
+                f"num_experts={sizes[0]}, experts_per_token={sizes[1]}, moe_ffn_hidden_size={sizes[2]} of {self.name}: "
+                f"families {' and '.join(WITH_EXPERTS)} need all three, the others none; change them, or the family"
+            )
+        if self.experts_per_token > self.num_experts:
+            raise SpecError(
+                f"experts_per_token={self.experts_per_token} of {self.name} is more than num_experts="
+                f"{self.num_experts}; use at most {self.num_experts}"
+            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise SpecError(
                 f"num_key_value_heads={self.num_key_value_heads} does not divide "
@@ -60,6 +91,11 @@ class ModelSpec:
     def gated_mlp(self) -> bool:
         """Whether the MLP has a gate (SwiGLU): three matrices instead of two."""
         return self.family != "gpt2"
+
+    @property
+    def mlp_width(self) -> int:
+        """Width inside the MLP that a layer really has: of the one, or of each expert."""
+        return self.moe_ffn_hidden_size or self.ffn_hidden_size
 
     @property
     def norm(self) -> Literal["rmsnorm", "layernorm"]:
@@ -84,4 +120,8 @@ class ModelSpec:
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalised per head."""
-        return self.family == "qwen3"
+        return self.family in ("qwen3", "qwen3_moe")
+
+    def windowed(self, seq_length: int) -> bool:
+        """Whether the sliding window cuts anything off sequences of this length."""
+        return self.sliding_window is not None and self.sliding_window < seq_length

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from kit.emit.megatron import megatron_settings
+from kit.engines import experts
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
@@ -37,6 +38,8 @@ class Trajectory:
     tokens: list[int] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     """Of the first step, under Hugging Face names; empty but on the main rank."""
+    initial: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Weights before the first step: what came in from the Hugging Face directory, out again."""
     masters: dict[str, torch.Tensor] = field(default_factory=dict)
     """After the last step."""
 
@@ -95,24 +98,12 @@ def train_with_fault(rundir: Any, steps: int, fault: str) -> Trajectory:
         uproot()
 
 
-def train_contiguous(rundir: Any, steps: int) -> Trajectory:
-    """Inside a worker: ``train``, but context-parallel ranks take neighbouring chunks instead of the zig-zag's."""
-    from kit.engines.megatron import engine
-
-    zigzag = engine.local_part
-    engine.local_part = lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()]
-    try:
-        return train(rundir, steps)
-    finally:
-        engine.local_part = zigzag
-
-
 def train(rundir: Any, steps: int) -> Trajectory:
     """Inside a worker: build the engine, train, close."""
     from kit.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(rundir)
-    result = Trajectory()
+    result = Trajectory(initial=export(engine, StateKind.MASTER))
     for step in range(steps):
         batches = micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size)
         loss = engine.forward_backward(batches)
@@ -131,7 +122,7 @@ def export(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
 
 
-def reference(model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_clip"]) -> Trajectory:
+def reference(spec: ModelSpec, model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_clip"]) -> Trajectory:
     """The same training by plain transformers and torch.optim.AdamW in one process, all sequences in one batch."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim == 1]
@@ -141,7 +132,7 @@ def reference(model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_c
         betas=(0.9, 0.95),
         eps=JOB["optimizer"].eps,
     )
-    result = Trajectory()
+    result = Trajectory(initial=_on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()}))
     for step in range(steps):
         inputs, labels = step_batch(model.config.vocab_size, step)
         logits = model(input_ids=inputs, use_cache=False).logits.float()
@@ -151,14 +142,18 @@ def reference(model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_c
         )
         loss.backward()
         if step == 0:
-            result.gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+            result.gradients = _on_disk(spec, {name: p.grad.clone() for name, p in model.named_parameters()})
         result.losses.append(loss.item())
         result.tokens.append(count)
         result.norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)))
         optimizer.step()
         optimizer.zero_grad()
-    result.masters = {name: p.detach().clone() for name, p in model.named_parameters()}
+    result.masters = _on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()})
     return result
+
+
+def _on_disk(spec: ModelSpec, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {each: part for name, tensor in tensors.items() for each, part in experts.split(spec, name, tensor)}
 
 
 def differences(found: Trajectory, expected: Trajectory) -> list[str]:
@@ -168,6 +163,11 @@ def differences(found: Trajectory, expected: Trajectory) -> list[str]:
         for step, (a, b) in enumerate(zip(getattr(found, what), getattr(expected, what), strict=True)):
             if not abs(a - b) <= 1e-5 * abs(b):
                 problems.append(f"{what}[{step}]: {a} instead of {b}")
+    problems += [
+        f"initial[{name}]: not bit for bit what was read"
+        for name, tensor in expected.initial.items()
+        if name not in found.initial or not torch.equal(found.initial[name], tensor)
+    ]
     for what in ("gradients", "masters"):
         ours, theirs = getattr(found, what), getattr(expected, what)
         if ours.keys() != theirs.keys():
@@ -258,6 +258,26 @@ def held_bytes(rundir: Any) -> dict[str, int]:
     held = engine.held_bytes()
     engine.close()
     return held
+
+
+def logits(rundir: Any) -> torch.Tensor:
+    """Inside a worker of a layout without pipeline: (GLOBAL_BATCH_SIZE, SEQ_LENGTH, vocabulary) of the first step."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    inputs, _ = step_batch(rundir.plan.model.vocab_size, 0)
+    (chunk,) = engine._chunks
+    chunk.eval()
+    assert parallel_state.get_pipeline_model_parallel_world_size() == 1
+    with torch.no_grad():
+        positions = torch.arange(inputs.shape[1]).expand_as(inputs)
+        local = chunk(inputs, positions, attention_mask=None, labels=None)
+        whole = gather_from_tensor_model_parallel_region(local)[..., : rundir.plan.model.vocab_size].clone()
+    engine.close()
+    return whole
 
 
 def initial_weights(rundir: Any) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ def references(tmp_path_factory):
         if key not in known:
             directory = tmp_path_factory.mktemp(spec.name)
             model = saved_model(spec, directory / "model")
-            known[key] = directory, cases.reference(model, STEPS)
+            known[key] = directory, cases.reference(spec, model, STEPS)
         return known[key]
 
     return reference

@@ -14,18 +14,19 @@ from tests.training import tiny
 
 LAYOUTS = (
     {},
-    {"tp": 2, "sp": True},
+    {"tp": 2, "sp": True, "ep": 2},
     {"pp": 2, "recompute": "full"},
     {"pp": 2, "vp": 2, "dp": 2, "zero_stage": 1},
 )
-FAMILIES = ("llama", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 
 
 def plans():
     for family in FAMILIES:
         for layout in LAYOUTS:
             for precision in ("fp32", "bf16"):
-                spec = tiny.model(family, num_layers=4, vocab_size=127)
+                window = {"sliding_window": 7} if family == "mistral" else {}
+                spec = tiny.model(family, num_layers=4, vocab_size=127, **window)
                 plan = tiny.plan(
                     spec, job={"precision": precision}, engine="megatron", implementation="torch-native", **layout
                 )

@@ -8,9 +8,9 @@ from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
-from kit.specs.model import Family, ModelSpec
+from kit.specs.model import WITH_EXPERTS, Family, ModelSpec
 
-FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "qwen3", "gpt2")
+FAMILIES: tuple[Family, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 
 
 def random_model(rng: random.Random, family: Family) -> ModelSpec:
@@ -18,21 +18,31 @@ def random_model(rng: random.Random, family: Family) -> ModelSpec:
     key_value_heads = rng.randint(1, 4)
     heads = key_value_heads * rng.randint(1, 4) if family != "gpt2" else rng.randint(1, 8)
     head_dim = 2 * rng.randint(2, 12)
-    own_width = family in ("llama", "qwen2", "qwen3")
+    own_width = family not in ("phi3", "gpt2")
+    width = rng.randint(8, 300)
+    experts = {}
+    if family in WITH_EXPERTS:
+        number = rng.randint(2, 9)
+        experts = {
+            "num_experts": number,
+            "experts_per_token": rng.randint(1, number),
+            "moe_ffn_hidden_size": width if family == "mixtral" else rng.randint(8, 300),
+        }
     return ModelSpec(
+        **experts,
         name=f"random-{family}",
         family=family,
         num_layers=rng.randint(1, 5),
         # transformers wants a multiple of the heads, whatever head_dim is.
         hidden_size=heads * rng.randint(4, 40) if own_width else heads * head_dim,
-        ffn_hidden_size=rng.randint(8, 300),
+        ffn_hidden_size=width,
         num_attention_heads=heads,
-        num_key_value_heads=key_value_heads if own_width else heads,
+        num_key_value_heads=heads if family == "gpt2" else key_value_heads,
         head_dim=head_dim,
         vocab_size=rng.randint(10, 500),
         max_position_embeddings=rng.randint(16, 200),
         tied_embeddings=rng.random() < 0.5,
-        rope_theta=10000.0 if own_width else None,
+        rope_theta=None if family == "gpt2" else 10000.0,
     )
 
 

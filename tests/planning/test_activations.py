@@ -10,7 +10,7 @@ from kit.cost.activations import layer_bytes_per_token, layer_input_bytes_per_to
 from kit.engines.hf import hf_config
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
-from kit.specs.model import Family, ModelSpec
+from kit.specs.model import WITH_EXPERTS, Family, ModelSpec
 from tests.planning.examples import deepspeed, megatron
 from tests.planning.examples import torch as torch_layout
 
@@ -20,6 +20,11 @@ BATCH, SEQUENCE = 2, 40
 def shape(family: Family, num_layers: int, key_value_heads: int) -> ModelSpec:
     """No two widths alike, so that no term can stand in for another."""
     is_gpt2 = family == "gpt2"
+    experts = {}
+    if family in WITH_EXPERTS:
+        width = 160 if family == "mixtral" else 48
+        experts = {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": width}
+    window = {"sliding_window": 16} if family == "mistral" else {}
     return ModelSpec(
         name="shape",
         family=family,
@@ -28,10 +33,12 @@ def shape(family: Family, num_layers: int, key_value_heads: int) -> ModelSpec:
         ffn_hidden_size=160,
         num_attention_heads=4,
         num_key_value_heads=4 if is_gpt2 else key_value_heads,
-        head_dim=16 if is_gpt2 else 24,
+        head_dim=16 if family in ("gpt2", "phi3") else 24,
         vocab_size=100,
         max_position_embeddings=64,
         rope_theta=None if is_gpt2 else 1e4,
+        **window,
+        **experts,
     )
 
 
@@ -67,25 +74,38 @@ def measured_per_layer(family: Family, layout: Layout, precision: Precision, key
     return (three - two) / (BATCH * SEQUENCE)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layers_in_one_dtype(family: Family, precision: Precision) -> None:
-    predicted = layer_bytes_per_token(shape(family, 2, 2), JobSpec(precision=precision), deepspeed(zero_stage=2))
+    predicted = layer_bytes_per_token(
+        shape(family, 2, 2), JobSpec(precision=precision, seq_length=SEQUENCE), deepspeed(zero_stage=2)
+    )
     assert measured_per_layer(family, deepspeed(zero_stage=2), precision) == predicted
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3"])
 @pytest.mark.parametrize("key_value_heads", [1, 2, 4])
 def test_layers_under_autocast(family: Family, key_value_heads: int) -> None:
     """GPT-2 is missing: autocast keeps pow in fp32 on CUDA and not on CPUs."""
     model = shape(family, 2, key_value_heads)
-    predicted = layer_bytes_per_token(model, JobSpec(precision="bf16"), torch_layout())
+    predicted = layer_bytes_per_token(model, JobSpec(precision="bf16", seq_length=SEQUENCE), torch_layout())
     assert measured_per_layer(family, torch_layout(), "bf16", key_value_heads) == predicted
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layout", [deepspeed(zero_stage=2), torch_layout()])
+def test_experts_but_for_indices_and_scores(family: Family, precision: Precision, layout: Layout) -> None:
+    job = JobSpec(precision=precision, seq_length=SEQUENCE)
+    uncounted = measured_per_layer(family, layout, precision) - layer_bytes_per_token(shape(family, 2, 2), job, layout)
+    assert 0 < uncounted < 128
 
 
 @pytest.mark.parametrize("layout", [torch_layout(recompute="full"), deepspeed(zero_stage=2, recompute="full")])
 def test_full_recompute_keeps_the_input_of_a_layer(layout: Layout) -> None:
-    predicted = layer_input_bytes_per_token(shape("llama", 2, 2), JobSpec(precision="bf16"), layout)
+    predicted = layer_input_bytes_per_token(
+        shape("llama", 2, 2), JobSpec(precision="bf16", seq_length=SEQUENCE), layout
+    )
     assert measured_per_layer("llama", layout, "bf16") == predicted
 
 

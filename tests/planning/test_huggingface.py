@@ -70,18 +70,35 @@ def test_rope_keys_of_all_ages(key: str) -> None:
         assert model.rope_scaling == {"rope_type": "linear", "factor": 2.0}
 
 
-def test_mistral_without_a_window_is_a_llama() -> None:
-    model = model_from_config({**LLAMA, "model_type": "mistral", "sliding_window": None}, "m", "config.json")
-    assert model.family == "llama"
+@pytest.mark.parametrize(
+    ("given", "window"), [({"sliding_window": None}, None), ({"sliding_window": 99}, 99), ({}, 4096)]
+)
+def test_mistral_and_its_window(given: dict[str, Any], window: int | None) -> None:
+    model = model_from_config({**LLAMA, "model_type": "mistral", **given}, "m", "config.json")
+    assert (model.family, model.sliding_window) == ("mistral", window)
+
+
+def test_phi3_as_old_and_new_transformers_write_it() -> None:
+    old = {**LLAMA, "model_type": "phi3", "sliding_window": 2047, "rope_theta": 1e4, "rope_scaling": None}
+    new = {**old, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
+    for config in (old, new):
+        model = model_from_config(config, "m", "config.json")
+        assert (model.family, model.sliding_window, model.rope_scaling) == ("phi3", 2047, None)
 
 
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({**LLAMA, "model_type": "mixtral"}, "supported are llama, mistral, qwen2, qwen3, gpt2"),
+        ({**LLAMA, "model_type": "bloom"}, "supported are llama, mistral, qwen2, qwen3, phi3, gpt2, mixtral"),
         ({"hidden_size": 64}, "model_type=None"),
-        ({**LLAMA, "model_type": "mistral", "sliding_window": 4096}, "sliding_window=4096"),
+        ({**LLAMA, "model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "rope_type=longrope"),
+        ({**LLAMA, "model_type": "phi3", "partial_rotary_factor": 0.75}, "partial_rotary_factor=0.75"),
         ({**LLAMA, "model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "sliding_window=4096"),
+        ({**LLAMA, "model_type": "qwen3_moe", "mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]"),
+        (
+            {**LLAMA, "model_type": "mixtral", "num_local_experts": 1},
+            "experts_per_token=2 of .* more than num_experts=1",
+        ),
         ({**LLAMA, "attention_bias": True}, "attention_bias=True"),
         ({**LLAMA, "hidden_act": "gelu"}, "hidden_act='gelu'"),
         ({**GPT2, "activation_function": "relu"}, "activation_function='relu'"),

@@ -117,14 +117,6 @@ CASES = [
         change={"seq_length": 1024},
         good_change={"seq_length": 1024},
     ),
-    Case(
-        "megatron_family",
-        megatron(),
-        "computes llama, qwen2 and qwen3",
-        megatron(),
-        model="gpt2",
-        change={"seq_length": 1024},
-    ),
     Case("megatron_zero", megatron(zero_stage=2), "distributed optimizer is stage 1", megatron(zero_stage=1)),
     Case("tp_divides_heads", megatron(tp=8), "use 1, 2, 4, 7, 14 or 28", megatron(tp=4), model="qwen2.5-7b"),
     Case(
@@ -143,6 +135,23 @@ CASES = [
         megatron(pp=4, vp=2),
         change={"global_batch_size": 12},
         good_change={"global_batch_size": 16},
+    ),
+    Case("expert_parallel", megatron(ep=2), "has no experts", megatron()),
+    Case("expert_parallel", megatron(ep=16), "ep=16 does not divide", megatron(ep=8), model="mixtral-8x7b"),
+    Case("expert_parallel", megatron(pp=4, ep=4), "ep·etp=4·1 does not", megatron(pp=4, ep=2), model="mixtral-8x7b"),
+    Case(
+        "expert_tensor_parallel",
+        megatron(tp=2, sp=True),
+        "use etp=2",
+        megatron(tp=2, sp=True, etp=2),
+        model="mixtral-8x7b",
+    ),
+    Case(
+        "experts_need_sequence_parallel",
+        megatron(tp=2, etp=2),
+        "use sp=true",
+        megatron(tp=2, etp=2, sp=True),
+        model="mixtral-8x7b",
     ),
     Case("sequence_parallel", megatron(sp=True), "sp=true with tp=1", megatron(tp=2, sp=True)),
     Case(

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from kit.engines import experts
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape, hf_config, parameter_shapes
 from kit.errors import CheckpointError, SpecError
 from tests.training import tiny
 
-FAMILIES = ("llama", "qwen2", "qwen3", "gpt2")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 
 
 def expected_parameters(spec) -> int:
@@ -25,6 +26,8 @@ def expected_parameters(spec) -> int:
     attention = h * (q + 2 * kv) + q * h + (q + 2 * kv if spec.qkv_bias else 0) + (h if spec.linear_bias else 0)
     attention += 2 * spec.head_dim if spec.qk_norm else 0
     mlp = (3 if spec.gated_mlp else 2) * h * f + (f + h if spec.linear_bias else 0)
+    if spec.num_experts:
+        mlp = spec.num_experts * (3 * h * spec.moe_ffn_hidden_size + h)
     norm = 2 * h if spec.norm == "layernorm" else h
     positions = spec.max_position_embeddings * h if spec.learned_positions else 0
     return (
@@ -48,9 +51,12 @@ def test_config_survives_a_round_trip_through_a_directory(family, tmp_path):
     model.save_pretrained(tmp_path / "hf")
     source = HfDirectory(tmp_path / "hf")
     check_names(parameter_shapes(spec), source)
-    for name, parameter in model.named_parameters():
-        assert torch.equal(source.read(name), parameter)
-        assert source.shape(name) == tuple(parameter.shape)
+    for fused, parameter in model.named_parameters():
+        for name, tensor in experts.split(spec, fused, parameter):
+            assert torch.equal(source.read(name), tensor)
+            assert source.shape(name) == tuple(tensor.shape)
+    in_memory = experts.Fused(spec, source, [name for name, _ in model.named_parameters()])
+    assert all(torch.equal(in_memory.read(name), parameter) for name, parameter in model.named_parameters())
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
     tokens = torch.arange(20)[None]
     assert torch.equal(again(tokens).logits, model.eval()(tokens).logits)
@@ -101,6 +107,7 @@ def test_seed_decides_the_weights_and_leaves_the_callers_random_state_alone(tmp_
     [
         ("gpt2", {"num_key_value_heads": 2}, "num_key_value_heads=2"),
         ("gpt2", {"head_dim": 16}, "head_dim=16"),
+        ("phi3", {"head_dim": 16}, "head_dim=16"),
         ("llama", {"rope_theta": None}, "rope_theta=null"),
         ("llama", {"hidden_size": 30}, "transformers refuses"),
     ],

@@ -194,7 +194,7 @@ def export_to_a_full_disk(rundir, hub, limit):
 
 
 class TestHuggingFace:
-    @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gpt2"])
+    @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe"])
     def test_logits_are_those_of_the_engine(self, one_process, tmp_path, family):
         rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model(family)))
         engine = TorchEngine(rundir)

@@ -164,7 +164,7 @@ class TestOneProcess:
             TorchEngine(tiny.run_directory(tmp_path, tiny.plan(**layout)))
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])
 @pytest.mark.parametrize(("zero_stage", "recompute"), [(0, "none"), (0, "full"), (2, "none"), (3, "none"), (3, "full")])
 def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
     """Masked labels differ from rank to rank, so a mean of per-rank means would not pass."""

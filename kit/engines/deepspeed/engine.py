@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from kit.engines import experts
 from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.state import Replicated, parameter_state
@@ -48,6 +49,7 @@ class DeepSpeedEngine:
         self.dp_rank: int = dist.get_rank(self._engine.data_parallel_group)
         self.dp_size: int = self._engine.dp_world_size
         self.is_main: bool = dist.get_rank() == 0
+        self._spec = rundir.plan.model
         self._pending = False  # gradients wait for apply or discard
         if rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
@@ -138,7 +140,8 @@ class DeepSpeedEngine:
         try:
             for name, parameter in self._parameters.items():
                 whole = read(parameter)
-                yield name, whole.detach().to("cpu", copy=True) if self.is_main else None
+                copied = whole.detach().to("cpu", copy=True) if self.is_main else None
+                yield from experts.split(self._spec, name, copied)
         finally:
             self._state.settle()
 
@@ -147,6 +150,7 @@ class DeepSpeedEngine:
         if kind is StateKind.GRADIENT:
             raise EngineError("gradients can be exported, not imported; import master, exp_avg or exp_avg_sq")
         shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters.items()}
+        source = experts.Fused(self._spec, source, list(shapes))
         check_names(shapes, source)
         if kind is not StateKind.MASTER:
             self._state.create_moments()

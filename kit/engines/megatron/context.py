@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
+
+from kit.engines.megatron.attention import causal_attention
 
 
 def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -24,7 +24,12 @@ def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torc
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    group: dist.ProcessGroup,
+    scale: float | None,
+    window: int | None,
 ) -> torch.Tensor:
     """Causal attention of this rank's queries to the whole sequence; (sequence / cp, batch, heads, head_dim) each.
 
@@ -36,13 +41,7 @@ def attention(
     outputs = []
     for part, place in zip(query.split(length), places, strict=True):
         end = (place + 1) * length
-        attended = F.scaled_dot_product_attention(
-            *(tensor.permute(1, 2, 0, 3) for tensor in (part, key[:end], value[:end])),
-            attn_mask=causal_lower_right(length, end),
-            scale=scale,
-            enable_gqa=query.shape[2] != key.shape[2],
-        )
-        outputs.append(attended.permute(2, 0, 1, 3))
+        outputs.append(causal_attention(part, key[:end], value[:end], scale, window))
     return torch.cat(outputs)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,6 +112,65 @@ def _resolve(path: str) -> Any:
     raise ModuleNotFoundError(path)
 
 
+class _Stream:
+    """A CUDA stream or event where nothing runs asynchronously."""
+
+    def wait_stream(self, *_: Any) -> None:
+        return None
+
+    def record_event(self, *_: Any) -> _Stream:
+        return self
+
+    def synchronize(self) -> None:
+        return None
+
+
+_the_stream = _Stream()
+
+
+def _moved_from_gpu(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
+    """What ``maybe_move_tensor_to_cpu`` returns for a tensor on a GPU."""
+    return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+
+def _gather_first_dim(
+    original: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """all_gather of unequal parts, which gloo refuses: padded to the longest."""
+
+    def gather(
+        input_: torch.Tensor, group: Any, output_split_sizes: list[int] | None = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
+        if output_split_sizes is None or group.size() == 1:
+            return original(input_, group, None, use_global_buffer)
+        longest = max(output_split_sizes)
+        padded = input_.new_zeros(longest, *input_.shape[1:])
+        padded[: input_.shape[0]] = input_
+        whole = original(padded, group)
+        return torch.cat([part[:size] for part, size in zip(whole.split(longest), output_split_sizes, strict=True)])
+
+    return gather
+
+
+def _reduce_scatter_first_dim(
+    original: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    """reduce_scatter into unequal parts, likewise."""
+
+    def reduce_scatter(
+        input_: torch.Tensor, group: Any, input_split_sizes: list[int] | None = None, use_global_buffer: bool = False
+    ) -> torch.Tensor:
+        if input_split_sizes is None or group.size() == 1:
+            return original(input_, group, None, use_global_buffer)
+        longest = max(input_split_sizes)
+        padded = input_.new_zeros(group.size(), longest, *input_.shape[1:])
+        for row, part in zip(padded, input_.split(input_split_sizes), strict=True):
+            row[: part.shape[0]] = part
+        return original(padded.flatten(0, 1), group)[: input_split_sizes[group.rank()]]
+
+    return reduce_scatter
+
+
 PATCHES: tuple[Patch, ...] = (
     Patch(
         "torch.cuda.current_device",
@@ -132,6 +192,27 @@ PATCHES: tuple[Patch, ...] = (
         "tensor_parallel/random.py",
         "full recompute restores it",
         _set_rng_state,
+    ),
+    Patch("torch.cuda.Stream", "transformer/moe/token_dispatcher.py", "counts are copied on a side stream", _Stream),
+    Patch("torch.cuda.current_stream", "transformer/moe/token_dispatcher.py", "and waited for", lambda *_: _the_stream),
+    Patch("torch.cuda.stream", "transformer/moe/token_dispatcher.py", "entered as a context", lambda *_: nullcontext()),
+    Patch(
+        "megatron.core.transformer.moe.token_dispatcher.maybe_move_tensor_to_cpu",
+        "transformer/moe/token_dispatcher.py",
+        "all_to_all takes its split sizes as numpy or lists; a tensor on the CPU is left as it is",
+        _moved_from_gpu,
+    ),
+    Patch(
+        "megatron.core.tensor_parallel.mappings._gather_along_first_dim",
+        "transformer/moe/token_dispatcher.py",
+        "experts with tensor parallelism gather unequal numbers of tokens",
+        _gather_first_dim(_resolve("megatron.core.tensor_parallel.mappings._gather_along_first_dim")),
+    ),
+    Patch(
+        "megatron.core.tensor_parallel.mappings._reduce_scatter_along_first_dim",
+        "transformer/moe/token_dispatcher.py",
+        "and scatter them back",
+        _reduce_scatter_first_dim(_resolve("megatron.core.tensor_parallel.mappings._reduce_scatter_along_first_dim")),
     ),
     Patch("torch.Tensor.cuda", "models/common/language_module/language_module.py", "tied weights are moved", _itself),
     Patch(

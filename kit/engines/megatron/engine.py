@@ -21,7 +21,7 @@ from kit.engines.megatron.context import local_part
 from kit.engines.megatron.exchange import Exchange
 from kit.engines.megatron.model import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
-from kit.engines.megatron.state import LocalState
+from kit.engines.megatron.places import places
 from kit.engines.megatron.weights.random import RandomSource
 from kit.errors import EngineError
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class MegatronEngine:
-    """Tensor, sequence, pipeline, context and data parallelism; see ``kit.engines.base.Engine`` for the contract."""
+    """Tensor, sequence, pipeline, context, expert and data parallelism: see ``kit.engines.base.Engine``."""
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
@@ -57,8 +57,9 @@ class MegatronEngine:
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.is_main = dist.get_rank() == 0
         self._run_schedule = get_forward_backward_func()
-        self._state = LocalState(self._optimizer, parallel_state.get_data_parallel_group(with_context_parallel=True))
-        self._exchange = Exchange(plan.model, self._config, self._chunks, self._state)
+        dense, experts = places(plan.model, plan.layout, self._optimizer)
+        self._states = {dense.state, experts.state}
+        self._exchange = Exchange(plan.model, self._config, self._chunks, dense, experts)
         path = rundir.run.model_path
         source: TensorSource = (
             HfDirectory(path) if path is not None else RandomSource(parameter_shapes(plan.model), rundir.run.seed)
@@ -113,20 +114,20 @@ class MegatronEngine:
     @property
     def optimizer_steps(self) -> int:
         """Adam's step count."""
-        return int(self._state.adam.param_groups[0]["step"])
+        return int(self._optimizer.param_groups[0]["step"])
 
     def set_optimizer_steps(self, steps: int) -> None:
         """Set Adam's step count."""
-        for group in self._state.adam.param_groups:
+        for group in self._optimizer.param_groups:
             group["step"] = steps
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of this rank's tensors; ``peak_allocated`` on CUDA."""
-        buffers = [buffer for chunk in self._chunks for buffer in chunk.buffers]
+        buffers = [buffer for chunk in self._chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
         held = {
             "weights": sum(p.numel() * p.element_size() for chunk in self._chunks for p in chunk.parameters()),
             "gradients": sum(buffer.grad_data.numel() * buffer.grad_data.element_size() for buffer in buffers),
-            "optimizer": self._state.held_bytes(),
+            "optimizer": sum(state.held_bytes() for state in self._states),
         }
         if torch.cuda.is_available():
             held["peak_allocated"] = torch.cuda.max_memory_allocated()
@@ -134,7 +135,7 @@ class MegatronEngine:
 
     def close(self) -> None:
         """Forget the model and megatron-core's process groups."""
-        del self._exchange, self._state, self._optimizer, self._chunks
+        del self._exchange, self._states, self._optimizer, self._chunks
         parallel_state.destroy_model_parallel()
 
     def _overlap_gradients(self) -> None:

@@ -1,8 +1,8 @@
 """Full tensors under Hugging Face names ↔ the shards of this model, one group of tensors at a time.
 
-Import: every rank reads what its own stage needs, cuts it, and keeps its shard. Export: the tensor-parallel ranks
-of the stage that holds a group send their shards to its first rank, which joins them and passes the tensors to the
-main rank (global rank 0) along the pipeline.
+Import: every rank reads what it holds a part of, cuts it, and keeps its shard. Export: the tensor-parallel ranks that
+hold a group send their shards to their first rank, the group's owner, which joins them and passes the tensors to the
+main rank (global rank 0).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from megatron.core.utils import unwrap_model
 
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.hf import check_names, check_shape, parameter_shapes
-from kit.engines.megatron.state import LocalState
+from kit.engines.megatron.places import Place
 from kit.engines.megatron.weights import Group, tensor_groups, weight_map
 from kit.specs.model import ModelSpec
 
@@ -28,9 +28,14 @@ class Exchange:
     """The way in and out of one engine's model; every method is collective over all ranks."""
 
     def __init__(
-        self, model: ModelSpec, config: TransformerConfig, chunks: list[torch.nn.Module], state: LocalState
+        self,
+        model: ModelSpec,
+        config: TransformerConfig,
+        chunks: list[torch.nn.Module],
+        dense: Place,
+        experts: Place,
     ) -> None:
-        self._model, self._state = model, state
+        self._model, self._dense, self._experts = model, dense, experts
         self._groups = list(tensor_groups(weight_map(model), model))
         self._shapes = parameter_shapes(model)
         self._stages = _stage_of_layer(config)
@@ -41,10 +46,6 @@ class Exchange:
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """Set one kind of state from full tensors. Raises CheckpointError for other names or shapes."""
         check_names(self._shapes, source)
-        rank, size = (
-            parallel_state.get_tensor_model_parallel_rank(),
-            parallel_state.get_tensor_model_parallel_world_size(),
-        )
         for group in self._groups:
             mine = [self._parameters[name] for name in (group.megatron, group.copy) if name in self._parameters]
             if not mine:
@@ -52,9 +53,10 @@ class Exchange:
             tensors = [source.read(name) for name in group.hugging_face]
             for name, tensor in zip(group.hugging_face, tensors, strict=True):
                 check_shape(name, self._shapes[name], tuple(tensor.shape))
-            shard = group.rule.split(tensors, self._model, size)[rank]
+            place = self._place(group)
+            shard = group.rule.split(tensors, self._model, place.tensor.size())[place.tensor.rank()]
             for param in mine:
-                self._state.set(kind, param, shard)
+                place.state.set(kind, param, shard)
 
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """(name, full fp32 CPU tensor on the main rank, None elsewhere), in the order of the weight map."""
@@ -64,32 +66,33 @@ class Exchange:
                 yield name, None if tensors is None else tensors[index]
 
     def _gather(self, kind: StateKind, group: Group) -> list[torch.Tensor] | None:
-        stage = self._stage(group)
-        is_main = dist.get_rank() == 0
-        if parallel_state.get_pipeline_model_parallel_rank() != stage:
-            return self._receive(group, stage) if is_main else None
+        place, is_main = self._place(group), dist.get_rank() == 0
+        if group.megatron not in self._parameters:
+            return self._receive(group, place.owner(self._stage(group), group.expert)) if is_main else None
         # Collective over data parallelism where that shards the state, so before anyone leaves.
-        shard = self._state.get(kind, self._parameters[group.megatron])
-        if parallel_state.get_data_parallel_rank(with_context_parallel=True) != 0:
+        shard = place.state.get(kind, self._parameters[group.megatron])
+        if place.data.rank() != 0:
             return None
-        shards = _to_first(shard) if group.rule.sharded else [shard]
-        if parallel_state.get_tensor_model_parallel_rank() != 0:
+        shards = _to_first(shard, place.tensor) if group.rule.sharded else [shard]
+        if place.tensor.rank() != 0:
             return None
         tensors = group.rule.join(shards, self._model)
         if is_main:
             return [tensor.cpu().clone() for tensor in tensors]
         for tensor in tensors:
-            dist.send(tensor.contiguous(), dst=0, group=parallel_state.get_pipeline_model_parallel_group())
+            dist.send(tensor.contiguous(), dst=0)
         return None
 
-    def _receive(self, group: Group, stage: int) -> list[torch.Tensor]:
-        pipeline = parallel_state.get_pipeline_model_parallel_group()
+    def _receive(self, group: Group, owner: int) -> list[torch.Tensor]:
         received = []
         for name in group.hugging_face:
             buffer = torch.empty(self._shapes[name], dtype=torch.float32, device=torch.cuda.current_device())
-            dist.recv(buffer, src=dist.get_global_rank(pipeline, stage), group=pipeline)
+            dist.recv(buffer, src=owner)
             received.append(buffer.cpu())
         return received
+
+    def _place(self, group: Group) -> Place:
+        return self._dense if group.expert is None else self._experts
 
     def _stage(self, group: Group) -> int:
         """Pipeline rank that holds a group; of a tied embedding, the first of its two."""
@@ -104,9 +107,8 @@ class Exchange:
         assert names == self._shapes.keys(), sorted(names ^ self._shapes.keys())
 
 
-def _to_first(shard: torch.Tensor) -> list[torch.Tensor]:
-    """Gather to the first rank of the tensor-parallel group; an empty list on the others."""
-    group = parallel_state.get_tensor_model_parallel_group()
+def _to_first(shard: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
+    """Gather to the first rank of the group; an empty list on the others."""
     first = dist.get_global_rank(group, 0)
     shards = [torch.empty_like(shard) for _ in range(group.size())] if group.rank() == 0 else []
     dist.gather(shard.contiguous(), shards or None, dst=first, group=group)
@@ -127,7 +129,11 @@ def _stage_of_layer(config: TransformerConfig) -> list[int]:
 
 
 def _global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
-    """This rank's parameters by name, layers counted over the whole model instead of within a chunk."""
+    """This rank's parameters by name, layers and experts counted over the whole model instead of on this rank."""
+    first_expert = 0
+    if config.num_moe_experts is not None:
+        first_expert = config.num_moe_experts // config.expert_model_parallel_size
+        first_expert *= parallel_state.get_expert_model_parallel_rank()
     parameters: dict[str, torch.nn.Parameter] = {}
     for wrapped in chunks:
         chunk = unwrap_model(wrapped)
@@ -136,5 +142,8 @@ def _global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> d
             parts = name.split(".")
             if parts[:2] == ["decoder", "layers"]:
                 parts[2] = str(int(parts[2]) + offset)
+            if "local_experts" in parts:
+                place = parts.index("local_experts") + 1
+                parts[place] = str(int(parts[place]) + first_expert)
             parameters[".".join(parts)] = param
     return parameters

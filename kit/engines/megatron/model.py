@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from kit.engines.megatron.rope import inverse_frequencies
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
-_ACTIVATIONS = {"silu": F.silu}
+_ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -57,6 +58,8 @@ def transformer_config(settings: Mapping[str, Any]) -> TransformerConfig:
         "init_method": _leave,
         "output_layer_init_method": _leave,
     }
+    if settings.get("window_size") is not None:
+        resolved["window_size"] = tuple(settings["window_size"])
     if "pipeline_dtype" in settings:
         resolved["pipeline_dtype"] = _named(_DTYPES, settings, "pipeline_dtype")
     try:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from megatron.core.optimizer import ChainedOptimizer
+from megatron.core.optimizer import MegatronOptimizer
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.base import StateKind
@@ -21,10 +21,14 @@ _MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 
 
 class LocalState:
-    """The state of this rank's parameters; collective over the data-parallel ranks (context-parallel included)."""
+    """The state of some of this rank's parameters; collective over the ranks that hold the same ones.
 
-    def __init__(self, optimizer: ChainedOptimizer, data_parallel_group: dist.ProcessGroup) -> None:
-        (self._optimizer,) = optimizer.chained_optimizers  # a second one would be for experts
+    megatron-core has one optimizer for all parameters, or with expert parallelism two: experts have data-parallel
+    ranks of their own.
+    """
+
+    def __init__(self, optimizer: MegatronOptimizer, data_parallel_group: dist.ProcessGroup) -> None:
+        self._optimizer = optimizer
         self._group = data_parallel_group
 
     @property

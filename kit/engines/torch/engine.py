@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from kit.engines import experts
 from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.shards import SafetensorsSource, ShardWriter
@@ -43,6 +44,7 @@ class TorchEngine:
         self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
         self.is_main = self.dp_rank == 0
         self._device = _device(plan.cluster.gpu.device)
+        self._spec = plan.model
         self._grad_clip = plan.job.grad_clip
         self._model = build_model(rundir, torch.float32, self._device)
         if plan.layout.recompute == "full":
@@ -138,11 +140,13 @@ class TorchEngine:
         for name in self._parameters:
             full = self._state_is.full(self._state(kind, name).detach())
             # Copied: a caller may hold it while the next step changes the state.
-            yield name, full.to("cpu", torch.float32, copy=True) if self.is_main else None
+            copied = full.to("cpu", torch.float32, copy=True) if self.is_main else None
+            yield from experts.split(self._spec, name, copied)
 
     @torch.no_grad()
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """Raises CheckpointError for missing or foreign names and wrong shapes."""
+        source = experts.Fused(self._spec, source, list(self._shapes))
         check_names(self._shapes, source)
         for name, shape in self._shapes.items():
             tensor = source.read(name)

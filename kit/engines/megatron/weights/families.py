@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights import llama, qwen2, qwen3
+from kit.engines.megatron.weights import gpt2, llama, moe, phi3, qwen2, qwen3
 from kit.engines.megatron.weights.table import Entry
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
-_MAPS = {"llama": llama.entries, "qwen2": qwen2.entries, "qwen3": qwen3.entries}
+_MAPS = {
+    "llama": llama.entries,
+    "mistral": llama.entries,
+    "qwen2": qwen2.entries,
+    "qwen3": qwen3.entries,
+    "phi3": phi3.entries,
+    "gpt2": gpt2.entries,
+    "mixtral": moe.mixtral,
+    "qwen3_moe": moe.qwen3_moe,
+}
 
 
 def weight_map(model: ModelSpec) -> tuple[Entry, ...]:

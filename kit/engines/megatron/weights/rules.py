@@ -18,9 +18,11 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Rule(Protocol):
-    """One way of sharding; ``sharded`` is false where every rank holds the whole parameter."""
+    """One way of sharding."""
 
-    sharded: bool
+    @property
+    def sharded(self) -> bool:
+        """False where every rank holds the whole parameter."""
 
     def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
         """Full Hugging Face tensors → ``tp`` shards of the Megatron parameter."""
@@ -89,6 +91,42 @@ class GatedRows:
     def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
         pairs = [shard.chunk(2) for shard in shards]
         return [torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])]
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A weight that lies on disk as (input, output), as GPT-2's Conv1D has it; ``rule`` sees (output, input)."""
+
+    rule: Rule
+
+    @property
+    def sharded(self) -> bool:
+        return self.rule.sharded
+
+    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
+        return self.rule.split([tensor.t() for tensor in tensors], model, tp)
+
+    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
+        return [tensor.t().contiguous() for tensor in self.rule.join(shards, model)]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """One tensor on disk whose rows are those of several, one after the other; ``rule`` sees the parts."""
+
+    rule: Rule
+    rows: tuple[int, ...]
+
+    @property
+    def sharded(self) -> bool:
+        return self.rule.sharded
+
+    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
+        (tensor,) = tensors
+        return self.rule.split(tensor.split(self.rows), model, tp)
+
+    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
+        return [torch.cat(self.rule.join(shards, model))]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from kit.engines.megatron.weights.rules import Rule
@@ -11,7 +11,10 @@ from kit.specs.model import ModelSpec
 
 @dataclass(frozen=True)
 class Entry:
-    """One Megatron parameter and the Hugging Face tensors that it is made of; ``{layer}`` stands for each layer."""
+    """One Megatron parameter and the Hugging Face tensors that it is made of.
+
+    ``{layer}`` stands for each layer, ``{expert}`` for each of its experts.
+    """
 
     megatron: str
     hugging_face: tuple[str, ...]
@@ -25,12 +28,14 @@ class Group:
     """One entry, at one layer: what is read, held and written together."""
 
     megatron: str
-    """Global parameter name, layers counted over the whole model."""
+    """Global parameter name, layers and experts counted over the whole model."""
     hugging_face: tuple[str, ...]
     rule: Rule
     layer: int | None
     """None outside of the layers."""
     copy: str | None
+    expert: int | None = None
+    """None outside of the experts."""
 
 
 def tensor_groups(entries: tuple[Entry, ...], model: ModelSpec) -> Iterator[Group]:
@@ -40,7 +45,10 @@ def tensor_groups(entries: tuple[Entry, ...], model: ModelSpec) -> Iterator[Grou
         yield Group(entry.megatron, entry.hugging_face, entry.rule, None, entry.copy)
     for layer in range(model.num_layers):
         for entry in entries[in_layers[0] : in_layers[-1] + 1]:
-            names = tuple(name.format(layer=layer) for name in entry.hugging_face)
-            yield Group(entry.megatron.format(layer=layer), names, entry.rule, layer, entry.copy)
+            experts: Iterable[int | None] = range(model.num_experts) if "{expert}" in entry.megatron else (None,)
+            for expert in experts:
+                names = tuple(name.format(layer=layer, expert=expert) for name in entry.hugging_face)
+                megatron = entry.megatron.format(layer=layer, expert=expert)
+                yield Group(megatron, names, entry.rule, layer, entry.copy, expert)
     for entry in entries[in_layers[-1] + 1 :]:
         yield Group(entry.megatron, entry.hugging_face, entry.rule, None, entry.copy)

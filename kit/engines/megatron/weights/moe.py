@@ -1,0 +1,42 @@
+"""Mixtral and Qwen3-MoE: Llama's and Qwen3's layers with a router and experts in place of the MLP."""
+
+from __future__ import annotations
+
+from kit.engines.megatron.weights import llama
+from kit.engines.megatron.weights.qwen3 import QK_NORMS
+from kit.engines.megatron.weights.rules import GatedRows, Replicated, Sliced
+from kit.engines.megatron.weights.table import Entry
+from kit.specs.model import ModelSpec
+
+_WITHOUT_MLP = tuple(entry for entry in llama.LAYER if ".mlp." not in entry.megatron)
+
+
+def _experts(block: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
+    """Names on disk below a layer: transformers' own fused parameters have others (kit/engines/experts.py)."""
+    megatron = "decoder.layers.{layer}.mlp."
+    one = f"model.layers.{{layer}}.{block}.experts.{{expert}}"
+    return (
+        Entry(f"{megatron}router.weight", (f"model.layers.{{layer}}.{block}.gate.weight",), Replicated()),
+        Entry(
+            f"{megatron}experts.local_experts.{{expert}}.linear_fc1.weight",
+            (f"{one}.{gate}.weight", f"{one}.{up}.weight"),
+            GatedRows(),
+        ),
+        Entry(
+            f"{megatron}experts.local_experts.{{expert}}.linear_fc2.weight", (f"{one}.{down}.weight",), Sliced(dim=1)
+        ),
+    )
+
+
+_MIXTRAL = (*_WITHOUT_MLP, *_experts("block_sparse_moe", "w1", "w3", "w2"))
+_QWEN3_MOE = (*_WITHOUT_MLP, *QK_NORMS, *_experts("mlp", "gate_proj", "up_proj", "down_proj"))
+
+
+def mixtral(model: ModelSpec) -> tuple[Entry, ...]:
+    """The whole map."""
+    return llama.entries(model, _MIXTRAL)
+
+
+def qwen3_moe(model: ModelSpec) -> tuple[Entry, ...]:
+    """The whole map."""
+    return llama.entries(model, _QWEN3_MOE)
