@@ -203,4 +203,5 @@ FAULTS["megatron-double-gradients"] = Fault("megatron-dp2-distributed-optimizer"
 FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _megatron_batched_interleaving)
 FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
 FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)
+FAULTS["megatron-swapped-experts"] = Fault("megatron-ep2-mixtral", _megatron_swapped_experts)
 FAULTS["megatron-unbalanced-context"] = Fault("megatron-cp2", _megatron_unbalanced_context)

@@ -16,7 +16,7 @@ from kit.units import human_seconds
 CHOICES = {
     "torch": ("zero_stage", "recompute", "micro_batch_size"),
     "deepspeed": ("zero_stage", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
-    "megatron": ("tp", "cp", "pp", "vp", "sp", "zero_stage", "recompute", "micro_batch_size"),
+    "megatron": ("tp", "cp", "pp", "vp", "sp", "ep", "zero_stage", "recompute", "micro_batch_size"),
 }
 """What is decided for each engine, in the order of the report."""
 
@@ -39,7 +39,8 @@ def decisions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
 def describe(layout: Layout) -> str:
     """One line: engine, then every size that is not one."""
     parts: list[str] = [layout.engine]
-    parts += [f"{name}={getattr(layout, name)}" for name in ("tp", "cp", "pp", "vp") if getattr(layout, name) > 1]
+    sizes = ("tp", "cp", "pp", "vp", "ep", "etp")
+    parts += [f"{name}={getattr(layout, name)}" for name in sizes if getattr(layout, name) > 1]
     parts += ["sp"] if layout.sp else []
     parts += [f"dp={layout.dp}"]
     parts += [f"ZeRO-{layout.zero_stage}"] if layout.zero_stage else []
@@ -115,6 +116,7 @@ _MEANS = {
     "offload_param": "weights on the host or its disks",
     "tp": "every matrix split inside a node",
     "cp": "every sequence split",
+    "ep": "experts shared out, and tokens exchanged",
     "pp": "layers split into stages",
     "vp": "stages interleaved: a smaller bubble for more transfers and activations",
     "sp": "norms and residuals split over the tensor-parallel ranks",

@@ -22,6 +22,8 @@ CASES = {
         {"precision": "bf16"},
         {"bucket_size": 5000},
     ),
+    "ep2-tp2-sp-mixtral": ("mixtral", {"num_layers": 2}, {"tp": 2, "sp": True, "ep": 2}, {}, {}),
+    "ep2-distributed-optimizer-mixtral": ("mixtral", {"num_layers": 2}, {"dp": 2, "ep": 2, "zero_stage": 1}, {}, {}),
     "pp2-vp2-tied": ("llama", {"tied_embeddings": True}, {"pp": 2, "vp": 2}, {}, {}),
 }
 
@@ -29,7 +31,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_resumes_bit_for_bit(references, tmp_path, name):
     family, shape, layout, job, edits = CASES[name]
-    spec = tiny.model(family, num_layers=4, vocab_size=127, **shape)
+    spec = tiny.model(family, **({"num_layers": 4, "vocab_size": 127} | shape))
     directory, _ = references(spec)
     rundir = cases.run_directory(directory / "run", spec, job=job, **layout)
     rundir.settings["distributed_data_parallel"] |= edits
