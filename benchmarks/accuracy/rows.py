@@ -38,7 +38,10 @@ def excluded(row: Row) -> str | None:
 
 
 def setup_of(row: Row) -> TrainingSetup:
-    """The run that a row measured."""
+    """The run that a row measured.
+
+    torchtitan compiles its loss with its layers since 2025 (components/loss.py); its tables of 2024 are before that.
+    """
     model, job = row["model"], row["job"]
     tp, pp, cp = (job.get(size) or 1 for size in ("tp", "pp", "cp"))
     vp = job.get("vp") or 1
@@ -90,6 +93,7 @@ def setup_of(row: Row) -> TrainingSetup:
         cross_entropy=cross_entropy_of(job),
         chunked_loss=bool(job.get("chunked_ce")) or kernels == "litgpt",
         compiled=bool(job.get("compile")),
+        compiled_loss=kernels == "torchtitan" and bool(job.get("compile")) and "_2024" not in row["source"]["address"],
         gradient_accumulation_fusion=bool(job.get("gradient_accumulation_fusion")),
         defer_embedding_gradient=bool(job.get("defer_embedding_wgrad")),
         deterministic=bool(job.get("deterministic")),

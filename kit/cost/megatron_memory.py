@@ -38,7 +38,8 @@ def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
     deepest = max(
         (sum(layer_terms(setup, _expert(setup, layer)).values()) for layer in stage_layers(setup, stage)), default=0.0
     )
-    again = deepest if setup.recompute == "full" else 0.0
+    # The layer whose backward runs is computed again, or fetched from the host.
+    again = deepest if setup.recompute == "full" or setup.activation_offload else 0.0
     waiting, loss = logits_bytes(setup) if last else (0.0, 0.0)
     layer_back = again + working_bytes(setup, stage)
     constant = {**states, "buffers": fixed + gathered_bytes(setup, stage)}
@@ -111,7 +112,7 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
         hidden = ELEMENT * setup.shape.hidden_size * setup.tokens
         return waiting * (2 * entries + hidden), 6 * entries
     if setup.weight_bytes == 4:
-        return 4 * entries * setup.shape.mtp_layers, 8 * entries
+        return 4 * entries * setup.shape.mtp_layers, 4 * entries  # fp32 already: in place throughout
     kept, fullest = {"unfused": (4, 6), "native": (4, 10), "te": (2, 2)}[setup.cross_entropy]
     return kept * entries * setup.shape.mtp_layers, fullest * entries
 

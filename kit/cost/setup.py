@@ -159,6 +159,8 @@ class TrainingSetup:
     cross_entropy: CrossEntropy = "unfused"
     chunked_loss: bool = False
     compiled: bool = False
+    """torch.compile of the layers."""
+    compiled_loss: bool = False
     gradient_accumulation_fusion: bool = True
     defer_embedding_gradient: bool = False
     """Megatron's ``--defer-embedding-wgrad-compute``."""

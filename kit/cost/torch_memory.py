@@ -31,12 +31,14 @@ def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
     # Gradients are made by backward, unless earlier micro batches left theirs or a flat buffer holds them.
     held = setup.kernels == "nanotron" or setup.micro_batches > 1 or setup.lora is not None
     constant = {"weights": states["weights"], "optimizer": states["optimizer"], "buffers": fixed + _gathered(setup, stage)}
-    before = gradients if held else 0.0
+    # In a pipeline FSDP adds up whole gradients in its reduction's fp32 until the last micro batch (_fsdp_param.py).
+    whole = 4.0 * rank_parameters(setup, stage).total if setup.sharding == "full" and setup.pp > 1 else 0.0
+    before = gradients + whole if held else 0.0
     after = 0.0 if setup.optimizer_in_backward else gradients
     moments = (
         constant | {"gradients": before, "activations": kept, "logits": logits},
         constant | {"gradients": before, "activations": kept + layer + working_bytes(setup), "logits": 0.0},
-        constant | {"gradients": after + _unreduced(setup, stage), "activations": layer + working_bytes(setup)},
+        constant | {"gradients": after + whole + _unreduced(setup, stage), "activations": layer + working_bytes(setup)},
     )
     peak = max(moments, key=lambda parts: sum(parts.values()))
     return RankMemory(peak=peak, end_of_step={**states, "buffers": fixed}, first_step_peak=peak)
@@ -91,6 +93,9 @@ def _gathered(setup: TrainingSetup, stage: int) -> float:
     torch/distributed/fsdp/_fully_shard; torchtitan/models/llama3/infra/parallelize.py (reshard_after_forward is off with a
     pipeline).
     """
+    if setup.kernels == "nanotron":
+        # Buckets of torch's DistributedDataParallel, copies of 16-bit gradients (nanotron/trainer.py)
+        return 2.0 * rank_parameters(setup, stage).total if setup.dp > 1 else 0.0
     if setup.sharding != "full":
         return _dequantised(setup)
     layer = sum(layer_parameters(setup, False))
@@ -101,11 +106,8 @@ def _gathered(setup: TrainingSetup, stage: int) -> float:
 
 
 def _unreduced(setup: TrainingSetup, stage: int) -> float:
-    """In a pipeline FSDP reduces gradients after the last micro batch: until then they are whole, in 16 bits."""
-    if setup.sharding == "full" and setup.pp > 1:
-        return 2.0 * rank_parameters(setup, stage).total
+    """nanotron: 16-bit gradients of a whole backward, then added to fp32 (optim/gradient_accumulator.py, backward)."""
     if setup.kernels == "nanotron":
-        # 16-bit gradients of a whole backward, before they are added to the fp32 buffer (FP32GradientAccumulator.backward)
         return 2.0 * rank_parameters(setup, stage).total
     return 0.0
 
@@ -115,4 +117,5 @@ def _dequantised(setup: TrainingSetup) -> float:
     if setup.lora is None or not setup.lora.four_bit:
         return 0.0
     shape = setup.shape
-    return 2.0 * shape.hidden_size * max(shape.ffn_hidden_size, shape.vocab_size)
+    head = 0 if shape.tied_embeddings else shape.vocab_size
+    return 2.0 * shape.hidden_size * max(shape.ffn_hidden_size, head)
