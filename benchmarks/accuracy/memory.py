@@ -12,8 +12,8 @@ from kit.cost.torch_memory import rank_memory as torch_rank
 from kit.units import to_gib
 
 RESERVED_OVER_ALLOCATED = 1.08
-"""What the caching allocator holds over what is allocated, at the peak: the one constant estimated from rows (the median of
-torchtitan's; see leave-one-source-out)."""
+"""What the caching allocator holds over what is allocated, at the peak. Estimated from rows: the median over
+torchtitan's groups (leave-one-source-out in docs/accuracy.md)."""
 
 Statistic = str
 
@@ -66,13 +66,18 @@ def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
         _unstated(row)
     except NotPredictedError as error:
         return Result(row, statistic, measured_gib, None, {}, why, str(error))
-    ranks = [rank_memory(setup, stage) for stage in _stages(row, setup)]
-    moments = [_moment(memory, statistic, row) for memory in ranks]
+    components = predict(row, setup, statistic)
+    return Result(row, statistic, measured_gib, sum(components.values()), components, why, None)
+
+
+def predict(row: Row, setup: TrainingSetup, statistic: Statistic) -> dict[str, float]:
+    """GiB by component, of the rank that the row is about (the fullest, where it is about the largest or unstated)."""
+    moments = [_moment(rank_memory(setup, stage), statistic, row) for stage in _stages(row, setup)]
     fullest = max(moments, key=lambda parts: sum(parts.values()))
     components = {name: to_gib(size) for name, size in fullest.items()}
     if statistic == "max_reserved":
         components["fragmentation"] = (RESERVED_OVER_ALLOCATED - 1) * sum(components.values())
-    return Result(row, statistic, measured_gib, sum(components.values()), components, why, None)
+    return components
 
 
 def _moment(memory: RankMemory, statistic: Statistic, row: Row) -> dict[str, float]:

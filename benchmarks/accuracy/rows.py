@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kit.cost.setup import Attention, CrossEntropy, Experts, Fp8, Kernels, LatentAttention, Lora, Shape, TrainingSetup
 from kit.cost.stages import even_chunks
 
 Row = dict[str, Any]
+Recompute = Literal["none", "selective", "full"]
 
 
 class NotPredictedError(ValueError):
@@ -40,7 +41,7 @@ def excluded(row: Row) -> str | None:
 def setup_of(row: Row) -> TrainingSetup:
     """The run that a row measured.
 
-    torchtitan compiles its loss with its layers since 2025 (components/loss.py); its tables of 2024 are before that.
+    torchtitan compiles its loss with its layers (components/loss.py); its tables of 2024 are older than that.
     """
     model, job = row["model"], row["job"]
     tp, pp, cp = (job.get(size) or 1 for size in ("tp", "pp", "cp"))
@@ -57,7 +58,7 @@ def setup_of(row: Row) -> TrainingSetup:
     generation = gpu_generation(row["cluster"]["gpu"])
     kernels = kernels_of(row)
     detail = job.get("recompute_detail") or ""
-    recompute = job.get("recompute") or "none"
+    recompute: Recompute = job.get("recompute") or "none"
     if "empty module list" in detail:
         recompute = "none"
     weight_bytes, gradient_bytes, optimizer_bytes = state_widths(row)
@@ -80,9 +81,8 @@ def setup_of(row: Row) -> TrainingSetup:
         optimizer_instances=job.get("distributed_optimizer_instances") or 1,
         stage_layers=stage_layers_of(row, pp, vp),
         recompute=recompute,
-        recompute_modules=frozenset(re.findall(r"[a-z_]+", detail.partition("modules=")[2])) or frozenset(
-            {"op"} if "op" in detail or "preset" in detail else ()
-        ),
+        recompute_modules=frozenset(re.findall(r"[a-z_]+", detail.partition("modules=")[2]))
+        or frozenset({"op"} if "op" in detail or "preset" in detail else ()),
         weight_bytes=weight_bytes,
         main_gradient_bytes=gradient_bytes,
         optimizer_bytes=optimizer_bytes,
@@ -96,8 +96,9 @@ def setup_of(row: Row) -> TrainingSetup:
         compiled_loss=kernels == "torchtitan" and bool(job.get("compile")) and "_2024" not in row["source"]["address"],
         gradient_accumulation_fusion=bool(job.get("gradient_accumulation_fusion")),
         defer_embedding_gradient=bool(job.get("defer_embedding_wgrad")),
+        # nanotron's table does not state tp_recompute_allgather; its rows with tensor parallelism contradict the default.
+        gathers_again=kernels != "nanotron",
         deterministic=bool(job.get("deterministic")),
-        attention_mask=bool(job.get("dataloader_attention_mask")),
         fp8=Fp8(keeps_bf16_weights=not job["fp8"].get("param_gather")) if job.get("fp8") else None,
         lora=lora_of(job),
         gpu_generation=generation,
@@ -159,10 +160,15 @@ def shape_of(row: Row) -> Shape:
     )
 
 
+def megatron(row: Row) -> bool:
+    """Whether Megatron's layers ran; Megatron-FSDP has them under the engine ``fsdp``."""
+    return row["job"]["engine"] == "megatron" or row["job"].get("transformer_impl") is not None
+
+
 def kernels_of(row: Row) -> Kernels:
     """Whose layers ran."""
     engine = row["job"]["engine"]
-    if engine == "megatron":
+    if megatron(row):
         return "megatron-local" if row["job"].get("transformer_impl") == "local" else "transformer-engine"
     names: dict[str, Kernels] = {
         "nanotron": "nanotron",
@@ -200,7 +206,7 @@ def attention_of(row: Row, generation: str) -> Attention:
         stated = "unfused"
     if stated == "unfused":
         return "unfused"
-    if job["engine"] != "megatron" or generation == "ampere":
+    if not megatron(row) or generation == "ampere":
         return "flash"
     if generation == "blackwell" and job.get("deterministic"):
         return "flash"
@@ -223,7 +229,7 @@ def state_widths(row: Row) -> tuple[int, int, float]:
     job = row["job"]
     engine, optimizer = job["engine"], job.get("optimizer") or ""
     gradient = {"fp32": 4, "bf16": 2, "fp16": 2}.get(job.get("grad_dtype") or "fp32", 4)
-    if engine == "megatron":
+    if megatron(row):
         precise = "bf16 moments" in optimizer or row["id"].startswith("mbridge/moonlight")
         if job["precision"] == "fp32":
             return 4, 4, 8.0
@@ -292,7 +298,7 @@ def stage_layers_of(row: Row, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _nanotron_split(model: Row, pp: int) -> tuple[tuple[int, ...], ...]:
-    """nanotron balances multiply-adds, the head's with them (models/base.py, build_model): stages close once past a share."""
+    """nanotron balances products, the head's too: a stage closes once past its share (models/base.py, build_model)."""
     layers, h = model["num_layers"], model["hidden_size"]
     layer = 4 * model["num_attention_heads"] * model["head_dim"] * h + 3 * model["ffn_hidden_size"] * h
     total = layers * layer + model["vocab_size"] * h

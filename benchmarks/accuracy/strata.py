@@ -57,8 +57,9 @@ def size_class(result: Result) -> str:
 HEADLINES: dict[str, Callable[[Result], bool]] = {
     "peak above 4 GiB": lambda result: size_class(result) == "above 4 GiB",
     "peak 1 to 4 GiB": lambda result: size_class(result) == "1 to 4 GiB",
-    "states, Megatron, end of step": lambda result: result.statistic == "allocated"
-    and result.row["job"]["engine"] == "megatron",
+    "states, Megatron, end of step": lambda result: (
+        result.statistic == "allocated" and result.row["job"]["engine"] == "megatron"
+    ),
 }
 """The figures that limits are set for."""
 

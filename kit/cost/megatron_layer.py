@@ -15,19 +15,18 @@ ELEMENT = 2
 
 def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     """Bytes that one micro batch keeps of one layer, without recompute. Names are Megatron's recompute modules."""
-    element = setup.weight_bytes if setup.weight_bytes == 4 and not setup.fp8 else ELEMENT
-    scale = element / ELEMENT
     terms = {"residual": _norm_inputs(setup), "layernorm": _norm_outputs(setup), "dropout": _dropout(setup)}
     terms |= _latent(setup, setup.shape.latent) if setup.shape.latent else _attention(setup)
     if has_experts and setup.shape.experts:
         terms |= _experts(setup, setup.shape.experts)
     else:
         terms |= _mlp(setup)
+    # Without 16-bit parameters Megatron computes in fp32. fp8 linear layers keep their input in 8 bits
+    # (transformer_engine/pytorch/module/linear.py).
+    widths = dict.fromkeys(terms, float(setup.weight_bytes)) | {"dropout": float(ELEMENT)}
     if setup.fp8:
-        # Linear layers keep their input in 8 bits (transformer_engine/pytorch/module/linear.py).
-        halves = {"layernorm", "attention_output", "moe_act"} & set(terms)
-        terms |= {name: terms[name] / 2 for name in halves}
-    return {name: size * (1 if name == "dropout" else scale) for name, size in terms.items()}
+        widths |= {name: 1.0 for name in ("layernorm", "attention_output", "moe_act")}
+    return {name: size * widths[name] / ELEMENT for name, size in terms.items()}
 
 
 def kept_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
@@ -65,8 +64,8 @@ def _attention(setup: TrainingSetup) -> dict[str, float]:
     """Query, key, value and output of the attention kernel.
 
     Where rotation or grouped queries leave them in different layouts they are made contiguous and the fused
-    projection's result is freed (transformer_engine/.../dot_product_attention/utils.py, get_qkv_layout). flash-attn keeps
-    its own output beside the transposed copy that the projection keeps (backends.py, FlashAttention.forward).
+    projection's result is freed (transformer_engine/pytorch/attention/dot_product_attention/utils.py, get_qkv_layout).
+    flash-attn keeps its own output beside the transposed copy that the projection keeps (backends.py, FlashAttention).
     """
     shape, tokens = setup.shape, setup.tokens
     query = shape.query_width / setup.tp

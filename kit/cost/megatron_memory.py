@@ -13,7 +13,7 @@ from kit.cost.stages import chunks, chunks_in_flight, stage_layers
 MIB = 2.0**20
 
 GROUPED_STREAMS = 4
-"""Streams of a grouped matrix product, each with a workspace (transformer_engine/pytorch/module/base.py)."""
+"""Streams of a grouped matrix product, each with a workspace (transformer_engine, num_cublas_streams)."""
 
 DEFERRED_GRADIENTS = 2
 """Micro batches whose head gradients may wait: ``--wgrad-deferral-limit`` as Megatron-LM's own test of it sets it."""
@@ -64,9 +64,7 @@ def _gradient_copies(setup: TrainingSetup, stage: int) -> float:
 def kept_activations(setup: TrainingSetup, stage: int) -> float:
     """Saved for backward of all micro batches in flight."""
     total = 0.0
-    for virtual, (layers, count) in enumerate(
-        zip(chunks(setup, stage), chunks_in_flight(setup, stage), strict=True)
-    ):
+    for virtual, (layers, count) in enumerate(zip(chunks(setup, stage), chunks_in_flight(setup, stage), strict=True)):
         one = sum(_layer_kept(setup, _expert(setup, layer)) for layer in layers)
         if stage == 0 and virtual == 0 and setup.shape.hidden_dropout:
             one += setup.shape.hidden_size * setup.shard_tokens
@@ -150,7 +148,7 @@ def workspace_bytes(setup: TrainingSetup, stage: int) -> float:
 
     Two cuBLAS workspaces, of the thread that runs forward and of autograd's: 32 MiB on Hopper and later and where
     determinism asks for ``:4096:8``, else 8.1 (pytorch, aten/src/ATen/cuda/CublasHandlePool.cpp). One of Transformer
-    Engine, 32 MiB or on Ampere 4, and four more for grouped products (module/base.py, get_cublas_workspace_size_bytes).
+    Engine, 32 MiB or on Ampere 4, and four more for grouped products (cpp_extensions/gemm.py).
     megatron-core without it keeps a buffer of scores (transformer/dot_product_attention.py, ``mpu``). With fused
     accumulation a dummy gradient of each weight's shape stays (get_dummy_wgrad). fp8 weights and their transposes are
     cached across micro batches (module/base.py, get_weight_workspace).

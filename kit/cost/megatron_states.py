@@ -1,11 +1,9 @@
-"""Weights, gradients and optimizer state of a Megatron rank, and the little that stays allocated beside them."""
+"""Weights, gradients and optimizer state of a Megatron rank."""
 
 from __future__ import annotations
 
 from kit.cost.rank_params import RankParameters, rank_parameters
 from kit.cost.setup import TrainingSetup
-
-MIB = 2**20
 
 
 def state_bytes(setup: TrainingSetup, stage: int) -> dict[str, float]:

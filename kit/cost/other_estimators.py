@@ -23,11 +23,17 @@ def megatron_theoretical(setup: TrainingSetup) -> float:
     gate = 1.5 if shape.gated_mlp else 1.0
     experts = shape.experts.num_experts if shape.experts else 1
     ratio = shape.query_width / h
-    layers = 2.0 * shape.num_layers * h * h * (
-        (1 + shape.num_key_value_heads / shape.num_attention_heads) * ratio
-        + shape.ffn_hidden_size / h * experts * gate
-        + 2 / h
-        + 1 / (shape.num_layers * h)
+    layers = (
+        2.0
+        * shape.num_layers
+        * h
+        * h
+        * (
+            (1 + shape.num_key_value_heads / shape.num_attention_heads) * ratio
+            + shape.ffn_hidden_size / h * experts * gate
+            + 2 / h
+            + 1 / (shape.num_layers * h)
+        )
     )
     table = float(h * shape.vocab_size)
     shard = (layers / setup.pp + table) / setup.tp

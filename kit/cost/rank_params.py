@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kit.cost.setup import Shape, TrainingSetup
+from kit.cost.stages import stage_layers
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def layer_parameters(setup: TrainingSetup, has_experts: bool) -> tuple[float, fl
     shape, tp = setup.shape, setup.tp
     h = shape.hidden_size
     norm = h if shape.norm == "rmsnorm" else 2 * h
-    vectors = norm * (1 if shape.parallel_residual else 2)
+    vectors: float = norm * (1 if shape.parallel_residual else 2)
     matrices, experts = attention_matrices(shape, tp), 0.0
     if shape.latent is not None and shape.qk_norm:
         vectors += shape.latent.kv_lora_rank + (shape.latent.q_lora_rank or 0)
@@ -83,8 +84,6 @@ def rank_parameters(setup: TrainingSetup, stage: int) -> RankParameters:
     of the embedding there (models/common/language_module/language_module.py). Multi-token prediction adds a layer, a
     projection of 2h onto h, norms, and a copy of the embedding where it is not on that stage.
     """
-    from kit.cost.stages import stage_layers
-
     shape, tp = setup.shape, setup.tp
     h = shape.hidden_size
     matrices = vectors = experts = 0.0

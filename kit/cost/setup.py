@@ -161,13 +161,13 @@ class TrainingSetup:
     compiled: bool = False
     """torch.compile of the layers."""
     compiled_loss: bool = False
+    gathers_again: bool = True
+    """With sequence parallelism: whether backward gathers inputs of matrix products again, or forward keeps them."""
     gradient_accumulation_fusion: bool = True
     defer_embedding_gradient: bool = False
     """Megatron's ``--defer-embedding-wgrad-compute``."""
     deterministic: bool = False
     """Megatron's ``--deterministic-mode``: larger cuBLAS workspaces, fewer attention kernels."""
-    attention_mask: bool = False
-    """Whether the data loader sends a mask of s² bytes a sequence."""
     fp8: Fp8 | None = None
     lora: Lora | None = None
     gpu_generation: Literal["ampere", "hopper", "blackwell", "other"] = "other"

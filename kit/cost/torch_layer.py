@@ -1,4 +1,4 @@
-"""What autograd keeps of layers written in plain torch: litgpt, torchtune, torchtitan, nanotron. Bytes of a micro batch.
+"""What autograd keeps of layers in plain torch: litgpt, torchtune, torchtitan, nanotron. Bytes of a micro batch.
 
 Read in each project's model file; every term is a tensor that an operator saves. ``compiled`` layers fuse chains of
 element-wise operators, keep their inputs, and compute the rest again in backward.
@@ -8,25 +8,24 @@ from __future__ import annotations
 
 from kit.cost.setup import TrainingSetup
 
-
 QUANTISED_INPUT_BYTES = 4.0
-"""Per element of the input of each 4-bit linear layer, beyond what the 16-bit layer keeps. Estimated from rows: the difference
-of litgpt's QLoRA and LoRA rows of one model (see leave-one-source-out in docs/accuracy.md)."""
+"""Per element of the input of each 4-bit linear layer, beyond what the 16-bit layer keeps. Estimated from rows: the
+difference of litgpt's QLoRA and LoRA rows of one model (leave-one-source-out in docs/accuracy.md)."""
 
 
 def layer_terms(setup: TrainingSetup) -> dict[str, float]:
     """Of one layer without recompute, by operator."""
     tp, tokens, shard = setup.tp, setup.tokens, setup.shard_tokens
     terms = {"norms": _norm(setup) * _norms(setup) * shard}
-    if setup.kernels == "nanotron":
-        # The first matrix of a block keeps its input as gathered (tp_recompute_allgather off, parallel/tensor_parallel).
+    if not setup.gathers_again:
+        # The first matrix of a block keeps its input as gathered (nanotron: tp_recompute_allgather off).
         terms["gathered"] = 2 * 2.0 * setup.shape.hidden_size * (tokens - shard)
     terms["attention"] = _attention(setup) * tokens / tp + _scores(setup)
     terms["mlp"] = _mlp(setup) * tokens / tp
     if setup.lora is not None:
         terms["adapters"] = _adapters(setup) * tokens
     if setup.lora is not None and setup.lora.four_bit and setup.kernels == "litgpt":
-        terms["quantised"] = QUANTISED_INPUT_BYTES * _linear_inputs(setup) * tokens
+        terms["quantised"] = QUANTISED_INPUT_BYTES * linear_inputs(setup) * tokens
     return terms
 
 
@@ -49,8 +48,8 @@ def logits_bytes(setup: TrainingSetup) -> float:
 
     torch's cross entropy of fp32 logits: log-probabilities, their gradient and the logits' (4 + 4 + 4). litgpt computes
     head and loss in 16 bits and in chunks: logits and log-probabilities of all, gradients of a chunk. Chunked
-    (torchtune): 16-bit logits of all, the rest for an eighth. Compiled: 16-bit logits and their gradient. nanotron: a 16-bit copy for Megatron's sharded loss in
-    fp32, its difference from the maximum (parallel/tensor_parallel/functional.py, not in place).
+    (torchtune): 16-bit logits of all, the rest for an eighth. Compiled: 16-bit logits and their gradient. nanotron: the
+    logits, their fp32 copy, and its difference from the maximum (parallel/tensor_parallel/functional.py, not in place).
     """
     entries = -(-setup.shape.vocab_size // setup.tp) * setup.tokens
     if setup.kernels == "litgpt":
@@ -62,7 +61,7 @@ def logits_bytes(setup: TrainingSetup) -> float:
         return (2 + 10 / 8) * entries
     if setup.compiled_loss:
         return 4 * entries
-    # Loss parallelism: log-probabilities, the gradient, and two results on the way to it (torch, tensor/parallel/loss.py)
+    # Loss parallelism: log-probabilities, the gradient, two results on the way to it (torch, tensor/parallel/loss.py)
     return (16 if setup.kernels == "torchtitan" and setup.tp > 1 else 12) * entries
 
 
@@ -115,7 +114,7 @@ def _mlp(setup: TrainingSetup) -> float:
     return 8.0 * f if setup.lora is None else 6.0 * f
 
 
-def _linear_inputs(setup: TrainingSetup) -> float:
+def linear_inputs(setup: TrainingSetup) -> float:
     """Widths of the inputs of a layer's linear modules: of qkv, projection, gate, up, and down."""
     shape = setup.shape
     return shape.hidden_size * (3 if shape.gated_mlp else 2) + shape.query_width + shape.ffn_hidden_size

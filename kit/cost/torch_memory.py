@@ -30,7 +30,11 @@ def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
     gradients = states["gradients"]
     # Gradients are made by backward, unless earlier micro batches left theirs or a flat buffer holds them.
     held = setup.kernels == "nanotron" or setup.micro_batches > 1 or setup.lora is not None
-    constant = {"weights": states["weights"], "optimizer": states["optimizer"], "buffers": fixed + _gathered(setup, stage)}
+    constant = {
+        "weights": states["weights"],
+        "optimizer": states["optimizer"],
+        "buffers": fixed + _gathered(setup, stage),
+    }
     # In a pipeline FSDP adds up whole gradients in its reduction's fp32 until the last micro batch (_fsdp_param.py).
     whole = 4.0 * rank_parameters(setup, stage).total if setup.sharding == "full" and setup.pp > 1 else 0.0
     before = gradients + whole if held else 0.0
@@ -90,8 +94,8 @@ def _adapter_states(setup: TrainingSetup) -> dict[str, float]:
 def _gathered(setup: TrainingSetup, stage: int) -> float:
     """FSDP: the root's weights stay gathered from forward to backward, two layers come and go; in a pipeline all stay.
 
-    torch/distributed/fsdp/_fully_shard; torchtitan/models/llama3/infra/parallelize.py (reshard_after_forward is off with a
-    pipeline).
+    torch/distributed/fsdp/_fully_shard; torchtitan/models/llama3/infra/parallelize.py (with a pipeline it does not
+    reshard after forward).
     """
     if setup.kernels == "nanotron":
         # Buckets of torch's DistributedDataParallel, copies of 16-bit gradients (nanotron/trainer.py)
