@@ -49,11 +49,8 @@ def setup_of(row: Row) -> TrainingSetup:
     dp = job.get("dp") or (row.get("inferred") or {}).get("dp")
     if not dp:
         raise NotPredictedError("neither a data-parallel size nor a number of GPUs is stated")
-    micro = job.get("micro_batch_size")
-    if micro is None:
-        raise NotPredictedError("no micro batch size is stated")
-    if model.get("seq_length") is None:
-        raise NotPredictedError("no sequence length is stated")
+    _require(row)
+    micro = job["micro_batch_size"]
     batch = job.get("global_batch_size") or micro * dp
     generation = gpu_generation(row["cluster"]["gpu"])
     kernels = kernels_of(row)
@@ -79,8 +76,10 @@ def setup_of(row: Row) -> TrainingSetup:
         sp=bool(job.get("sp")) and tp > 1,
         sharding=sharding_of(row),
         optimizer_instances=job.get("distributed_optimizer_instances") or 1,
-        stage_layers=stage_layers_of(row, pp, vp),
+        stage_layers=_checked(stage_layers_of(row, pp, vp), pp * vp, model["num_layers"]),
         recompute=recompute,
+        recompute_every=_stated(detail, "uniform"),
+        recompute_layers=_stated(detail, "block") if "method=block" in detail else None,
         recompute_modules=frozenset(re.findall(r"[a-z_]+", detail.partition("modules=")[2]))
         or frozenset({"op"} if "op" in detail or "preset" in detail else ()),
         weight_bytes=weight_bytes,
@@ -96,13 +95,29 @@ def setup_of(row: Row) -> TrainingSetup:
         compiled_loss=kernels == "torchtitan" and bool(job.get("compile")) and "_2024" not in row["source"]["address"],
         gradient_accumulation_fusion=bool(job.get("gradient_accumulation_fusion")),
         defer_embedding_gradient=bool(job.get("defer_embedding_wgrad")),
-        # nanotron's table does not state tp_recompute_allgather; its rows with tensor parallelism contradict the default.
+        # nanotron's table does not state tp_recompute_allgather; rows with tensor parallelism contradict its default.
         gathers_again=kernels != "nanotron",
         deterministic=bool(job.get("deterministic")),
         fp8=Fp8(keeps_bf16_weights=not job["fp8"].get("param_gather")) if job.get("fp8") else None,
         lora=lora_of(job),
         gpu_generation=generation,
     )
+
+
+def _stated(detail: str, method: str) -> int:
+    """``num_layers`` of ``method=… num_layers=…``; 1 where another method is meant."""
+    found = re.search(rf"method={method} num_layers=(\d+)", detail)
+    return int(found.group(1)) if found else 1
+
+
+def _require(row: Row) -> None:
+    """Sizes without which there is nothing to compute."""
+    needed = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size", "seq_length")
+    missing = [name for name in needed if row["model"].get(name) is None]
+    if row["job"].get("micro_batch_size") is None:
+        missing.append("micro_batch_size")
+    if missing:
+        raise NotPredictedError(f"not stated: {', '.join(missing)}")
 
 
 def shape_of(row: Row) -> Shape:
@@ -175,6 +190,7 @@ def kernels_of(row: Row) -> Kernels:
         "litgpt": "litgpt",
         "torchtune": "torchtune",
         "fsdp": "torchtitan",
+        "deepspeed": "huggingface",
     }
     if engine not in names:
         raise NotPredictedError(f"no implementation of engine {engine!r} is described")
@@ -216,8 +232,10 @@ def attention_of(row: Row, generation: str) -> Attention:
 def sharding_of(row: Row) -> Any:
     """none, optimizer or full."""
     job = row["job"]
-    if (job.get("zero_stage") or 0) >= 2:
+    if (job.get("zero_stage") or 0) == 3 or (job.get("zero_stage") == 2 and job["engine"] != "deepspeed"):
         return "full"
+    if job.get("zero_stage") == 2:
+        return "gradients"
     return "optimizer" if job.get("distributed_optimizer") or job.get("zero_stage") == 1 else "none"
 
 
@@ -238,6 +256,8 @@ def state_widths(row: Row) -> tuple[int, int, float]:
         return 2, gradient, 12.0
     if engine == "nanotron":
         return 2, gradient, 12.0
+    if engine == "deepspeed":
+        return 2, 2, 12.0
     if engine == "fsdp":
         return 4, 4, 8.0
     return 2, 2, 2.0 if "8-bit" in optimizer else 4.0
@@ -295,6 +315,12 @@ def stage_layers_of(row: Row, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
     if row["job"]["engine"] == "nanotron":
         return _nanotron_split(row["model"], pp)
     return ()
+
+
+def _checked(split: tuple[tuple[int, ...], ...], chunks: int, layers: int) -> tuple[tuple[int, ...], ...]:
+    if split and (len(split) != chunks or sum(len(part) for part in split) != layers):
+        raise NotPredictedError(f"the stated pipeline layout has {len(split)} parts, not {chunks} for {layers} layers")
+    return split
 
 
 def _nanotron_split(model: Row, pp: int) -> tuple[tuple[int, ...], ...]:

@@ -25,7 +25,7 @@ def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     # (transformer_engine/pytorch/module/linear.py).
     widths = dict.fromkeys(terms, float(setup.weight_bytes)) | {"dropout": float(ELEMENT)}
     if setup.fp8:
-        widths |= {name: 1.0 for name in ("layernorm", "attention_output", "moe_act")}
+        widths |= dict.fromkeys(("layernorm", "attention_output", "moe_act"), 1.0)
     return {name: size * widths[name] / ELEMENT for name, size in terms.items()}
 
 

@@ -39,7 +39,7 @@ def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
         (sum(layer_terms(setup, _expert(setup, layer)).values()) for layer in stage_layers(setup, stage)), default=0.0
     )
     # The layer whose backward runs is computed again, or fetched from the host.
-    again = deepest if setup.recompute == "full" or setup.activation_offload else 0.0
+    again = deepest * setup.recompute_every if setup.recompute == "full" or setup.activation_offload else 0.0
     waiting, loss = logits_bytes(setup) if last else (0.0, 0.0)
     layer_back = again + working_bytes(setup, stage)
     constant = {**states, "buffers": fixed + gathered_bytes(setup, stage)}
@@ -65,7 +65,7 @@ def kept_activations(setup: TrainingSetup, stage: int) -> float:
     """Saved for backward of all micro batches in flight."""
     total = 0.0
     for virtual, (layers, count) in enumerate(zip(chunks(setup, stage), chunks_in_flight(setup, stage), strict=True)):
-        one = sum(_layer_kept(setup, _expert(setup, layer)) for layer in layers)
+        one = _chunk_kept(setup, layers)
         if stage == 0 and virtual == 0 and setup.shape.hidden_dropout:
             one += setup.shape.hidden_size * setup.shard_tokens
         if stage == setup.pp - 1 and virtual == setup.vp - 1:
@@ -80,6 +80,16 @@ def _after_last_layer(setup: TrainingSetup) -> float:
     final = 2 * hidden
     per_mtp = _layer_kept(setup, bool(setup.shape.expert_layers) and setup.shape.expert_layers[-1]) + 6 * hidden
     return final + setup.shape.mtp_layers * per_mtp
+
+
+def _chunk_kept(setup: TrainingSetup, layers: tuple[int, ...]) -> float:
+    """Inputs of recomputed layers, the whole of the others (megatron-core, transformer/transformer_block.py)."""
+    if setup.recompute != "full":
+        return sum(_layer_kept(setup, _expert(setup, layer)) for layer in layers)
+    again = len(layers) if setup.recompute_layers is None else min(setup.recompute_layers, len(layers))
+    inputs = -(-again // setup.recompute_every)
+    whole = sum(sum(layer_terms(setup, _expert(setup, layer)).values()) for layer in layers[again:])
+    return inputs * layer_input(setup) + whole
 
 
 def _layer_kept(setup: TrainingSetup, has_experts: bool) -> float:

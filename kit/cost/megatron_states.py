@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost.adapters import adapter_parameters
 from kit.cost.rank_params import RankParameters, rank_parameters
 from kit.cost.setup import TrainingSetup
 
@@ -16,6 +17,14 @@ def state_bytes(setup: TrainingSetup, stage: int) -> dict[str, float]:
     if setup.sharding in ("optimizer", "full"):
         dense_owners = setup.dp * setup.cp / setup.optimizer_instances
         expert_owners = max(setup.dp * setup.cp * setup.tp / (setup.ep * setup.etp) / setup.optimizer_instances, 1.0)
+    if setup.lora is not None:
+        # A frozen base has neither gradients nor optimizer state.
+        trained = adapter_parameters(setup, stage)
+        return {
+            "weights": setup.weight_bytes * (parameters.total + trained),
+            "gradients": setup.main_gradient_bytes * trained,
+            "optimizer": setup.optimizer_bytes * trained / dense_owners,
+        }
     whole = setup.sharding == "full"
     shards = (parameters.dense / dense_owners, parameters.experts / expert_owners)
     held = shards if whole else (parameters.dense, parameters.experts)

@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kernels = Literal["transformer-engine", "megatron-local", "nanotron", "litgpt", "torchtune", "torchtitan"]
+Kernels = Literal[
+    "transformer-engine", "megatron-local", "nanotron", "litgpt", "torchtune", "torchtitan", "huggingface"
+]
 """Whose code computes a layer, which decides what autograd keeps of it."""
 
 Attention = Literal["flash", "cudnn", "unfused"]
@@ -136,13 +138,17 @@ class TrainingSetup:
     ep: int = 1
     etp: int = 1
     sp: bool = False
-    sharding: Literal["none", "optimizer", "full"] = "none"
-    """optimizer: Megatron's distributed optimizer or ZeRO-1. full: FSDP or ZeRO-3."""
+    sharding: Literal["none", "optimizer", "gradients", "full"] = "none"
+    """optimizer: Megatron's distributed optimizer or ZeRO-1. gradients: ZeRO-2. full: FSDP or ZeRO-3."""
     optimizer_instances: int = 1
     """Megatron: replicas of a sharded optimizer state (``--num-distributed-optimizer-instances``)."""
     stage_layers: tuple[tuple[int, ...], ...] = ()
     """Layer numbers of every chunk, in pipeline order (chunk c lies on stage c mod pp); empty = even."""
     recompute: Literal["none", "selective", "full"] = "none"
+    recompute_every: int = 1
+    """full: only the input of every so many layers is kept (Megatron's ``uniform``)."""
+    recompute_layers: int | None = None
+    """full: only so many layers of each chunk are computed again (Megatron's ``block``); null = all."""
     recompute_modules: frozenset[str] = frozenset()
     """For selective: Megatron's module names, or the per-operator policy ``op`` of torchtitan."""
     weight_bytes: int = 2

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from kit.cost.adapters import adapter_parameters
 from kit.cost.megatron_memory import MIB, RankMemory
 from kit.cost.rank_params import layer_parameters, rank_parameters
 from kit.cost.setup import TrainingSetup
 from kit.cost.stages import chunks, chunks_in_flight
 from kit.cost.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
 
+DEEPSPEED_BUCKET = 5e8
+"""Elements (reduce_bucket_size)."""
+DEEPSPEED_LIVE_PARAMETERS = 1e9
+"""Elements (stage3_max_live_parameters)."""
 NF4_BYTES = 0.5 + 4 / 64
 """Four bits a weight and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
 
@@ -50,10 +55,10 @@ def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
 
 def _states(setup: TrainingSetup, stage: int) -> dict[str, float]:
     parameters = rank_parameters(setup, stage).total
-    owners = setup.dp if setup.sharding == "optimizer" else 1
+    owners = setup.dp if setup.sharding in ("optimizer", "gradients") else 1
     return {
         "weights": setup.weight_bytes * parameters,
-        "gradients": setup.main_gradient_bytes * parameters,
+        "gradients": setup.main_gradient_bytes * parameters / (setup.dp if setup.sharding == "gradients" else 1),
         "optimizer": setup.optimizer_bytes * parameters / owners,
     }
 
@@ -78,12 +83,7 @@ def _adapter_states(setup: TrainingSetup) -> dict[str, float]:
     base = 2.0 * parameters.total
     if lora.four_bit:
         base = 2.0 * (parameters.total - linear) + NF4_BYTES * linear
-    h, q, kv, f = shape.hidden_size, shape.query_width, shape.key_value_width, shape.ffn_hidden_size
-    sizes = {"query": h + q, "key": h + kv, "value": h + kv, "projection": q + h}
-    sizes["mlp"] = (3 if shape.gated_mlp else 2) * (h + f)
-    adapters = lora.rank * shape.num_layers * sum(sizes.get(target, 0) for target in lora.targets)
-    if "head" in lora.targets:
-        adapters += lora.rank * (h + shape.vocab_size)
+    adapters = adapter_parameters(setup, 0)
     return {
         "weights": base + 2.0 * adapters,
         "gradients": 2.0 * adapters,
@@ -100,6 +100,8 @@ def _gathered(setup: TrainingSetup, stage: int) -> float:
     if setup.kernels == "nanotron":
         # Buckets of torch's DistributedDataParallel, copies of 16-bit gradients (nanotron/trainer.py)
         return 2.0 * rank_parameters(setup, stage).total if setup.dp > 1 else 0.0
+    if setup.kernels == "huggingface":
+        return _deepspeed_buffers(setup, stage)
     if setup.sharding != "full":
         return _dequantised(setup)
     layer = sum(layer_parameters(setup, False))
@@ -107,6 +109,15 @@ def _gathered(setup: TrainingSetup, stage: int) -> float:
     if setup.pp > 1:
         return 2.0 * parameters.total
     return 2.0 * (parameters.vocabulary + 2 * layer) + (2.0 + 4.0) * layer
+
+
+def _deepspeed_buffers(setup: TrainingSetup, stage: int) -> float:
+    """DeepSpeed's defaults: a bucket of gradients (reduce_bucket_size), and in stage 3 gathered weights
+    (stage3_max_live_parameters), in 16 bits (deepspeed/runtime/zero/config.py)."""
+    parameters = rank_parameters(setup, stage).total
+    bucket = min(DEEPSPEED_BUCKET, parameters) if setup.sharding != "none" else 0.0
+    live = min(DEEPSPEED_LIVE_PARAMETERS, parameters) if setup.sharding == "full" else 0.0
+    return 2.0 * (bucket + live)
 
 
 def _unreduced(setup: TrainingSetup, stage: int) -> float:
