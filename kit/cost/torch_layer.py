@@ -92,6 +92,10 @@ def _attention(setup: TrainingSetup) -> float:
     """Bytes per token: query, key, value, output. Grouped heads are repeated before the kernel, but for nanotron."""
     shape = setup.shape
     key_value = shape.key_value_width if setup.kernels == "nanotron" else shape.query_width
+    if setup.kernels == "litgpt" and shape.num_key_value_heads == shape.num_attention_heads:
+        # The value is a view of the whole projection's result, which therefore stays (litgpt/model.py); repeated heads
+        # are copies instead.
+        return 2.0 * (2 * shape.query_width + 3 * shape.query_width + shape.query_width)
     copies = 1
     if setup.kernels == "nanotron" and setup.micro_batch_size > 1:
         copies = 2  # the output is transposed to (sequence, batch) and copied for the projection
