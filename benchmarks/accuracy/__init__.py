@@ -1,0 +1,1 @@
+"""How far the cost model's predictions lie from published measurements."""

@@ -1,0 +1,111 @@
+"""Choices that were made from rows, and the errors when each source is predicted without its own rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import replace
+
+from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result, predict
+from benchmarks.accuracy.rows import setup_of
+from benchmarks.accuracy.strata import Errors, errors_of
+from kit.cost.torch_layer import QUANTISED_INPUT_BYTES, linear_inputs
+from kit.units import GIB
+
+
+def counted_peaks(results: Iterable[Result]) -> list[Result]:
+    """Predicted peaks that enter error figures."""
+    return [
+        result
+        for result in results
+        if result.excluded is None and result.predicted_gib is not None and result.statistic != "allocated"
+    ]
+
+
+def reserved_factors(results: Iterable[Result]) -> dict[str, float]:
+    """Group → reserved over allocated, from all other groups: the median of their medians, at least 1."""
+    ratios: dict[str, list[float]] = {}
+    for result in counted_peaks(results):
+        if result.statistic == "max_reserved":
+            ratios.setdefault(result.row["group"], []).append(result.measured_gib / _allocated(result))
+    return _without_own({group: [statistics.median(values)] for group, values in ratios.items()})
+
+
+def quantised_widths(results: Iterable[Result]) -> dict[str, float]:
+    """Group → bytes that a 4-bit layer keeps of an element of its input, from all other groups' rows."""
+    widths: dict[str, list[float]] = {}
+    for result in counted_peaks(results):
+        if _four_bit(result):
+            per_byte, rest = _split(result)
+            widths.setdefault(result.row["group"], []).append((result.measured_gib - rest) / per_byte)
+    return _without_own(widths)
+
+
+def without_own_rows(results: Iterable[Result]) -> list[Result]:
+    """Peaks with every estimated constant taken from other groups' rows only."""
+    results = list(results)
+    factors, widths = reserved_factors(results), quantised_widths(results)
+    changed = []
+    for result in counted_peaks(results):
+        predicted = result.predicted_gib
+        if result.statistic == "max_reserved":
+            predicted = factors.get(result.row["group"], RESERVED_OVER_ALLOCATED) * _allocated(result)
+        elif _four_bit(result):
+            per_byte, rest = _split(result)
+            predicted = rest + widths.get(result.row["group"], QUANTISED_INPUT_BYTES) * per_byte
+        changed.append(replace(result, predicted_gib=predicted))
+    return changed
+
+
+def with_nanotron_default(results: Iterable[Result]) -> list[Result]:
+    """Peaks as if nanotron's rows had run with tp_recompute_allgather, its default."""
+    changed = []
+    for result in counted_peaks(results):
+        if result.row["job"]["engine"] != "nanotron":
+            changed.append(result)
+            continue
+        setup = replace(setup_of(result.row), gathers_again=True)
+        changed.append(replace(result, predicted_gib=sum(predict(result.row, setup, result.statistic).values())))
+    return changed
+
+
+def errors_without(results: Iterable[Result]) -> dict[str, Errors]:
+    """The honest figures: headlines without own rows, the rows that a constant touches, and the default instead."""
+    results = list(results)
+    held_out = without_own_rows(results)
+    defaults = with_nanotron_default(results)
+    chosen = {
+        "peak above 4 GiB": [result for result in held_out if result.measured_gib > 4],
+        "peak above 4 GiB, reserved": [result for result in held_out if result.statistic == "max_reserved"],
+        "peak above 4 GiB, QLoRA": [result for result in held_out if _four_bit(result)],
+        "peak above 4 GiB, nanotron's default": [result for result in defaults if result.measured_gib > 4],
+    }
+    table = {
+        name: errors_of((result.row["group"], result.relative_error or 0.0) for result in rows)
+        for name, rows in chosen.items()
+    }
+    return {name: errors for name, errors in table.items() if errors is not None}
+
+
+def _without_own(values: dict[str, list[float]]) -> dict[str, float]:
+    found = {}
+    for group in values:
+        others = [value for name, own in values.items() if name != group for value in own]
+        if others:
+            found[group] = statistics.median(others)
+    return found
+
+
+def _allocated(result: Result) -> float:
+    return sum(size for name, size in result.components_gib.items() if name != "fragmentation")
+
+
+def _four_bit(result: Result) -> bool:
+    return result.row["job"]["engine"] == "litgpt" and "nf4" in str(result.row["job"].get("lora"))
+
+
+def _split(result: Result) -> tuple[float, float]:
+    """(GiB for each byte of the constant, GiB of everything else)."""
+    setup = setup_of(result.row)
+    per_byte = linear_inputs(setup) * setup.tokens * setup.shape.num_layers / GIB
+    return per_byte, (result.predicted_gib or 0.0) - QUANTISED_INPUT_BYTES * per_byte

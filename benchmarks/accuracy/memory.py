@@ -1,0 +1,102 @@
+"""Each row's prediction, in the row's own statistic and on its rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.accuracy.rows import NotPredictedError, Row, excluded, setup_of
+from kit.cost.megatron_memory import RankMemory
+from kit.cost.megatron_memory import rank_memory as megatron_rank
+from kit.cost.setup import TrainingSetup
+from kit.cost.torch_memory import rank_memory as torch_rank
+from kit.units import to_gib
+
+RESERVED_OVER_ALLOCATED = 1.08
+"""What the caching allocator holds over what is allocated, at the peak. Estimated from rows: the median over
+torchtitan's groups (leave-one-source-out in docs/accuracy.md)."""
+
+Statistic = str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row, predicted or left out."""
+
+    row: Row
+    statistic: Statistic
+    """max_allocated, max_reserved or allocated (end of step)."""
+    measured_gib: float
+    predicted_gib: float | None
+    components_gib: dict[str, float]
+    excluded: str | None
+    """Why the row does not enter error figures."""
+    skipped: str | None
+    """Why it could not be predicted."""
+
+    @property
+    def relative_error(self) -> float | None:
+        """Predicted over measured, less one."""
+        return None if self.predicted_gib is None else self.predicted_gib / self.measured_gib - 1
+
+
+def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
+    """By the implementation that ran."""
+    if setup.kernels in ("transformer-engine", "megatron-local"):
+        return megatron_rank(setup, stage)
+    return torch_rank(setup, stage)
+
+
+def results_of(row: Row) -> list[Result]:
+    """The row's peak, and for Megatron's the memory allocated when a step has ended, where measured."""
+    measured = row["measured"]
+    wanted: list[tuple[Statistic, float]] = []
+    if measured.get("max_allocated_gib"):
+        wanted.append(("max_allocated", measured["max_allocated_gib"]))
+    elif measured.get("max_reserved_gib"):
+        wanted.append(("max_reserved", measured["max_reserved_gib"]))
+    if measured.get("allocated_gib"):
+        wanted.append(("allocated", measured["allocated_gib"]))
+    return [_result(row, statistic, gib) for statistic, gib in wanted]
+
+
+def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
+    why = excluded(row)
+    try:
+        setup = setup_of(row)
+        _unstated(row)
+    except NotPredictedError as error:
+        return Result(row, statistic, measured_gib, None, {}, why, str(error))
+    components = predict(row, setup, statistic)
+    return Result(row, statistic, measured_gib, sum(components.values()), components, why, None)
+
+
+def predict(row: Row, setup: TrainingSetup, statistic: Statistic) -> dict[str, float]:
+    """GiB by component, of the rank that the row is about (the fullest, where it is about the largest or unstated)."""
+    moments = [_moment(rank_memory(setup, stage), statistic, row) for stage in _stages(row, setup)]
+    fullest = max(moments, key=lambda parts: sum(parts.values()))
+    components = {name: to_gib(size) for name, size in fullest.items()}
+    if statistic == "max_reserved":
+        components["fragmentation"] = (RESERVED_OVER_ALLOCATED - 1) * sum(components.values())
+    return components
+
+
+def _moment(memory: RankMemory, statistic: Statistic, row: Row) -> dict[str, float]:
+    if statistic == "allocated":
+        return memory.end_of_step
+    return memory.first_step_peak if row["measured"].get("steps_recorded") == 1 else memory.peak
+
+
+def _stages(row: Row, setup: TrainingSetup) -> list[int]:
+    """Pipeline stages of the ranks that the figure may come from."""
+    rank = row["measured"].get("rank")
+    if rank == "last":
+        return [setup.pp - 1]
+    if rank in ("rank0", "first"):
+        return [0]
+    return sorted({0, setup.pp - 1})
+
+
+def _unstated(row: Row) -> None:
+    """Reasons that make a prediction meaningless."""
+    if "actual length far below" in (row.get("notes") or ""):
+        raise NotPredictedError("padded batches of unstated length: the sequence length is an upper bound only")

@@ -1,0 +1,96 @@
+"""Errors by stratum, weighted so that every group of rows counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from benchmarks.accuracy.memory import Result
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of relative errors; each group of rows weighs one."""
+
+    rows: int
+    groups: int
+    median_absolute: float
+    p90_absolute: float
+    signed_mean: float
+
+
+def errors_of(pairs: Iterable[tuple[str, float]]) -> Errors | None:
+    """``pairs`` of (group, relative error); null without any."""
+    groups: dict[str, list[float]] = {}
+    for group, error in pairs:
+        groups.setdefault(group, []).append(error)
+    if not groups:
+        return None
+    weighted = sorted((abs(error), 1 / len(group)) for group in groups.values() for error in group)
+    return Errors(
+        rows=len(weighted),
+        groups=len(groups),
+        median_absolute=_quantile(weighted, 0.5),
+        p90_absolute=_quantile(weighted, 0.9),
+        signed_mean=sum(sum(group) / len(group) for group in groups.values()) / len(groups),
+    )
+
+
+def _quantile(weighted: list[tuple[float, float]], share: float) -> float:
+    total, seen = sum(weight for _, weight in weighted), 0.0
+    for value, weight in weighted:
+        seen += weight
+        if seen >= share * total - 1e-9:
+            return value
+    return weighted[-1][0]
+
+
+def size_class(result: Result) -> str:
+    """By what was measured."""
+    if result.statistic == "allocated":
+        return "end of step"
+    if result.measured_gib > 4:
+        return "above 4 GiB"
+    return "1 to 4 GiB" if result.measured_gib >= 1 else "below 1 GiB"
+
+
+HEADLINES: dict[str, Callable[[Result], bool]] = {
+    "peak above 4 GiB": lambda result: size_class(result) == "above 4 GiB",
+    "peak 1 to 4 GiB": lambda result: size_class(result) == "1 to 4 GiB",
+    "states, Megatron, end of step": lambda result: (
+        result.statistic == "allocated" and result.row["job"]["engine"] == "megatron"
+    ),
+}
+"""The figures that limits are set for."""
+
+
+def strata(results: list[Result]) -> dict[str, Errors]:
+    """Headlines, then each dimension of peaks above 1 GiB."""
+    counted = [result for result in results if not result.excluded and result.predicted_gib is not None]
+    table: dict[str, Errors] = {}
+    for name, chosen in HEADLINES.items():
+        _add(table, name, [result for result in counted if chosen(result)])
+    peaks = [result for result in counted if size_class(result) in ("above 4 GiB", "1 to 4 GiB")]
+    for label in sorted({label for result in peaks for label in labels(result)}):
+        _add(table, label, [result for result in peaks if label in labels(result)])
+    return table
+
+
+def _add(table: dict[str, Errors], name: str, results: list[Result]) -> None:
+    errors = errors_of((result.row["group"], result.relative_error or 0.0) for result in results)
+    if errors is not None:
+        table[name] = errors
+
+
+def labels(result: Result) -> list[str]:
+    """The strata that a peak belongs to."""
+    model, job = result.row["model"], result.row["job"]
+    return [
+        f"engine {job['engine']}, {size_class(result)}",
+        "experts" if model.get("moe") else "dense",
+        f"recompute {job.get('recompute') or 'unstated'}",
+        "context parallel" if (job.get("cp") or 1) > 1 else "no context parallel",
+        "pipeline" if (job.get("pp") or 1) > 1 else "no pipeline",
+        "fp8" if job.get("fp8") else "no fp8",
+        "LoRA" if job.get("lora") else "no LoRA",
+    ]

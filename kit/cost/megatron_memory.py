@@ -1,0 +1,189 @@
+"""Memory of a Megatron rank: at the fullest moment of a step, and when a step has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.cost.megatron_layer import ELEMENT, kept_terms, layer_input, layer_terms
+from kit.cost.megatron_states import state_bytes
+from kit.cost.rank_params import layer_parameters, rank_parameters
+from kit.cost.setup import TrainingSetup
+from kit.cost.stages import chunks, chunks_in_flight, stage_layers
+
+MIB = 2.0**20
+
+GROUPED_STREAMS = 4
+"""Streams of a grouped matrix product, each with a workspace (transformer_engine, num_cublas_streams)."""
+
+DEFERRED_GRADIENTS = 2
+"""Micro batches whose head gradients may wait: ``--wgrad-deferral-limit`` as Megatron-LM's own test of it sets it."""
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes by component."""
+
+    peak: dict[str, float]
+    end_of_step: dict[str, float]
+    first_step_peak: dict[str, float]
+    """Of a run's first step: moments do not exist until the optimizer has stepped."""
+
+
+def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
+    """Of a rank of one pipeline stage."""
+    states = state_bytes(setup, stage)
+    fixed = workspace_bytes(setup, stage)
+    kept = kept_activations(setup, stage)
+    last = stage == setup.pp - 1
+    deepest = max(
+        (sum(layer_terms(setup, _expert(setup, layer)).values()) for layer in stage_layers(setup, stage)), default=0.0
+    )
+    # The layer whose backward runs is computed again, or fetched from the host.
+    again = deepest * setup.recompute_every if setup.recompute == "full" or setup.activation_offload else 0.0
+    waiting, loss = logits_bytes(setup) if last else (0.0, 0.0)
+    layer_back = again + working_bytes(setup, stage)
+    constant = {**states, "buffers": fixed + gathered_bytes(setup, stage)}
+    loss_moment = constant | {"activations": kept, "logits": waiting + loss}
+    layer_moment = constant | {"activations": kept + layer_back, "logits": 0.0}
+    peak = max(loss_moment, layer_moment, key=lambda parts: sum(parts.values()))
+    optimizer_moments = setup.optimizer_bytes - 4 if setup.weight_bytes == 2 else setup.optimizer_bytes
+    before = peak | {"optimizer": peak["optimizer"] * (1 - optimizer_moments / setup.optimizer_bytes)}
+    after = {**states, "buffers": fixed, "gradients": states["gradients"] + _gradient_copies(setup, stage)}
+    first = max(before, after, key=lambda parts: sum(parts.values()))
+    return RankMemory(peak=peak, end_of_step=after, first_step_peak=first)
+
+
+def _gradient_copies(setup: TrainingSetup, stage: int) -> float:
+    """fp32 copies of 16-bit gradients, from the optimizer step until the next begins (optimizer/optimizer.py,
+    _copy_model_grads_to_main_grads, zero_grad); a precision-aware optimizer makes none."""
+    if setup.main_gradient_bytes == 4 or setup.optimizer_bytes < 12:
+        return 0.0
+    return 4.0 * rank_parameters(setup, stage).total
+
+
+def kept_activations(setup: TrainingSetup, stage: int) -> float:
+    """Saved for backward of all micro batches in flight."""
+    total = 0.0
+    for virtual, (layers, count) in enumerate(zip(chunks(setup, stage), chunks_in_flight(setup, stage), strict=True)):
+        one = _chunk_kept(setup, layers)
+        if stage == 0 and virtual == 0 and setup.shape.hidden_dropout:
+            one += setup.shape.hidden_size * setup.shard_tokens
+        if stage == setup.pp - 1 and virtual == setup.vp - 1:
+            one += _after_last_layer(setup)
+        total += one * count
+    return total
+
+
+def _after_last_layer(setup: TrainingSetup) -> float:
+    """Final norm, and the layers of multi-token prediction with their norms and projection."""
+    hidden = ELEMENT * setup.shape.hidden_size * setup.shard_tokens
+    final = 2 * hidden
+    per_mtp = _layer_kept(setup, bool(setup.shape.expert_layers) and setup.shape.expert_layers[-1]) + 6 * hidden
+    return final + setup.shape.mtp_layers * per_mtp
+
+
+def _chunk_kept(setup: TrainingSetup, layers: tuple[int, ...]) -> float:
+    """Inputs of recomputed layers, the whole of the others (megatron-core, transformer/transformer_block.py)."""
+    if setup.recompute != "full":
+        return sum(_layer_kept(setup, _expert(setup, layer)) for layer in layers)
+    again = len(layers) if setup.recompute_layers is None else min(setup.recompute_layers, len(layers))
+    inputs = -(-again // setup.recompute_every)
+    whole = sum(sum(layer_terms(setup, _expert(setup, layer)).values()) for layer in layers[again:])
+    return inputs * layer_input(setup) + whole
+
+
+def _layer_kept(setup: TrainingSetup, has_experts: bool) -> float:
+    if setup.recompute == "full":
+        return layer_input(setup)
+    terms = kept_terms(setup, has_experts)
+    if setup.activation_offload:
+        # Fine-grained offload sends what modules keep to the host; inputs of dense MLPs and router stay.
+        terms = {name: size for name, size in terms.items() if name in ("dropout", "router", "mlp", "shared_experts")}
+    return sum(terms.values())
+
+
+def _expert(setup: TrainingSetup, layer: int) -> bool:
+    return bool(setup.shape.expert_layers) and setup.shape.expert_layers[layer]
+
+
+def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
+    """(kept since the losses of multi-token prediction, at the fullest moment of the last loss).
+
+    unfused: 16-bit logits and one fp32 copy, in place (tensor_parallel/cross_entropy.py). native: the compiled
+    subtraction is not in place, one fp32 copy more (fusions/fused_cross_entropy.py). te: gradients overwrite the 16-bit
+    logits (transformer_engine/pytorch/triton/cross_entropy.py).
+    """
+    entries = -(-setup.shape.vocab_size // setup.tp) * setup.tokens
+    if setup.defer_embedding_gradient:
+        # Logits' gradients and the head's inputs wait for the end (tensor_parallel/layers.py, wgrad_deferral_limit).
+        waiting = min(setup.micro_batches - 1, DEFERRED_GRADIENTS)
+        hidden = ELEMENT * setup.shape.hidden_size * setup.tokens
+        return waiting * (2 * entries + hidden), 6 * entries
+    if setup.weight_bytes == 4:
+        return 4 * entries * setup.shape.mtp_layers, 4 * entries  # fp32 already: in place throughout
+    kept, fullest = {"unfused": (4, 6), "native": (4, 10), "te": (2, 2)}[setup.cross_entropy]
+    return kept * entries * setup.shape.mtp_layers, fullest * entries
+
+
+def working_bytes(setup: TrainingSetup, stage: int) -> float:
+    """Gradients that exist at once in the backward of the last layer: of two widths of the MLP, or of the scores."""
+    shape = setup.shape
+    hidden = 2 * ELEMENT * shape.hidden_size * setup.tokens
+    layers = stage_layers(setup, stage)
+    widest = 2 * (3 if shape.gated_mlp else 2) * shape.ffn_hidden_size / setup.tp * setup.tokens
+    if layers and _expert(setup, layers[-1]) and shape.experts:
+        gate = 3 if shape.gated_mlp else 2
+        moe = shape.experts
+        arrived = setup.shard_tokens * moe.experts_per_token
+        widest = ELEMENT * (gate * moe.ffn_hidden_size + shape.hidden_size) * arrived
+    scores = 0.0
+    if setup.attention == "unfused":
+        scores = 2 * ELEMENT * shape.num_attention_heads / setup.tp * setup.seq_length * setup.tokens
+    return hidden + max(widest, scores)
+
+
+def gathered_bytes(setup: TrainingSetup, stage: int) -> float:
+    """Megatron-FSDP: weights and gradients of a layer and of the vocabulary, gathered (distributed/fsdp)."""
+    if setup.sharding != "full":
+        return 0.0
+    layer = max(
+        (sum(layer_parameters(setup, _expert(setup, layer))) for layer in stage_layers(setup, stage)), default=0.0
+    )
+    table = setup.shape.vocab_size / setup.tp * setup.shape.hidden_size
+    return (setup.weight_bytes + setup.main_gradient_bytes) * 2 * max(layer, table)
+
+
+def workspace_bytes(setup: TrainingSetup, stage: int) -> float:
+    """What stays allocated beside the states.
+
+    Two cuBLAS workspaces, of the thread that runs forward and of autograd's: 32 MiB on Hopper and later and where
+    determinism asks for ``:4096:8``, else 8.1 (pytorch, aten/src/ATen/cuda/CublasHandlePool.cpp). One of Transformer
+    Engine, 32 MiB or on Ampere 4, and four more for grouped products (cpp_extensions/gemm.py).
+    megatron-core without it keeps a buffer of scores (transformer/dot_product_attention.py, ``mpu``). With fused
+    accumulation a dummy gradient of each weight's shape stays (get_dummy_wgrad). fp8 weights and their transposes are
+    cached across micro batches (module/base.py, get_weight_workspace).
+    """
+    large = setup.gpu_generation in ("hopper", "blackwell")
+    total = 2 * (32 * MIB if large or setup.deterministic else 8.125 * MIB)
+    if setup.kernels == "transformer-engine":
+        own = 32 * MIB if large else 4 * MIB
+        grouped = setup.shape.experts is not None and setup.shape.experts.grouped_gemm
+        total += own * (1 + (GROUPED_STREAMS if grouped else 0))
+    elif setup.attention == "unfused":
+        total += ELEMENT * setup.shape.num_attention_heads / setup.tp * setup.seq_length * setup.tokens
+    if setup.gradient_accumulation_fusion:
+        total += ELEMENT * _distinct_weights(setup, stage)
+    if setup.fp8 and setup.fp8.keeps_bf16_weights:
+        total += 2.0 * sum(sum(layer_parameters(setup, _expert(setup, layer))) for layer in stage_layers(setup, stage))
+    return total
+
+
+def _distinct_weights(setup: TrainingSetup, stage: int) -> float:
+    """Elements of one weight of every shape: one layer's dense matrices, one expert's, and the head's."""
+    shape = setup.shape
+    matrices = layer_parameters(setup, False)[0]
+    if shape.experts is not None:
+        moe = shape.experts
+        matrices += (3 if shape.gated_mlp else 2) * shape.hidden_size * moe.ffn_hidden_size / setup.etp
+    table = -(-shape.vocab_size // setup.tp) * shape.hidden_size if stage == setup.pp - 1 else 0
+    return matrices + table

@@ -1,0 +1,43 @@
+"""Weights, gradients and optimizer state of a Megatron rank."""
+
+from __future__ import annotations
+
+from kit.cost.adapters import adapter_parameters
+from kit.cost.rank_params import RankParameters, rank_parameters
+from kit.cost.setup import TrainingSetup
+
+
+def state_bytes(setup: TrainingSetup, stage: int) -> dict[str, float]:
+    """Bytes of a rank: 6 + 12/d with the distributed optimizer, 18 without (megatron-core, docs of dist_optimizer).
+
+    Dense parameters have d = dp·cp owners, experts dp·cp·tp/(ep·etp); optimizer instances divide both.
+    """
+    parameters = rank_parameters(setup, stage)
+    dense_owners = expert_owners = 1.0
+    if setup.sharding in ("optimizer", "full"):
+        dense_owners = setup.dp * setup.cp / setup.optimizer_instances
+        expert_owners = max(setup.dp * setup.cp * setup.tp / (setup.ep * setup.etp) / setup.optimizer_instances, 1.0)
+    if setup.lora is not None:
+        # A frozen base has neither gradients nor optimizer state.
+        trained = adapter_parameters(setup, stage)
+        return {
+            "weights": setup.weight_bytes * (parameters.total + trained),
+            "gradients": setup.main_gradient_bytes * trained,
+            "optimizer": setup.optimizer_bytes * trained / dense_owners,
+        }
+    whole = setup.sharding == "full"
+    shards = (parameters.dense / dense_owners, parameters.experts / expert_owners)
+    held = shards if whole else (parameters.dense, parameters.experts)
+    optimizer = _optimizer(setup, parameters, dense_owners, expert_owners)
+    return {
+        "weights": setup.weight_bytes * sum(held),
+        "gradients": setup.main_gradient_bytes * sum(held),
+        "optimizer": optimizer * (1 - setup.optimizer_offload),
+    }
+
+
+def _optimizer(setup: TrainingSetup, parameters: RankParameters, dense_owners: float, expert_owners: float) -> float:
+    per_matrix = setup.optimizer_bytes if setup.matrix_optimizer_bytes is None else setup.matrix_optimizer_bytes
+    rest = parameters.vectors + parameters.vocabulary
+    dense = per_matrix * parameters.dense_matrices + setup.optimizer_bytes * rest
+    return dense / dense_owners + per_matrix * parameters.experts / expert_owners

@@ -1,0 +1,110 @@
+"""Parameters that one rank holds: dense ones, experts, and the vocabulary, which are split and sharded differently."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.cost.setup import Shape, TrainingSetup
+from kit.cost.stages import stage_layers
+
+
+@dataclass(frozen=True)
+class RankParameters:
+    """Counts on one rank. Dense ones are replicated over dp·cp, experts over dp·cp·tp/(ep·etp)."""
+
+    dense_matrices: float
+    vectors: float
+    """Norms and biases."""
+    vocabulary: float
+    """Embedding, position table, head (a tied head on the embedding's own stage counts nothing)."""
+    experts: float
+
+    @property
+    def dense(self) -> float:
+        """Everything but experts."""
+        return self.dense_matrices + self.vectors + self.vocabulary
+
+    @property
+    def total(self) -> float:
+        """All of the rank."""
+        return self.dense + self.experts
+
+
+def attention_matrices(shape: Shape, tp: int) -> float:
+    """Matrices of attention on a rank. Latent attention: down-projections are whole on every rank."""
+    h = shape.hidden_size
+    if shape.latent is None:
+        key_value = max(shape.key_value_width / tp, shape.head_dim)
+        return h * (shape.query_width / tp + 2 * key_value) + h * shape.value_width / tp
+    latent, heads = shape.latent, shape.num_attention_heads
+    query = h * shape.query_width / tp
+    if latent.q_lora_rank is not None:
+        query = h * latent.q_lora_rank + latent.q_lora_rank * shape.query_width / tp
+    key_value = h * (latent.kv_lora_rank + latent.rope_head_dim)
+    up = latent.kv_lora_rank * heads * (latent.nope_head_dim + latent.value_head_dim) / tp
+    return query + key_value + up + h * shape.value_width / tp
+
+
+def mlp_matrices(shape: Shape, ffn_hidden_size: float) -> float:
+    """Matrices of an MLP of that width."""
+    return (3 if shape.gated_mlp else 2) * shape.hidden_size * ffn_hidden_size
+
+
+def layer_parameters(setup: TrainingSetup, has_experts: bool) -> tuple[float, float, float]:
+    """(matrices, vectors, experts) of one layer on a rank."""
+    shape, tp = setup.shape, setup.tp
+    h = shape.hidden_size
+    norm = h if shape.norm == "rmsnorm" else 2 * h
+    vectors: float = norm * (1 if shape.parallel_residual else 2)
+    matrices, experts = attention_matrices(shape, tp), 0.0
+    if shape.latent is not None and shape.qk_norm:
+        vectors += shape.latent.kv_lora_rank + (shape.latent.q_lora_rank or 0)
+    elif shape.qk_norm:
+        vectors += 2 * shape.head_dim
+    if shape.linear_bias or shape.qkv_bias:
+        vectors += (shape.query_width + 2 * shape.key_value_width) / tp
+    if shape.linear_bias:
+        vectors += h
+    if has_experts and shape.experts is not None:
+        moe = shape.experts
+        experts = moe.num_experts / setup.ep * mlp_matrices(shape, moe.ffn_hidden_size / setup.etp)
+        if shape.linear_bias:
+            experts += moe.num_experts / setup.ep * (moe.ffn_hidden_size / setup.etp + h)
+        matrices += h * moe.num_experts + mlp_matrices(shape, moe.shared_ffn_hidden_size / tp)
+    else:
+        matrices += mlp_matrices(shape, shape.ffn_hidden_size / tp)
+        vectors += shape.ffn_hidden_size / tp + h if shape.linear_bias else 0
+    return matrices, vectors, experts
+
+
+def rank_parameters(setup: TrainingSetup, stage: int) -> RankParameters:
+    """Of a rank of pipeline stage ``stage``.
+
+    megatron-core: embedding on the first stage, final norm and head on the last; with tied embeddings a second copy
+    of the embedding there (models/common/language_module/language_module.py). Multi-token prediction adds a layer, a
+    projection of 2h onto h, norms, and a copy of the embedding where it is not on that stage.
+    """
+    shape, tp = setup.shape, setup.tp
+    h = shape.hidden_size
+    matrices = vectors = experts = 0.0
+    for layer in stage_layers(setup, stage):
+        parts = layer_parameters(setup, bool(shape.expert_layers) and shape.expert_layers[layer])
+        matrices, vectors, experts = matrices + parts[0], vectors + parts[1], experts + parts[2]
+    norm = h if shape.norm == "rmsnorm" else 2 * h
+    table = -(-shape.vocab_size // tp) * h
+    vocabulary = 0.0
+    last = stage == setup.pp - 1
+    if stage == 0:
+        vocabulary += table + shape.learned_positions * h
+    if last:
+        vectors += norm
+        if not shape.tied_embeddings or setup.pp > 1:
+            vocabulary += table
+    if last and shape.mtp_layers:
+        parts = layer_parameters(setup, bool(shape.expert_layers) and shape.expert_layers[-1])
+        matrices += shape.mtp_layers * (parts[0] + 2 * h * h / tp)
+        vectors += shape.mtp_layers * (parts[1] + 3 * norm)
+        experts += shape.mtp_layers * parts[2]
+        if setup.pp > 1 and not shape.tied_embeddings:
+            vocabulary += table
+    return RankParameters(dense_matrices=matrices, vectors=vectors, vocabulary=vocabulary, experts=experts)

@@ -1,0 +1,44 @@
+"""Which layers a pipeline stage holds, and how many micro batches of each it keeps at once."""
+
+from __future__ import annotations
+
+from kit.cost.setup import TrainingSetup
+
+
+def chunks(setup: TrainingSetup, stage: int) -> tuple[tuple[int, ...], ...]:
+    """Layer numbers of each of a stage's virtual chunks. Chunk c of the model lies on stage c mod pp."""
+    every = setup.stage_layers or even_chunks(setup.shape.num_layers, setup.pp * setup.vp)
+    return tuple(every[stage + virtual * setup.pp] for virtual in range(setup.vp))
+
+
+def even_chunks(num_layers: int, parts: int) -> tuple[tuple[int, ...], ...]:
+    """``parts`` runs of layers of one length; where they do not divide, the first are longer by one."""
+    sizes = [num_layers // parts + (part < num_layers % parts) for part in range(parts)]
+    starts = [sum(sizes[:part]) for part in range(parts)]
+    return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
+
+
+def stage_layers(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
+    """All layer numbers of a stage."""
+    return tuple(layer for chunk in chunks(setup, stage) for layer in chunk)
+
+
+def chunks_in_flight(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
+    """Micro batches of each virtual chunk that are kept when the last forward before a backward has run.
+
+    1F1B: the stage's distance from the end, plus its own (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    Interleaved: 2(p−i−1) + (v−1)p warm-up forwards and one more, which run in groups of p micro batches through the
+    chunks in order (megatron-core, pipeline_parallel/schedules.py, get_pp_rank_microbatches, get_schedule_table).
+    """
+    p, v, m = setup.pp, setup.vp, setup.micro_batches
+    if v == 1:
+        return (min(m, p - stage),)
+    # Groups of p; where that left a group smaller than p, which the schedule refuses, a larger group must be set.
+    width = next((size for size in range(p, m + 1) if m % size == 0 or m % size >= p), m)
+    forwards = min(m * v, 2 * (p - stage - 1) + (v - 1) * width + 1)
+    counts = [0] * v
+    for number in range(forwards):
+        group, within = divmod(number, width * v)
+        size = min(width, m - group * width)
+        counts[within // size if size else 0] += 1
+    return tuple(counts)

@@ -1,0 +1,136 @@
+"""Memory of a rank of the plain-torch trainers: litgpt, torchtune, torchtitan, nanotron."""
+
+from __future__ import annotations
+
+from kit.cost.adapters import adapter_parameters
+from kit.cost.megatron_memory import MIB, RankMemory
+from kit.cost.rank_params import layer_parameters, rank_parameters
+from kit.cost.setup import TrainingSetup
+from kit.cost.stages import chunks, chunks_in_flight
+from kit.cost.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
+
+DEEPSPEED_BUCKET = 5e8
+"""Elements (reduce_bucket_size)."""
+DEEPSPEED_LIVE_PARAMETERS = 1e9
+"""Elements (stage3_max_live_parameters)."""
+NF4_BYTES = 0.5 + 4 / 64
+"""Four bits a weight and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
+
+
+def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
+    """Of a rank of one pipeline stage."""
+    if setup.lora is not None:
+        states = _adapter_states(setup)
+    elif setup.sharding == "full":
+        states = _sharded_states(setup, stage)
+    else:
+        states = _states(setup, stage)
+    fixed = 2 * (32 * MIB if setup.gpu_generation == "hopper" else 8.125 * MIB)
+    kept = sum(
+        kept_bytes(setup) * len(layers) * count
+        for layers, count in zip(chunks(setup, stage), chunks_in_flight(setup, stage), strict=True)
+    )
+    layer = sum(layer_terms(setup).values()) if setup.recompute != "none" else 0.0
+    logits = logits_bytes(setup) if stage == setup.pp - 1 else 0.0
+    gradients = states["gradients"]
+    # Gradients are made by backward, unless earlier micro batches left theirs or a flat buffer holds them.
+    held = setup.kernels == "nanotron" or setup.micro_batches > 1 or setup.lora is not None
+    constant = {
+        "weights": states["weights"],
+        "optimizer": states["optimizer"],
+        "buffers": fixed + _gathered(setup, stage),
+    }
+    # In a pipeline FSDP adds up whole gradients in its reduction's fp32 until the last micro batch (_fsdp_param.py).
+    whole = 4.0 * rank_parameters(setup, stage).total if setup.sharding == "full" and setup.pp > 1 else 0.0
+    before = gradients + whole if held else 0.0
+    after = 0.0 if setup.optimizer_in_backward else gradients
+    moments = (
+        constant | {"gradients": before, "activations": kept, "logits": logits},
+        constant | {"gradients": before, "activations": kept + layer + working_bytes(setup), "logits": 0.0},
+        constant | {"gradients": after + whole + _unreduced(setup, stage), "activations": layer + working_bytes(setup)},
+    )
+    peak = max(moments, key=lambda parts: sum(parts.values()))
+    return RankMemory(peak=peak, end_of_step={**states, "buffers": fixed}, first_step_peak=peak)
+
+
+def _states(setup: TrainingSetup, stage: int) -> dict[str, float]:
+    parameters = rank_parameters(setup, stage).total
+    owners = setup.dp if setup.sharding in ("optimizer", "gradients") else 1
+    return {
+        "weights": setup.weight_bytes * parameters,
+        "gradients": setup.main_gradient_bytes * parameters / (setup.dp if setup.sharding == "gradients" else 1),
+        "optimizer": setup.optimizer_bytes * parameters / owners,
+    }
+
+
+def _sharded_states(setup: TrainingSetup, stage: int) -> dict[str, float]:
+    """FSDP: everything over dp·cp ranks."""
+    parameters = rank_parameters(setup, stage).total / (setup.dp * setup.cp)
+    return {
+        "weights": setup.weight_bytes * parameters,
+        "gradients": setup.main_gradient_bytes * parameters,
+        "optimizer": setup.optimizer_bytes * parameters,
+    }
+
+
+def _adapter_states(setup: TrainingSetup) -> dict[str, float]:
+    """A frozen base, in four bits where quantised (linear layers, the head too; not embedding and norms)."""
+    lora, shape = setup.lora, setup.shape
+    assert lora is not None
+    parameters = rank_parameters(setup, 0)
+    table = float(shape.vocab_size * shape.hidden_size)
+    linear = parameters.dense_matrices + (0.0 if shape.tied_embeddings else table)
+    base = 2.0 * parameters.total
+    if lora.four_bit:
+        base = 2.0 * (parameters.total - linear) + NF4_BYTES * linear
+    adapters = adapter_parameters(setup, 0)
+    return {
+        "weights": base + 2.0 * adapters,
+        "gradients": 2.0 * adapters,
+        "optimizer": 4.0 * adapters,
+    }
+
+
+def _gathered(setup: TrainingSetup, stage: int) -> float:
+    """FSDP: the root's weights stay gathered from forward to backward, two layers come and go; in a pipeline all stay.
+
+    torch/distributed/fsdp/_fully_shard; torchtitan/models/llama3/infra/parallelize.py (with a pipeline it does not
+    reshard after forward).
+    """
+    if setup.kernels == "nanotron":
+        # Buckets of torch's DistributedDataParallel, copies of 16-bit gradients (nanotron/trainer.py)
+        return 2.0 * rank_parameters(setup, stage).total if setup.dp > 1 else 0.0
+    if setup.kernels == "huggingface":
+        return _deepspeed_buffers(setup, stage)
+    if setup.sharding != "full":
+        return _dequantised(setup)
+    layer = sum(layer_parameters(setup, False))
+    parameters = rank_parameters(setup, stage)
+    if setup.pp > 1:
+        return 2.0 * parameters.total
+    return 2.0 * (parameters.vocabulary + 2 * layer) + (2.0 + 4.0) * layer
+
+
+def _deepspeed_buffers(setup: TrainingSetup, stage: int) -> float:
+    """DeepSpeed's defaults: a bucket of gradients (reduce_bucket_size), and in stage 3 gathered weights
+    (stage3_max_live_parameters), in 16 bits (deepspeed/runtime/zero/config.py)."""
+    parameters = rank_parameters(setup, stage).total
+    bucket = min(DEEPSPEED_BUCKET, parameters) if setup.sharding != "none" else 0.0
+    live = min(DEEPSPEED_LIVE_PARAMETERS, parameters) if setup.sharding == "full" else 0.0
+    return 2.0 * (bucket + live)
+
+
+def _unreduced(setup: TrainingSetup, stage: int) -> float:
+    """nanotron: 16-bit gradients of a whole backward, then added to fp32 (optim/gradient_accumulator.py, backward)."""
+    if setup.kernels == "nanotron":
+        return 2.0 * rank_parameters(setup, stage).total
+    return 0.0
+
+
+def _dequantised(setup: TrainingSetup) -> float:
+    """The largest weight in 16 bits while it is multiplied."""
+    if setup.lora is None or not setup.lora.four_bit:
+        return 0.0
+    shape = setup.shape
+    head = 0 if shape.tied_embeddings else shape.vocab_size
+    return 2.0 * shape.hidden_size * max(shape.ffn_hidden_size, head)

@@ -1,0 +1,101 @@
+"""The accuracy command on a handful of published rows (rows.json; each names its source)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.accuracy.memory import Result, results_of
+from benchmarks.accuracy.report import as_json
+from benchmarks.accuracy.rows import load, setup_of
+from benchmarks.accuracy.strata import errors_of
+
+ROWS = Path(__file__).with_name("rows.json")
+RESULTS = [result for row in load(ROWS) for result in results_of(row)]
+
+
+def found(name: str, statistic: str = "max_allocated") -> Result:
+    return next(result for result in RESULTS if result.row["id"].endswith(name) and result.statistic == statistic)
+
+
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [
+        ("gpt3_7b_tp4_pp1_memory_speed/dev_dgx_h100", 0.01),
+        ("gpt3_7b_tp4_pp1_memory_speed/dev_dgx_a100", 0.01),
+        ("gpt3_mcore_te_tp1_pp4_vp1/dev_dgx_a100", 0.01),
+        ("moonlight16b_8gpu_none", 0.02),
+        ("deepseek_proxy_fsdp_ep2_fsdp2/dev_dgx_gb200", 0.02),
+        ("table2_3b_packed", 0.02),
+    ],
+)
+def test_peaks_that_source_code_explains(name: str, limit: float) -> None:
+    error = found(name).relative_error
+    assert error is not None
+    assert abs(error) < limit
+
+
+def test_states_at_the_end_of_a_step() -> None:
+    error = found("gpt3_7b_tp4_pp1_memory_speed/dev_dgx_h100", "allocated").relative_error
+    assert error is not None
+    assert abs(error) < 0.005
+
+
+def test_flash_attention_keeps_its_output_twice() -> None:
+    """The same run on Ampere (flash-attn) and Hopper (cuDNN) differs by 2·h/tp bytes a token and layer, 1 GiB."""
+    ampere, hopper = (found(f"gpt3_7b_tp4_pp1_memory_speed/dev_dgx_{gpu}") for gpu in ("a100", "h100"))
+    difference = ampere.components_gib["activations"] - hopper.components_gib["activations"]
+    assert difference == pytest.approx(1.0, rel=0.01)
+
+
+def test_marked_rows_are_predicted_but_not_counted() -> None:
+    suspect = found("gpt10b_zero3_8xmi300x")
+    assert suspect.excluded == "marked suspect"
+    assert suspect.predicted_gib is not None
+    assert as_json([suspect])["strata"] == {}
+    assert as_json([suspect])["rows"][0]["skipped"] == "not counted: marked suspect"
+
+
+def test_a_row_without_a_known_length_is_skipped_with_the_reason() -> None:
+    skipped = found("table2_3b_baseline")
+    assert skipped.predicted_gib is None
+    assert "length" in (skipped.skipped or "")
+
+
+def test_a_row_that_lacks_a_size_says_which() -> None:
+    row = json.loads(json.dumps(RESULTS[0].row))
+    row["model"]["vocab_size"] = None
+    assert [result.skipped for result in results_of(row)] == ["not stated: vocab_size"] * len(results_of(row))
+
+
+def test_groups_weigh_the_same() -> None:
+    errors = errors_of([("large", 0.1)] * 9 + [("small", 0.3)])
+    assert errors is not None
+    assert errors.signed_mean == pytest.approx(0.2)
+    assert errors.p90_absolute == 0.3
+
+
+def test_pipeline_layouts() -> None:
+    row = json.loads(json.dumps(found("gpt3_mcore_te_tp1_pp4_vp1/dev_dgx_a100").row))
+    row["model"]["num_layers"], row["job"]["vp"] = 12, 2
+    row["job"]["pipeline_layout"] = "Et*2|(tt|)*5t|L"
+    row["job"]["pp"] = 4
+    skipped = results_of(row)[0].skipped
+    assert skipped == "the stated pipeline layout has 8 parts, not 8 for 12 layers"
+    row["model"]["num_layers"] = 13
+    assert [len(part) for part in setup_of(row).stage_layers] == [2, 2, 2, 2, 2, 2, 1, 0]
+
+
+def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
+    out, page = tmp_path / "out.json", tmp_path / "accuracy.md"
+    command = [sys.executable, "-m", "benchmarks.accuracy", "memory", "--data", str(ROWS), "--json", str(out)]
+    printed = subprocess.run([*command, "--markdown", str(page)], check=True, capture_output=True, text=True).stdout
+    assert "activations" in printed
+    written = json.loads(out.read_text())
+    assert {"id", "group", "measured_gib", "predicted_gib", "relative_error", "skipped"} <= set(written["rows"][0])
+    assert "peak above 4 GiB" in written["strata"]
+    assert page.read_text().startswith("# How good are the memory predictions?")

@@ -1,0 +1,130 @@
+"""Memory of runs described in detail: counts, pipelines and saved tensors against what can be counted by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kit.cost.megatron_layer import kept_terms, layer_terms
+from kit.cost.megatron_memory import kept_activations, rank_memory
+from kit.cost.params import rank_parameters as planned_parameters
+from kit.cost.rank_params import rank_parameters
+from kit.cost.setup import Experts, Shape, TrainingSetup
+from kit.cost.stages import chunks, chunks_in_flight
+from kit.specs.model import ModelSpec
+
+GPT = Shape(
+    num_layers=8,
+    hidden_size=512,
+    ffn_hidden_size=2048,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    head_dim=64,
+    vocab_size=50304,
+    gated_mlp=False,
+    tied_embeddings=True,
+    norm="layernorm",
+    learned_positions=1024,
+    linear_bias=True,
+    hidden_dropout=True,
+    attention_dropout=True,
+)
+
+
+def run(**changes: object) -> TrainingSetup:
+    sizes = {"seq_length": 1024, "micro_batch_size": 4, "micro_batches": 8, **changes}
+    return TrainingSetup(shape=GPT, **{"kernels": "transformer-engine", "attention": "cudnn", **sizes})  # type: ignore[arg-type]
+
+
+def test_a_layer_is_korthikantis_34_sbh_with_scores() -> None:
+    """34·sbh + 5·as²b (arXiv 2205.05198, equation 1): masks and statistics as they are, inputs of linears once."""
+    setup = run(attention="unfused")
+    tokens, h, s, a = 4096, 512, 1024, 8
+    statistics = 2 * 8 * tokens
+    assert sum(layer_terms(setup, False).values()) == 34 * tokens * h + 5 * a * s * tokens + statistics
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_parameters_of_a_rank_are_the_planners(tied: bool, stage: int) -> None:
+    """Two counts, written apart, of the same model."""
+    model = ModelSpec(
+        name="gpt",
+        family="gpt2",
+        num_layers=8,
+        hidden_size=512,
+        ffn_hidden_size=2048,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=64,
+        vocab_size=50304,
+        max_position_embeddings=1024,
+        tied_embeddings=tied,
+        rope_theta=None,
+    )
+    setup = replace(run(tp=2, pp=4), shape=replace(GPT, tied_embeddings=tied))
+    assert rank_parameters(setup, stage).total == planned_parameters(model, 2, 4, stage)
+
+
+def test_chunks_of_a_stage_and_what_they_hold() -> None:
+    setup = run(pp=2, vp=2, micro_batches=4)
+    assert chunks(setup, 0) == ((0, 1), (4, 5))
+    assert chunks(setup, 1) == ((2, 3), (6, 7))
+    # Last stage: (v−1)·p = 2 warm-up forwards and one more, in groups of p: two of chunk 0, one of chunk 1.
+    assert chunks_in_flight(setup, 1) == (2, 1)
+    assert chunks_in_flight(setup, 0) == (3, 2)
+    assert chunks_in_flight(run(pp=4), 0) == (4,)
+
+
+def test_micro_batches_that_pipeline_stages_do_not_divide_widen_the_group() -> None:
+    """5 micro batches on 4 stages leave one over; groups of 4 are refused (megatron-core, get_schedule_table)."""
+    assert sum(chunks_in_flight(run(pp=4, vp=2, micro_batches=5), 3)) == 6
+
+
+def test_uneven_stages() -> None:
+    setup = run(pp=2, stage_layers=((0, 1, 2), (3, 4, 5, 6, 7)))
+    per_layer = sum(layer_terms(setup, False).values())
+    final_norm = 4 * 512 * 4096
+    assert kept_activations(setup, 1) == 5 * per_layer + final_norm
+
+
+def test_recompute_keeps_less_in_this_order() -> None:
+    """full with all layers < block of some < none; uniform over two layers halves the inputs."""
+    peaks = [
+        kept_activations(setup, 0)
+        for setup in (
+            run(recompute="full", recompute_every=2),
+            run(recompute="full"),
+            run(recompute="full", recompute_layers=4),
+            run(),
+        )
+    ]
+    assert peaks == sorted(peaks)
+    assert peaks[0] < peaks[1] < peaks[2] < peaks[3]
+
+
+def test_selective_recompute_drops_the_named_modules_alone() -> None:
+    setup = run(attention="unfused", recompute="selective", recompute_modules=frozenset({"core_attn"}))
+    whole, kept = layer_terms(setup, False), kept_terms(setup, False)
+    assert set(whole) - set(kept) == {"core_attn"}
+
+
+def test_experts_are_sharded_by_their_own_groups() -> None:
+    """Without expert parallelism 8 experts are replicated over 4 ranks; with ep=4 each rank holds 2, on one replica."""
+    shape = replace(GPT, experts=Experts(num_experts=8, experts_per_token=2, ffn_hidden_size=1024))
+    shape = replace(shape, expert_layers=(True,) * 8)
+    whole = rank_parameters(replace(run(dp=4), shape=shape), 0).experts
+    split = rank_parameters(replace(run(dp=4, ep=4), shape=shape), 0).experts
+    assert split == whole / 4
+    setup = replace(run(dp=4, ep=4, sharding="optimizer"), shape=shape)
+    parameters = rank_parameters(setup, 0)
+    optimizer = rank_memory(setup, 0).end_of_step["optimizer"]
+    assert optimizer == pytest.approx(12 * (parameters.dense / 4 + parameters.experts))
+
+
+def test_the_first_step_has_no_moments_yet() -> None:
+    memory = rank_memory(run(), 0)
+    assert sum(memory.peak.values()) - sum(memory.first_step_peak.values()) == pytest.approx(
+        8 * rank_parameters(run(), 0).total
+    )
