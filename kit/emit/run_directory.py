@@ -27,7 +27,6 @@ import kit.emit.deepspeed
 import kit.emit.megatron
 from kit.emit import launch, slurm
 from kit.errors import RunDirectoryError, SpecError
-from kit.planner.io import load_plan, plan_hash, plan_to_yaml
 from kit.planner.plan import Plan
 from kit.specs import yaml
 from kit.specs.recipe import map_paths
@@ -78,7 +77,7 @@ class RunDirectory:
         """Read and check. Raises ``RunDirectoryError`` for a missing or changed plan or a guarded edit."""
         path = Path(path).resolve()
         hashes = _read_manifest(path)
-        plan = load_plan(path / "plan.yaml")
+        plan = Plan.load(path / "plan.yaml")
         if _sha256(path / "plan.yaml") != hashes.get("plan.yaml"):
             raise RunDirectoryError(
                 f"{path.name}/plan.yaml was changed after it was written; every other file follows from it: "
@@ -127,7 +126,7 @@ PROJECTIONS: tuple[Projection, ...] = (
 
 def files_of(plan: Plan) -> dict[str, str]:
     """Name → text of every file that follows from the plan alone, plan.yaml included."""
-    files = {"plan.yaml": plan_to_yaml(plan)}
+    files = {"plan.yaml": plan.to_yaml()}
     files.update({p.name: p.render(plan) for p in PROJECTIONS if p.applies(plan)})
     return files
 
@@ -143,7 +142,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
     files["run.yaml"] = yaml.dump(yaml.to_plain(map_paths(run, lambda p: _portable(p, path))))
     manifest = {
         "format": FORMAT,
-        "plan_hash": plan_hash(plan),
+        "plan_hash": plan.digest,
         "files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())},
     }
     files[MANIFEST] = json.dumps(manifest, indent=2) + "\n"

@@ -1,13 +1,17 @@
-"""The plan: a recipe with every choice made, what is predicted of it, and why."""
+"""The plan: a recipe with every choice made, what is predicted of it, and why; and its file."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 from typing import Literal
 
 from pydantic.dataclasses import dataclass
 
 from kit.cost.prediction import Prediction, StageMemory
+from kit.errors import SpecError
+from kit.specs import yaml
 from kit.specs.base import SPEC
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -43,15 +47,37 @@ class Plan:
     predicted: Prediction
     decisions: tuple[Decision, ...]
 
-    def save(self, path: str | Path) -> None:
-        """Write it as YAML; see ``kit.planner.io.save_plan``."""
-        from kit.planner.io import save_plan
+    @property
+    def digest(self) -> str:
+        """SHA-256 over model, cluster, job and layout: equal means the same computation on the same machines."""
+        decisive = {key: yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")}
+        canonical = json.dumps(decisive, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()
 
-        save_plan(self, path)
+    def to_yaml(self) -> str:
+        """The text of ``plan.yaml``: one deterministic spelling."""
+        return yaml.dump(yaml.to_plain(self))
+
+    def save(self, path: str | Path) -> None:
+        """Write it as YAML; an existing file is not overwritten. Raises ``SpecError``."""
+        try:
+            with Path(path).open("x", encoding="utf-8") as stream:
+                stream.write(self.to_yaml())
+        except FileExistsError:
+            raise SpecError(
+                f"{path} exists already and is not overwritten; choose another name, or remove it yourself"
+            ) from None
+        except OSError as error:
+            raise SpecError(f"{path} cannot be written: {error.strerror}") from None
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
-        """Read what ``save`` wrote; see ``kit.planner.io.load_plan``."""
-        from kit.planner.io import load_plan
-
-        return load_plan(path)
+        """Read what ``save`` wrote, every value validated again. Raises ``SpecError``."""
+        document = yaml.read(Path(path))
+        version = document.data.get("schema_version")
+        if version != SCHEMA_VERSION:
+            raise SpecError(
+                f"{document.where(('schema_version',))}: schema_version={version!r}; "
+                f"this kit reads {SCHEMA_VERSION}: plan again"
+            )
+        return yaml.parse(cls, document.data, document)

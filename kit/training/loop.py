@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from kit.engines.base import Engine, StateKind
 from kit.errors import CheckpointError, EngineError
-from kit.planner.io import plan_hash
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
 from kit.training.checkpoint.agreement import together
@@ -88,7 +87,7 @@ class _Run:
         self.metrics_path = self.rundir.path / "metrics.jsonl"
         self.checkpoints = NativeCheckpoints(
             root=self.rundir.path / "checkpoints",
-            plan_hash=plan_hash(plan),
+            plan_hash=plan.digest,
             world_size=plan.layout.world_size,
             keep_last=self.rundir.run.checkpoint.keep_last,
         )

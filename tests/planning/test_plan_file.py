@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from kit.errors import SpecError
-from kit.planner.io import plan_hash, plan_to_yaml
 from kit.planner.plan import Plan
 from kit.planner.render import WIDTH, render
 from kit.planner.search import make_plan
@@ -25,7 +24,7 @@ def plan() -> Plan:
 def test_a_plan_survives_its_file(plan: Plan, tmp_path: Path) -> None:
     plan.save(tmp_path / "plan.yaml")
     assert Plan.load(tmp_path / "plan.yaml") == plan
-    assert plan_to_yaml(Plan.load(tmp_path / "plan.yaml")) == (tmp_path / "plan.yaml").read_text()
+    assert Plan.load(tmp_path / "plan.yaml").to_yaml() == (tmp_path / "plan.yaml").read_text()
 
 
 def test_a_plan_is_never_overwritten(plan: Plan, tmp_path: Path) -> None:
@@ -37,15 +36,15 @@ def test_a_plan_is_never_overwritten(plan: Plan, tmp_path: Path) -> None:
 def test_the_hash_is_of_what_decides_the_run(plan: Plan) -> None:
     explained = dataclasses.replace(plan, decisions=())
     other = dataclasses.replace(plan, layout=dataclasses.replace(plan.layout, recompute="full"))
-    assert plan_hash(explained) == plan_hash(plan)
-    assert plan_hash(other) != plan_hash(plan)
+    assert explained.digest == plan.digest
+    assert other.digest != plan.digest
 
 
 @pytest.mark.parametrize(
     ("old", "new", "said"), [("tp: ", "tq: ", "tq"), ("schema_version: 1", "schema_version: 9", "plan again")]
 )
 def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path, old: str, new: str, said: str) -> None:
-    (tmp_path / "plan.yaml").write_text(plan_to_yaml(plan).replace(old, new, 1))
+    (tmp_path / "plan.yaml").write_text(plan.to_yaml().replace(old, new, 1))
     with pytest.raises(SpecError, match=said):
         Plan.load(tmp_path / "plan.yaml")
 
