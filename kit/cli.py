@@ -76,6 +76,27 @@ def plan(
 
 
 @app.command()
+def memory(
+    model: Annotated[str, typer.Argument(help="Catalog name or Hugging Face directory.")],
+    gpus: Annotated[str, typer.Option(help="8xH100, 64xA100-80, aws:p4d.24xlarge:8 …")],
+    engine: Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")] = "auto",
+    fix: Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix zero_stage=3. Repeatable.")] = None,
+    seq_length: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Whether it fits: peak memory of a GPU by component and pipeline stage, fitting or not."""
+    import json
+
+    from kit.planner.memory_report import memory_report, render_memory
+    from kit.specs.catalog import load_model, parse_cluster
+
+    job = _job(seq_length=seq_length, global_batch_size=global_batch_size)
+    report = memory_report(load_model(model), parse_cluster(gpus), job, _pins(engine, fix or []))
+    typer.echo(json.dumps(report.as_json(), indent=1) if as_json else render_memory(report))
+
+
+@app.command()
 def emit(
     recipe: Annotated[Path, typer.Argument(help="Recipe file.")], out: OutDir, overrides: Overrides = None
 ) -> None:

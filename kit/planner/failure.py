@@ -57,12 +57,13 @@ def nothing_fits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pin
         f"{cluster.gpu.memory_gib:.1f} are usable: {nearest.peak_gib - usable:.1f} GiB too many"
     ]
     lines += [
-        f"it fits with {change}" for change in itertools.islice(_changes(model, cluster, job, pins), MOST_CHANGES)
+        f"it fits with {change}"
+        for change in itertools.islice(changes_that_fit(model, cluster, job, pins), MOST_CHANGES)
     ]
     return "\n".join(lines)
 
 
-def _changes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[str]:
+def changes_that_fit(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[str]:
     """Changes that help, the smallest first."""
     for field in dataclasses.fields(pins):
         value = getattr(pins, field.name)
