@@ -117,7 +117,7 @@ def as_markdown(results: list[Result], source: str) -> str:
         "",
         f"- Reserved over allocated: {RESERVED_OVER_ALLOCATED}; from other groups {_span(reserved_factors(results))}.",
         f"- Bytes that a 4-bit layer keeps of an input's element (litgpt with bitsandbytes): {QUANTISED_INPUT_BYTES};",
-        f"  from other groups {_span(quantised_widths(results))}. No source explains it.",
+        f"  from other groups {_span(quantised_widths(results))}. No source explains it: bitsandbytes keeps no input.",
         "- nanotron: whether gathered inputs are kept (`tp_recompute_allgather`) is not stated. Its default says no,",
         "  rows with tensor parallelism say yes. The last line has the default.",
         "",

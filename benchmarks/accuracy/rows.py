@@ -52,7 +52,7 @@ def setup_of(row: Row) -> TrainingSetup:
     _require(row)
     micro = job["micro_batch_size"]
     batch = job.get("global_batch_size") or micro * dp
-    generation = gpu_generation(row["cluster"]["gpu"])
+    generation = gpu_generation(row["cluster"].get("gpu") or "unknown")
     kernels = kernels_of(row)
     detail = job.get("recompute_detail") or ""
     recompute: Recompute = job.get("recompute") or "none"
@@ -114,8 +114,7 @@ def _require(row: Row) -> None:
     """Sizes without which there is nothing to compute."""
     needed = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size", "seq_length")
     missing = [name for name in needed if row["model"].get(name) is None]
-    if row["job"].get("micro_batch_size") is None:
-        missing.append("micro_batch_size")
+    missing += [name for name in ("engine", "micro_batch_size") if row["job"].get(name) is None]
     if missing:
         raise NotPredictedError(f"not stated: {', '.join(missing)}")
 
@@ -177,12 +176,12 @@ def shape_of(row: Row) -> Shape:
 
 def megatron(row: Row) -> bool:
     """Whether Megatron's layers ran; Megatron-FSDP has them under the engine ``fsdp``."""
-    return row["job"]["engine"] == "megatron" or row["job"].get("transformer_impl") is not None
+    return row["job"].get("engine") == "megatron" or row["job"].get("transformer_impl") is not None
 
 
 def kernels_of(row: Row) -> Kernels:
     """Whose layers ran."""
-    engine = row["job"]["engine"]
+    engine = row["job"].get("engine")
     if megatron(row):
         return "megatron-local" if row["job"].get("transformer_impl") == "local" else "transformer-engine"
     names: dict[str, Kernels] = {
@@ -249,7 +248,7 @@ def state_widths(row: Row) -> tuple[int, int, float]:
     gradient = {"fp32": 4, "bf16": 2, "fp16": 2}.get(job.get("grad_dtype") or "fp32", 4)
     if megatron(row):
         precise = "bf16 moments" in optimizer or row["id"].startswith("mbridge/moonlight")
-        if job["precision"] == "fp32":
+        if job.get("precision") == "fp32":
             return 4, 4, 8.0
         if precise:
             return 2, gradient, 8.0
@@ -326,7 +325,7 @@ def _checked(split: tuple[tuple[int, ...], ...], chunks: int, layers: int) -> tu
 def _nanotron_split(model: Row, pp: int) -> tuple[tuple[int, ...], ...]:
     """nanotron balances products, the head's too: a stage closes once past its share (models/base.py, build_model)."""
     layers, h = model["num_layers"], model["hidden_size"]
-    layer = 4 * model["num_attention_heads"] * model["head_dim"] * h + 3 * model["ffn_hidden_size"] * h
+    layer = 4 * h * h + 3 * model["ffn_hidden_size"] * h
     total = layers * layer + model["vocab_size"] * h
     stages: list[list[int]] = [[] for _ in range(pp)]
     stage = 0

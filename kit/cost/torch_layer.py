@@ -10,7 +10,8 @@ from kit.cost.setup import TrainingSetup
 
 QUANTISED_INPUT_BYTES = 4.0
 """Per element of the input of each 4-bit linear layer, beyond what the 16-bit layer keeps. Estimated from rows: the
-difference of litgpt's QLoRA and LoRA rows of one model (leave-one-source-out in docs/accuracy.md)."""
+difference of litgpt's QLoRA and LoRA rows of one model (leave-one-source-out in docs/accuracy.md). No source explains
+it: bitsandbytes (autograd/_functions.py, MatMul4Bit) keeps no input."""
 
 
 def layer_terms(setup: TrainingSetup) -> dict[str, float]:

@@ -95,8 +95,8 @@ def render_memory(report: MemoryReport) -> str:
     """A table by stage and component, with a bar a stage; plain text."""
     shown = [name for name in COMPONENTS if any(stage.components_gib[name] >= 0.05 for stage in report.stages)]
     lines = [
-        f"{report.verdict}: {report.peak_gib:.1f} of {report.usable_gib:.1f} GiB usable ({report.memory_gib:.1f} in all), "
-        f"most of it {report.binding}",
+        f"{report.verdict}: {report.peak_gib:.1f} of {report.usable_gib:.1f} GiB usable "
+        f"({report.memory_gib:.1f} in all), most of it {report.binding}",
         f"  {describe(report.layout)}",
         "",
         "  stage " + "".join(f"{name:>12}" for name in [*shown, "peak"]),
