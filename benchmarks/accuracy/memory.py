@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.accuracy.rows import NotPredictedError, Row, excluded, setup_of
+from benchmarks.accuracy.pipelines import NotPredictedError, Row
+from benchmarks.accuracy.rows import excluded, setup_of
 from kit.cost.megatron_memory import RankMemory
 from kit.cost.megatron_memory import rank_memory as megatron_rank
 from kit.cost.setup import TrainingSetup

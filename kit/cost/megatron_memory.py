@@ -109,8 +109,9 @@ def _expert(setup: TrainingSetup, layer: int) -> bool:
 def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
     """(kept since the losses of multi-token prediction, at the fullest moment of the last loss).
 
-    unfused: 16-bit logits and one fp32 copy, in place (tensor_parallel/cross_entropy.py). native: the compiled
-    subtraction is not in place, one fp32 copy more (fusions/fused_cross_entropy.py). te: gradients overwrite the 16-bit
+    unfused: 16-bit logits and one fp32 copy, in place (tensor_parallel/cross_entropy.py). native: the
+    same code compiled (fusions/fused_cross_entropy.py); measured, one fp32 copy more: compiled, the subtraction is not
+    in place. te: gradients overwrite the 16-bit
     logits (transformer_engine/pytorch/triton/cross_entropy.py).
     """
     entries = -(-setup.shape.vocab_size // setup.tp) * setup.tokens

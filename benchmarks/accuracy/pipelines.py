@@ -1,0 +1,70 @@
+"""Pipeline layouts as rows state them: Megatron's strings, words, and nanotron's own balance."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from kit.cost.stages import even_chunks
+
+Row = dict[str, Any]
+
+
+class NotPredictedError(ValueError):
+    """A row that the model has no physics for; the message is the reason that is printed."""
+
+
+def stage_layers_of(row: Row, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
+    """Layers of every chunk where the split is not even; empty where it is."""
+    return _checked(_split(row, pp, vp), pp * vp, row["model"]["num_layers"])
+
+
+def _split(row: Row, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
+    layers, layout = row["model"]["num_layers"], row["job"].get("pipeline_layout") or ""
+    if "embedding and loss counted as one layer each" in layout:
+        parts = even_chunks(layers + 2, pp * vp)  # numbers 0 and layers + 1 are the embedding and the loss
+        return tuple(tuple(layer - 1 for layer in part if 1 <= layer <= layers) for part in parts)
+    first_last = re.search(r"first stage (\d+) layers, last stage (\d+) layers", layout)
+    if first_last:
+        first, last = int(first_last.group(1)), int(first_last.group(2))
+        middle = even_chunks(layers - first - last, pp - 2) if pp > 2 else ()
+        sizes = [first, *(len(part) for part in middle), last]
+        starts = [sum(sizes[:index]) for index in range(len(sizes))]
+        return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
+    if "|" in layout:
+        return _megatron_layout(layout)
+    if row["job"]["engine"] == "nanotron":
+        return _nanotron_split(row["model"], pp)
+    return ()
+
+
+def _checked(split: tuple[tuple[int, ...], ...], chunks: int, layers: int) -> tuple[tuple[int, ...], ...]:
+    if split and (len(split) != chunks or sum(len(part) for part in split) != layers):
+        raise NotPredictedError(f"the stated pipeline layout has {len(split)} parts, not {chunks} for {layers} layers")
+    return split
+
+
+def _nanotron_split(model: Row, pp: int) -> tuple[tuple[int, ...], ...]:
+    """nanotron balances products, the head's too: a stage closes once past its share (models/base.py, build_model)."""
+    layers, h = model["num_layers"], model["hidden_size"]
+    layer = 4 * h * h + 3 * model["ffn_hidden_size"] * h
+    total = layers * layer + model["vocab_size"] * h
+    stages: list[list[int]] = [[] for _ in range(pp)]
+    stage = 0
+    for number in range(layers):
+        stages[stage].append(number)
+        if (number + 1) * layer > total * (stage + 1) / pp:
+            stage += 1
+    return tuple(tuple(part) for part in stages)
+
+
+def _megatron_layout(text: str) -> tuple[tuple[int, ...], ...]:
+    """``Et*2|(tt|)*5t|tmL`` (megatron-core, transformer/pipeline_parallel_layer_layout.py): t is a decoder layer."""
+    expanded = re.sub(r"\(([^)]*)\)\*(\d+)", lambda found: found.group(1) * int(found.group(2)), text)
+    expanded = re.sub(r"(\w)\*(\d+)", lambda found: found.group(1) * int(found.group(2)), expanded)
+    result, start = [], 0
+    for part in expanded.split("|"):
+        size = part.count("t")
+        result.append(tuple(range(start, start + size)))
+        start += size
+    return tuple(result)
