@@ -122,8 +122,8 @@ def as_markdown(results: list[Result], source: str) -> str:
         "- nanotron: whether gathered inputs are kept (`tp_recompute_allgather`) is not stated. Its default says no,",
         "  rows with tensor parallelism say yes. Below is also the figure with the default.",
         "- Megatron's `native` loss fusion: 10 bytes a vocabulary entry. The source writes it in place (6); the",
-        "  published difference to the `te` fusion, of rows that are not counted here, asks for one fp32 copy more. Below",
-        "  is also the figure with 6.",
+        "  published difference to the `te` fusion, of rows that are not counted here, asks for one fp32 copy more.",
+        "  Below is also the figure with 6.",
         "- torchtitan: its loss is taken as compiled with the layers in tables after 2024, and not before.",
         "",
     ]
