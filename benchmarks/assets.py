@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sysconfig
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +41,18 @@ def prepare() -> Assets:
         _make(_assets(attempt))
         attempt.rename(DIRECTORY)
     return _assets(DIRECTORY)
+
+
+def model_variant(name: str, overrides: Sequence[str]) -> Path:
+    """The Hugging Face directory of another tiny model: the recipe's shape with changes; made once a shape."""
+    shape = hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:8]
+    directory = DIRECTORY.with_name("variants") / f"{name}-{shape}"
+    if not directory.exists():
+        attempt = directory.with_suffix(".incomplete")
+        shutil.rmtree(attempt, ignore_errors=True)
+        _write_model(attempt, overrides)
+        attempt.rename(directory)
+    return directory
 
 
 def _assets(directory: Path) -> Assets:
@@ -91,7 +105,7 @@ def _write_tokenizer(texts: list[str], directory: Path) -> None:
     )
 
 
-def _write_model(directory: Path) -> None:
+def _write_model(directory: Path, overrides: Sequence[str] = ()) -> None:
     """Random weights from the recipe's shape and a fixed seed, as ``from_pretrained`` expects them."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -100,5 +114,5 @@ def _write_model(directory: Path) -> None:
     from kit.specs.recipe import load_recipe
 
     torch.manual_seed(1234)
-    config = hf_config(load_recipe(RECIPE).model)
+    config = hf_config(load_recipe(RECIPE, overrides).model)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(directory)

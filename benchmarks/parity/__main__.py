@@ -19,8 +19,8 @@ from rich.table import Table
 
 import kit
 from benchmarks import runs
-from benchmarks.assets import RECIPE, prepare
-from benchmarks.parity.cases import CASES, COMMON, CURVE_BOUND, GRADIENT_BOUND, REFERENCE, Case
+from benchmarks.assets import RECIPE, model_variant, prepare
+from benchmarks.parity.cases import CASES, COMMON, CURVE_BOUND, FAMILIES, GRADIENT_BOUND, Case, reference
 from benchmarks.parity.compare import compare_curves, compare_gradients
 from benchmarks.parity.faults import FAULTS
 from kit.emit.launch import processes_per_node
@@ -52,7 +52,6 @@ def main() -> int:
     prepare()
     try:
         with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:
-            reference = run_case(REFERENCE, Path(scratch), None)
             if arguments.plant_all:
                 plants = [
                     (fault, case) for fault in sorted(FAULTS) for case in CASES if case.name == FAULTS[fault].case
@@ -60,9 +59,12 @@ def main() -> int:
             else:
                 plants = [(arguments.plant, case) for case in _selected(arguments)]
             results = []
+            references: dict[str, RunDirectory] = {}
             for fault, case in plants:
+                if case.family not in references:
+                    references[case.family] = run_case(reference(case.family), Path(scratch), None)
                 rundir = run_case(case, Path(scratch), fault)
-                results.append(judge(reference, rundir, f"{case.name} + {fault}" if fault else case.name))
+                results.append(judge(references[case.family], rundir, f"{case.name} + {fault}" if fault else case.name))
                 console.print(f"  {_line(results[-1])}", highlight=False)
     except (runs.RunFailed, kit.KitError) as error:
         console.print(f"[bold red]stopped:[/bold red] {error}", highlight=False)
@@ -77,7 +79,10 @@ def main() -> int:
 
 def run_case(case: Case, scratch: Path, fault: str | None) -> RunDirectory:
     """Emit and launch; with a fault, the same processes run the planted worker."""
-    rundir = runs.emit(RECIPE, scratch / f"{case.name}-{fault}", [*COMMON, *case.words])
+    model = FAMILIES[case.family]
+    if model:
+        model = (*model, f"run.model_path={model_variant(case.family, model)}")
+    rundir = runs.emit(RECIPE, scratch / f"{case.name}-{fault}", [*COMMON, *model, *case.words])
     if fault is None:
         runs.train(rundir)
         return rundir
@@ -88,10 +93,10 @@ def run_case(case: Case, scratch: Path, fault: str | None) -> RunDirectory:
     return rundir
 
 
-def judge(reference: RunDirectory, other: RunDirectory, name: str) -> Result:
+def judge(expected: RunDirectory, other: RunDirectory, name: str) -> Result:
     """All three comparisons."""
-    gradients = compare_gradients(reference.path / GRADIENTS, other.path / GRADIENTS)
-    loss, norm = (compare_curves(runs.metrics(reference), runs.metrics(other), key) for key in ("loss", "grad_norm"))
+    gradients = compare_gradients(expected.path / GRADIENTS, other.path / GRADIENTS)
+    loss, norm = (compare_curves(runs.metrics(expected), runs.metrics(other), key) for key in ("loss", "grad_norm"))
     return Result(
         name, gradients.worst_relative_error, gradients.worst_name, loss.worst_relative_error, norm.worst_relative_error
     )

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from tests.megatron import cases
-from tests.megatron.conftest import STEPS
+from tests.megatron.conftest import steps
 from tests.training import tiny
 from tests.workers import pool
 
@@ -60,7 +60,7 @@ def compare(references, case, train=cases.train, *args):
     spec = tiny.model(family, **shape)
     directory, expected = references(spec)
     rundir = cases.run_directory(directory / "run", spec, **layout)
-    found = pool("megatron", rundir.plan.layout.world_size).run(train, rundir, STEPS, *args)
+    found = pool("megatron", rundir.plan.layout.world_size).run(train, rundir, steps(spec), *args)
     for rank in found[1:]:
         assert (rank.losses, rank.norms, rank.tokens) == (found[0].losses, found[0].norms, found[0].tokens)
         assert (rank.initial, rank.gradients, rank.masters) == ({}, {}, {})
@@ -72,7 +72,9 @@ def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
 
 
-@pytest.mark.parametrize("name", ["tp2-sp-mistral", "tp2-phi3", "tp2-sp-gpt2", "tp2-sp-qwen3-moe", "ep2-tp2-sp-qwen3-moe"])
+@pytest.mark.parametrize(
+    "name", ["tp2-sp-mistral", "tp2-phi3", "tp2-sp-gpt2", "tp2-sp-qwen3-moe", "ep2-tp2-sp-qwen3-moe"]
+)
 def test_logits_are_those_of_transformers(references, name):
     family, shape, layout = CASES[name]
     spec = tiny.model(family, **shape)
