@@ -16,6 +16,11 @@ NVME_BLOCK_BYTES = 1024**2
 NVME_SUB_GROUP = 100_000_000
 """Parameters of a rank that are stepped at a time with the optimizer on NVMe: a read of 400 MB is bandwidth, not
 latency, and four pinned buffers of it are 1.6 GB. DeepSpeed's default, 1e9, would pin 16 GB on every rank."""
+NVME_SUB_GROUP_OF_ALL_RANKS = 800_000_000
+"""The same over all ranks, with weights on NVMe: each rank then pins a buffer for the whole weights of a sub group, not
+for its part of them (stage3.py, largest_partition_numel takes ``ds_numel`` of parameters, not of partitions)."""
+LEAST_NVME_SUB_GROUP = 10_000_000
+"""Reads of 40 MB are bandwidth still."""
 OPTIMIZER_BUFFERS = 4
 """A master, its gradient and two moments are in host memory at once (partitioned_optimizer_swapper.py,
 swap_in_optimizer_state: one buffer per state tensor and one for gradients)."""
@@ -59,8 +64,15 @@ def nvme_param_buffer(model: ModelSpec, layout: Layout) -> int:
     return partition(largest_parameter(model), layout)
 
 
-def nvme_sub_group(model: ModelSpec, layout: Layout) -> int:
+def sub_group_size(layout: Layout) -> int:
+    """Parameters of a rank that are read, stepped and written at a time where NVMe is involved."""
+    if layout.offload_param != "nvme":
+        return NVME_SUB_GROUP
+    return min(NVME_SUB_GROUP, max(LEAST_NVME_SUB_GROUP, NVME_SUB_GROUP_OF_ALL_RANKS // layout.dp))
+
+
+def largest_sub_group(model: ModelSpec, layout: Layout) -> int:
     """Elements in the largest sub group: a group is closed by the parameter that reaches the size asked for
     (stage3.py, _create_fp16_sub_groups), so it may exceed it by that one."""
     share = partition(count(model).total, layout)
-    return min(share, NVME_SUB_GROUP + nvme_param_buffer(model, layout))
+    return min(share, sub_group_size(layout) + nvme_param_buffer(model, layout))

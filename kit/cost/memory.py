@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kit.cost import activations, deepspeed_sizes
+from kit.cost import activations, deepspeed_sizes, offload
 from kit.cost.efficiency import overheads
 from kit.cost.params import count, rank_experts, rank_parameters
 from kit.cost.prediction import StageMemory
@@ -99,7 +99,8 @@ def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: La
         "buffers": buffers + _autocast_copies(model, job, layout, during_loss=True),
     }
     backward_ends = {"gradients": at_end, "activations": dynamic.one_layer}
-    step = {"gradients": at_end + _step_extra(state.extra_in_step, parameters, layout)}
+    in_step = at_end if state.gradients_in_step is None else state.gradients_in_step * parameters
+    step = {"gradients": in_step + _step_extra(state.extra_in_step, parameters, layout)}
     moments: list[dict[str, float]] = [backward_begins, first_layer_back, backward_ends, step]
     if layout.recompute == "full" and activations.uses_autocast(job.precision, layout):
         # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
@@ -149,15 +150,16 @@ def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
     element = 2.0 if job.precision == "bf16" else 4.0
     if layout.engine == "torch":
         return _fsdp_buffers(model, layout, element)
-    bucket = deepspeed_sizes.reduce_bucket(model, layout) * element
+    kept = offload.device_buffer_bytes(model, layout, job.precision)
     if layout.zero_stage < 3:
-        return 2 * bucket  # double buffering: contiguous_gradients with overlap_comm
+        bucket = deepspeed_sizes.reduce_bucket(model, layout) * element
+        return kept + 2 * bucket  # double buffering: contiguous_gradients with overlap_comm
     prefetched = deepspeed_sizes.largest_layer_matrix(model)
     live = min(count(model).total, ZERO3_LIVE_PARAMETERS) + prefetched
     if layout.offload_param == "nvme":
         # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
         live = min(live, deepspeed_sizes.largest_parameter(model) + 2 * prefetched)
-    return bucket + live * element
+    return kept + live * element
 
 
 def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> float:

@@ -40,18 +40,22 @@ class KeptBytes:
 def host_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
     """Kept in host memory by one rank, buffers of NVMe apart.
 
-    Gradients come twice: as they are summed over micro batches, and in fp32 where the optimizer reads them. With the
-    optimizer on NVMe the sum stays in host memory (stage3.py, grad_partitions_flat_buffer).
+    Gradients come twice: as they are summed over micro batches, and in fp32 where the optimizer reads them. In stage 3
+    the sum stays in host memory also with the optimizer on NVMe (stage3.py, grad_partitions_flat_buffer).
     """
     element = 2.0 if precision == "bf16" else 4.0
     accumulates = layout.gradient_accumulation_steps > 1
-    summed = 4.0 if precision == "bf16" and accumulates else element
     weights = element / layout.dp if layout.offload_param == "cpu" else 0.0
     if layout.offload_optimizer == "none":
         return KeptBytes(weights=weights)
-    in_host = layout.offload_optimizer == "cpu"
     if layout.zero_stage < 3:
-        summed = 0.0
+        # Stepped weights wait for their gather in another copy (param_buffer_of_bit16_for_cpu_offload_groups). fp32
+        # gradients are summed in host memory by stage 2 (accumulated_grads_in_cpu), bf16 ones on the device.
+        weights += element / layout.dp
+        summed = 4.0 if accumulates and precision == "fp32" and layout.zero_stage == 2 else 0.0
+    else:
+        summed = 4.0 if accumulates else element
+    in_host = layout.offload_optimizer == "cpu"
     return KeptBytes(
         weights=weights,
         gradients=(summed + (4.0 if in_host else 0.0)) / layout.dp,
@@ -69,22 +73,34 @@ def nvme_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
     )
 
 
-def nvme_buffer_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> float:
-    """Page-locked host memory through which one rank reads and writes NVMe.
+def host_buffer_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> float:
+    """What passes through host memory on one rank: gradients of stages 1 and 2, and everything that goes to NVMe.
 
     Optimizer: buffers of the largest sub group (swap_tensor/optimizer_utils.py, SwapBufferManager). Weights: buffers of
-    the largest weight's part (partitioned_param_swapper.py, _configure_aio), and one of the largest sub group, from
-    which stepped weights are written (reserve_partitioned_swap_space).
+    the largest weight's part (partitioned_param_swapper.py, _configure_aio), and one for the whole weights of the
+    largest sub group, from which stepped ones are written (reserve_partitioned_swap_space).
     """
     element = 2.0 if precision == "bf16" else 4.0
-    group = deepspeed_sizes.nvme_sub_group(model, layout)
+    group = deepspeed_sizes.largest_sub_group(model, layout)
     total = 0.0
+    if layout.offload_optimizer == "cpu" and layout.zero_stage < 3:
+        total += element * deepspeed_sizes.largest_parameter(model)  # temp_grad_buffer_for_cpu_offload
     if layout.offload_optimizer == "nvme":
         total += deepspeed_sizes.OPTIMIZER_BUFFERS * 4.0 * group
     if layout.offload_param == "nvme":
         total += deepspeed_sizes.PARAM_BUFFERS * element * deepspeed_sizes.nvme_param_buffer(model, layout)
-        total += element * group
+        total += element * group * layout.dp
     return total
+
+
+def device_buffer_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> float:
+    """What stays on the device between steps: stage 3's bucket, and the way out of offloaded gradients below it."""
+    element = 2.0 if precision == "bf16" else 4.0
+    if layout.zero_stage == 3:
+        return element * deepspeed_sizes.reduce_bucket(model, layout)
+    if layout.zero_stage and layout.offload_optimizer != "none":
+        return element * deepspeed_sizes.largest_parameter(model)  # temp_grad_buffer_for_gpu_offload
+    return 0.0
 
 
 def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
@@ -95,7 +111,7 @@ def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout
         # Masters too (stage_1_and_2.py, weights_partition); stage 3 leaves them pageable, as Adam leaves its moments.
         pinned += kept.optimizer / 3
     states = (kept.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total
-    rank = states + nvme_buffer_bytes(model, layout, precision)
+    rank = states + host_buffer_bytes(model, layout, precision)
     return to_gib(rank * layout.world_size / cluster.num_nodes)
 
 

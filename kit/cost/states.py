@@ -17,11 +17,15 @@ class StateBytes:
 
     weights: float
     gradients: float
-    """At the end of backward."""
+    """At the end of backward, where they are fullest."""
     gradients_in_forward: float
     """While forward runs: 0 where gradients are allocated by backward and released by the step."""
     optimizer: float
     """Master weights (where they are a copy) and both moments."""
+    gradients_in_step: float | None = None
+    """When they are reduced and the optimizer begins; null: as many as at the end of backward."""
+    gradients_between_steps: float | None = None
+    """After a step; null: as many as in forward."""
     extra_in_step: float = 0.0
     """Only while the optimizer steps: fp32 copies of gradients."""
 
@@ -86,32 +90,56 @@ def _megatron(layout: Layout, precision: Precision) -> StateBytes:
 def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
     """DeepSpeed 0.19: runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py, fp16/unfused_optimizer.py.
 
-    Differences from the paper. With accumulation, gradients are summed in fp32 (data_types.grad_accum_dtype, which
-    kit sets): over ranks in stages 2 and 3, whole and beside the bf16 ones in stage 1. The step converts bf16
-    gradients to fp32. In fp32, stages 1 and 2 keep a master copy of weights that are fp32 already (stage_1_and_2.py,
-    single_partition_of_fp32_groups), stage 3 does not (stage3.py, _create_fp32_partitions).
+    Differences from the paper. In fp32 too, masters are a copy (stage_1_and_2.py, single_partition_of_fp32_groups;
+    stage3.py, _create_fp32_partitions, would share them but compares a device with its name). Gradients: see
+    ``_deepspeed_gradients``. Agrees with the tensors in the engine term by term (docs/deepspeed-bytes.md).
+    """
+    stage, ranks = layout.zero_stage, layout.dp
+    bf16 = precision == "bf16"
+    element = 2.0 if bf16 else 4.0
+    fullest, in_forward, in_step, between = _deepspeed_gradients(layout, precision)
+    optimizer = (12.0 if bf16 or stage >= 1 else 8.0) / (ranks if stage >= 1 else 1)
+    # bf16 gradients are converted to fp32, in stage 3 a sub group at a time in any case; fp32 sums need no conversion.
+    accumulates = layout.gradient_accumulation_steps > 1
+    step_copy = 4.0 / (ranks if stage >= 1 else 1) if bf16 and not (accumulates and stage in (1, 2)) else 0.0
+    if layout.offload_optimizer != "none":
+        optimizer = step_copy = 0.0
+    return StateBytes(
+        weights=0.0 if layout.offload_param != "none" else element / (ranks if stage >= 3 else 1),
+        gradients=fullest,
+        gradients_in_forward=in_forward,
+        optimizer=optimizer,
+        gradients_in_step=in_step,
+        gradients_between_steps=between,
+        extra_in_step=step_copy,
+    )
+
+
+def _deepspeed_gradients(layout: Layout, precision: Precision) -> tuple[float, float, float, float]:
+    """Bytes per parameter on the device: at the end of backward, in forward, in the step, after it.
+
+    With accumulation, bf16 gradients are summed in fp32 (data_types.grad_accum_dtype, which kit sets): over ranks in
+    stages 2 and 3; in stage 1 whole and beside the bf16 ones (bf16_optimizer.py). Offload to the host takes them as
+    they come (async_inplace_copy_grad_to_fp32_buffer_from_gpu), but not the fp32 sums of stages 1 and 2: those are in a
+    buffer on the device, whatever the optimizer's place (stage_1_and_2.py, _build_compact_grad_partition_buffer).
     """
     stage, ranks = layout.zero_stage, layout.dp
     accumulates = layout.gradient_accumulation_steps > 1
-    bf16 = precision == "bf16"
-    element = 2.0 if bf16 else 4.0
-    gradients = element
-    if bf16 and accumulates and stage >= 1:
-        gradients = 6.0 if stage == 1 else 4.0
-    gradients /= ranks if stage >= 2 else 1
-    master_is_copy = bf16 or stage in (1, 2)
-    optimizer = (12.0 if master_is_copy else 8.0) / (ranks if stage >= 1 else 1)
-    # Stage 3 keeps a flat buffer of gradient partitions (grad_partitions_flat_buffer); the others allocate in backward.
-    held = accumulates or stage == 3
-    # fp32 sums need no conversion, except in stage 3, which unscales a sub group at a time in any case.
-    step_copy = 4.0 / (ranks if stage >= 1 else 1) if bf16 and not (accumulates and stage in (1, 2)) else 0.0
-    if layout.offload_optimizer != "none":
-        # Gradients go to the host as they come (async_accumulate_grad_in_cpu_via_gpu); only buckets stay.
-        gradients = optimizer = step_copy = 0.0
-    return StateBytes(
-        weights=0.0 if layout.offload_param != "none" else element / (ranks if stage >= 3 else 1),
-        gradients=gradients,
-        gradients_in_forward=gradients if held else 0.0,
-        optimizer=optimizer,
-        extra_in_step=step_copy,
-    )
+    element = 2.0 if precision == "bf16" else 4.0
+    sums_in_fp32 = precision == "bf16" and accumulates
+    offloaded = layout.offload_optimizer != "none"
+    if stage == 0:
+        return element, element if accumulates else 0.0, element, 0.0
+    if stage == 1 and sums_in_fp32 and not offloaded:
+        return 6.0, 6.0, 6.0, 4.0
+    # What a rank owns, summed over micro batches.
+    own = (4.0 if sums_in_fp32 else element) / ranks
+    if offloaded and not (sums_in_fp32 and stage < 3):
+        own = 0.0
+    if stage == 3:
+        return own, own, own, own  # a flat buffer that stays (grad_partitions_flat_buffer)
+    if stage == 2:
+        return own, own if accumulates else 0.0, own, 0.0
+    # Stage 1 sums whole gradients, and drops what it does not own when the last micro batch is reduced.
+    whole = 4.0 if sums_in_fp32 else element
+    return whole + (own if sums_in_fp32 else 0.0), whole if accumulates else 0.0, own, 0.0

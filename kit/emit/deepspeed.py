@@ -130,7 +130,7 @@ def _stage3(plan: Plan) -> dict[str, Any]:
     }
     if "nvme" in (layout.offload_optimizer, layout.offload_param):
         # What is stepped, read and written at a time, and what the pinned buffers hold.
-        zero["sub_group_size"] = sizes.NVME_SUB_GROUP
+        zero["sub_group_size"] = sizes.sub_group_size(layout)
     if layout.offload_param == "nvme":
         # A gathered weight keeps its swap buffer until it is released, and with DeepSpeed's default, 1e9, all that is
         # used again within a billion parameters stays: the first forward pass ends with "Not enough buffers".

@@ -36,14 +36,14 @@ def test_bytes_on_disk_by_hand() -> None:
 
 
 def test_host_memory_is_buffers_and_summed_gradients() -> None:
-    """fp32 sums of gradients stay; four buffers of a sub group, five of the embedding's part, one of bf16 weights."""
+    """fp32 sums of gradients stay; four buffers of a sub group, five of the embedding's part, one of whole weights."""
     embedding = LLAMA.vocab_size * LLAMA.hidden_size // 8
     group = sizes.NVME_SUB_GROUP + embedding
-    rank = 1.5 * 4 * PARAMETERS / 8 + 4 * 4 * group + 5 * 2 * embedding + 2 * group
+    rank = 1.5 * 4 * PARAMETERS / 8 + 4 * 4 * group + 5 * 2 * embedding + 2 * group * 8
     assert host_ram_gib_per_node(LLAMA, NODE, layout(), "bf16") == pytest.approx(8 * rank / 2**30)
     # A model smaller than a sub group is one sub group.
     small = load_model("gpt2")
-    assert sizes.nvme_sub_group(small, layout()) == -(-count(small).total // 8)
+    assert sizes.largest_sub_group(small, layout()) == -(-count(small).total // 8)
 
 
 def test_a_buffer_holds_the_largest_weight() -> None:

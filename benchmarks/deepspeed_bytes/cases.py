@@ -1,0 +1,93 @@
+"""Configurations to measure: stage, offload, accumulation and precision on two processes."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import kit
+from kit.planner.plan import Plan
+from kit.specs.catalog import parse_cluster
+from kit.specs.job import Precision
+from kit.specs.layout import Offload
+
+WORLD_SIZE = 2
+SEQ_LENGTH = 32
+
+# Every matrix has a million elements: 1 MiB on each rank in bf16 too, the least that goes to NVMe. There are
+# sixteen, so that ranks own whole ones: stages 1 and 2 keep the whole gradient of a matrix that they own in part.
+MODEL = kit.ModelSpec(
+    name="measured",
+    family="llama",
+    num_layers=2,
+    hidden_size=1024,
+    ffn_hidden_size=1024,
+    num_attention_heads=16,
+    num_key_value_heads=16,
+    head_dim=64,
+    vocab_size=1024,
+    max_position_embeddings=64,
+    rope_theta=10000.0,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration; its plan is made as a user's would be, with everything pinned."""
+
+    precision: Precision
+    stage: int
+    accumulation: int
+    optimizer: Offload = "none"
+    param: Offload = "none"
+
+    @property
+    def name(self) -> str:
+        """For people: ``bf16, ZeRO-3, 2 micro batches, optimizer nvme``."""
+        parts = [
+            self.precision,
+            f"ZeRO-{self.stage}",
+            f"{self.accumulation} micro batch" + "es" * (self.accumulation > 1),
+        ]
+        parts += [f"optimizer {self.optimizer}"] if self.optimizer != "none" else []
+        parts += [f"weights {self.param}"] if self.param != "none" else []
+        return ", ".join(parts)
+
+    @property
+    def plan(self) -> Plan:
+        """On two CPU processes."""
+        cluster = dataclasses.replace(parse_cluster(f"{WORLD_SIZE}xcpu"), host_ram_gib=16.0, nvme_gib=16.0)
+        job = kit.JobSpec(
+            seq_length=SEQ_LENGTH,
+            global_batch_size=WORLD_SIZE * self.accumulation,
+            total_tokens=1_000_000,
+            precision=self.precision,
+        )
+        pins = kit.Pins(
+            engine="deepspeed",
+            zero_stage=self.stage,
+            offload_optimizer=self.optimizer,
+            offload_param=self.param,
+            recompute="none",
+            micro_batch_size=1,
+        )
+        return kit.plan(MODEL, cluster, job, pins)
+
+
+CASES = tuple(
+    Case(precision, stage, accumulation, optimizer, param)
+    for precision in ("bf16", "fp32")
+    for stage, optimizer, param in (
+        (0, "none", "none"),
+        (1, "none", "none"),
+        (2, "none", "none"),
+        (3, "none", "none"),
+        (1, "cpu", "none"),
+        (2, "cpu", "none"),
+        (3, "cpu", "none"),
+        (3, "cpu", "cpu"),
+        (3, "nvme", "none"),
+        (3, "nvme", "nvme"),
+    )
+    for accumulation in (1, 2)
+)
