@@ -112,7 +112,7 @@ def as_markdown(results: list[Result], source: str) -> str:
         "",
         "## Choices made from rows",
         "",
-        "Most terms were read in source code, some recalled from it, and the rows were in view and showed where to look.",
+        "Most terms were read in source code, some recalled from it; the rows were in view and showed where to look.",
         "These were estimated or chosen from rows.",
         "Constants are judged without the rows that decided: each group with the constant from all other groups (leave",
         "one source out).",
