@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kit.cost.params import rank_experts, rank_parameters
 from kit.engines.base import StateKind
 from tests.megatron import cases
 from tests.training import tiny
@@ -59,6 +60,15 @@ def test_bf16_keeps_18_bytes_a_parameter(references, tmp_path):
     held = pool("megatron", 2).run(cases.held_bytes, rundir)[0]
     weights = held["weights"] // 2
     assert held == {"weights": 2 * weights, "gradients": 4 * weights, "optimizer": 12 * weights}
+
+
+def test_a_rank_holds_the_experts_that_the_planner_counts(references):
+    spec = tiny.model("mixtral", num_layers=2, vocab_size=127)
+    directory, _ = references(spec)
+    rundir = cases.run_directory(directory / "run", spec, tp=2, sp=True, ep=2)
+    counted = rank_parameters(spec, tp=2, pp=1, stage=0) + rank_experts(spec, pp=1, ep=2, etp=1)
+    for held in pool("megatron", 2).run(cases.held_bytes, rundir):
+        assert held == {"weights": 4 * counted, "gradients": 4 * counted, "optimizer": 8 * counted}
 
 
 def test_fresh_weights_do_not_depend_on_the_layout(references):

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kit.cost.params import count, rank_parameters
+from kit.cost.params import count, rank_experts, rank_parameters
 from kit.engines.hf import parameter_shapes
 from kit.specs.catalog import load_model, model_names
 from kit.specs.model import Family, ModelSpec
@@ -61,6 +61,15 @@ def test_one_rank_holds_everything_and_pipeline_stages_share_it(name: str) -> No
     # With tied embeddings the last stage has its own copy.
     copy = model.vocab_size * model.hidden_size if model.tied_embeddings else 0
     assert sum(rank_parameters(model, tp=1, pp=4, stage=stage) for stage in range(4)) == total + copy
+
+
+def test_experts_are_shared_out_and_few_of_them_are_active() -> None:
+    model = load_model("mixtral-8x7b")
+    counts = count(model)
+    assert counts.active == 12_879_925_248  # the 13B of arXiv 2401.04088, section 2
+    dense = rank_parameters(model, tp=1, pp=1, stage=0)
+    assert dense + rank_experts(model, pp=1, ep=1, etp=1) == counts.total
+    assert 8 * rank_experts(model, pp=1, ep=4, etp=2) == counts.total - dense
 
 
 def test_tensor_parallel_ranks_share_matrices_and_repeat_norms() -> None:
