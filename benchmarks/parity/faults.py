@@ -170,20 +170,20 @@ def _megatron_unbalanced_context() -> None:
 
 
 def _megatron_swapped_experts() -> None:
-    """Experts in the opposite order, in both directions, while the router keeps its own."""
+    """Each two neighbouring experts swapped, in both directions, while the router keeps its order."""
     from kit.engines.megatron import exchange
 
     global_names = exchange._global_names
 
     def swapped(config, chunks):
-        def opposite(name):
+        def neighbour(name):
             parts = name.split(".")
             if "local_experts" in parts:
                 place = parts.index("local_experts") + 1
-                parts[place] = str(config.num_moe_experts - 1 - int(parts[place]))
+                parts[place] = str(int(parts[place]) ^ 1)
             return ".".join(parts)
 
-        return {opposite(name): param for name, param in global_names(config, chunks).items()}
+        return {neighbour(name): param for name, param in global_names(config, chunks).items()}
 
     _replace(exchange, "_global_names", swapped)
 

@@ -41,7 +41,7 @@ CASES = {
     "pp2-phi3": ("phi3", TWO_LAYERS | WINDOW, {"pp": 2}),
     "tp2-sp-gpt2": ("gpt2", TWO_LAYERS, {"tp": 2, "sp": True}),
     "pp2-tied-gpt2": ("gpt2", TWO_LAYERS, {"pp": 2}),
-    "pp2-mixtral": ("mixtral", TWO_LAYERS, {"pp": 2}),
+    "dp2-pp2-ep2-mixtral": ("mixtral", TWO_LAYERS, {"dp": 2, "pp": 2, "ep": 2}),
     "ep2-mixtral": ("mixtral", TWO_LAYERS, {"dp": 2, "ep": 2, "zero_stage": 1}),
     "tp2-sp-qwen3-moe": ("qwen3_moe", TWO_LAYERS, {"tp": 2, "sp": True, "etp": 2}),
     "ep2-tp2-sp-qwen3-moe": ("qwen3_moe", TWO_LAYERS | {"norm_topk_prob": False}, {"tp": 2, "sp": True, "ep": 2}),
@@ -96,7 +96,7 @@ def test_logits_are_those_of_transformers(references, name):
         ("megatron-batched-interleaving", "pp2-vp2-recompute", "losses[0]"),
         ("megatron-shifted-stages", "pp2-tied-llama3-rope", "gradients[model.layers.0.mlp.up_proj.weight]"),
         ("megatron-unbalanced-context", "cp2", "losses[0]"),
-        ("megatron-swapped-experts", "pp2-mixtral", "losses[0]"),
+        ("megatron-swapped-experts", "ep2-mixtral", "losses[0]"),
         ("megatron-decayed-norms", "tp2", "masters[model.norm.weight]"),
     ],
 )
