@@ -170,6 +170,7 @@ def _case(message: bytes, rank: int, world_size: int) -> Any:
     function, args, store = pickle.loads(message)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
     try:
+        dist.barrier()  # a rank whose case has no collective would be gone before the other has connected to it
         return function(*args)
     finally:
         _tear_down()

@@ -2,6 +2,8 @@
 
     plan.yaml         the truth: model, cluster, job, layout, predictions, decisions
     run.yaml          data, schedule, checkpoints, logging
+    ds_config.md, ds_config.trainer.json
+                      why each key of ds_config.json, and the same for the Hugging Face Trainer
     ds_config.json, accelerate.yaml, megatron.yaml, launch.sh, hostfile, slurm.sbatch
                       projections of the plan for the programs that read them
     manifest.json     the hash of each, as written
@@ -26,6 +28,8 @@ import kit.emit.accelerate
 import kit.emit.deepspeed
 import kit.emit.megatron
 from kit.emit import launch, slurm
+from kit.emit.ds_reasons import ds_config_page
+from kit.emit.trainer import trainer_config
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs import yaml
@@ -104,6 +108,13 @@ PROJECTIONS: tuple[Projection, ...] = (
         "ds_config.json",
         lambda plan: json.dumps(kit.emit.deepspeed.ds_config(plan), indent=2) + "\n",
         kit.emit.deepspeed.GUARDED,
+        lambda plan: plan.layout.engine == "deepspeed",
+    ),
+    Projection("ds_config.md", ds_config_page, {}, lambda plan: plan.layout.engine == "deepspeed"),
+    Projection(
+        "ds_config.trainer.json",
+        lambda plan: json.dumps(trainer_config(plan), indent=2) + "\n",
+        {},
         lambda plan: plan.layout.engine == "deepspeed",
     ),
     Projection(

@@ -1,0 +1,57 @@
+"""``ds_config.trainer.json``: the same configuration for the Hugging Face Trainer, which fills in ``"auto"``.
+
+The Trainer compares what it knows (batch, rate, Adam's numbers, clipping, precision) with the file and refuses a
+difference (transformers/integrations/deepspeed.py, trainer_config_process). Those keys are left to it, and
+``training_arguments`` makes it fill in the plan's numbers. Sizes stay numbers: for the bucket and the prefetch it would
+take h² and 0.9·h², less than a matrix of the MLP, and it never fills in allgather_bucket_size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit.emit.deepspeed import ds_config
+from kit.planner.plan import Plan
+
+AUTO = "auto"
+
+_FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+
+
+def trainer_config(plan: Plan) -> dict[str, Any]:
+    """``ds_config(plan)`` with ``"auto"`` where the Trainer fills in the plan's value from its arguments."""
+    config = ds_config(plan)
+    config |= dict.fromkeys(_FILLED, AUTO)
+    adam = config["optimizer"]["params"]
+    config["optimizer"] = {
+        "type": config["optimizer"]["type"],
+        "params": adam | dict.fromkeys(("lr", "betas", "eps", "weight_decay"), AUTO),
+    }
+    if "bf16" in config:
+        config["bf16"] = {"enabled": AUTO}
+    zero = config["zero_optimization"]
+    if zero["stage"] == 3:
+        config["zero_optimization"] = zero | {"stage3_param_persistence_threshold": AUTO}
+    return config
+
+
+def training_arguments(plan: Plan) -> dict[str, Any]:
+    """Arguments of ``TrainingArguments`` that the plan decides, for ``"auto"`` to become its numbers."""
+    layout, job = plan.layout, plan.job
+    arguments: dict[str, Any] = {
+        "per_device_train_batch_size": layout.micro_batch_size,
+        "gradient_accumulation_steps": layout.gradient_accumulation_steps,
+        "max_grad_norm": job.grad_clip,
+        "learning_rate": job.learning_rate,
+        "adam_beta1": job.optimizer.beta1,
+        "adam_beta2": job.optimizer.beta2,
+        "adam_epsilon": job.optimizer.eps,
+        "weight_decay": job.optimizer.weight_decay,
+    }
+    if job.precision == "bf16":
+        arguments["bf16"] = True
+    if layout.recompute == "full":
+        arguments["gradient_checkpointing"] = True
+    if plan.cluster.gpu.device == "cpu":
+        arguments["use_cpu"] = True
+    return arguments

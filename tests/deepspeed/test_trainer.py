@@ -1,0 +1,91 @@
+"""ds_config.trainer.json: what the Hugging Face Trainer fills in is what the plan says. ds_config.md: key by key."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+
+from kit.emit.deepspeed import ds_config
+from kit.emit.ds_reasons import REASONS, ds_config_page, flat
+from kit.emit.trainer import trainer_config, training_arguments
+from tests.deepspeed import cases
+from tests.deepspeed.test_config import LAYOUTS, on
+from tests.workers import pool
+
+NVME = [{"stage": 3, "offload_optimizer": "nvme"}, {"stage": 3, "offload_optimizer": "nvme", "offload_param": "nvme"}]
+PLANS = [
+    on(device, cases.plan(precision=precision, **layout))
+    for layout in [*LAYOUTS, *NVME]
+    for precision in ("fp32", "bf16")
+    for device in ("cpu", "cuda")
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_workers():
+    """accelerate keeps the process group of its first TrainingArguments: later cases get fresh processes."""
+    yield
+    pool("deepspeed", cases.WORLD_SIZE).close()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layout", [{"stage": 0}, {"stage": 2}, {"stage": 3, "recompute": "full"}, NVME[1]])
+def test_the_trainer_fills_in_the_plans_numbers(layout, precision, tmp_path):
+    chosen = cases.plan(precision=precision, **layout)
+    config = trainer_config(chosen)
+    assert "auto" in flat(config).values()
+    filled, args = pool("deepspeed", cases.WORLD_SIZE).run(fill_in, config, training_arguments(chosen), tmp_path)[0]
+    # accelerate's way to turn DeepSpeed's progress line off.
+    assert filled == ds_config(chosen) | {"steps_per_print": math.inf}
+    assert args["gradient_checkpointing"] == (chosen.layout.recompute == "full")
+
+
+def fill_in(config, arguments, directory):
+    """What TrainingArguments and the Trainer make of the file, on 2 ranks."""
+    from types import SimpleNamespace
+
+    from transformers import TrainingArguments
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
+    file = directory / "ds_config.trainer.json"
+    file.write_text(json.dumps(config))
+    try:
+        args = TrainingArguments(output_dir=str(directory), deepspeed=copy.deepcopy(config), report_to=[], **arguments)
+        assert args.world_size == cases.WORLD_SIZE
+        hf_config = args.hf_deepspeed_config
+        model = SimpleNamespace(config=SimpleNamespace(hidden_size=cases.plan(0).model.hidden_size))
+        hf_config.trainer_config_finalize(args, model, num_training_steps=10)
+        return hf_config.config, {"gradient_checkpointing": args.gradient_checkpointing}
+    finally:
+        unset_hf_deepspeed_config()
+
+
+def test_a_trainer_with_other_arguments_is_refused(tmp_path):
+    """The explicit file is what the Trainer checks its own arguments against."""
+    chosen = cases.plan(2)
+    other = training_arguments(chosen) | {"learning_rate": 5e-5}
+    message = pool("deepspeed", cases.WORLD_SIZE).run(refused, ds_config(chosen), other, tmp_path)[0]
+    assert "optimizer.params.lr" in message
+
+
+def refused(config, arguments, directory):
+    with pytest.raises(ValueError, match="mismatch") as error:
+        fill_in(config, arguments, directory)
+    return str(error.value)
+
+
+def test_every_key_has_a_reason_and_every_reason_a_key():
+    emitted = {key for plan in PLANS for key in flat(ds_config(plan))}
+    assert emitted == REASONS.keys()
+
+
+@pytest.mark.parametrize("plan", [cases.plan(0), cases.plan(**NVME[1], precision="bf16")], ids=["stage 0", "NVMe"])
+def test_the_page_has_a_row_for_every_key_and_its_value(plan):
+    page = ds_config_page(plan)
+    for key, value in flat(ds_config(plan)).items():
+        assert f"| `{key}` | `{json.dumps(value)}` |" in page
+    assert f"--per_device_train_batch_size {plan.layout.micro_batch_size} " in page
+    assert ("run.nvme_path" in page) == (plan.layout.offload_optimizer == "nvme")
