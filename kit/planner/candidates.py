@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kit.planner.rules import divisors
+from kit.planner.rule import divisors
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import EngineName, Layout, Offload, Pins, Recompute

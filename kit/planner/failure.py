@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from kit.cost.efficiency import usable_gib
 from kit.planner.decisions import describe
-from kit.planner.rules import Violation
+from kit.planner.rule import Violation
 from kit.planner.weighing import Found, illegal, search
 from kit.specs.catalog import gpu_names, load_gpu
 from kit.specs.cluster import ClusterSpec

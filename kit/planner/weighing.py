@@ -13,7 +13,8 @@ from kit.cost.efficiency import usable_gib
 from kit.cost.memory import peak_gib
 from kit.cost.step_time import step_time_components_s
 from kit.planner.candidates import ENGINES, Scope, layouts
-from kit.planner.rules import Violation, is_legal, violations
+from kit.planner.rule import Violation
+from kit.planner.rules import is_legal, violations
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import EngineName, Layout, Pins

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from kit.planner.rules import RULES, divisors, is_legal, violations
+from kit.planner.rule import divisors
+from kit.planner.rules import RULES, is_legal, violations
 from kit.specs.catalog import load_model
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
