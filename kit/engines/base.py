@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -73,6 +73,17 @@ class TensorSource(Protocol):
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, on the CPU, in the dtype on disk."""
+
+
+@runtime_checkable
+class SlicedSource(TensorSource, Protocol):
+    """One that reads parts of tensors: a rank that keeps a part then never holds the whole."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape; reads no data."""
+
+    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
+        """At most ``length`` elements of the flattened tensor from ``start`` on, in the dtype on disk."""
 
 
 class Engine(Protocol):

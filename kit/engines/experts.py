@@ -8,12 +8,13 @@ hub checkpoints, Megatron's weight maps and Hugging Face directories then agree,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from kit.engines.base import TensorSource
+from kit.engines.base import SlicedSource, TensorSource
 from kit.specs.model import ModelSpec
 
 
@@ -88,3 +89,25 @@ class Fused:
         if name not in self._rank_three:
             return tensors[0]
         return torch.cat(tensors).unflatten(0, (self._experts, -1))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape."""
+        if not isinstance(self._source, SlicedSource):
+            return tuple(self.read(name).shape)
+        parts = [self._source.shape(part) for part in self._parts[name]]
+        if name not in self._rank_three:
+            return parts[0]
+        return (self._experts, sum(rows for rows, _ in parts) // self._experts, parts[0][1])
+
+    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
+        """See SlicedSource; a source that reads whole tensors only is read whole."""
+        if not isinstance(self._source, SlicedSource):
+            return self.read(name).flatten()[start : start + length]
+        found, position = [], 0
+        for part in self._parts[name]:
+            size = math.prod(self._source.shape(part))
+            lower, upper = max(start - position, 0), min(start + length - position, size)
+            if lower < upper:
+                found.append(self._source.read_flat(part, lower, upper - lower))
+            position += size
+        return torch.cat(found) if found else self._source.read_flat(self._parts[name][0], 0, 0)

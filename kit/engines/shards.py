@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -43,6 +44,21 @@ class SafetensorsSource:
     def shape(self, name: str) -> tuple[int, ...]:
         """Its shape, from the header alone."""
         return self._get(name, lambda file, stored: tuple(file.get_slice(stored).get_shape()))
+
+    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
+        """Elements ``start`` … of the flattened tensor, at most ``length`` of them; only their rows are read."""
+
+        def read(file: Any, stored: str) -> torch.Tensor:
+            part = file.get_slice(stored)
+            rows, *rest = part.get_shape()
+            row = math.prod(rest)
+            first, last = start // row, min(rows, -(-(start + length) // row))
+            if first >= last:
+                return part[0:0].flatten()
+            return part[first:last].flatten()[start - first * row :][:length]
+
+        found: torch.Tensor = self._get(name, read)
+        return found
 
     def _get(self, name: str, what: Any) -> Any:
         if name not in self._files:

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from kit.engines import experts
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape, hf_config, parameter_shapes
+from kit.engines.shards import SafetensorsSource
 from kit.errors import CheckpointError, SpecError
 from tests.training import tiny
 
@@ -173,3 +174,25 @@ class TestDamagedDirectory:
     def test_wrong_shape(self):
         with pytest.raises(CheckpointError, match=r"shape \[3, 2\] in the checkpoint and \[2, 3\]"):
             check_shape("a", (2, 3), (3, 2))
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (6,), (3, 2, 4)])
+def test_parts_of_tensors_are_slices_of_the_whole(shape, tmp_path):
+    whole = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
+    save_file({"stored": whole}, tmp_path / "one.safetensors")
+    source = SafetensorsSource({"given": tmp_path / "one.safetensors"}, {"given": "stored"})
+    for start in range(whole.numel() + 3):
+        for length in range(1, whole.numel() + 3):
+            assert torch.equal(source.read_flat("given", start, length), whole.flatten()[start : start + length])
+
+
+def test_parts_of_fused_experts_are_slices_of_the_whole(tmp_path):
+    spec = tiny.model("mixtral")
+    build_model(tiny.run_directory(tmp_path / "run", tiny.plan(spec)), torch.float32, "cpu").save_pretrained(tmp_path)
+    names = list(dict(AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters()))
+    source = experts.Fused(spec, HfDirectory(tmp_path), names)
+    for name in names:
+        whole = source.read(name)
+        assert source.shape(name) == tuple(whole.shape)
+        for start, length in ((0, 7), (whole.numel() // 3, whole.numel() // 2), (whole.numel() - 5, 9)):
+            assert torch.equal(source.read_flat(name, start, length), whole.flatten()[start : start + length]), name

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from kit.engines import experts
 from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.deepspeed.build import build_deepspeed, release
-from kit.engines.deepspeed.state import Replicated, parameter_state
+from kit.engines.deepspeed.state import FullyPartitioned, Replicated, parameter_state
 from kit.engines.deepspeed.swapped import Swapped
 from kit.engines.hf import HfDirectory, check_names, check_shape
 from kit.errors import CheckpointError, EngineError
@@ -155,9 +155,12 @@ class DeepSpeedEngine:
         if kind is not StateKind.MASTER:
             self._state.create_moments()
         for name, parameter in self._parameters.items():
-            value = source.read(name)
-            check_shape(name, shapes[name], tuple(value.shape))
-            self._state.put(parameter, kind, value.float())
+            check_shape(name, shapes[name], source.shape(name))
+            if isinstance(self._state, FullyPartitioned):
+                part = source.read_flat(name, *self._state.own_range(parameter))
+                self._state.put_part(parameter, kind, part.float())
+            else:
+                self._state.put(parameter, kind, source.read(name).float())
         self._state.settle()
         if kind is StateKind.MASTER:
             self._state.publish()

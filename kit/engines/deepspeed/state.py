@@ -254,9 +254,19 @@ class FullyPartitioned(ParameterState):
         return safe_get_full_optimizer_state(parameter, kind.value)
 
     def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+        start, length = self.own_range(parameter)
+        self.put_part(parameter, kind, value.flatten()[start : start + length])
+
+    def own_range(self, parameter: Parameter) -> tuple[int, int]:
+        """Where this rank's part of the flattened parameter starts, and its length; it may reach beyond the end."""
+        length = parameter.partition_numel()
+        return length * dist.get_rank(parameter.ds_process_group), length
+
+    def put_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
+        """Set this rank's part, which may be shorter than its range at the end."""
         # The setters of whole tensors slice beyond the end where ranks do not divide the elements (stage3.py,
         # set_full_hp_param): hand over this rank's slice, padded.
-        part = self._own_part(parameter, value)
+        part = torch.nn.functional.pad(part, (0, parameter.partition_numel() - part.numel()))
         if kind is StateKind.MASTER:
             safe_set_local_fp32_param(parameter, part)
         else:
@@ -284,14 +294,6 @@ class FullyPartitioned(ParameterState):
         yield from (parameter.grad for parameter in self._engine.module.parameters())
         yield from (master.grad for _, master in self.masters())
         yield self._optimizer.grad_partitions_flat_buffer
-
-    @staticmethod
-    def _own_part(parameter: Parameter, value: torch.Tensor) -> torch.Tensor:
-        """This rank's slice of a whole tensor, padded as all ranks' slices are equal."""
-        length = parameter.partition_numel()
-        start = length * dist.get_rank(parameter.ds_process_group)
-        part = value.flatten()[start : start + length]
-        return torch.nn.functional.pad(part, (0, length - part.numel()))
 
     def _group_ids(self) -> list[int]:
         return [self._optimizer.sub_group_to_group_id[i] for i in range(len(self._optimizer.fp16_groups))]

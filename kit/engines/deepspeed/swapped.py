@@ -44,9 +44,10 @@ class Swapped(FullyPartitioned):
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
         return self._optimizer._fp32_state_allgather(parameter, self._part(parameter, kind))
 
-    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        part = self._part(parameter, kind)
-        part.copy_(self._own_part(parameter, value))
+    def put_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
+        whole = self._part(parameter, kind)
+        whole[: part.numel()].copy_(part)
+        whole[part.numel() :].zero_()
         self._changed = True
 
     def publish(self) -> None:

@@ -1,0 +1,51 @@
+"""One rank: ``python -m benchmarks.loading.worker RUN_DIR OUT.json``, started by torchrun."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is first imported
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.loading.memory import Peak
+from kit.emit.run_directory import RunDirectory
+from kit.engines.base import StateKind
+from kit.engines.deepspeed.engine import DeepSpeedEngine
+
+
+def main() -> None:
+    """Load, export the masters as a hub checkpoint would, and write what both took."""
+    torch.set_num_threads(1)
+    # Freed blocks go back to the system at once: a heap that only grows would be measured instead of tensors.
+    ctypes.CDLL(None).mallopt(-1, 0)  # M_TRIM_THRESHOLD
+    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
+    dist.init_process_group("gloo")
+    rundir = RunDirectory.open(sys.argv[1])
+    with Peak() as loading:
+        engine = DeepSpeedEngine(rundir)
+    held = engine.held_bytes()
+    with Peak() as exporting:
+        for _, tensor in engine.export_state(StateKind.MASTER):
+            del tensor
+    found = {
+        "held": sum(held.values()),
+        "kept": loading.kept,
+        "loading": loading.grown,
+        "exporting": exporting.grown,
+    }
+    everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, found)
+    if dist.get_rank() == 0:
+        Path(sys.argv[2]).write_text(json.dumps(everyone), encoding="utf-8")
+    engine.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
