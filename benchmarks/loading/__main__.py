@@ -1,6 +1,6 @@
 """Load a 1B model from disk at ZeRO-3 on two processes, and export it; fail where a rank needs more than its share.
 
-The limits: 1.3 times what a rank keeps afterwards (weights, masters, gradients, buckets) and the largest tensor in fp32;
+The limits: 1.3 times what a rank keeps afterwards (weights, masters, gradients, buckets) and the largest fp32 tensor;
 for exporting, which every rank takes part in, two and a half such tensors (one is gathered, one is handed over).
 """
 

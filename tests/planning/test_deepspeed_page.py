@@ -1,0 +1,17 @@
+"""docs/deepspeed.md says what the planner says."""
+
+from __future__ import annotations
+
+from benchmarks.deepspeed_stages import PAGE, updated
+
+
+def test_the_tables_are_the_planners() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert updated(page) == page, "run: python -m benchmarks.deepspeed_stages"
+
+
+def test_a_changed_number_would_be_noticed() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    wrong = page.replace("| 3 | ", "| 3 | 1", 1)
+    assert wrong != page
+    assert updated(wrong) == page
