@@ -19,6 +19,7 @@ from kit.emit.run_directory import write
 from kit.engines.base import MicroBatch
 from kit.engines.deepspeed.engine import DeepSpeedEngine
 from kit.specs.run import DataSpec, RunSpec
+from kit.training.__main__ import leave
 
 LEARNING_RATE = 1e-4
 
@@ -59,3 +60,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

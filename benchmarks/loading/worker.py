@@ -17,6 +17,7 @@ from benchmarks.loading.memory import Peak
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import StateKind
 from kit.engines.deepspeed.engine import DeepSpeedEngine
+from kit.training.__main__ import leave
 
 
 def main() -> None:
@@ -49,3 +50,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

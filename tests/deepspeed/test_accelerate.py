@@ -91,6 +91,9 @@ facts = [type(model).__module__ + "." + type(model).__name__, int(model.zero_opt
 with open(f"rank{os.environ['RANK']}.json", "w") as file:
     json.dump(facts, file)
 accelerator.end_training()
+# A thread of gloo that frees a tensor while Python finalises aborts the process (docs/findings.md, torch).
+from kit.training.__main__ import leave
+leave(0)
 """
 
 
