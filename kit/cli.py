@@ -107,7 +107,7 @@ def emit(
     typer.echo(f"start it: kit train {out}    or: {out}/launch.sh")
 
 
-@app.command(context_settings={"ignore_unknown_options": False})
+@app.command()
 def train(
     target: Annotated[Path, typer.Argument(help="Run directory, or a recipe (then with --out).")],
     overrides: Overrides = None,

@@ -94,7 +94,7 @@ class RunDirectory:
             plan=plan,
             run=_read_run(path),
             settings=_engine_settings(path, plan),
-            edits=tuple(edit for edit in edits),
+            edits=edits,
         )
 
     def record_edits(self) -> None:

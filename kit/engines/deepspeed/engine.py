@@ -19,11 +19,12 @@ import torch
 import torch.distributed as dist
 
 from kit.engines import experts
-from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.state import FullyPartitioned, Replicated, parameter_state
 from kit.engines.deepspeed.swapped import Swapped
 from kit.engines.hf import HfDirectory, check_names, check_shape
+from kit.engines.loss import global_tokens, summed_cross_entropy
 from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
@@ -62,8 +63,6 @@ class DeepSpeedEngine:
         if self._pending:
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
         tokens = global_tokens(micro_batches, self._device)
-        if tokens == 0:
-            raise EngineError("no label of this step counts: every one is -100; look at the data, or at its masks")
         self._pending = True
         scale = self.dp_size / tokens
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
@@ -195,20 +194,10 @@ class DeepSpeedEngine:
         """Cross entropy in fp32, summed over the tokens that count."""
         logits = self._engine(input_ids=micro_batch.input_ids.to(self._device), use_cache=False).logits
         labels = micro_batch.labels.to(self._device)
-        return torch.nn.functional.cross_entropy(
-            logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-        )
+        return summed_cross_entropy(logits, labels)
 
     def _unreported_norm(self) -> float | None:
         """The norm where DeepSpeed drops it: stage 0 in fp32 clips and forgets (engine.py, _take_model_step)."""
         if not isinstance(self._state, Replicated) or hasattr(self._engine.optimizer, "_global_grad_norm"):
             return None
         return float(torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values()]))
-
-
-def global_tokens(micro_batches: Sequence[MicroBatch], device: torch.device) -> int:
-    """Labels that count, over all ranks and micro batches."""
-    count = sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
-    tokens = torch.tensor(count, dtype=torch.int64, device=device)
-    dist.all_reduce(tokens)
-    return int(tokens)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from kit.engines import experts
-from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
+from kit.engines.loss import global_tokens, summed_cross_entropy
 from kit.engines.shards import SafetensorsSource, ShardWriter
 from kit.engines.torch.optimizer import build_adamw, moments_of, step_of
 from kit.engines.torch.replicated import Replicated
@@ -65,7 +65,7 @@ class TorchEngine:
         """Raises EngineError where no label of the step counts, or gradients of an earlier step are still there."""
         if any(parameter.grad is not None for parameter in self._parameters.values()):
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
-        tokens = self._count_tokens(micro_batches)
+        tokens = global_tokens(micro_batches, self._device)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(micro_batches):
             with self._state_is.micro_batch(is_last=index == len(micro_batches) - 1):
@@ -94,7 +94,7 @@ class TorchEngine:
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Raises EngineError where no label counts."""
-        tokens = self._count_tokens(micro_batches)
+        tokens = global_tokens(micro_batches, self._device)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self._model.eval()
         try:
@@ -185,18 +185,7 @@ class TorchEngine:
         inputs = micro_batch.input_ids.to(self._device, non_blocking=True)
         with torch.autocast(self._device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None):
             logits = self._state_is.forward(inputs, training)
-        return F.cross_entropy(
-            logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-        )
-
-    def _count_tokens(self, micro_batches: Sequence[MicroBatch]) -> int:
-        """Labels that count, over all ranks and micro batches."""
-        local = sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
-        count = torch.tensor(local, dtype=torch.int64, device=self._device)
-        dist.all_reduce(count)
-        if count.item() == 0:
-            raise EngineError("no label of this step counts (all are masked); check the data's label masks")
-        return int(count.item())
+        return summed_cross_entropy(logits, labels)
 
     def _state(self, kind: StateKind, name: str) -> torch.Tensor:
         parameter = self._parameters[name]
