@@ -9,6 +9,7 @@ from __future__ import annotations
 from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.planner.megatron_rules import MEGATRON_RULES
 from kit.planner.rule import Rule, Violation, divisors, words
+from kit.planner.support_rules import SUPPORT_RULES
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import EngineName, Layout
@@ -191,5 +192,6 @@ RULES: tuple[Rule, ...] = (
     Rule(host_ram, _DEEPSPEED),
     Rule(nvme, _DEEPSPEED),
     *MEGATRON_RULES,
+    *SUPPORT_RULES,
 )
 """Every rule; order is the order of messages."""

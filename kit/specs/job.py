@@ -9,14 +9,16 @@ from pydantic.dataclasses import dataclass
 
 from kit.specs.base import SPEC
 
-Precision = Literal["fp32", "bf16"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+Objective = Literal["pretrain", "sft", "seq2seq"]
+OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "sgd", "muon"]
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class OptimizerSpec:
-    """AdamW with decoupled weight decay; one-dimensional parameters (norms, biases) are not decayed."""
+    """An optimizer with decoupled weight decay; one-dimensional parameters (norms, biases) are not decayed."""
 
-    name: Literal["adamw"] = "adamw"
+    name: OptimizerName = "adamw"
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)
@@ -25,10 +27,27 @@ class OptimizerSpec:
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
-class JobSpec:
-    """A pretraining job."""
+class LoraSpec:
+    """Low-rank adapters on frozen weights (arXiv 2106.09685)."""
 
-    objective: Literal["pretrain"] = "pretrain"
+    rank: int = Field(default=16, gt=0)
+    alpha: float = Field(default=32.0, gt=0)
+    """Adapters are scaled by alpha/rank."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: Literal["attention", "all-linear"] = "all-linear"
+    """Linear layers that get adapters: those of attention, or all but the output head."""
+    four_bit: bool = False
+    """QLoRA: frozen linear weights in nf4 (arXiv 2305.14314)."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class JobSpec:
+    """A training job."""
+
+    objective: Objective = "pretrain"
+    """pretrain: every token counts. sft: rows with label masks. seq2seq: pairs, for an encoder-decoder."""
+    lora: LoraSpec | None = None
+    """Train adapters instead of the weights; null: all weights."""
     seq_length: int = Field(default=4096, gt=0)
     """Tokens in a sequence."""
     global_batch_size: int = Field(default=512, gt=0)
@@ -36,7 +55,8 @@ class JobSpec:
     total_tokens: int = Field(default=100_000_000_000, gt=0)
     """Token budget; days and money are predicted for it, and it bounds the run unless run.steps does."""
     precision: Precision = "bf16"
-    """bf16: bf16 compute with fp32 master weights and moments. fp32: everything in fp32."""
+    """bf16: bf16 compute with fp32 master weights and moments. fp32: everything in fp32. fp16: as bf16, with loss
+    scaling. fp8: bf16 with matrix products in fp8, by Transformer Engine."""
     optimizer: OptimizerSpec = OptimizerSpec()
     learning_rate: float = Field(default=3e-4, gt=0)
     """Peak learning rate; the schedule is in ``run.schedule``."""

@@ -10,10 +10,13 @@ from pydantic.dataclasses import dataclass
 from kit.specs.base import SPEC
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
-Recompute = Literal["none", "full"]
+Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 """Where state is kept between uses: on the device, in host memory, or on the node's own disks (ZeRO-Infinity)."""
-Implementation = Literal["huggingface-sdpa", "torch-native"]
+Implementation = Literal["huggingface-sdpa", "torch-native", "transformer-engine"]
+ContextExchange = Literal["all_gather", "p2p", "a2a"]
+"""How context-parallel ranks see each other's keys and values, in Megatron's words (``cp_comm_type``): gathered whole,
+passed round a ring, or exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -22,13 +25,20 @@ class Layout:
 
     engine: EngineName
     implementation: Implementation
-    """Which code computes a layer: Hugging Face's with torch's sdpa, or Megatron-core without Transformer Engine."""
+    """Which code computes a layer: Hugging Face's with torch's sdpa, or Megatron-core's without or with Transformer
+    Engine. Megatron-core's layers under engine=deepspeed are ZeRO over tensor parallelism."""
     dp: int = Field(default=1, gt=0)
     tp: int = Field(default=1, gt=0)
     pp: int = Field(default=1, gt=0)
     vp: int = Field(default=1, gt=0)
     """Virtual stages per pipeline rank; 1 = plain 1F1B."""
+    first_stage_layers: int | None = Field(default=None, gt=0)
+    """Layers of the first pipeline stage where stages are uneven; null: as many as the others."""
+    last_stage_layers: int | None = Field(default=None, gt=0)
     cp: int = Field(default=1, gt=0)
+    """Context parallelism: ranks that share out a sequence."""
+    cp_comm_type: ContextExchange = "all_gather"
+    """Read only with cp>1."""
     ep: int = Field(default=1, gt=0)
     """Expert parallelism: ranks that share out the experts of a layer, and exchange tokens."""
     etp: int = Field(default=1, gt=0)
@@ -39,8 +49,15 @@ class Layout:
     """torch: 0 = DDP. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
     offload_optimizer: Offload = "none"
     offload_param: Offload = "none"
+    zero_hpz: int = Field(default=1, gt=0)
+    """ZeRO++: ranks over which parameters are sharded a second time, so that backward gathers inside a node
+    (zero_hpz_partition_size, arXiv 2306.10209); 1 = off."""
+    zero_quantized_weights: bool = False
+    """ZeRO++: weights are gathered in int8."""
+    zero_quantized_gradients: bool = False
+    """ZeRO++: gradients are reduced in int4, by all-to-all."""
     recompute: Recompute = "none"
-    """full: only each layer's input is kept."""
+    """full: only each layer's input is kept. selective: all but the inside of attention."""
     micro_batch_size: int = Field(default=1, gt=0)
     """Sequences per data-parallel rank and forward pass."""
     gradient_accumulation_steps: int = Field(default=1, gt=0)
@@ -66,15 +83,22 @@ class Pins:
     """The part of a layout that a user decided; null leaves the choice to the planner."""
 
     engine: EngineName | None = None
+    implementation: Implementation | None = None
     tp: int | None = Field(default=None, gt=0)
     pp: int | None = Field(default=None, gt=0)
     vp: int | None = Field(default=None, gt=0)
+    first_stage_layers: int | None = Field(default=None, gt=0)
+    last_stage_layers: int | None = Field(default=None, gt=0)
     cp: int | None = Field(default=None, gt=0)
+    cp_comm_type: ContextExchange | None = None
     ep: int | None = Field(default=None, gt=0)
     etp: int | None = Field(default=None, gt=0)
     sp: bool | None = None
     zero_stage: int | None = Field(default=None, ge=0, le=3)
     offload_optimizer: Offload | None = None
     offload_param: Offload | None = None
+    zero_hpz: int | None = Field(default=None, gt=0)
+    zero_quantized_weights: bool | None = None
+    zero_quantized_gradients: bool | None = None
     recompute: Recompute | None = None
     micro_batch_size: int | None = Field(default=None, gt=0)

@@ -118,6 +118,17 @@ CASES = [
         change={"seq_length": 1024},
         good_change={"seq_length": 1024},
     ),
+    Case(
+        "supported_job",
+        torch(),
+        "precision=fp16 is not supported; use bf16 or fp32",
+        torch(),
+        change={"precision": "fp16"},
+        good_change={"precision": "fp32"},
+    ),
+    Case(
+        "supported_split", deepspeed(zero_stage=3, zero_hpz=2), "zero_hpz=2 is not supported", deepspeed(zero_stage=3)
+    ),
     Case("megatron_zero", megatron(zero_stage=2), "distributed optimizer is stage 1", megatron(zero_stage=1)),
     Case("tp_divides_heads", megatron(tp=8), "use 1, 2, 4, 7, 14 or 28", megatron(tp=4), model="qwen2.5-7b"),
     Case(
