@@ -14,7 +14,10 @@ from kit.specs.run import RunSpec
     ("text", "message"),
     [
         ("seq_lenght: 3", "r.yaml:1: seq_lenght: unknown key; did you mean seq_length?"),
-        ("precision: double", "r.yaml:1: precision=double: should be 'fp32', 'bf16', 'fp16' or 'fp8'"),
+        (
+            "precision: double",
+            "r.yaml:1: precision=double: should be 'fp32', 'bf16', 'fp16' or 'fp8'; valid are bf16, fp16, fp32, fp8",
+        ),
         ("grad_clip: 1\nglobal_batch_size: '8'", "r.yaml:2: global_batch_size='8': should be a valid integer"),
         ("seq_length: 0", "r.yaml:1: seq_length=0: should be greater than 0"),
         ("optimizer:\n  beta1: 1.5", "r.yaml:2: optimizer.beta1=1.5: should be less than 1"),
