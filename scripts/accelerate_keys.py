@@ -3,18 +3,21 @@
     python scripts/accelerate_keys.py > kit/diagnose/lint/accelerate_keys.yaml
 
 Top-level keys are fields of accelerate's own class, which refuses others. The keys of a section become arguments of
-``accelerate launch`` (commands/launch.py, _validate_launch_command), where an unknown one is never looked at again.
+``accelerate launch`` (commands/launch.py, _validate_launch_command), where an unknown one is never looked at again; a few
+are read (utils/launch.py) without being arguments.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 
 import accelerate
 import yaml
 from accelerate.commands.config.config_args import ClusterConfig
 from accelerate.commands.launch import launch_command_parser
+from accelerate.utils import launch
 
 SECTIONS = {
     "deepspeed_config": "DeepSpeed Arguments",
@@ -33,7 +36,8 @@ def known_keys() -> dict[str, object]:
     for section, title in SECTIONS.items():
         names = [action.dest for action in groups[title]._group_actions]
         prefix = {"parallelism_config": "parallelism_config_", "megatron_lm_config": "megatron_lm_"}.get(section, "")
-        tree[section] = dict.fromkeys(sorted(prefix + re.sub(f"^{prefix}", "", name) for name in names))
+        names += re.findall(rf"getattr\(args, \"({section.split('_')[0]}_\w+)\"", inspect.getsource(launch))
+        tree[section] = dict.fromkeys(sorted({prefix + re.sub(f"^{prefix}", "", name) for name in names}))
     return {"version": accelerate.__version__, "keys": dict(sorted(tree.items()))}
 
 

@@ -142,6 +142,12 @@ DEEPSPEED_CASES = (
         "warning",
     ),
     LintCase("gather-on-save", BASE | {"zero_optimization": {"stage": 3}}, STAGE_3, "warning"),
+    LintCase(
+        "gather-on-save",
+        BASE | {"zero_optimization": {"stage": 3}},
+        BASE | {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}},
+        "warning",
+    ),
     LintCase("pipeline-zero", zero(2) | {"pipeline": {"stages": 4}}, zero(1) | {"pipeline": {"stages": 4}}),
     LintCase("checkpointing-unused", BASE | {"activation_checkpointing": {"profile": True}}, BASE, "note"),
     LintCase("auto-unfilled", zero(2, allgather_bucket_size="auto"), zero(2, reduce_bucket_size="auto")),
@@ -204,7 +210,12 @@ ACCELERATE_CASES = (
     ),
     LintCase("processes-per-machine", LOCAL | {"num_machines": 4, "main_process_ip": "n0"}, LOCAL),
     LintCase("decided-by-file", LOCAL | FILE | {"mixed_precision": "bf16"}, LOCAL | FILE),
-    LintCase("config-file-missing", LOCAL | {"deepspeed_config": {"deepspeed_config_file": "no.json"}}, LOCAL | FILE),
+    LintCase(
+        "config-file-missing",
+        LOCAL | {"deepspeed_config": {"deepspeed_config_file": "no.json"}},
+        LOCAL | FILE,
+        "warning",
+    ),
     LintCase("batch-arithmetic", LOCAL | {"num_processes": 3} | FILE, LOCAL | FILE),
     LintCase(
         "nvme-path",

@@ -83,7 +83,8 @@ def _accelerate(
     findings = [finding for rule in ACCELERATE_RULES for finding in rule(config)]
     named = config.get("deepspeed_config.deepspeed_config_file")
     if isinstance(named, str):
-        other = path.parent / named
+        beside, here = path.parent / named, Path(named)
+        other = here if here.is_file() and not beside.is_file() else beside
         if other.is_file():
             processes = config.number("num_processes")
             findings += _deepspeed(other, "accelerate", model, cluster, None if processes is None else int(processes))
@@ -91,10 +92,10 @@ def _accelerate(
             findings.append(
                 config.finding(
                     "config-file-missing",
-                    "error",
+                    "warning",
                     "deepspeed_config.deepspeed_config_file",
-                    f"{named} is not there",
-                    "write its path, relative to where accelerate launch is started",
+                    f"{named} is neither here nor beside this file",
+                    "its path is relative to where accelerate launch is started: start it there",
                 )
             )
     return _ordered(findings)

@@ -68,8 +68,8 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
     """Keys that a reader's table does not hold."""
     for path in _unknown(config.document.data, known.tree, ()):
         dotted = ".".join(path)
-        if dotted in known.removed:
-            continue
+        if dotted in known.removed or path[-1].startswith("_"):
+            continue  # removed keys have a rule of their own; a leading underscore is a comment in disguise
         right = KNOWN_SLIPS.get(dotted)
         if right is None and len(path) == 1 and path[0] in BELONGS_INSIDE:
             yield config.finding(

@@ -132,6 +132,8 @@ def gather_on_save(config: Config) -> Iterator[Finding]:
     key = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
     former = "zero_optimization.stage3_gather_fp16_weights_on_model_save"
     plain = "zero_optimization.gather_16bit_weights_on_model_save"
+    if config.get(key) == AUTO:
+        return
     if config.stage == 3 and not any(config.on(name) for name in (key, former, plain)):
         yield config.finding(
             "gather-on-save",
@@ -168,7 +170,17 @@ def activation_checkpointing_unused(config: Config) -> Iterator[Finding]:
         )
 
 
+FILLED_BY_ACCELERATE = (
+    "zero_optimization.stage",
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_optimizer.nvme_path",
+    "zero_optimization.offload_param.device",
+    "zero_optimization.offload_param.nvme_path",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+)
+"""accelerate/utils/dataclasses.py, DeepSpeedPlugin: from its own YAML or environment, in a Trainer's run too."""
 FILLED_BY_TRAINER = (
+    *FILLED_BY_ACCELERATE,
     "train_batch_size",
     "train_micro_batch_size_per_gpu",
     "gradient_accumulation_steps",
