@@ -3,8 +3,8 @@
     python scripts/accelerate_keys.py > kit/diagnose/lint/accelerate_keys.yaml
 
 Top-level keys are fields of accelerate's own class, which refuses others. The keys of a section become arguments of
-``accelerate launch`` (commands/launch.py, _validate_launch_command), where an unknown one is never looked at again; a few
-are read (utils/launch.py) without being arguments.
+``accelerate launch`` (commands/launch.py, _validate_launch_command), where an unknown one is never looked at again; a
+few are read (utils/launch.py) without being arguments.
 """
 
 from __future__ import annotations
