@@ -41,8 +41,8 @@ def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         )
     if model.partial_rotary_factor != 1:
         return (
-            f"partial_rotary_factor={model.partial_rotary_factor} of {model.name} on engine=megatron, which rotates whole "
-            "heads; use engine=deepspeed or torch"
+            f"partial_rotary_factor={model.partial_rotary_factor} of {model.name} on engine=megatron, which rotates "
+            "whole heads; use engine=deepspeed or torch"
         )
     return None
 

@@ -67,6 +67,8 @@ class Traits:
     """Whether each head has a learned score that takes part in the softmax and adds nothing."""
     router: Literal["softmax", "sigmoid"] = "softmax"
     """Scores of experts. sigmoid: with a correction that chooses experts and does not weigh them; no parameter."""
+    fused_attention: bool = True
+    """Whether transformers has it by torch's scaled_dot_product_attention; otherwise scores are materialised."""
     even_heads: bool = False
     """Whether heads split the hidden size, so that head_dim is no choice."""
     grouped_queries: bool = True
@@ -105,7 +107,7 @@ FAMILIES: Mapping[Family, Traits] = {
     "qwen2": Traits(biases="qkv", takes=_ROPE),
     "qwen3": Traits(qk_norm="head", takes=_ROPE),
     "gemma": _GEMMA,
-    "gemma2": _like(_GEMMA, norm_placement="both", takes=(*_ROPE, *_WINDOWS, *_CAPS)),
+    "gemma2": _like(_GEMMA, norm_placement="both", fused_attention=False, takes=(*_ROPE, *_WINDOWS, *_CAPS)),
     "gemma3_text": _like(
         _GEMMA,
         norm_placement="both",
@@ -123,7 +125,7 @@ FAMILIES: Mapping[Family, Traits] = {
         choices={"activation": ("gelu", "gelu_tanh")},
     ),
     "opt": _like(_CLASSIC, activation="relu", positions="learned", position_offset=2),
-    "bloom": _like(_CLASSIC, positions="alibi", embedding_norm=True),
+    "bloom": _like(_CLASSIC, positions="alibi", embedding_norm=True, fused_attention=False),
     "falcon": _like(
         _CLASSIC,
         activation="gelu",
@@ -146,6 +148,7 @@ FAMILIES: Mapping[Family, Traits] = {
         activation="clamped_swiglu",
         biases="all",
         attention_sinks=True,
+        fused_attention=False,
         needs=_EXPERTS,
         takes=(*_ROPE, *_WINDOWS),
     ),

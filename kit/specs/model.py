@@ -96,7 +96,7 @@ class ModelSpec:
     """Attention scores go through cap·tanh(score/cap); null = as they are."""
     logit_softcap: float | None = Field(default=None, gt=0)
     """The same of the logits."""
-    query_pre_attn_scalar: float | None = Field(default=None, gt=0)
+    query_pre_attn_scalar: int | None = Field(default=None, gt=0)
     """Scores are divided by its root; null = by that of head_dim."""
     parallel_residual: bool = False
     """Whether attention and MLP of a layer read the same input, and both are added to it."""
