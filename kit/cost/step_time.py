@@ -8,6 +8,7 @@ from kit.cost import flops, traffic
 from kit.cost.communication import Groups, groups
 from kit.cost.efficiency import attention_flops_per_s, matmul_flops_per_s, memory_bytes_per_s, shared
 from kit.cost.params import count, rank_experts, rank_parameters
+from kit.cost.pipeline import distinct_stages, stage_layers
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -53,9 +54,7 @@ class _MicroBatch:
 def step_time_components_s(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> dict[str, float]:
     """Seconds by component, which add up to the step. Pipeline stages wait for the slowest one."""
     links = groups(cluster, layout)
-    # Stages between the first and the last are alike.
-    stages = sorted({0, min(1, layout.pp - 1), layout.pp - 1})
-    batches = [_micro_batch(model, cluster, job, layout, links, stage) for stage in stages]
+    batches = [_micro_batch(model, cluster, job, layout, links, stage) for stage in distinct_stages(layout)]
     slowest = max(batches, key=lambda batch: batch.total)
     m, p, v = layout.gradient_accumulation_steps, layout.pp, layout.vp
     components = {
@@ -77,7 +76,7 @@ def _micro_batch(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, links: Groups, stage: int
 ) -> _MicroBatch:
     tokens = layout.micro_batch_size * job.seq_length / layout.cp
-    layers = model.num_layers // layout.pp
+    layers = len(stage_layers(model, layout, stage))
     gpu, precision = cluster.gpu, job.precision
     matmul_rate, memory_rate = matmul_flops_per_s(gpu, precision), memory_bytes_per_s(gpu)
     matmul = layers * tokens * flops.layer_matmul_flops_per_token(model) / layout.tp / matmul_rate
@@ -87,8 +86,7 @@ def _micro_batch(
     launches = layers * traffic.layer_forward_kernels(model, layout) * shared().kernel_launch_us * 1e-6
     # A GPU that waits for the next kernel is as slow as the process that launches them.
     layers_forward = max(matmul + attention + element_wise, launches if gpu.device == "cuda" else 0.0)
-    parameters = rank_parameters(model, layout.tp, layout.pp, stage)
-    parameters += rank_experts(model, layout.pp, layout.ep, layout.etp)
+    parameters = sum(_held(model, layout, stage))
     once = traffic.micro_batch_bytes_per_parameter(precision, layout) * parameters / memory_rate
     forward = layers_forward
     if stage == layout.pp - 1:
@@ -163,8 +161,7 @@ def _data_parallel(model: ModelSpec, job: JobSpec, layout: Layout, links: Groups
     """Gradients out, weights in: what no backward hides. Bytes per parameter as each engine sends them."""
     if links.dp.size == 1 and links.expert_dp.size == 1:
         return 0.0
-    parameters = max(rank_parameters(model, layout.tp, layout.pp, stage) for stage in (0, layout.pp - 1))
-    experts = rank_experts(model, layout.pp, layout.ep, layout.etp)
+    parameters, experts = max((_held(model, layout, stage) for stage in distinct_stages(layout)), key=sum)
     m, stage, overlap = layout.gradient_accumulation_steps, layout.zero_stage, shared().overlap
     element = _element(job)
     backward = 2 * batch.forward + batch.recompute
@@ -226,11 +223,17 @@ def _offload(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
 def _optimizer(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> float:
     if layout.offload_optimizer != "none":
         return 0.0
-    parameters = max(rank_parameters(model, layout.tp, layout.pp, stage) for stage in (0, layout.pp - 1))
-    experts = rank_experts(model, layout.pp, layout.ep, layout.etp)
+    parameters, experts = max((_held(model, layout, stage) for stage in distinct_stages(layout)), key=sum)
     ranks, expert_ranks = (layout.dp * layout.cp, layout.expert_dp) if layout.zero_stage >= 1 else (1, 1)
     updated = parameters / ranks + experts / expert_ranks
     return traffic.optimizer_bytes_per_parameter(job.precision) * updated / memory_bytes_per_s(cluster.gpu)
+
+
+def _held(model: ModelSpec, layout: Layout, stage: int) -> tuple[int, int]:
+    """Parameters of a rank of a stage: dense ones, and of experts."""
+    layers = len(stage_layers(model, layout, stage))
+    dense = rank_parameters(model, layout.tp, layout.pp, stage, layers)
+    return dense, rank_experts(model, layout.pp, layout.ep, layout.etp, layers)
 
 
 def _exposed(seconds: float, window: float) -> float:

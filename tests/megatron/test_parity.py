@@ -31,6 +31,13 @@ CASES = {
     "tp2-sp-recompute-qwen3": ("qwen3", LLAMA, {"tp": 2, "sp": True, "recompute": "full"}),
     "pp2-tied-llama3-rope": ("llama", LLAMA | {"tied_embeddings": True, "rope_scaling": LLAMA3_ROPE}, {"pp": 2}),
     "pp2-vp2-recompute": ("llama", LLAMA, {"pp": 2, "vp": 2, "recompute": "full"}),
+    "pp2-uneven": ("llama", LLAMA | {"num_layers": 3}, {"pp": 2, "first_stage_layers": 1}),
+    "pp2-vp2-uneven": (
+        "llama",
+        LLAMA | {"num_layers": 6},
+        {"pp": 2, "vp": 2, "first_stage_layers": 3, "last_stage_layers": 3},
+    ),
+    "cp2-selective": ("llama", TWO_LAYERS, {"cp": 2, "recompute": "selective"}),
     "dp2-distributed-optimizer": ("llama", LLAMA, {"dp": 2, "zero_stage": 1}),
     "dp2-plain-optimizer": ("llama", LLAMA, {"dp": 2}),
     "cp2": ("llama", LLAMA, {"cp": 2}),

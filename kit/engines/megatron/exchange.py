@@ -117,10 +117,15 @@ def _to_first(shard: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tenso
 
 def _stage_of_layer(config: TransformerConfig) -> list[int]:
     """Pipeline rank of every layer of the whole model, as megatron-core places them."""
+    uneven = config.pipeline_model_parallel_layout
     stages = [-1] * config.num_layers
     for pp_rank in range(config.pipeline_model_parallel_size):
         for vp_stage in range(config.virtual_pipeline_model_parallel_size or 1):
             chunk = None if config.virtual_pipeline_model_parallel_size is None else vp_stage
+            if uneven is not None:  # the functions below look at this rank's place only
+                for layer in uneven.get_layer_id_list(vp_stage=chunk, pp_rank=pp_rank):
+                    stages[layer] = pp_rank
+                continue
             offset = get_transformer_layer_offset(config, chunk, pp_rank)
             count = get_num_layers_to_build(config, chunk, pp_rank)
             stages[offset : offset + count] = [pp_rank] * count
