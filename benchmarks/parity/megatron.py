@@ -74,7 +74,9 @@ def main() -> int:
         bench = _Bench(Path(scratch))
         if arguments.plant or arguments.plant_all:
             names = sorted(PLANTED) if arguments.plant_all else [arguments.plant]
-            caught = [not bench.run(*PLANTED[name], fault=name).agrees for name in names]
+            cells = [bench.run(*PLANTED[name], fault=name) for name in names]
+            # One that cannot run is not one that was seen.
+            caught = [not cell.agrees and not cell.failure for cell in cells]
             print(f"{len(names)} faults planted, {sum(caught)} caught")
             return (0 if all(caught) else 1) if arguments.plant_all else int(any(caught))
         families = [name for name in FAMILIES if not arguments.families or name in arguments.families.split(",")]

@@ -73,9 +73,9 @@ class _Dynamic:
 
 def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int) -> dict[str, float]:
     """Bytes by component of a rank of one stage, at its fullest moment."""
-    layers = len(stage_layers(model, layout, stage))
+    layers = stage_layers(model, layout, stage)
     dense = rank_parameters(model, layout.tp, layout.pp, stage, layers)
-    experts = rank_experts(model, layout.pp, layout.ep, layout.etp, layers)
+    experts = rank_experts(model, layout.pp, layout.ep, layout.etp, stage, layers)
     parameters = dense + experts
     state = state_bytes(layout, job.precision)
     # Experts are alike on other ranks than the rest, which changes what the distributed optimizer shards over.

@@ -190,7 +190,7 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
 
 def _stages(model: ModelSpec, layout: Layout) -> str:
     """Embedding, transformer layers and loss, chunk by chunk (transformer/pipeline_parallel_layer_layout.py)."""
-    chunks = ["t" if len(chunk) == 1 else f"t*{len(chunk)}" for chunk in chunk_layers(model, layout)]
+    chunks = ["t" if len(chunk) == 1 else f"t*{len(chunk)}" for chunk in chunk_layers(model.num_layers, layout)]
     chunks = ["" if chunk == "t*0" else chunk for chunk in chunks]
     return f"E{'|'.join(chunks)}L"
 
