@@ -155,6 +155,47 @@ def _megatron_shifted_stages() -> None:
     _replace(exchange, "get_transformer_layer_offset", from_the_end)
 
 
+def _megatron_shifted_uneven_stages() -> None:
+    """A stage that is named for its layers from one further on, as if the shorter first stage were as long."""
+    from kit.engines.megatron import exchange
+
+    names = exchange._global_names
+
+    def shifted(config, chunks):
+        def later(name):
+            parts = name.split(".")
+            if parts[:2] == ["decoder", "layers"]:
+                parts[2] = str((int(parts[2]) + 1) % config.num_layers)
+            return ".".join(parts)
+
+        return {later(name): param for name, param in names(config, chunks).items()}
+
+    _replace(exchange, "_global_names", shifted)
+
+
+def _megatron_joined_documents() -> None:
+    """Attention does not stop at the end of a document."""
+    from kit.engines.megatron import context
+
+    attend = context.causal_attention
+    _replace(context, "causal_attention", lambda *tensors_and_how: attend(*tensors_and_how[:5]))
+
+
+def _megatron_running_positions() -> None:
+    """Positions go on counting where a document begins. Rotary ones matter by their differences only: learned ones."""
+    import torch
+
+    from kit.engines.megatron.model import LanguageModel
+
+    forward = LanguageModel.forward
+
+    def running(self, input_ids, position_ids, *args, **keywords):
+        positions = torch.arange(position_ids.shape[1]).expand_as(position_ids)
+        return forward(self, input_ids, positions, *args, **keywords)
+
+    _replace(LanguageModel, "forward", running)
+
+
 def _megatron_unbalanced_context() -> None:
     """Ranks take neighbouring parts of the sequence, while attention believes in the zig-zag order."""
     from kit.engines.megatron import engine
@@ -195,6 +236,9 @@ FAULTS["megatron-skip-sequence-parallel-reduction"] = Fault(
 FAULTS["megatron-double-gradients"] = Fault("megatron-dp2-distributed-optimizer", _megatron_double_gradients)
 FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _megatron_batched_interleaving)
 FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
+FAULTS["megatron-shifted-uneven-stages"] = Fault("megatron-pp2-uneven", _megatron_shifted_uneven_stages)
+FAULTS["megatron-joined-documents"] = Fault("", _megatron_joined_documents)
+FAULTS["megatron-running-positions"] = Fault("", _megatron_running_positions)
 FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)
 FAULTS["megatron-swapped-experts"] = Fault("megatron-ep2-mixtral", _megatron_swapped_experts)
 FAULTS["megatron-unbalanced-context"] = Fault("megatron-cp2", _megatron_unbalanced_context)

@@ -73,8 +73,9 @@ def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
     offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
     for tp, pp, cp in _splits(model, cluster, job, pins, scope):
         sp = pins.sp if pins.sp is not None else tp > 1 and job.seq_length % (tp * cp) == 0
-        for vp in _virtual(model, pins, pp):
-            split = _Split(tp=tp, pp=pp, vp=vp, cp=cp, sp=sp)
+        first, last = _ends(model, pins, pp)
+        for vp in _virtual(model, pins, pp, first):
+            split = _Split(tp=tp, pp=pp, vp=vp, first=first, last=last, cp=cp, sp=sp)
             dp = split.data_parallel(cluster)
             for (ep, etp), recompute in itertools.product(_experts(model, pins, tp, dp * cp * tp), _recompute(pins)):
                 whole = replace(split, ep=ep, etp=etp)
@@ -88,6 +89,9 @@ class _Split:
     tp: int = 1
     pp: int = 1
     vp: int = 1
+    first: int | None = None
+    last: int | None = None
+    """Layers of uneven first and last stages."""
     cp: int = 1
     sp: bool = False
     ep: int = 1
@@ -100,6 +104,8 @@ class _Split:
             tp=pins.tp or 1,
             pp=pins.pp or 1,
             vp=pins.vp or 1,
+            first=pins.first_stage_layers,
+            last=pins.last_stage_layers,
             cp=pins.cp or 1,
             sp=pins.sp or False,
             ep=pins.ep or 1,
@@ -116,9 +122,7 @@ def _splits(
     """(tp, pp, cp). Tensor parallelism stays inside a node: two exchanges a layer need its links."""
     tps = [pins.tp] if pins.tp else divisors(cluster.gpus_per_node)
     for tp in tps:
-        pps = (
-            [pins.pp] if pins.pp else [p for p in divisors(max(1, cluster.num_gpus // tp)) if model.num_layers % p == 0]
-        )
+        pps = [pins.pp] if pins.pp else [p for p in divisors(max(1, cluster.num_gpus // tp)) if _cuts(model, pins, p)]
         for pp in pps:
             rest = max(1, cluster.num_gpus // (tp * pp))
             if pins.cp:
@@ -142,10 +146,33 @@ def _experts(model: ModelSpec, pins: Pins, tp: int, ranks: int) -> list[tuple[in
     return [(ep, pins.etp or (tp if ep == 1 else 1)) for ep in eps]
 
 
-def _virtual(model: ModelSpec, pins: Pins, pp: int) -> list[int]:
+def _cuts(model: ModelSpec, pins: Pins, pp: int) -> bool:
+    """Whether so many stages are worth a thought: equal ones, or ends as ``_ends`` makes them."""
+    return model.num_layers % pp == 0 or _ends(model, pins, pp) != (None, None)
+
+
+def _ends(model: ModelSpec, pins: Pins, pp: int) -> tuple[int | None, int | None]:
+    """Layers of the first and last stage where they are uneven.
+
+    The embedding and the loss weigh about as much as a layer each: with one layer fewer at either end, 126 layers make
+    16 stages (Llama 3, arXiv 2407.21783, section 3.3.2).
+    """
+    if pins.first_stage_layers or pins.last_stage_layers:
+        return pins.first_stage_layers, pins.last_stage_layers
+    each = (model.num_layers + 2) // pp
+    if model.num_layers % pp == 0 or (model.num_layers + 2) % pp or each == 1:
+        return None, None
+    return each - 1, each - 1
+
+
+def _virtual(model: ModelSpec, pins: Pins, pp: int, first: int | None) -> list[int]:
     if pins.vp:
         return [pins.vp]
-    return [1] if pp == 1 or model.num_layers % pp else divisors(model.num_layers // pp)
+    if pp == 1:
+        return [1]
+    if first is not None and not (pins.first_stage_layers or pins.last_stage_layers):
+        return divisors(first + 1)
+    return divisors(model.num_layers // pp)
 
 
 def _recompute(pins: Pins) -> Sequence[Recompute]:
@@ -190,8 +217,8 @@ def _sized(
             tp=split.tp,
             pp=split.pp,
             vp=split.vp,
-            first_stage_layers=pins.first_stage_layers,
-            last_stage_layers=pins.last_stage_layers,
+            first_stage_layers=split.first,
+            last_stage_layers=split.last,
             cp=split.cp,
             cp_comm_type=pins.cp_comm_type or "all_gather",
             sp=split.sp,

@@ -25,9 +25,8 @@ def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
     """Ways to divide the work that the engines have."""
     return _refused(
         {
-            "recompute": (layout.recompute, ("none", "full")),
-            "first_stage_layers": (layout.first_stage_layers, (None,)),
-            "last_stage_layers": (layout.last_stage_layers, (None,)),
+            # Attention alone is computed again by megatron-core's layer (transformer/attention.py, core_attn).
+            "recompute": (layout.recompute, ("none", "full", *(["selective"] if layout.engine == "megatron" else []))),
             "cp_comm_type": (layout.cp_comm_type, ("all_gather",)),
             "zero_hpz": (layout.zero_hpz, (1,)),
             "zero_quantized_weights": (layout.zero_quantized_weights, (False,)),

@@ -22,6 +22,7 @@ from kit.engines.megatron.exchange import Exchange
 from kit.engines.megatron.model import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.places import places
+from kit.engines.megatron.rows import equally_long, length_unit, whole_rounds
 from kit.engines.megatron.weights.random import RandomSource
 from kit.errors import EngineError
 
@@ -93,7 +94,7 @@ class MegatronEngine:
         for chunk in self._chunks:
             chunk.eval()
         with torch.no_grad():
-            return self._run(_padded(micro_batches, self._config), forward_only=True)
+            return self._run(whole_rounds(micro_batches, self._config), forward_only=True)
 
     def save(self, directory: Path) -> None:
         """Write megatron-core's torch_dist format into an existing empty directory."""
@@ -155,6 +156,7 @@ class MegatronEngine:
         self._config.grad_sync_func = start_sync if len(start_sync) > 1 else start_sync[0]
 
     def _run(self, micro_batches: Sequence[MicroBatch], forward_only: bool) -> LossSum:
+        micro_batches = equally_long(micro_batches, length_unit(self._config))
         micro_batch_size, seq_length = micro_batches[0].input_ids.shape
         results = self._run_schedule(
             forward_step_func=_forward_step,
@@ -186,13 +188,22 @@ def _forward_step(micro_batches: Iterator[MicroBatch], model: torch.nn.Module) -
     """One micro batch through one model chunk (``forward_step_func`` of pipeline_parallel/schedules.py)."""
     batch = next(micro_batches)
     device = torch.cuda.current_device()
-    positions = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
+    positions = batch.position_ids
+    if positions is None:
+        positions = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
     group = parallel_state.get_context_parallel_group()
     input_ids, labels, position_ids = (
         local_part(whole, 1, group).to(device, non_blocking=True)
         for whole in (batch.input_ids, batch.labels, positions)
     )
-    output = model(input_ids, position_ids, attention_mask=None, labels=labels)
+    # The documents stay whole, and on the CPU: their boundaries are read in Python (kit/engines/megatron/attention.py).
+    output = model(
+        input_ids,
+        position_ids,
+        attention_mask=batch.sequence_ids,
+        labels=labels,
+        rotate=batch.position_ids is not None,
+    )
     return output, partial(_sum_loss, labels != IGNORE_INDEX)
 
 
@@ -204,13 +215,3 @@ def _sum_loss(
     tokens = counted.sum()
     sums = torch.stack([loss_sum.detach().double(), tokens.double()])  # a copy: the loss itself is divided in place
     return loss_sum, tokens.int(), {"sums": sums}
-
-
-def _padded(micro_batches: Sequence[MicroBatch], config: Any) -> list[MicroBatch]:
-    """The interleaved schedule takes whole rounds of pp micro batches only: fill up with some that do not count."""
-    padded = list(micro_batches)
-    if config.virtual_pipeline_model_parallel_size is not None:
-        first = padded[0]
-        empty = MicroBatch(first.input_ids, torch.full_like(first.labels, IGNORE_INDEX))
-        padded += [empty] * (-len(padded) % config.pipeline_model_parallel_size)
-    return padded

@@ -89,12 +89,17 @@ class CausalAttention(torch.nn.Module):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
-        """(sequence, batch, heads, head_dim), keys and values with fewer heads → (sequence, batch, heads·head_dim)."""
-        assert (attention_mask, attention_bias, packed_seq_params) == (None, None, None)
+        """(sequence, batch, heads, head_dim), keys and values with fewer heads → (sequence, batch, heads·head_dim).
+
+        ``attention_mask``, which megatron-core hands down to every layer unread, and through recompute, is None or the
+        documents of ``causal_attention``: (batch, whole sequence) on every rank.
+        """
+        assert (attention_bias, packed_seq_params) == (None, None)
+        how = self.softmax_scale, self.window, attention_mask
         if self.context_group.size() > 1:
-            attended = context.attention(query, key, value, self.context_group, self.softmax_scale, self.window)
+            attended = context.attention(query, key, value, self.context_group, *how)
         else:
-            attended = causal_attention(query, key, value, self.softmax_scale, self.window)
+            attended = causal_attention(query, key, value, *how)
         return attended.flatten(2)
 
 
