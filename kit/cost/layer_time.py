@@ -13,7 +13,7 @@ from kit.cost import traffic
 from kit.cost.machine import Machine
 from kit.cost.matmul_time import matmul_s
 from kit.cost.program import Program
-from kit.cost.setup import Shape, TrainingSetup
+from kit.cost.setup import TrainingSetup
 
 Product = tuple[float, float, float, float]
 """(rows, columns, inner, count) of a forward product."""
