@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kit.specs.model import ModelSpec
@@ -53,19 +53,23 @@ class ModelParameters:
     """A whole model; a tied head counts nothing."""
 
     embedding: int
-    """Token embedding, and the position table where positions are learned."""
+    """Token embedding, and the position tables where positions are learned (or their attention biases)."""
     positions: int
-    """The position table alone (part of ``embedding``)."""
+    """The position tables alone (part of ``embedding``)."""
     layer: LayerParameters
+    """A layer; of an encoder-decoder one of the decoder, its attention to the encoder included."""
     num_layers: int
     final_norm: int
+    """Norms outside of layers, of both stacks."""
     head: int
     """Output projection; 0 where it is the embedding."""
+    encoder_layer: LayerParameters | None = None
+    encoder_layers: int = 0
 
     @property
     def total(self) -> int:
         """All parameters, each once."""
-        return self.embedding + self.num_layers * self.layer.total + self.final_norm + self.head
+        return self.embedding + self.layers + self.final_norm + self.head
 
     @property
     def active(self) -> int:
@@ -74,8 +78,15 @@ class ModelParameters:
 
     @property
     def layers(self) -> int:
-        """All transformer layers together."""
-        return self.num_layers * self.layer.total
+        """All transformer layers together, of both stacks."""
+        encoder = self.encoder_layers * self.encoder_layer.total if self.encoder_layer else 0
+        return self.num_layers * self.layer.total + encoder
+
+    @property
+    def layer_matrices(self) -> int:
+        """The matrices of all layers together, of both stacks."""
+        encoder = self.encoder_layers * self.encoder_layer.matrices if self.encoder_layer else 0
+        return self.num_layers * self.layer.matrices + encoder
 
 
 def count(model: ModelSpec) -> ModelParameters:
@@ -100,14 +111,30 @@ class _Key:
 def _count(key: _Key) -> ModelParameters:
     model = key.model
     h, vocab = model.hidden_size, model.vocab_size
-    positions = model.max_position_embeddings * h if model.learned_positions else 0
+    positions = (model.max_position_embeddings + model.position_offset) * h if model.learned_positions else 0
+    positions += model.relative_attention_buckets * model.num_attention_heads
+    stacks = 2 if model.is_encoder_decoder else 1
     return ModelParameters(
-        embedding=vocab * h + positions,
-        positions=positions,
-        layer=_layer(model),
+        embedding=vocab * h + stacks * positions,
+        positions=stacks * positions,
+        layer=_with_cross_attention(model, _layer(model)) if model.is_encoder_decoder else _layer(model),
         num_layers=model.num_layers,
-        final_norm=_norm(model, h),
+        # T5 and Blenderbot end each stack with a norm, BART begins it with one (layernorm_embedding).
+        final_norm=stacks * _norm(model, h),
         head=0 if model.tied_embeddings else vocab * h,
+        encoder_layer=_layer(model) if model.is_encoder_decoder else None,
+        encoder_layers=model.encoder_layers,
+    )
+
+
+def _with_cross_attention(model: ModelSpec, layer: LayerParameters) -> LayerParameters:
+    """A second attention, whose keys and values are of the encoder's output, and its norm."""
+    h, query = model.hidden_size, model.num_attention_heads * model.head_dim
+    return replace(
+        layer,
+        attention=2 * layer.attention,
+        split_biases=layer.split_biases + (3 * query if model.qkv_bias else 0),
+        replicated=layer.replicated + _norm(model, h) + (h if model.linear_bias else 0),
     )
 
 

@@ -11,6 +11,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import (
     AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
@@ -23,6 +24,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from kit.engines import encoder_decoder
 from kit.engines.base import TensorSource
 from kit.engines.experts import shapes_on_disk
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
@@ -145,7 +147,13 @@ def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch
     )
     with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
         torch.manual_seed(seed)
-        built = AutoModelForCausalLM.from_config(hf_config(model), dtype=dtype, attn_implementation="sdpa")
+        config, options = hf_config(model), {"dtype": dtype, "attn_implementation": "sdpa"}
+        if model.family == "t5" and not model.tied_embeddings:
+            built = encoder_decoder.UntiedT5._from_config(config, **options)
+        elif model.is_encoder_decoder:
+            built = AutoModelForSeq2SeqLM.from_config(config, **options)
+        else:
+            built = AutoModelForCausalLM.from_config(config, **options)
     built.train()
     return built
 
@@ -261,4 +269,7 @@ _CONFIGS: dict[str, Callable[[ModelSpec], PreTrainedConfig]] = {
     "gpt2": _gpt2,
     "mixtral": _mixtral,
     "qwen3_moe": _qwen3_moe,
+    "t5": encoder_decoder.t5,
+    "bart": encoder_decoder.bart,
+    "blenderbot": encoder_decoder.blenderbot,
 }

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import yaml
-from kit.specs.model import WINDOWED, WITH_EXPERTS, ModelSpec
+from kit.specs import encoder_decoder, yaml
+from kit.specs.model import ENCODER_DECODER, WINDOWED, WITH_EXPERTS, ModelSpec
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe", "t5", "bart", "blenderbot")
 """``model_type`` values that are understood: the families of ``ModelSpec``."""
 
 
@@ -34,7 +34,10 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     kind = config.get("model_type")
     if kind not in MODEL_TYPES:
         raise SpecError(f"model_type={kind!r} of {name} is not supported; supported are {', '.join(MODEL_TYPES)}")
-    data = _gpt2(config, name) if kind == "gpt2" else _llama_like(config, name)
+    if kind in ENCODER_DECODER:
+        data = encoder_decoder.fields(config, name)
+    else:
+        data = _gpt2(config, name) if kind == "gpt2" else _llama_like(config, name)
     data |= {"name": name, "source": source}
     return yaml.parse(ModelSpec, data, yaml.Document(name=f"config.json of {name}", data={}, lines={}))
 

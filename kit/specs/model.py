@@ -10,24 +10,30 @@ from pydantic.dataclasses import dataclass
 from kit.errors import SpecError
 from kit.specs.base import SPEC
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe"]
+Family = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe", "t5", "bart", "blenderbot"
+]
 
 WINDOWED: tuple[Family, ...] = ("mistral", "phi3", "mixtral")
 """Families whose attention may have a sliding window."""
 WITH_EXPERTS: tuple[Family, ...] = ("mixtral", "qwen3_moe")
 """Families whose MLPs are mixtures of experts, in every layer."""
+ENCODER_DECODER: tuple[Family, ...] = ("t5", "bart", "blenderbot")
+"""Families of two stacks: an encoder reads the source, a decoder writes the target and attends to the encoder."""
+_WITH_BIASES: tuple[Family, ...] = ("gpt2", "bart", "blenderbot")
+"""LayerNorm, learned positions, biases everywhere, no gate."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class ModelSpec:
-    """A decoder-only transformer. Sizes are per model, never per rank."""
+    """A decoder-only transformer, or an encoder and a decoder of one width. Sizes are per model, never per rank."""
 
     name: str
     """Catalog name, hub id, or the directory name of a local model."""
     family: Family
     """Decides which biases and norms exist, and which Hugging Face class builds it."""
     num_layers: int = Field(gt=0)
-    """Transformer layers."""
+    """Transformer layers; of an encoder-decoder those of the decoder."""
     hidden_size: int = Field(gt=0)
     """Width of the residual stream."""
     ffn_hidden_size: int = Field(gt=0)
@@ -60,6 +66,16 @@ class ModelSpec:
     """Width inside one expert; Mixtral's equals ``ffn_hidden_size``, which Qwen3-MoE's layers do not use."""
     norm_topk_prob: bool = True
     """Whether the weights of a token's experts are made to add up to 1."""
+    encoder_layers: int = Field(default=0, ge=0)
+    """Layers of the encoder; 0 for a decoder-only model."""
+    relative_attention_buckets: int = Field(default=0, ge=0)
+    """T5: rows of the table of attention biases by distance, which the first layer of each stack holds for all."""
+    relative_attention_max_distance: int = Field(default=128, gt=0)
+    """T5: distances from here on share the last bucket."""
+    feed_forward_proj: Literal["relu", "gated-gelu"] | None = None
+    """T5: its MLP, of the first version or of 1.1."""
+    scale_embedding: bool = False
+    """BART, Blenderbot: whether embeddings are multiplied by the root of the hidden size."""
     source: str = "user"
     """Where the shape was read."""
 
@@ -74,6 +90,18 @@ class ModelSpec:
             raise SpecError(
                 f"num_experts={sizes[0]}, experts_per_token={sizes[1]}, moe_ffn_hidden_size={sizes[2]} of {self.name}: "
                 f"families {' and '.join(WITH_EXPERTS)} need all three, the others none; change them, or the family"
+            )
+        two_stacks = self.family in ENCODER_DECODER
+        if two_stacks != bool(self.encoder_layers):
+            raise SpecError(
+                f"encoder_layers={self.encoder_layers} of {self.name}: families {', '.join(ENCODER_DECODER)} have an "
+                "encoder, the others none; change it, or the family"
+            )
+        is_t5 = self.family == "t5"
+        if is_t5 != bool(self.relative_attention_buckets) or is_t5 != (self.feed_forward_proj is not None):
+            raise SpecError(
+                f"relative_attention_buckets={self.relative_attention_buckets}, feed_forward_proj="
+                f"{self.feed_forward_proj} of {self.name}: T5 needs both, the others have neither; change them"
             )
         if self.experts_per_token > self.num_experts:
             raise SpecError(
@@ -90,7 +118,7 @@ class ModelSpec:
     @property
     def gated_mlp(self) -> bool:
         """Whether the MLP has a gate (SwiGLU): three matrices instead of two."""
-        return self.family != "gpt2"
+        return self.family not in (*_WITH_BIASES, "t5") or self.feed_forward_proj == "gated-gelu"
 
     @property
     def mlp_width(self) -> int:
@@ -100,27 +128,37 @@ class ModelSpec:
     @property
     def norm(self) -> Literal["rmsnorm", "layernorm"]:
         """Kind of normalisation."""
-        return "layernorm" if self.family == "gpt2" else "rmsnorm"
+        return "layernorm" if self.family in _WITH_BIASES else "rmsnorm"
 
     @property
     def learned_positions(self) -> bool:
         """Whether positions are an embedding table instead of RoPE."""
-        return self.family == "gpt2"
+        return self.family in _WITH_BIASES
 
     @property
     def qkv_bias(self) -> bool:
         """Whether the query, key and value projections have a bias."""
-        return self.family in ("qwen2", "gpt2")
+        return self.family in ("qwen2", *_WITH_BIASES)
 
     @property
     def linear_bias(self) -> bool:
         """Whether the attention output and the MLP projections have a bias."""
-        return self.family == "gpt2"
+        return self.family in _WITH_BIASES
 
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalised per head."""
         return self.family in ("qwen3", "qwen3_moe")
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether it maps a source to a target, each with a stack of its own."""
+        return self.family in ENCODER_DECODER
+
+    @property
+    def position_offset(self) -> int:
+        """Rows of a position table before the first position (transformers, BartLearnedPositionalEmbedding)."""
+        return 2 if self.family == "bart" else 0
 
     def windowed(self, seq_length: int) -> bool:
         """Whether the sliding window cuts anything off sequences of this length."""
