@@ -77,7 +77,7 @@ def _micro_batch(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, links: Groups, stage: int
 ) -> _MicroBatch:
     tokens = layout.micro_batch_size * job.seq_length / layout.cp
-    layers = model.num_layers // layout.pp
+    layers = (model.num_layers + model.encoder_layers) // layout.pp
     gpu, precision = cluster.gpu, job.precision
     matmul_rate, memory_rate = matmul_flops_per_s(gpu, precision), memory_bytes_per_s(gpu)
     matmul = layers * tokens * flops.layer_matmul_flops_per_token(model) / layout.tp / matmul_rate
