@@ -11,9 +11,8 @@ from kit.engines.megatron.weights import tensor_groups, weight_map
 from kit.engines.megatron.weights.blocks import blocks, whole_shape
 from kit.engines.megatron.weights.rules import GatedRows, GroupedQkv, Vocabulary
 from kit.errors import EngineError
+from kit.planner.megatron_rules import MEGATRON_FAMILIES as FAMILIES
 from tests.training import tiny
-
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 
 
 def shards_of(rule, tensors, spec, tp):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from kit.engines.base import StateKind
 from kit.engines.hf import check_names, hf_config, parameter_shapes
@@ -64,7 +65,7 @@ def hub_to_hf(
             _write_weights(source, shapes, DTYPES[dtype], partial, shard_bytes)
             config = hf_config(hub.model)
             config.dtype = DTYPES[dtype]
-            config.architectures = [_ARCHITECTURES[hub.model.family]]
+            config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hub.model.family]]
             for key, value in _special_tokens(extras_from).items():
                 setattr(config, key, value)
             config.save_pretrained(partial)
@@ -76,18 +77,6 @@ def hub_to_hf(
         raise CheckpointError(
             f"writing {hf_dir} failed: {error}; check the free space and the permissions there"
         ) from error
-
-
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "mixtral": "MixtralForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-}
 
 
 def _write_weights(
