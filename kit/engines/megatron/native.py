@@ -169,9 +169,9 @@ class _Keeper:
         self._copy = copy
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not self._copy and tensor.device.type == "cpu":
-            return tensor
-        kept = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+        if not self._copy:
+            return tensor.cpu()
+        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         return kept.copy_(tensor, non_blocking=True)
 
     def finish(self) -> None:

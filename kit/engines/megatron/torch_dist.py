@@ -9,7 +9,6 @@ and read at a time, in any number of processes.
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, LoadPlan, SavePlan, save
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
@@ -33,12 +34,6 @@ from torch.distributed.checkpoint.planner_helpers import create_read_items_for_c
 from kit.errors import CheckpointError
 
 COMMON = "common.pt"
-_FORMAT = {
-    "sharded_backend": "torch_dist",
-    "sharded_backend_version": 1,
-    "common_backend": "torch",
-    "common_backend_version": 1,
-}
 
 
 @dataclass(frozen=True)
@@ -89,11 +84,12 @@ def write(
             process_group=group,
             no_dist=not dist.is_initialized(),
         )
-    except (RuntimeError, ValueError) as error:  # CheckpointException of torch is a RuntimeError
-        raise CheckpointError(f"{directory} could not be written: {' '.join(str(error).split())[:500]}") from error
+    except CheckpointException as error:  # a BaseException: it collects what all ranks met
+        causes = [f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()]
+        raise CheckpointError(f"{directory} could not be written: {'; '.join(causes)}") from error
     if not dist.is_initialized() or dist.get_rank(group) == 0:
         torch.save(dict(common), directory / COMMON)
-        (directory / "metadata.json").write_text(json.dumps(_FORMAT), encoding="utf-8")
+        save_config(CheckpointingConfig("torch_dist"), str(directory))
 
 
 class Checkpoint:
