@@ -145,9 +145,11 @@ def _megatron_batched_interleaving() -> None:
 
 def _megatron_shifted_stages() -> None:
     """Stages hold each other's layers: the layer offset counts from the wrong end."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build as count
+
     from kit.engines.megatron import exchange
 
-    offset, count = exchange.get_transformer_layer_offset, exchange.get_num_layers_to_build
+    offset = exchange.get_transformer_layer_offset
 
     def from_the_end(config, vp_stage=None, pp_rank=None):
         return config.num_layers - offset(config, vp_stage, pp_rank) - count(config, vp_stage, pp_rank)
