@@ -29,7 +29,7 @@ from kit.engines.base import TensorSource
 from kit.engines.experts import shapes_on_disk
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
-from kit.specs.model import ModelSpec
+from kit.specs.model import ENCODER_DECODER, ModelSpec
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -68,6 +68,20 @@ def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
+def transformer_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The blocks that repeat: of both stacks of an encoder-decoder, the encoder's first."""
+    base = model.base_model
+    match model.config.model_type:
+        case "gpt2":
+            return list(base.h)
+        case "t5":
+            return [*base.encoder.block, *base.decoder.block]
+        case "bart" | "blenderbot":
+            return [*base.encoder.layers, *base.decoder.layers]
+        case _:
+            return list(base.layers)
+
+
 def check_names(expected: Mapping[str, tuple[int, ...]], source: TensorSource) -> None:
     """Raises CheckpointError unless ``source`` has exactly the names of ``expected``."""
     present = set(source.names())
@@ -104,16 +118,24 @@ class HfDirectory(SafetensorsSource):
         directory = Path(path)
         config = _read_config(directory)
         files = _weight_files(directory)
-        prefix = "transformer." if config.get("model_type") == "gpt2" else "model."
+        family = config.get("model_type")
+        prefix = {"gpt2": "transformer.", "t5": ""}.get(str(family), "model.")
         renames = {
             stored if stored.startswith((prefix, "lm_head.")) else prefix + stored: stored
             for stored in files
             if not stored.endswith(_BUFFERS)
         }
-        # transformers writes only what differs from a class's defaults; GPT-2's default is tied.
-        if config.get("tie_word_embeddings", config.get("model_type") == "gpt2"):
+        two_stacks = family in ENCODER_DECODER
+        if two_stacks:
+            encoder_decoder.drop_copies(renames)
+        # transformers writes only what differs from a class's defaults; those of GPT-2 and of two stacks are tied. Of
+        # T5 it writes "tied" in any case (see encoder_decoder.t5).
+        tied = config.get("tie_word_embeddings", family == "gpt2" or two_stacks)
+        if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
         super().__init__({name: files[stored] for name, stored in renames.items()}, renames)
+        if two_stacks:
+            encoder_decoder.check_logits_bias(directory, files)
 
 
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")

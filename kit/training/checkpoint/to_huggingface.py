@@ -35,7 +35,7 @@ TOKENIZER_FILES = (
 )
 """What is copied from ``extras_from``, as far as it is there."""
 
-SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 
 
 def hub_to_hf(
@@ -45,7 +45,7 @@ def hub_to_hf(
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
 ) -> None:
-    """Write the master weights of a hub checkpoint as a model that ``AutoModelForCausalLM`` loads.
+    """Write the master weights of a hub checkpoint as a model that transformers' Auto classes load.
 
     ``extras_from``: the Hugging Face directory that the run started from; its tokenizer files, generation config
     and special token ids are taken over. Nothing is downloaded; at most ``shard_bytes`` of tensors are in memory.
@@ -87,6 +87,9 @@ _ARCHITECTURES = {
     "gpt2": "GPT2LMHeadModel",
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "t5": "T5ForConditionalGeneration",
+    "bart": "BartForConditionalGeneration",
+    "blenderbot": "BlenderbotForConditionalGeneration",
 }
 
 
