@@ -140,7 +140,9 @@ def _autocast_copies(model: ModelSpec, job: JobSpec, layout: Layout, during_loss
     head = model.vocab_size * model.hidden_size
     if layout.recompute == "full" and during_loss:
         return 2.0 * head
-    return 2.0 * (count(model).layer_matrices + head)
+    counts = count(model)
+    matrices = counts.sum_of_layers(lambda layer: layer.matrices) + counts.sum_of_encoder(lambda layer: layer.matrices)
+    return 2.0 * (matrices + head)
 
 
 def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:

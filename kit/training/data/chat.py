@@ -9,7 +9,8 @@ from typing import Any
 from kit.errors import DataError
 
 PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ '' if loop.first else '\n\n' }}### {{ message['role'] + ':\n' + message['content'] }}"
+    "{% for message in messages %}{{ '' if loop.first else '\n\n' }}"
+    "### {{ message['role'] + ':\n' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n\n' if messages else '' }}### assistant:{{ '\n' }}{% endif %}"
 )
