@@ -200,8 +200,23 @@ def convert_data(
     tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair.")],
     text_key: Annotated[str, typer.Option(help="Field of jsonl rows and data sets that holds the text.")] = "text",
+    objective: Annotated[
+        str,
+        typer.Option(help="pretrain: text. sft: jsonl of messages, or prompt and completion. seq2seq: source, target."),
+    ] = "pretrain",
+    seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: longer rows lose their end.", min=1)] = None,
 ) -> None:
-    """Tokenise text into the .bin/.idx pair that every engine reads."""
+    """Tokenise text, chats or pairs into the .bin/.idx pair that the engines read."""
+    if objective in ("sft", "seq2seq"):
+        from kit.training.data.tokenise_rows import tokenise_rows
+
+        rows = tokenise_rows(sources, tokenizer, out, objective=objective, seq_length=seq_length)  # type: ignore[arg-type]
+        typer.echo(str(rows))
+        return
+    if objective != "pretrain" or seq_length is not None:
+        raise SpecError(
+            f"--objective {objective}, --seq-length {seq_length}: use pretrain, sft or seq2seq; text is never cut"
+        )
     from kit.training.data.tokenise import tokenise
 
     typer.echo(str(tokenise(sources, tokenizer, out, text_key=text_key)))

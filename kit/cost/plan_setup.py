@@ -22,7 +22,8 @@ def shape_of(model: ModelSpec) -> Shape:
             ffn_hidden_size=model.moe_ffn_hidden_size,
         )
     return Shape(
-        num_layers=model.num_layers,
+        # Of both stacks; the attention of the decoder to the encoder is left out.
+        num_layers=model.num_layers + model.encoder_layers,
         hidden_size=model.hidden_size,
         ffn_hidden_size=model.ffn_hidden_size,
         num_attention_heads=model.num_attention_heads,

@@ -137,7 +137,18 @@ def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
             f"{rundir.plan.model.vocab_size}; "
             "tokenise the text with this model's tokenizer"
         )
-    if facts["num_tokens"] <= rundir.plan.job.seq_length:
+    written_for, wanted = facts.get("objective", "pretrain"), rundir.plan.job.objective
+    if written_for != wanted:
+        raise DataError(
+            f"{key}={prefix}: was written for objective={written_for} and the job has {wanted}; "
+            f"write it with: kit convert data … --objective {wanted}"
+        )
+    if wanted != "pretrain" and facts["longest"] > rundir.plan.job.seq_length + (wanted == "sft"):
+        raise DataError(
+            f"{key}={prefix}: its longest row has {facts['longest']} tokens and "
+            f"job.seq_length={rundir.plan.job.seq_length}; raise it, or cut rows with: kit convert data … --seq-length"
+        )
+    if wanted == "pretrain" and facts["num_tokens"] <= rundir.plan.job.seq_length:
         raise DataError(
             f"{key}={prefix}: {facts['num_tokens']} tokens make no sample of "
             f"job.seq_length={rundir.plan.job.seq_length}; "

@@ -24,6 +24,7 @@ from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.state import FullyPartitioned, Replicated, parameter_state
 from kit.engines.deepspeed.swapped import Swapped
 from kit.engines.hf import HfDirectory, check_names, check_shape
+from kit.engines.inputs import call_arguments
 from kit.engines.loss import global_tokens, summed_cross_entropy
 from kit.errors import CheckpointError, EngineError
 
@@ -192,7 +193,7 @@ class DeepSpeedEngine:
 
     def _loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Cross entropy in fp32, summed over the tokens that count."""
-        logits = self._engine(input_ids=micro_batch.input_ids.to(self._device), use_cache=False).logits
+        logits = self._engine(**call_arguments(micro_batch, self._device)).logits
         labels = micro_batch.labels.to(self._device)
         return summed_cross_entropy(logits, labels)
 
