@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from kit.emit.deepspeed import ds_config
+from kit.emit.megatron import applies, megatron_settings
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.hf import build_model
 from kit.planner.plan import Plan
@@ -71,7 +72,11 @@ def build(chosen: Plan, start: Path | None, directory: Path, settings: dict[str,
 
     paths = {"model_path": None if start is None else str(start), "nvme_path": str(directory)}
     rundir = tiny.run_directory(directory, chosen, **paths)
-    rundir = dataclasses.replace(rundir, settings=ds_config(chosen) if settings is None else settings)
+    rundir = dataclasses.replace(
+        rundir,
+        settings=ds_config(chosen) if settings is None else settings,
+        megatron=megatron_settings(chosen) if applies(chosen) else {},
+    )
     return DeepSpeedEngine(rundir)  # type: ignore[arg-type]
 
 
