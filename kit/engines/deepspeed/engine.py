@@ -180,4 +180,4 @@ class DeepSpeedEngine:
         """The norm where DeepSpeed drops it: stage 0 in fp32 clips and forgets (engine.py, _take_model_step)."""
         if not isinstance(self._state, Replicated) or hasattr(self._engine.optimizer, "_global_grad_norm"):
             return None
-        return float(torch.nn.utils.get_total_norm([p.grad for p in self._engine.module.parameters()]))
+        return self._split.gradient_norm(self._engine)

@@ -58,6 +58,10 @@ class Split(ABC):
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Cross entropy in fp32, summed over the tokens that count of what ``own`` gave."""
 
+    def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
+        """Of whole gradients on every rank (stage 0), each parameter counted once."""
+        return float(torch.nn.utils.get_total_norm([p.grad for p in engine.module.parameters()]))
+
     @abstractmethod
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See ``Engine.export_state``."""
