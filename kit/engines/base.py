@@ -7,7 +7,7 @@ rate), no data order and no logging. Losses are sums over unmasked tokens, divid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -84,6 +84,31 @@ class SlicedSource(TensorSource, Protocol):
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
         """At most ``length`` elements of the flattened tensor from ``start`` on, in the dtype on disk."""
+
+
+@runtime_checkable
+class BlockSource(TensorSource, Protocol):
+    """One that reads rows or columns of matrices: what a tensor-parallel rank holds of them."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape; reads no data."""
+
+    def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
+        """Rows (``dim`` 0) or columns (1) from ``start`` on, on the CPU, in the dtype on disk; to be copied."""
+
+
+@runtime_checkable
+class ParallelExport(Protocol):
+    """An engine all of whose ranks have tensors to write."""
+
+    owners: Mapping[str, int]
+    """Hugging Face name → rank that ``export_owned`` gives the tensor to, in its order; the same on all ranks."""
+
+    def export_owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """Stream what this rank owns of one kind of state: full fp32 CPU tensors, valid until the next one.
+
+        All ranks must exhaust the iterator.
+        """
 
 
 class Engine(Protocol):

@@ -22,10 +22,10 @@ def real_parts(model: ModelSpec) -> dict[str, int]:
             part = "layers"
         elif name.startswith("lm_head"):
             part = "head"
-        elif "norm" in name or "ln_f" in name:
-            part = "final_norm"
-        else:
+        elif "embed" in name or "wte" in name or "wpe" in name:
             part = "embedding"
+        else:
+            part = "final_norm"
         parts[part] += math.prod(shape)
     return parts
 
@@ -47,10 +47,11 @@ def test_catalog_models(name: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("seed", range(8))
-def test_random_shapes(family: Family, seed: int) -> None:
-    model = random_model(random.Random(seed), family)
-    assert counted_parts(model) == real_parts(model)
+def test_random_shapes(family: Family) -> None:
+    """25 of each of the 20 families."""
+    for seed in range(25):
+        model = random_model(random.Random(seed), family)
+        assert counted_parts(model) == real_parts(model), model
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b"])

@@ -28,6 +28,7 @@ from kit.engines.hf import parameter_shapes
 from kit.engines.megatron.exchange import Exchange
 from kit.engines.megatron.forward import forward
 from kit.engines.megatron.model import build_chunks, transformer_config
+from kit.engines.megatron.outbox import Outbox
 from kit.engines.megatron.places import Place
 from kit.engines.megatron.weights.random import RandomSource
 
@@ -77,12 +78,8 @@ class OverMegatron(Split):
         """See Split. Random weights are those of the Megatron engine, the same on every layout."""
         plan = self._rundir.plan
         self._engine = engine
-        place = Place(
-            parallel_state.get_tensor_model_parallel_group(),
-            parallel_state.get_data_parallel_group(),
-            _Shards(state),
-            lambda stage, expert: 0,
-        )
+        data = parallel_state.get_data_parallel_group()
+        place = Place(parallel_state.get_tensor_model_parallel_group(), data, _Shards(state, data))
         self._exchange = Exchange(plan.model, self._config, [engine.module], place, place)
         if self._rundir.run.model_path is None:
             self.load(StateKind.MASTER, RandomSource(parameter_shapes(plan.model), self._rundir.run.seed))
@@ -129,16 +126,38 @@ class OverMegatron(Split):
 
 
 class _Shards:
-    """``ShardState`` over what DeepSpeed's optimizer holds."""
+    """``ShardState`` over what DeepSpeed's optimizer holds, which takes and gives whole shards only."""
 
-    def __init__(self, state: ParameterState) -> None:
-        self._state = state
+    distributed = False
 
-    def get(self, kind: StateKind, param: torch.nn.Parameter) -> torch.Tensor:
-        return self._state.gradient(param) if kind is StateKind.GRADIENT else self._state.get(param, kind)
+    def __init__(self, state: ParameterState, data: dist.ProcessGroup) -> None:
+        self._state, self._data = state, data
+        self._param: torch.nn.Parameter | None = None
+        self._held = torch.empty(0)
+        self._missing = 0
 
-    def set(self, kind: StateKind, param: torch.nn.Parameter, value: torch.Tensor) -> None:
-        self._state.put(param, kind, value.float())
+    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        return tuple(getattr(param, "ds_shape", param.shape))
+
+    def collect(
+        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        whole = self._state.gradient(param) if kind is StateKind.GRADIENT else self._state.get(param, kind)
+        return whole.detach() if self._data.rank() == to else None
+
+    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
+        return True
+
+    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
+        if self._param is not param:
+            assert not self._missing, "blocks of a shard come one after the other"
+            self._param, self._held = param, torch.empty(self.shape(param), dtype=torch.float32)
+            self._missing = self._held.numel()
+        self._held.narrow(dim, at, block.shape[dim]).copy_(block)
+        self._missing -= block.numel()
+        if not self._missing:
+            self._state.put(param, kind, self._held)
+            self._param = None
 
 
 def _sum_over(group: dist.ProcessGroup, gradient: torch.Tensor) -> torch.Tensor:

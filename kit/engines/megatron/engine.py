@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,7 @@ class MegatronEngine:
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.is_main = dist.get_rank() == 0
         self._run_schedule = get_forward_backward_func()
-        dense, experts = places(plan.model, plan.layout, self._optimizer)
+        dense, experts = places(self._optimizer, self._chunks)
         self._states = {dense.state, experts.state}
         self._exchange = Exchange(plan.model, self._config, self._chunks, dense, experts)
         path = rundir.run.model_path
@@ -106,6 +106,15 @@ class MegatronEngine:
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Stream one kind of state under Hugging Face names; see ``Engine``."""
         return self._exchange.stream(kind)
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``."""
+        return self._exchange.owners
+
+    def export_owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport``."""
+        return self._exchange.owned(kind)
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """Set one kind of state (not the gradient) from full tensors."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from kit.engines.base import Engine
 from kit.errors import CheckpointError
-from kit.training.checkpoint.agreement import together
+from kit.training.checkpoint.agreement import share, together
 from kit.training.checkpoint.files import (
     FileRecord,
     files_below,
@@ -141,7 +141,7 @@ class NativeCheckpoints:
         try:
             manifest = together(engine.is_main, lambda: _read_manifest(directory), f"reading {directory}")[0]
             together(
-                True, lambda: verify(directory, dict(_share(sorted(manifest.files.items())))), f"reading {directory}"
+                True, lambda: verify(directory, dict(share(sorted(manifest.files.items())))), f"reading {directory}"
             )
         except CheckpointError as error:
             raise _DamagedError(str(error)) from error
@@ -179,15 +179,8 @@ def _start_afresh(partial: Path) -> None:
     (partial / STATE).mkdir(parents=True)
 
 
-def _share(items: list[Any]) -> list[Any]:
-    """This rank's part of a list, so that hashing terabytes is spread over the ranks."""
-    import torch.distributed as dist
-
-    return items[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else items
-
-
 def _my_records(state: Path) -> dict[str, FileRecord]:
-    return {str(path.relative_to(state.parent)): record_of(path) for path in _share(files_below(state))}
+    return {str(path.relative_to(state.parent)): record_of(path) for path in share(files_below(state))}
 
 
 def _read_manifest(directory: Path) -> Manifest:
