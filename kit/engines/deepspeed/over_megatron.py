@@ -9,7 +9,7 @@ own part of the sequence or of the heads, get the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -94,6 +94,15 @@ class OverMegatron(Split):
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Split."""
         return self._exchange.stream(kind)
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``."""
+        return self._exchange.owners
+
+    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport``."""
+        return self._exchange.owned(kind)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """See Split."""

@@ -13,7 +13,7 @@ reduces and steps whatever it is given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import deepspeed
@@ -65,6 +65,15 @@ class Split(ABC):
     @abstractmethod
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See ``Engine.export_state``."""
+
+    @property
+    @abstractmethod
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``."""
+
+    @abstractmethod
+    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport.export_owned``."""
 
     @abstractmethod
     def load(self, kind: StateKind, source: TensorSource) -> None:

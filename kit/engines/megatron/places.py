@@ -32,7 +32,7 @@ class ShardState(Protocol):
     def collect(
         self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
     ) -> torch.Tensor | None:
-        """fp32, this rank's shard, on rank ``to`` of the data-parallel ranks, which call it together; None elsewhere."""
+        """fp32, this rank's shard, on rank ``to`` of the data-parallel ranks, which all call it; None elsewhere."""
 
     def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
         """Whether this rank keeps any of it."""
