@@ -45,7 +45,7 @@ def terms(case: Case, measured: dict[str, Held]) -> list[Term]:
         ("optimizer.device", "step"): device.optimizer,
         ("gradients.device", "backward"): in_step,
         ("gradients.device", "step"): device.gradients_in_forward if between is None else between,
-        ("buffers.device", "step"): offload.device_buffer_bytes(plan.model, layout, precision) / parameters,
+        ("buffers.device", "step"): offload.device_buffer_bytes(plan.model, plan.cluster, layout, precision) / parameters,
         ("weights.host", "step"): host.weights,
         ("optimizer.host", "step"): host.optimizer,
         ("gradients.host", "backward"): host.gradients,

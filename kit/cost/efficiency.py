@@ -53,7 +53,7 @@ def overheads() -> Overheads:
 
 def matmul_flops_per_s(gpu: GpuSpec, precision: Precision) -> float:
     """What matrix products reach, FLOP/s."""
-    return peak_flops_per_s(gpu, precision) * float(_row(gpu)[f"matmul_{precision}"])
+    return peak_flops_per_s(gpu, precision) * float(_row(gpu)["matmul_fp32" if precision == "fp32" else "matmul_bf16"])
 
 
 def attention_flops_per_s(gpu: GpuSpec, precision: Precision) -> float:
@@ -62,8 +62,10 @@ def attention_flops_per_s(gpu: GpuSpec, precision: Precision) -> float:
 
 
 def peak_flops_per_s(gpu: GpuSpec, precision: Precision) -> float:
-    """The data sheet's dense peak, FLOP/s. On a GPU without bf16 its fp32 peak: rules refuse such plans anyway."""
-    tflops = gpu.bf16_tflops if precision == "bf16" and gpu.bf16_tflops else gpu.fp32_tflops
+    """The data sheet's dense peak, FLOP/s. On a GPU without bf16 that of fp16: rules refuse bf16 there anyway."""
+    if precision == "fp32":
+        return gpu.fp32_tflops * TFLOP
+    tflops = gpu.bf16_tflops if precision == "bf16" and gpu.bf16_tflops else gpu.fp16_tflops
     return tflops * TFLOP
 
 

@@ -238,4 +238,4 @@ def _exposed(seconds: float, window: float) -> float:
 
 
 def _element(job: JobSpec) -> float:
-    return 2.0 if job.precision == "bf16" else 4.0
+    return 2.0 if job.precision != "fp32" else 4.0

@@ -30,7 +30,7 @@ def layer_forward_kernels(model: ModelSpec, layout: Layout) -> int:
 
 def layer_forward_bytes_per_token(model: ModelSpec, precision: Precision, layout: Layout) -> float:
     """Forward of one layer, one rank, per token of the rank's sequence."""
-    element = 2 if precision == "bf16" else 4
+    element = 2 if precision != "fp32" else 4
     # Tokens are sorted by expert and back: four copies of them, read and written, for each expert of a token.
     copies = 8 * element * model.experts_per_token * model.hidden_size / layout.tp
     return copies + _dense_bytes_per_token(model, precision, layout, element)
@@ -63,10 +63,10 @@ def micro_batch_bytes_per_parameter(precision: Precision, layout: Layout) -> flo
     if layout.engine == "torch":
         return 6.0 if uses_autocast(precision, layout) else 0.0
     if layout.engine == "megatron":
-        return 10.0 if precision == "bf16" else 12.0
+        return 10.0 if precision != "fp32" else 12.0
     return 10.0 if layout.gradient_accumulation_steps > 1 else 4.0
 
 
 def optimizer_bytes_per_parameter(precision: Precision) -> float:
     """AdamW: four fp32 values read and three written (28); norm and clipping (12); the cast to bf16."""
-    return 40.0 + (2.0 if precision == "bf16" else 0.0)
+    return 40.0 + (2.0 if precision != "fp32" else 0.0)

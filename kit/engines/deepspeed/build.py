@@ -17,6 +17,7 @@ from deepspeed.utils import groups
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
+from kit.emit.deepspeed import observers
 from kit.engines.deepspeed import nvme
 from kit.engines.hf import build_model
 from kit.errors import EngineError
@@ -35,6 +36,7 @@ def build_deepspeed(rundir: RunDirectory) -> deepspeed.DeepSpeedEngine:
     # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
     nvme.prepare(rundir, settings)
+    settings |= observers(rundir.run, rundir.path)
     model = _model(rundir, settings)
     engine, *_ = deepspeed.initialize(model=model, model_parameters=parameter_groups(model), config=settings)
     try:
@@ -72,10 +74,12 @@ def _model(rundir: RunDirectory, settings: dict[str, Any]) -> PreTrainedModel:
     DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
     """
     layout = rundir.plan.layout
-    bf16_at_birth = layout.zero_stage == 3 and rundir.plan.job.precision == "bf16"
+    # What DeepSpeed makes of a partition: masters are cloned from it, so under autocast it is fp32.
+    precision = "fp32" if layout.autocast or layout.zero_stage < 3 else rundir.plan.job.precision
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     device = torch.device(get_accelerator().current_device_name())
     with _zero3_announced(settings, layout.zero_stage == 3):
-        model = build_model(rundir, torch.bfloat16 if bf16_at_birth else torch.float32, device)
+        model = build_model(rundir, dtype, device)
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
     return model
@@ -142,7 +146,8 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
         "dp": int(engine.dp_world_size),
         "world_size": dist.get_world_size(),
         "device": get_accelerator().device_name(),
-        "precision": "bf16" if engine.bfloat16_enabled() else "fp32",
+        "precision": _precision(engine),
+        "autocast": bool(engine.torch_autocast_enabled()),
         "offload_optimizer": _offload_device(engine.zero_offload_optimizer()),
         "offload_param": _offload_device(engine.zero_offload_param()),
     }
@@ -153,6 +158,7 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
         "world_size": layout.world_size,
         "device": cluster.gpu.device,
         "precision": rundir.plan.job.precision,
+        "autocast": layout.autocast,
         "offload_optimizer": offload[layout.offload_optimizer],
         "offload_param": offload[layout.offload_param],
     }
@@ -162,6 +168,12 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
                 f"{what}={found[what]} was started where the plan has {value}; "
                 "start the run with launch.sh, and DS_ACCELERATOR=cpu on a machine without GPUs"
             )
+
+
+def _precision(engine: Any) -> str:
+    if engine.fp16_enabled():
+        return "fp16"
+    return "bf16" if engine.bfloat16_enabled() or engine.torch_autocast_enabled() else "fp32"
 
 
 def _offload_device(config: Any) -> str | None:
