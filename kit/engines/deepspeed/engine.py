@@ -83,6 +83,8 @@ class DeepSpeedEngine:
         self._pending = False
         if norm is None or math.isfinite(norm):
             self._engine.step()
+        if self._engine.fp16_enabled() and not self._engine.was_step_applied():
+            return Norms(gradient=math.inf, skipped=True)  # DeepSpeed has lowered the loss scale
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
         if not math.isfinite(norm) or not self._engine.was_step_applied():
