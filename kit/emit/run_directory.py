@@ -73,6 +73,8 @@ class RunDirectory:
     run: RunSpec
     settings: Mapping[str, Any]
     """The engine's own projection, as it stands in the file: ds_config.json, megatron.yaml, or nothing for torch."""
+    megatron: Mapping[str, Any]
+    """megatron.yaml where there is one, also beside ds_config.json: ZeRO over Megatron's tensor parallelism."""
     edits: tuple[Edit, ...]
     """Changes by hand that are honoured."""
 
@@ -94,6 +96,7 @@ class RunDirectory:
             plan=plan,
             run=_read_run(path),
             settings=_engine_settings(path, plan),
+            megatron=_parse(path / "megatron.yaml") if kit.emit.megatron.applies(plan) else {},
             edits=edits,
         )
 
@@ -127,7 +130,7 @@ PROJECTIONS: tuple[Projection, ...] = (
         "megatron.yaml",
         lambda plan: yaml.dump(kit.emit.megatron.megatron_settings(plan)),
         kit.emit.megatron.GUARDED,
-        lambda plan: plan.layout.engine == "megatron",
+        kit.emit.megatron.applies,
     ),
     Projection("launch.sh", launch.launch_script, {}, lambda plan: True),
     Projection("hostfile", launch.hostfile, {}, lambda plan: plan.cluster.num_nodes > 1),

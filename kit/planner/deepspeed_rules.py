@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.planner.megatron_rules import megatron_rope, tp_divides_heads, tp_divides_mlp, tp_fits_kv_heads
-from kit.planner.rule import Rule, divisors, words
+from kit.planner.rule import Check, Rule, divisors, words
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import EngineName, Layout
@@ -28,13 +28,13 @@ def fp16_needs_cuda(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
     return None
 
 
-def fp16_stage_0_sums(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """Without ZeRO gradients are accumulated in the model's dtype (engine.py, _do_optimizer_sanity_check refuses any
-    other): in fp16, scaled, sums overflow first. From stage 1 on they are accumulated in fp32."""
-    if job.precision == "fp16" and layout.zero_stage == 0 and layout.gradient_accumulation_steps > 1:
+def fp16_needs_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """engine.py, backward, scales the loss for ZeRO's optimizers only; fp16/unfused_optimizer.py and its fused sibling
+    divide by the scale all the same. Adam hides it, clipping and small gradients do not."""
+    if job.precision == "fp16" and layout.zero_stage == 0:
         return (
-            f"precision=fp16 with zero_stage=0 and {layout.gradient_accumulation_steps} micro batches: their gradients "
-            "would be summed in fp16; use zero_stage=1, 2 or 3, or one micro batch"
+            "precision=fp16 with zero_stage=0: DeepSpeed then divides gradients by a loss scale that it never "
+            "multiplied them with; use zero_stage=1, 2 or 3"
         )
     return None
 
@@ -177,12 +177,9 @@ def deepspeed_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSp
             f"tp={layout.tp} with offload_optimizer={layout.offload_optimizer}, offload_param={layout.offload_param} "
             "on engine=deepspeed; use tp=1, or offload the optimizer to cpu only"
         )
-    of_megatron = (megatron_rope,) if over_megatron else ()
-    for rule in (*of_megatron, tp_divides_heads, tp_fits_kv_heads, tp_divides_mlp):
-        message = rule(model, cluster, job, layout)
-        if message is not None:
-            return message
-    return None
+    rules: tuple[Check, ...] = (tp_divides_heads, tp_fits_kv_heads, tp_divides_mlp)
+    messages = (rule(model, cluster, job, layout) for rule in ((megatron_rope, *rules) if over_megatron else rules))
+    return next((message for message in messages if message is not None), None)
 
 
 def ulysses(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
@@ -272,7 +269,7 @@ _DEEPSPEED: tuple[EngineName, ...] = ("deepspeed",)
 
 DEEPSPEED_RULES: tuple[Rule, ...] = (
     Rule(fp16_needs_cuda, _DEEPSPEED),
-    Rule(fp16_stage_0_sums, _DEEPSPEED),
+    Rule(fp16_needs_zero, _DEEPSPEED),
     Rule(autocast_is_deepspeeds),
     Rule(compression_has_a_hook),
     Rule(zeropp),

@@ -34,7 +34,6 @@ NAMES = ["-".join(str(value) for value in layout.values()) for layout in LAYOUTS
 ONE_RANK_OF_DATA = {"dp": 1, "gradient_accumulation_steps": 4}
 VARIANTS = {
     "fp16": {"stage": 2, "precision": "fp16"},
-    "fp16 stage 0": {"stage": 0, "precision": "fp16", "micro_batch_size": 4, "gradient_accumulation_steps": 1},
     "fp16 stage 3 host": {"stage": 3, "precision": "fp16", "offload_optimizer": "cpu", "offload_param": "cpu"},
     "autocast": {"stage": 2, "precision": "bf16", "autocast": True},
     "fp32 sent in bf16": {"stage": 2, "gradient_compression": "bf16"},
@@ -105,7 +104,6 @@ def test_what_the_variants_ask_for_is_written():
     assert 2 ** scaling["initial_scale_power"] == 65536
     assert "bf16" not in configs["fp16"]
     assert configs["fp16"]["data_types"] == {"grad_accum_dtype": "fp32"}
-    assert "data_types" not in configs["fp16 stage 0"]  # DeepSpeed refuses it there
     assert "bf16" not in configs["autocast"]
     assert configs["autocast"]["torch_autocast"]["dtype"] == "bfloat16"
     assert configs["fp32 sent in bf16"]["communication_data_type"] == "bf16"

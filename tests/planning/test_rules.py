@@ -80,9 +80,9 @@ CASES = [
         good_change={"precision": "fp16"},
     ),
     Case(
-        "fp16_stage_0_sums",
+        "fp16_needs_zero",
         deepspeed(),
-        "summed in fp16",
+        "a loss scale that it never",
         deepspeed(zero_stage=2),
         change={"precision": "fp16"},
         good_change={"precision": "fp16"},

@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import deepspeed
@@ -14,19 +12,17 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
-from transformers import PreTrainedModel
-from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from kit.emit.deepspeed import observers
 from kit.engines.deepspeed import nvme
-from kit.engines.hf import build_model
+from kit.engines.deepspeed.split import Split, split_of
 from kit.errors import EngineError
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
 
-def build_deepspeed(rundir: RunDirectory) -> deepspeed.DeepSpeedEngine:
+def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Split]:
     """Model with random weights, optimizer and DeepSpeed engine. Raises EngineError where they are not as planned."""
     settings = copy.deepcopy(dict(rundir.settings))
     _check_settings(settings)
@@ -37,22 +33,26 @@ def build_deepspeed(rundir: RunDirectory) -> deepspeed.DeepSpeedEngine:
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
     nvme.prepare(rundir, settings)
     settings |= observers(rundir.run, rundir.path)
-    model = _model(rundir, settings)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameter_groups(model), config=settings)
+    split = split_of(rundir)
+    model = split.build(settings)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=parameter_groups(model), config=settings, mpu=split.mpu
+    )
     try:
         _check_engine(engine, rundir)
     except EngineError:
-        release(engine, rundir)
+        release(engine, split, rundir)
         raise
-    return engine
+    return engine, split
 
 
-def release(engine: deepspeed.DeepSpeedEngine, rundir: RunDirectory) -> None:
+def release(engine: deepspeed.DeepSpeedEngine, split: Split, rundir: RunDirectory) -> None:
     """Hooks, buffers, swap files, and the process groups that DeepSpeed keeps in module globals: the next engine must
     not find them once the caller has destroyed the world they belong to."""
     engine.destroy()
     nvme.remove_swap_files(rundir)
     groups._release_process_group_references(group=None)
+    split.close()
 
 
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
@@ -64,37 +64,6 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     decayed = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) > 1]
     rest = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) <= 1]
     return [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
-
-
-def _model(rundir: RunDirectory, settings: dict[str, Any]) -> PreTrainedModel:
-    """Stage 3: partitioned parameter by parameter while it is built, so that no rank ever holds it whole.
-
-    transformers then initialises it module by module on rank 0, in another order than a whole model: random weights of
-    stage 3 are as good as those of the other stages, but not the same. Below stage 3 the model is built in fp32;
-    DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
-    """
-    layout = rundir.plan.layout
-    # What DeepSpeed makes of a partition: masters are cloned from it, so under autocast it is fp32.
-    precision = "fp32" if layout.autocast or layout.zero_stage < 3 else rundir.plan.job.precision
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
-    device = torch.device(get_accelerator().current_device_name())
-    with _zero3_announced(settings, layout.zero_stage == 3):
-        model = build_model(rundir, dtype, device)
-    if layout.recompute == "full":
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    return model
-
-
-@contextmanager
-def _zero3_announced(settings: dict[str, Any], stage3: bool) -> Iterator[None]:
-    """transformers enters zero.Init, and gathers module by module to initialise, while such an object exists."""
-    # transformers keeps a weak reference: the name must stay bound until the model is built.
-    announcement = HfDeepSpeedConfig(settings) if stage3 else None
-    try:
-        yield
-    finally:
-        if announcement is not None:
-            unset_hf_deepspeed_config()
 
 
 def _complete_environment() -> None:

@@ -8,14 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.optimizer import ChainedOptimizer
 
+from kit.engines.base import StateKind
 from kit.engines.megatron.state import LocalState
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
+
+
+class ShardState(Protocol):
+    """The state of this rank's tensor-parallel shards, whoever shares it out further."""
+
+    def get(self, kind: StateKind, param: torch.nn.Parameter) -> torch.Tensor:
+        """fp32, shape of the shard, the same on all data-parallel ranks, which call it together."""
+
+    def set(self, kind: StateKind, param: torch.nn.Parameter, value: torch.Tensor) -> None:
+        """From a tensor of the shape of the shard."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +39,7 @@ class Place:
     """Ranks over which each parameter is cut."""
     data: dist.ProcessGroup
     """Ranks that hold the same part."""
-    state: LocalState
+    state: ShardState
     owner: Callable[[int, int | None], int]
     """(pipeline stage, expert) → global rank that joins the parts: first of both groups."""
 
