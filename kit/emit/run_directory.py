@@ -29,7 +29,7 @@ import kit.emit.deepspeed
 import kit.emit.megatron
 from kit.emit import launch, slurm
 from kit.emit.ds_reasons import ds_config_page
-from kit.emit.trainer import trainer_config
+from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs import yaml
@@ -118,7 +118,7 @@ PROJECTIONS: tuple[Projection, ...] = (
         "ds_config.trainer.json",
         lambda plan: json.dumps(trainer_config(plan), indent=2) + "\n",
         {},
-        lambda plan: plan.layout.engine == "deepspeed",
+        lambda plan: plan.layout.engine == "deepspeed" and for_trainer(plan),
     ),
     Projection(
         "accelerate.yaml",

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 
+from kit.emit.deepspeed import observers
 from kit.engines.deepspeed import nvme
 from kit.engines.deepspeed.split import Split, split_of
 from kit.errors import EngineError
@@ -31,6 +32,7 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Sp
     # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
     nvme.prepare(rundir, settings)
+    settings |= observers(rundir.run, rundir.path)
     split = split_of(rundir)
     model = split.build(settings)
     engine, *_ = deepspeed.initialize(
@@ -113,7 +115,8 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
         "dp": int(engine.seq_dp_world_size) // int(engine.sequence_parallel_size),
         "world_size": dist.get_world_size(),
         "device": get_accelerator().device_name(),
-        "precision": "bf16" if engine.bfloat16_enabled() else "fp32",
+        "precision": _precision(engine),
+        "autocast": bool(engine.torch_autocast_enabled()),
         "offload_optimizer": _offload_device(engine.zero_offload_optimizer()),
         "offload_param": _offload_device(engine.zero_offload_param()),
     }
@@ -124,6 +127,7 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
         "world_size": layout.world_size,
         "device": cluster.gpu.device,
         "precision": rundir.plan.job.precision,
+        "autocast": layout.autocast,
         "offload_optimizer": offload[layout.offload_optimizer],
         "offload_param": offload[layout.offload_param],
     }
@@ -133,6 +137,12 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
                 f"{what}={found[what]} was started where the plan has {value}; "
                 "start the run with launch.sh, and DS_ACCELERATOR=cpu on a machine without GPUs"
             )
+
+
+def _precision(engine: Any) -> str:
+    if engine.fp16_enabled():
+        return "fp16"
+    return "bf16" if engine.bfloat16_enabled() or engine.torch_autocast_enabled() else "fp32"
 
 
 def _offload_device(config: Any) -> str | None:

@@ -82,6 +82,8 @@ class DeepSpeedEngine:
         self._pending = False
         if norm is None or math.isfinite(norm):
             self._engine.step()
+        if self._engine.fp16_enabled() and not self._engine.was_step_applied():
+            return Norms(gradient=math.inf, skipped=True)  # DeepSpeed has lowered the loss scale
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
         if not math.isfinite(norm) or not self._engine.was_step_applied():
@@ -134,7 +136,9 @@ class DeepSpeedEngine:
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Engine. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale already."""
-        return self._exported(self._split.stream, kind)
+        unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1
+        for name, tensor in self._exported(self._split.stream, kind):
+            yield name, tensor if tensor is None or unscaled == 1 else tensor * unscaled
 
     @property
     def owners(self) -> Mapping[str, int]:
@@ -189,6 +193,11 @@ class DeepSpeedEngine:
     @property
     def _device(self) -> torch.device:
         return torch.device(self._engine.device)
+
+    @property
+    def _loss_scale(self) -> float:
+        """By what gradients are too large: 1 but for fp16."""
+        return float(self._engine.optimizer.loss_scale) if self._engine.fp16_enabled() else 1.0
 
     def _unreported_norm(self) -> float | None:
         """The norm where DeepSpeed drops it: stage 0 in fp32 clips and forgets (engine.py, _take_model_step)."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 class Whole(Split):
     """All ranks are data-parallel."""
 
@@ -40,10 +43,11 @@ class Whole(Split):
         DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
         """
         layout = self.rundir.plan.layout
-        bf16_at_birth = layout.zero_stage == 3 and self.rundir.plan.job.precision == "bf16"
+        # Stage 3 clones masters from what is partitioned here, so under autocast that is fp32.
+        precision = "fp32" if layout.autocast or layout.zero_stage < 3 else self.rundir.plan.job.precision
         device = torch.device(get_accelerator().current_device_name())
         with _zero3_announced(settings, layout.zero_stage == 3):
-            model = build_model(self.rundir, torch.bfloat16 if bf16_at_birth else torch.float32, device)
+            model = build_model(self.rundir, DTYPES[precision], device)
         if layout.recompute == "full":
             model.activation_checkpointing_enable({"use_reentrant": False})
         return model
