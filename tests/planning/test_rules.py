@@ -57,6 +57,8 @@ NEOX = ModelSpec(
     max_position_embeddings=4096,
 )
 
+OVER_MEGATRON = dataclasses.replace(deepspeed(zero_stage=3, tp=2, sp=True), implementation="torch-native")
+
 CASES = [
     Case("world_size", megatron(tp=2, dp=2, gradient_accumulation_steps=64), "use dp=4", megatron(tp=2)),
     Case("batch", deepspeed(zero_stage=2, micro_batch_size=3), "global_batch_size=120 or 144", deepspeed(zero_stage=2)),
@@ -229,7 +231,7 @@ CASES = [
     Case(
         "deepspeed_tensor_parallel",
         deepspeed(zero_stage=3, tp=2, offload_optimizer="nvme"),
-        "offload the optimizer to cpu only",
+        "offload to cpu",
         deepspeed(zero_stage=3, tp=2, offload_optimizer="cpu"),
         gpus="8xA100-40",
     ),
@@ -243,10 +245,13 @@ CASES = [
     ),
     Case(
         "ulysses",
-        deepspeed(cp=2, cp_comm_type="a2a"),
-        "ZeRO reduces over its ranks",
-        deepspeed(zero_stage=1, cp=2, cp_comm_type="a2a"),
+        deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
+        "drops attention masks",
+        deepspeed(zero_stage=3),
+        model="mistral-7b",
+        change={"seq_length": 8192},
     ),
+    Case("deepspeed_splits", deepspeed(zero_stage=1, tp=2, sp=True), "sp=true on engine=deepspeed", OVER_MEGATRON),
     Case(
         "ulysses",
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),

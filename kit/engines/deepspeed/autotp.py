@@ -48,7 +48,7 @@ class AutoTp(Whole):
         """See Split. Raises EngineError where DeepSpeed cut a parameter into more than neighbouring slices."""
         super().bind(engine, state)
         self.tokens_group = groups._get_data_parallel_group()
-        self._group = groups.get_tensor_model_parallel_group()
+        self.tensor_group = groups.get_tensor_model_parallel_group()
         self._cuts = {name: self._cut(name, parameter) for name, parameter in self.parameters.items()}
         if all(cut is None for cut in self._cuts.values()):
             raise EngineError(
@@ -71,24 +71,15 @@ class AutoTp(Whole):
         dim, sizes = cut
         shapes = [[*held.shape[:dim], size, *held.shape[dim + 1 :]] for size in sizes]
         slices = [held.new_empty(shape) for shape in shapes]
-        dist.all_gather(slices, held.contiguous(), group=self._group)
+        dist.all_gather(slices, held.contiguous(), group=self.tensor_group)
         return torch.cat(slices, dim)
 
     def put(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.Fused) -> None:
         """This rank's slice."""
         whole, cut = source.read(name).float(), self._cuts[name]
         if cut is not None:
-            whole = whole.split(cut[1], cut[0])[dist.get_rank(self._group)].contiguous()
+            whole = whole.split(cut[1], cut[0])[dist.get_rank(self.tensor_group)].contiguous()
         self.state.put(parameter, kind, whole)
-
-    def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
-        """See Split: slices of all ranks together, and what all of them hold once."""
-        cut, rest = [], []
-        for name, parameter in self.parameters.items():
-            (cut if self._cuts[name] is not None else rest).append(parameter.grad)
-        squares = torch.nn.utils.get_total_norm(cut).square()
-        dist.all_reduce(squares, group=self._group)
-        return float((squares + torch.nn.utils.get_total_norm(rest).square()).sqrt())
 
     def _cut(self, name: str, parameter: torch.nn.Parameter) -> tuple[int, list[int]] | None:
         """(dimension, sizes of the slices) as DeepSpeed cut it; None: whole on every rank."""

@@ -52,7 +52,9 @@ class TensorParallelUnit:
 
 
 class OverMegatron(Split):
-    """Tensor and sequence parallelism by Megatron-core, ZeRO 1 to 3 by DeepSpeed."""
+    """Tensor and sequence parallelism by Megatron-core, ZeRO by DeepSpeed."""
+
+    tensor_group: dist.ProcessGroup
 
     def __init__(self, rundir: RunDirectory) -> None:
         self._rundir, self._settings = rundir, rundir.megatron
@@ -62,6 +64,7 @@ class OverMegatron(Split):
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.tokens_group = parallel_state.get_data_parallel_group()
+        self.tensor_group = parallel_state.get_tensor_model_parallel_group()
         self._config = transformer_config(self._settings["transformer_config"])
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
@@ -71,7 +74,7 @@ class OverMegatron(Split):
             (model,) = build_chunks(plan.model, self._config, self._settings["model"])
         for name, parameter in model.named_parameters():
             if self._is_partial(name, parameter):
-                parameter.register_hook(partial(_sum_over, parallel_state.get_tensor_model_parallel_group()))
+                parameter.register_hook(partial(_sum_over, self.tensor_group))
         return model
 
     def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
@@ -79,7 +82,7 @@ class OverMegatron(Split):
         plan = self._rundir.plan
         self._engine = engine
         data = parallel_state.get_data_parallel_group()
-        place = Place(parallel_state.get_tensor_model_parallel_group(), data, _Shards(state, data))
+        place = Place(self.tensor_group, data, _Shards(state, data))
         self._exchange = Exchange(plan.model, self._config, [engine.module], place, place)
         if self._rundir.run.model_path is None:
             self.load(StateKind.MASTER, RandomSource(parameter_shapes(plan.model), self._rundir.run.seed))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.utils import is_model_parallel_parameter
 
 from kit.engines.base import MicroBatch, StateKind, TensorSource
 from kit.engines.deepspeed.state import ParameterState
@@ -36,6 +37,9 @@ class Split(ABC):
     dp_size: int
     tokens_group: dist.ProcessGroup | None = None
     """Ranks whose micro batches make up the step, each token once; None: all ranks."""
+
+    tensor_group: dist.ProcessGroup | None = None
+    """Ranks over which parameters are cut, ZeRO apart; None: none is."""
 
     @property
     def averaged_over(self) -> int:
@@ -60,7 +64,13 @@ class Split(ABC):
 
     def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
         """Of whole gradients on every rank (stage 0), each parameter counted once."""
-        return float(torch.nn.utils.get_total_norm([p.grad for p in engine.module.parameters()]))
+        cut, whole = [], []
+        for parameter in engine.module.parameters():
+            (cut if is_model_parallel_parameter(parameter) else whole).append(parameter.grad)
+        squares = torch.nn.utils.get_total_norm(cut).square()
+        if self.tensor_group is not None:
+            dist.all_reduce(squares, group=self.tensor_group)
+        return float((squares + torch.nn.utils.get_total_norm(whole).square()).sqrt())
 
     @abstractmethod
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
