@@ -25,6 +25,10 @@ from kit.specs.model import ModelSpec
 MEGATRON_LAYERS = ("torch-native",)
 """Implementations whose layers are megatron-core's, over which ZeRO can run."""
 
+AUTOTP_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Of the families here, those whose plan in transformers AutoTP takes: module_inject/tp_plan_converter.py refuses the
+fused projections of Phi-3 and of experts, module_inject/auto_tp.py GPT-2's transposed ones."""
+
 # ---------------------------------------------------------------- precision and compression
 
 
@@ -180,6 +184,11 @@ def deepspeed_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSp
         )
     if model.num_experts:
         return f"tp={layout.tp} with the experts of {model.name} on engine=deepspeed; use engine=megatron, or tp=1"
+    if not over_megatron and model.family not in AUTOTP_FAMILIES:
+        return (
+            f"tp={layout.tp} on engine=deepspeed with {model.name}, whose layers AutoTP cannot cut: it knows "
+            f"{', '.join(AUTOTP_FAMILIES)}; use engine=megatron, or implementation=torch-native"
+        )
     if "nvme" in (layout.offload_optimizer, layout.offload_param):
         return (
             f"tp={layout.tp} with offload_optimizer={layout.offload_optimizer}, offload_param={layout.offload_param} "

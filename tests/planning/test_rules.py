@@ -235,6 +235,13 @@ CASES = [
         deepspeed(zero_stage=3, tp=2, offload_optimizer="cpu"),
         gpus="8xA100-40",
     ),
+    Case(
+        "deepspeed_tensor_parallel",
+        deepspeed(zero_stage=1, tp=2),
+        "AutoTP cannot cut",
+        dataclasses.replace(deepspeed(zero_stage=1, tp=2), implementation="torch-native"),
+        model="phi-3-mini-4k",
+    ),
     Case("ulysses", deepspeed(zero_stage=3, cp=2), "use a2a", deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a")),
     Case(
         "ulysses",
@@ -248,7 +255,7 @@ CASES = [
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
         "drops attention masks",
         deepspeed(zero_stage=3),
-        model="mistral-7b",
+        model="mistral-7b-v0.1",
         change={"seq_length": 8192},
     ),
     Case("deepspeed_splits", deepspeed(zero_stage=1, tp=2, sp=True), "sp=true on engine=deepspeed", OVER_MEGATRON),
