@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kit.emit.megatron
 from kit.cost.params import count
 from kit.emit.machine import check_host_memory, check_nvme
 from kit.emit.run_directory import RunDirectory
@@ -20,9 +21,9 @@ from kit.units import to_gib
 PACKAGES = {
     "torch": ("torch", "transformers"),
     "deepspeed": ("torch", "transformers", "deepspeed", "accelerate"),
-    "megatron": ("torch", "transformers", "megatron.core"),
+    "megatron": ("torch", "transformers"),
 }
-"""What each engine imports; the extra of the same name installs it."""
+"""What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
 STATE_BYTES_PER_PARAMETER = 12
 """fp32 master weight and two moments: what one checkpoint writes."""
 
@@ -47,7 +48,10 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
 def _packages(rundir: RunDirectory) -> None:
     """The planned engine is installed here; planning alone needs none."""
     engine = rundir.plan.layout.engine
-    missing = [name for name in PACKAGES[engine] if not _is_installed(name)]
+    needed = PACKAGES[engine]
+    if kit.emit.megatron.applies(rundir.plan):
+        needed += ("megatron.core",)
+    missing = [name for name in needed if not _is_installed(name)]
     if missing:
         raise EngineError(
             f"layout.engine={engine} needs {', '.join(missing)}, not installed for {Path(sys.executable).name}; "

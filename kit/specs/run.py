@@ -48,6 +48,9 @@ class CheckpointSpec:
     host memory for one checkpoint."""
 
 
+Monitor = Literal["tensorboard", "wandb", "csv_monitor", "comet"]
+
+
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class LoggingSpec:
     """What is written while training."""
@@ -56,6 +59,10 @@ class LoggingSpec:
     """Steps between two lines on the terminal; metrics.jsonl has every step."""
     gradients_at_steps: tuple[int, ...] = ()
     """Steps (from 1) at which full gradients go to ``gradients/step-NNNNNN.safetensors``, for comparisons."""
+    flops_profiler_at_step: int | None = Field(default=None, gt=0)
+    """deepspeed: the step (from 1) that its FLOPS profiler measures, to ``flops_profile.txt``; null: none."""
+    monitors: tuple[Monitor, ...] = ()
+    """deepspeed: where it reports too, in its own words. Each needs its package."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)

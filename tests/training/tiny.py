@@ -28,6 +28,7 @@ class TinyRunDirectory:
     plan: Plan
     run: RunSpec
     settings: dict[str, Any]
+    megatron: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def model(family: Family = "llama", **changes: Any) -> ModelSpec:
