@@ -105,9 +105,7 @@ def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
     if layout.offload_optimizer != "none":
         optimizer = step_copy = 0.0
     return StateBytes(
-        weights=0.0
-        if layout.offload_param != "none"
-        else element / (ranks if stage >= 3 else 1) + _second_copy(layout, element),
+        weights=0.0 if layout.offload_param != "none" else element / (ranks if stage >= 3 else 1),
         gradients=fullest,
         gradients_in_forward=in_forward,
         optimizer=optimizer,
@@ -115,11 +113,6 @@ def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
         gradients_between_steps=between,
         extra_in_step=step_copy,
     )
-
-
-def _second_copy(layout: Layout, element: float) -> float:
-    """hpZ keeps weights once more, spread over the ranks of a node (partition_parameters.py, _partition_param_sec)."""
-    return element / layout.zero_hpz if layout.zero_hpz > 1 else 0.0
 
 
 def _deepspeed_gradients(layout: Layout, precision: Precision) -> tuple[float, float, float, float]:
