@@ -94,26 +94,19 @@ FAULTS["deepspeed-local-token-count"] = Fault("deepspeed-zero1", _deepspeed_loca
 
 def _megatron_swap_qk() -> None:
     """Keys before queries in each group of the fused projection, in both directions of the weight map."""
-    import torch
+    import dataclasses
 
     from kit.engines.megatron.weights.rules import GroupedQkv
 
-    split, join = GroupedQkv.split, GroupedQkv.join
+    pieces = GroupedQkv.pieces
 
-    def swapped_split(self, tensors, model, tp):
-        query, key, value = tensors
-        return split(self, (key, query, value), model, tp)
+    def swapped(self, shapes, model, tp, rank):
+        query, key, value = shapes
+        other = {0: 1, 1: 0, 2: 2}
+        found = pieces(self, (key, query, value), model, tp, rank)
+        return [dataclasses.replace(piece, tensor=other[piece.tensor]) for piece in found]
 
-    def swapped_join(self, shards, model):
-        rows = join(self, shards, model)
-        width = model.num_attention_heads // model.num_key_value_heads * model.head_dim
-        group = [part.unflatten(0, (model.num_key_value_heads, -1)) for part in rows]
-        whole = torch.cat(group, dim=1)
-        key, query, value = whole.split([model.head_dim, width, model.head_dim], dim=1)
-        return [part.flatten(0, 1).contiguous() for part in (query, key, value)]
-
-    _replace(GroupedQkv, "split", swapped_split)
-    _replace(GroupedQkv, "join", swapped_join)
+    _replace(GroupedQkv, "pieces", swapped)
 
 
 def _megatron_skip_sequence_parallel_reduction() -> None:
@@ -152,9 +145,11 @@ def _megatron_batched_interleaving() -> None:
 
 def _megatron_shifted_stages() -> None:
     """Stages hold each other's layers: the layer offset counts from the wrong end."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build as count
+
     from kit.engines.megatron import exchange
 
-    offset, count = exchange.get_transformer_layer_offset, exchange.get_num_layers_to_build
+    offset = exchange.get_transformer_layer_offset
 
     def from_the_end(config, vp_stage=None, pp_rank=None):
         return config.num_layers - offset(config, vp_stage, pp_rank) - count(config, vp_stage, pp_rank)

@@ -83,6 +83,8 @@ class Shape:
     """Which layers have experts; empty without experts."""
     mtp_layers: int = 0
     """Multi-token-prediction layers, after the last."""
+    sliding_window: int | None = None
+    """Positions that a token attends to; null = all before it."""
 
     @property
     def query_width(self) -> int:

@@ -6,7 +6,29 @@ from kit.planner.rule import Rule, divisors, words
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
+from kit.specs.model import Family, ModelSpec
+
+MEGATRON_FAMILIES: tuple[Family, ...] = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gpt2",
+    "mixtral",
+    "qwen3_moe",
+)
+"""Families with a weight map (kit/engines/megatron/weights/families.py)."""
+
+
+def megatron_family(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """Layers and weight maps that the engine has."""
+    if model.family in MEGATRON_FAMILIES:
+        return None
+    return (
+        f"family={model.family} of {model.name} on engine=megatron, which has {', '.join(MEGATRON_FAMILIES)}; "
+        "use engine=deepspeed or torch"
+    )
 
 
 def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
@@ -16,6 +38,11 @@ def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         return (
             f"rope_type={kind} of {model.name} on engine=megatron, which computes default, linear and llama3; "
             "use engine=deepspeed or torch"
+        )
+    if model.partial_rotary_factor != 1:
+        return (
+            f"partial_rotary_factor={model.partial_rotary_factor} of {model.name} on engine=megatron, which rotates "
+            "whole heads; use engine=deepspeed or torch"
         )
     return None
 
@@ -156,6 +183,7 @@ def experts_need_sequence_parallel(model: ModelSpec, cluster: ClusterSpec, job: 
 MEGATRON_RULES: tuple[Rule, ...] = tuple(
     Rule(check, ("megatron",))
     for check in (
+        megatron_family,
         megatron_rope,
         megatron_zero,
         tp_divides_heads,

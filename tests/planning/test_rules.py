@@ -36,11 +36,26 @@ class Case:
     said: str
     good: Layout
     model: str = LLAMA
+    shape: ModelSpec | None = None
+    """Instead of a model of the catalog."""
     gpus: str = "8xH100"
     change: dict[str, Any] = dataclasses.field(default_factory=dict)
     good_gpus: str | None = None
     good_change: dict[str, Any] | None = None
 
+
+NEOX = ModelSpec(
+    name="neox",
+    family="gpt_neox",
+    num_layers=4,
+    hidden_size=256,
+    ffn_hidden_size=1024,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    head_dim=32,
+    vocab_size=1000,
+    max_position_embeddings=4096,
+)
 
 CASES = [
     Case("world_size", megatron(tp=2, dp=2, gradient_accumulation_steps=64), "use dp=4", megatron(tp=2)),
@@ -67,6 +82,23 @@ CASES = [
         dataclasses.replace(torch(), implementation="torch-native"),
         "use huggingface-sdpa",
         torch(),
+    ),
+    Case(
+        "stacks",
+        torch(),
+        "use pretrain or sft",
+        torch(),
+        change={"objective": "seq2seq"},
+        good_change={"objective": "sft"},
+    ),
+    Case(
+        "stacks",
+        deepspeed(zero_stage=1),
+        "use seq2seq",
+        deepspeed(zero_stage=1),
+        model="bart-large",
+        change={"seq_length": 128},
+        good_change={"seq_length": 128, "objective": "seq2seq"},
     ),
     Case("data_parallel_only", torch(sp=True), "sp=True on engine=torch", torch()),
     Case(
@@ -296,7 +328,10 @@ CASES = [
         change={"precision": "fp16"},
         good_change={"precision": "fp32"},
     ),
-    Case("supported_split", torch(recompute="selective"), "recompute=selective is not supported", torch()),
+    Case(
+        "supported_split", deepspeed(zero_stage=3, zero_hpz=2), "zero_hpz=2 is not supported", deepspeed(zero_stage=3)
+    ),
+    Case("megatron_family", megatron(), "which has llama, mistral", torch(zero_stage=3), shape=NEOX),
     Case("megatron_zero", megatron(zero_stage=2), "distributed optimizer is stage 1", megatron(zero_stage=1)),
     Case("tp_divides_heads", megatron(tp=8), "use 1, 2, 4, 7, 14 or 28", megatron(tp=4), model="qwen2.5-7b"),
     Case(
@@ -359,8 +394,7 @@ def settled(case: Case, good: bool) -> tuple[ModelSpec, ClusterSpec, JobSpec, La
     layout = case.good if good else case.bad
     if layout.dp == 1 or good:
         layout = filled(layout, machines.num_gpus, the_job.global_batch_size)
-    name = LLAMA if good and case.rule == "megatron_family" else case.model
-    return load_model(name), machines, the_job, layout
+    return case.shape or load_model(case.model), machines, the_job, layout
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.bad.engine}")
