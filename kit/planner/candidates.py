@@ -60,6 +60,8 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
     dp = split.data_parallel(cluster)
     if pins.engine is None and split != _Split():
         return  # AutoTP and Ulysses on request only: Megatron's kinds of the same are the faster and the tried ones
+    if pins.implementation == "torch-native" and pins.sp is None:
+        split = replace(split, sp=split.tp > 1 and job.seq_length % split.tp == 0)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
     if dp == 1 and pins.engine is None and pins.zero_stage is None and not _offloading(pins, scope):
         return  # one rank has nothing to shard over: ZeRO is then of use for offload alone

@@ -8,7 +8,14 @@ and sequences over ranks that exchange them for heads (Ulysses: cp with cp_comm_
 from __future__ import annotations
 
 from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
-from kit.planner.megatron_rules import megatron_rope, tp_divides_heads, tp_divides_mlp, tp_fits_kv_heads
+from kit.planner.megatron_rules import (
+    megatron_family,
+    megatron_rope,
+    sequence_parallel,
+    tp_divides_heads,
+    tp_divides_mlp,
+    tp_fits_kv_heads,
+)
 from kit.planner.rule import Check, Rule, divisors, words
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -144,7 +151,8 @@ def deepspeed_splits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
         )
         return f"pp={layout.pp} on engine=deepspeed: {why}; use pp=1, or engine=megatron with zero_stage 0 or 1"
     split = [f"{name}={getattr(layout, name)}" for name in ("vp", "ep", "etp") if getattr(layout, name) > 1]
-    split += ["sp=true"] if layout.sp else []
+    if layout.sp and layout.implementation not in MEGATRON_LAYERS:
+        split.append("sp=true")
     if split:
         return f"{', '.join(split)} on engine=deepspeed, which has tp and cp; use engine=megatron, or leave them out"
     return None
@@ -172,13 +180,15 @@ def deepspeed_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSp
         )
     if model.num_experts:
         return f"tp={layout.tp} with the experts of {model.name} on engine=deepspeed; use engine=megatron, or tp=1"
-    if layout.offload_param != "none" or layout.offload_optimizer == "nvme":
+    if "nvme" in (layout.offload_optimizer, layout.offload_param):
         return (
             f"tp={layout.tp} with offload_optimizer={layout.offload_optimizer}, offload_param={layout.offload_param} "
-            "on engine=deepspeed; use tp=1, or offload the optimizer to cpu only"
+            "on engine=deepspeed; use tp=1, or offload to cpu"
         )
-    rules: tuple[Check, ...] = (tp_divides_heads, tp_fits_kv_heads, tp_divides_mlp)
-    messages = (rule(model, cluster, job, layout) for rule in ((megatron_rope, *rules) if over_megatron else rules))
+    rules: tuple[Check, ...] = (tp_divides_heads, tp_fits_kv_heads, tp_divides_mlp, sequence_parallel)
+    if over_megatron:
+        rules = (megatron_family, megatron_rope, *rules)
+    messages = (rule(model, cluster, job, layout) for rule in rules)
     return next((message for message in messages if message is not None), None)
 
 
@@ -203,8 +213,15 @@ def ulysses(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout
         )
     if job.seq_length % cp:
         return f"cp={cp} does not divide seq_length={job.seq_length}; use {words(divisors(cp))}, or another length"
-    if layout.zero_stage == 0:
-        return f"cp={cp} with zero_stage=0 on engine=deepspeed: ZeRO reduces over its ranks; use 1, 2 or 3"
+    if model.windowed(job.seq_length):
+        return (
+            f"cp={cp} on engine=deepspeed with the sliding window of {model.name} (sliding_window="
+            f"{model.sliding_window}): Ulysses drops attention masks without a word; use cp=1, or engine=megatron"
+        )
+    if model.family == "gpt2":
+        return f"cp={cp} on engine=deepspeed with {model.name}: Ulysses reads num_key_value_heads, which GPT-2's " + (
+            "configuration has not; use cp=1, or engine=megatron"
+        )
     return None
 
 

@@ -57,6 +57,8 @@ NEOX = ModelSpec(
     max_position_embeddings=4096,
 )
 
+OVER_MEGATRON = dataclasses.replace(deepspeed(zero_stage=3, tp=2, sp=True), implementation="torch-native")
+
 CASES = [
     Case("world_size", megatron(tp=2, dp=2, gradient_accumulation_steps=64), "use dp=4", megatron(tp=2)),
     Case("batch", deepspeed(zero_stage=2, micro_batch_size=3), "global_batch_size=120 or 144", deepspeed(zero_stage=2)),
@@ -246,7 +248,7 @@ CASES = [
     Case(
         "deepspeed_tensor_parallel",
         deepspeed(zero_stage=3, tp=2, offload_optimizer="nvme"),
-        "offload the optimizer to cpu only",
+        "offload to cpu",
         deepspeed(zero_stage=3, tp=2, offload_optimizer="cpu"),
         gpus="8xA100-40",
     ),
@@ -260,10 +262,13 @@ CASES = [
     ),
     Case(
         "ulysses",
-        deepspeed(cp=2, cp_comm_type="a2a"),
-        "ZeRO reduces over its ranks",
-        deepspeed(zero_stage=1, cp=2, cp_comm_type="a2a"),
+        deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
+        "drops attention masks",
+        deepspeed(zero_stage=3),
+        model="mistral-7b",
+        change={"seq_length": 8192},
     ),
+    Case("deepspeed_splits", deepspeed(zero_stage=1, tp=2, sp=True), "sp=true on engine=deepspeed", OVER_MEGATRON),
     Case(
         "ulysses",
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
@@ -328,10 +333,8 @@ CASES = [
         change={"precision": "fp16"},
         good_change={"precision": "fp32"},
     ),
-    Case(
-        "supported_split", deepspeed(zero_stage=3, zero_hpz=2), "zero_hpz=2 is not supported", deepspeed(zero_stage=3)
-    ),
     Case("megatron_family", megatron(), "which has llama, mistral", torch(zero_stage=3), shape=NEOX),
+    Case("supported_split", torch(recompute="selective"), "recompute=selective is not supported", torch()),
     Case("megatron_zero", megatron(zero_stage=2), "distributed optimizer is stage 1", megatron(zero_stage=1)),
     Case("tp_divides_heads", megatron(tp=8), "use 1, 2, 4, 7, 14 or 28", megatron(tp=4), model="qwen2.5-7b"),
     Case(

@@ -112,7 +112,7 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
     found = {
         "engine": type(engine).__name__,
         "zero_stage": int(engine.zero_optimization_stage()),
-        "dp": int(engine.dp_world_size),
+        "dp": int(engine.seq_dp_world_size) // int(engine.sequence_parallel_size),
         "world_size": dist.get_world_size(),
         "device": get_accelerator().device_name(),
         "precision": _precision(engine),

@@ -10,9 +10,9 @@ that of the mean over the step's tokens, however they are spread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,8 @@ from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
+
+_Item = TypeVar("_Item")
 
 NATIVE_TAG = "native"
 """Name of the folder that DeepSpeed makes inside a checkpoint's directory."""
@@ -134,12 +136,24 @@ class DeepSpeedEngine:
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Engine. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale already."""
+        unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1
+        for name, tensor in self._exported(self._split.stream, kind):
+            yield name, tensor if tensor is None or unscaled == 1 else tensor * unscaled
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``."""
+        return self._split.owners
+
+    def export_owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport``."""
+        return self._exported(self._split.owned, kind)
+
+    def _exported(self, stream: Callable[[StateKind], Iterator[_Item]], kind: StateKind) -> Iterator[_Item]:
         if kind not in (StateKind.MASTER, StateKind.GRADIENT):
             self._state.create_moments()
         try:
-            unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1
-            for name, tensor in self._split.stream(kind):
-                yield name, tensor if tensor is None or unscaled == 1 else tensor * unscaled
+            yield from stream(kind)
         finally:
             self._state.settle()
 
@@ -189,4 +203,4 @@ class DeepSpeedEngine:
         """The norm where DeepSpeed drops it: stage 0 in fp32 clips and forgets (engine.py, _take_model_step)."""
         if not isinstance(self._state, Replicated) or hasattr(self._engine.optimizer, "_global_grad_norm"):
             return None
-        return float(torch.nn.utils.get_total_norm([p.grad for p in self._engine.module.parameters()]))
+        return self._split.gradient_norm(self._engine)

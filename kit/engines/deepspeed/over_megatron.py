@@ -9,7 +9,7 @@ own part of the sequence or of the heads, get the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from kit.engines.hf import parameter_shapes
 from kit.engines.megatron.exchange import Exchange
 from kit.engines.megatron.forward import forward
 from kit.engines.megatron.model import build_chunks, transformer_config
+from kit.engines.megatron.outbox import Outbox
 from kit.engines.megatron.places import Place
 from kit.engines.megatron.weights.random import RandomSource
 
@@ -51,7 +52,9 @@ class TensorParallelUnit:
 
 
 class OverMegatron(Split):
-    """Tensor and sequence parallelism by Megatron-core, ZeRO 1 to 3 by DeepSpeed."""
+    """Tensor and sequence parallelism by Megatron-core, ZeRO by DeepSpeed."""
+
+    tensor_group: dist.ProcessGroup
 
     def __init__(self, rundir: RunDirectory) -> None:
         self._rundir, self._settings = rundir, rundir.megatron
@@ -61,6 +64,7 @@ class OverMegatron(Split):
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.tokens_group = parallel_state.get_data_parallel_group()
+        self.tensor_group = parallel_state.get_tensor_model_parallel_group()
         self._config = transformer_config(self._settings["transformer_config"])
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
@@ -70,19 +74,15 @@ class OverMegatron(Split):
             (model,) = build_chunks(plan.model, self._config, self._settings["model"])
         for name, parameter in model.named_parameters():
             if self._is_partial(name, parameter):
-                parameter.register_hook(partial(_sum_over, parallel_state.get_tensor_model_parallel_group()))
+                parameter.register_hook(partial(_sum_over, self.tensor_group))
         return model
 
     def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
         """See Split. Random weights are those of the Megatron engine, the same on every layout."""
         plan = self._rundir.plan
         self._engine = engine
-        place = Place(
-            parallel_state.get_tensor_model_parallel_group(),
-            parallel_state.get_data_parallel_group(),
-            _Shards(state),
-            lambda stage, expert: 0,
-        )
+        data = parallel_state.get_data_parallel_group()
+        place = Place(self.tensor_group, data, _Shards(state, data))
         self._exchange = Exchange(plan.model, self._config, [engine.module], place, place)
         if self._rundir.run.model_path is None:
             self.load(StateKind.MASTER, RandomSource(parameter_shapes(plan.model), self._rundir.run.seed))
@@ -97,6 +97,15 @@ class OverMegatron(Split):
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Split."""
         return self._exchange.stream(kind)
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``."""
+        return self._exchange.owners
+
+    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport``."""
+        return self._exchange.owned(kind)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """See Split."""
@@ -129,16 +138,38 @@ class OverMegatron(Split):
 
 
 class _Shards:
-    """``ShardState`` over what DeepSpeed's optimizer holds."""
+    """``ShardState`` over what DeepSpeed's optimizer holds, which takes and gives whole shards only."""
 
-    def __init__(self, state: ParameterState) -> None:
-        self._state = state
+    distributed = False
 
-    def get(self, kind: StateKind, param: torch.nn.Parameter) -> torch.Tensor:
-        return self._state.gradient(param) if kind is StateKind.GRADIENT else self._state.get(param, kind)
+    def __init__(self, state: ParameterState, data: dist.ProcessGroup) -> None:
+        self._state, self._data = state, data
+        self._param: torch.nn.Parameter | None = None
+        self._held = torch.empty(0)
+        self._missing = 0
 
-    def set(self, kind: StateKind, param: torch.nn.Parameter, value: torch.Tensor) -> None:
-        self._state.put(param, kind, value.float())
+    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        return tuple(getattr(param, "ds_shape", param.shape))
+
+    def collect(
+        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        whole = self._state.gradient(param) if kind is StateKind.GRADIENT else self._state.get(param, kind)
+        return whole.detach() if self._data.rank() == to else None
+
+    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
+        return True
+
+    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
+        if self._param is not param:
+            assert not self._missing, "blocks of a shard come one after the other"
+            self._param, self._held = param, torch.empty(self.shape(param), dtype=torch.float32)
+            self._missing = self._held.numel()
+        self._held.narrow(dim, at, block.shape[dim]).copy_(block)
+        self._missing -= block.numel()
+        if not self._missing:
+            self._state.put(param, kind, self._held)
+            self._param = None
 
 
 def _sum_over(group: dist.ProcessGroup, gradient: torch.Tensor) -> torch.Tensor:

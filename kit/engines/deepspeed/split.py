@@ -13,12 +13,13 @@ reduces and steps whatever it is given.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import deepspeed
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.utils import is_model_parallel_parameter
 
 from kit.engines.base import MicroBatch, StateKind, TensorSource
 from kit.engines.deepspeed.state import ParameterState
@@ -36,6 +37,9 @@ class Split(ABC):
     dp_size: int
     tokens_group: dist.ProcessGroup | None = None
     """Ranks whose micro batches make up the step, each token once; None: all ranks."""
+
+    tensor_group: dist.ProcessGroup | None = None
+    """Ranks over which parameters are cut, ZeRO apart; None: none is."""
 
     @property
     def averaged_over(self) -> int:
@@ -58,9 +62,28 @@ class Split(ABC):
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         """Cross entropy in fp32, summed over the tokens that count of what ``own`` gave."""
 
+    def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
+        """Of whole gradients on every rank (stage 0), each parameter counted once."""
+        cut, whole = [], []
+        for parameter in engine.module.parameters():
+            (cut if is_model_parallel_parameter(parameter) else whole).append(parameter.grad)
+        squares = torch.nn.utils.get_total_norm(cut).square()
+        if self.tensor_group is not None:
+            dist.all_reduce(squares, group=self.tensor_group)
+        return float((squares + torch.nn.utils.get_total_norm(whole).square()).sqrt())
+
     @abstractmethod
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See ``Engine.export_state``."""
+
+    @property
+    @abstractmethod
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``."""
+
+    @abstractmethod
+    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport.export_owned``."""
 
     @abstractmethod
     def load(self, kind: StateKind, source: TensorSource) -> None:

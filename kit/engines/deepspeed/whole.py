@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -66,11 +66,31 @@ class Whole(Split):
 
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Split."""
+        for name, whole in self._each(kind):
+            yield from experts.split(self._spec, name, _copied(whole) if dist.get_rank() == 0 else None)
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``. Every rank is given every tensor by ZeRO: they take turns in writing them."""
+        ranks = dist.get_world_size()
+        return {
+            on_disk: number % ranks
+            for number, name in enumerate(self.parameters)
+            for on_disk in experts.names_on_disk(self._spec, name)
+        }
+
+    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport``."""
+        for number, (name, whole) in enumerate(self._each(kind)):
+            if number % dist.get_world_size() == dist.get_rank():
+                for on_disk, tensor in experts.split(self._spec, name, _copied(whole)):
+                    assert tensor is not None
+                    yield on_disk, tensor
+
+    def _each(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
         read = self.state.gradient if kind is StateKind.GRADIENT else partial(self.state.get, kind=kind)
         for name, parameter in self.parameters.items():
-            whole = self.join(name, read(parameter))
-            copied = whole.detach().to("cpu", copy=True) if dist.get_rank() == 0 else None
-            yield from experts.split(self._spec, name, copied)
+            yield name, self.join(name, read(parameter))
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """See Split. Raises CheckpointError where names or shapes are not the model's."""
@@ -97,6 +117,10 @@ class Whole(Split):
     def join(self, name: str, held: torch.Tensor) -> torch.Tensor:
         """What ZeRO's ranks hold together of a parameter → the whole parameter."""
         return held
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
 
 
 @contextmanager

@@ -15,17 +15,30 @@ from megatron.core import parallel_state
 from megatron.core.optimizer import ChainedOptimizer
 
 from kit.engines.base import StateKind
+from kit.engines.megatron.outbox import Outbox
 from kit.engines.megatron.state import LocalState
 
 
 class ShardState(Protocol):
-    """The state of this rank's tensor-parallel shards, whoever shares it out further."""
+    """The state of this rank's tensor-parallel shards, whoever shares it out further; see ``LocalState``."""
 
-    def get(self, kind: StateKind, param: torch.nn.Parameter) -> torch.Tensor:
-        """fp32, shape of the shard, the same on all data-parallel ranks, which call it together."""
+    @property
+    def distributed(self) -> bool:
+        """Whether ``collect`` can put the parts of a shard into a tensor of the caller's."""
 
-    def set(self, kind: StateKind, param: torch.nn.Parameter, value: torch.Tensor) -> None:
-        """From a tensor of the shape of the shard."""
+    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        """Of this rank's shard."""
+
+    def collect(
+        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """fp32, this rank's shard, on rank ``to`` of the data-parallel ranks, which all call it; None elsewhere."""
+
+    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
+        """Whether this rank keeps any of it."""
+
+    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
+        """Set rows (``dim`` 0) or columns (1) of the shard from ``at`` on; blocks cover it, each element once."""
 
 
 @dataclass(frozen=True)
