@@ -84,9 +84,7 @@ def result_of(row: Row) -> Result:
     notes = str(row.get("notes") or "")
     excluded = next((f"marked {mark}" for mark in MARKS if mark in notes), None)
     if measured is None:
-        return Result(
-            row, None, None, {}, None, None, excluded, "neither a step time nor what implies one is published"
-        )
+        return Result(row, None, None, {}, None, None, excluded, "neither a step time nor what implies one is published")
     try:
         run, assumed = _run(row)
         components = components_s(run)
@@ -116,11 +114,7 @@ def _run(row: Row) -> tuple[RunOfRow, str | None]:
     if job.get("recompute") is not None and job.get("micro_batch_size") is not None:
         return run_of(row), None
     share = max(1, (job.get("global_batch_size") or 1) // (job.get("dp") or 1))
-    sizes = (
-        [job["micro_batch_size"]]
-        if job.get("micro_batch_size")
-        else [n for n in ASSUMED_MICRO_BATCHES if share % n == 0]
-    )
+    sizes = [job["micro_batch_size"]] if job.get("micro_batch_size") else [n for n in ASSUMED_MICRO_BATCHES if share % n == 0]
     modes = [job["recompute"]] if job.get("recompute") is not None else list(ASSUMED_MODES)
     tried: list[tuple[float, float, RunOfRow, str]] = []
     for size in sizes:

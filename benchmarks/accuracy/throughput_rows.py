@@ -163,11 +163,7 @@ def program_of(row: Row, precision: ComputePrecision) -> Program:
         engine="deepspeed" if engine == "deepspeed" else ("ddp" if engine == "ddp" else "fsdp"),
         code="compiled" if compiled else _code(row, engine),
         precision=precision,
-        attention="unfused"
-        if "azure" in row["id"] or "sc21" in row["id"]
-        else "flash1"
-        if "foundry" in row["id"]
-        else "flash",
+        attention="unfused" if "azure" in row["id"] or "sc21" in row["id"] else "flash1" if "foundry" in row["id"] else "flash",
         balanced_context="titan" not in row["id"],
         offload_optimizer=_offload(str(job.get("offload") or "")),
         overlaps_tensor_parallel="asyncTP" in address and "async" in row["id"],

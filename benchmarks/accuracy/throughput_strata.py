@@ -58,9 +58,7 @@ def strata(results: Iterable[Result], error: Callable[[Result], float] | None = 
     """Headlines, rows with assumptions, then each dimension of all counted rows."""
     results = list(results)
     counted = [result for result in results if result.counted]
-    assumed = [
-        result for result in results if result.assumed and result.relative_error is not None and not result.excluded
-    ]
+    assumed = [result for result in results if result.assumed and result.relative_error is not None and not result.excluded]
     chosen: dict[str, list[Result]] = {
         "Megatron dense bf16/fp16": [result for result in counted if headline(result)],
         "all rows": counted,

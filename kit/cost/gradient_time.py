@@ -45,13 +45,7 @@ def _gather_s(ranks: Group, expert_ranks: Group, held: RankParameters, width: fl
 
 
 def _fully_sharded(
-    program: Program,
-    setup: TrainingSetup,
-    held: RankParameters,
-    ranks: Group,
-    experts: Group,
-    forward: float,
-    backward: float,
+    program: Program, setup: TrainingSetup, held: RankParameters, ranks: Group, experts: Group, forward: float, backward: float
 ) -> float:
     """FSDP and ZeRO-3 gather layer by layer, beside the layer before: for forward, and where weights were dropped after
     it, for backward; gradients leave at the end of each micro batch (FSDP2 and ZeRO-3), in fp32 under FSDP2."""

@@ -29,9 +29,7 @@ class Processor:
     """Of an element of either input."""
 
 
-def matmul_s(
-    gpu: Processor, rows: float, columns: float, inner: float, count: float = 1, output_bytes: float = 2
-) -> float:
+def matmul_s(gpu: Processor, rows: float, columns: float, inner: float, count: float = 1, output_bytes: float = 2) -> float:
     """Seconds of ``count`` products of rows×inner by inner×columns in one launch."""
     if rows < 1 or columns < 1 or count <= 0:
         return 0.0

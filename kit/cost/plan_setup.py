@@ -52,13 +52,7 @@ def program_of(job: JobSpec, layout: Layout) -> Program:
     megatron = layout.implementation != "huggingface-sdpa"
     fused = layout.implementation == "transformer-engine"
     sixteen = 2.0 if job.precision != "fp32" else 4.0
-    engine = (
-        "deepspeed"
-        if layout.engine == "deepspeed"
-        else "megatron"
-        if megatron
-        else ("ddp" if layout.zero_stage == 0 else "fsdp")
-    )
+    engine = "deepspeed" if layout.engine == "deepspeed" else "megatron" if megatron else ("ddp" if layout.zero_stage == 0 else "fsdp")
     return Program(
         engine=engine,  # type: ignore[arg-type]
         code="fused" if fused else "torch-native" if megatron else "huggingface",
@@ -115,8 +109,5 @@ def _uneven(num_layers: int, layout: Layout) -> tuple[tuple[int, ...], ...]:
     whole = tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
     if layout.vp == 1:
         return whole
-    parts = [
-        [stage[len(stage) * v // layout.vp : len(stage) * (v + 1) // layout.vp] for stage in whole]
-        for v in range(layout.vp)
-    ]
+    parts = [[stage[len(stage) * v // layout.vp : len(stage) * (v + 1) // layout.vp] for stage in whole] for v in range(layout.vp)]
     return tuple(part for chunk in parts for part in chunk)
