@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kit.cost.compression import held_bytes
 from kit.specs.job import Precision
 from kit.specs.layout import Layout
 
@@ -72,7 +73,7 @@ def _torch(layout: Layout) -> StateBytes:
         weights=4.0 / ranks,
         gradients=gradients,
         gradients_in_forward=gradients if held else 0.0,
-        optimizer=8.0 / ranks,
+        optimizer=8.0 / ranks + held_bytes(layout.gradient_compression),
     )
 
 
