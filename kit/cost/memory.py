@@ -150,6 +150,8 @@ def _buffers(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
         return _fsdp_buffers(model, layout, element)
     if layout.autocast:
         element = 4.0
+    # hpZ keeps weights once more, spread over the ranks of a node, from their first gather of a step until its end.
+    second_copy = element * count(model).total / layout.zero_hpz if layout.zero_hpz > 1 else 0.0
     kept = offload.device_buffer_bytes(model, cluster, layout, job.precision)
     if layout.zero_stage < 3:
         bucket = deepspeed_sizes.reduce_bucket(model, cluster, layout) * element
@@ -159,7 +161,7 @@ def _buffers(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
     if layout.offload_param == "nvme":
         # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
         live = min(live, deepspeed_sizes.largest_parameter(model) + 2 * prefetched)
-    return kept + live * element
+    return kept + live * element + second_copy
 
 
 def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> float:

@@ -107,6 +107,8 @@ def device_buffer_bytes(model: ModelSpec, cluster: ClusterSpec, layout: Layout, 
     """What stays on the device between steps: stage 3's bucket, and the way out of offloaded gradients below it."""
     element = _element(layout, precision)
     if layout.zero_stage == 3:
+        # Under autocast gradients of matrices have a bucket in bf16, others one in fp32.
+        element += 2.0 if layout.autocast else 0.0
         return element * deepspeed_sizes.reduce_bucket(model, cluster, layout)
     if layout.zero_stage and layout.offload_optimizer != "none":
         return element * deepspeed_sizes.largest_parameter(model)  # temp_grad_buffer_for_gpu_offload

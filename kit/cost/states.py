@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kit.cost.compression import held_bytes
 from kit.specs.job import Precision
 from kit.specs.layout import Layout
 
@@ -72,7 +73,7 @@ def _torch(layout: Layout) -> StateBytes:
         weights=4.0 / ranks,
         gradients=gradients,
         gradients_in_forward=gradients if held else 0.0,
-        optimizer=8.0 / ranks,
+        optimizer=8.0 / ranks + held_bytes(layout.gradient_compression),
     )
 
 
@@ -105,9 +106,7 @@ def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
     if layout.offload_optimizer != "none":
         optimizer = step_copy = 0.0
     return StateBytes(
-        weights=0.0
-        if layout.offload_param != "none"
-        else element / (ranks if stage >= 3 else 1) + _second_copy(layout, element),
+        weights=0.0 if layout.offload_param != "none" else element / (ranks if stage >= 3 else 1),
         gradients=fullest,
         gradients_in_forward=in_forward,
         optimizer=optimizer,
@@ -115,11 +114,6 @@ def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
         gradients_between_steps=between,
         extra_in_step=step_copy,
     )
-
-
-def _second_copy(layout: Layout, element: float) -> float:
-    """hpZ keeps weights once more, spread over the ranks of a node (partition_parameters.py, _partition_param_sec)."""
-    return element / layout.zero_hpz if layout.zero_hpz > 1 else 0.0
 
 
 def _deepspeed_gradients(layout: Layout, precision: Precision) -> tuple[float, float, float, float]:

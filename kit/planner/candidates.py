@@ -66,8 +66,16 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
     if dp == 1 and pins.engine is None and pins.zero_stage is None and not _offloading(pins, scope):
         return  # one rank has nothing to shard over: ZeRO is then of use for offload alone
     for zero, recompute in itertools.product(stages, _recompute(pins)):
-        for offload in _offloads(pins, zero, scope):
-            yield from _sized("deepspeed", job, pins, split, dp, zero, offload, recompute)
+        for offload, hpz in itertools.product(_offloads(pins, zero, scope), _second_copies(cluster, pins, split, zero)):
+            yield from _sized("deepspeed", job, replace(pins, zero_hpz=hpz), split, dp, zero, offload, recompute)
+
+
+def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -> list[int]:
+    """Sizes of hpZ: off, and over a node where there are several. It changes no number, unlike the rest of ZeRO++."""
+    if pins.zero_hpz is not None:
+        return [pins.zero_hpz]
+    useful = zero == 3 and cluster.num_nodes > 1 and cluster.gpus_per_node > 1 and split == _Split()
+    return [1, cluster.gpus_per_node] if useful else [1]
 
 
 def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
