@@ -127,6 +127,9 @@ def _dynamic(model: ModelSpec, job: JobSpec, layout: Layout, stage: int) -> _Dyn
     if layout.recompute == "full":
         kept = activations.layer_input_bytes_per_token(model, job, layout) * tokens * layers * in_flight
         return _Dynamic(kept=kept, one_layer=per_layer + working, logits=logits)
+    if layout.recompute == "selective":
+        whole = activations.layer_bytes_per_token(model, job, replace(layout, recompute="none")) * tokens
+        working += whole - per_layer
     return _Dynamic(kept=per_layer * layers * in_flight, one_layer=working, logits=logits)
 
 

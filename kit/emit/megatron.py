@@ -165,6 +165,8 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         settings |= _experts(model, layout)
     if model.sliding_window is not None and model.windowed(job.seq_length):
         settings["window_size"] = [model.sliding_window - 1, 0]  # the token itself is not counted
+    if layout.cp > 1:
+        settings["cp_comm_type"] = layout.cp_comm_type
     if layout.pp > 1:
         settings["pipeline_dtype"] = dtype
     if layout.pp > 1 and layout.vp == 1:

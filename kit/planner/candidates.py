@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kit.planner.rule import divisors
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import EngineName, Layout, Offload, Pins, Recompute
+from kit.specs.layout import ContextExchange, EngineName, Layout, Offload, Pins, Recompute
 from kit.specs.model import ModelSpec
 
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
@@ -77,8 +77,11 @@ def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
         for vp in _virtual(model, pins, pp, first):
             split = _Split(tp=tp, pp=pp, vp=vp, first=first, last=last, cp=cp, sp=sp)
             dp = split.data_parallel(cluster)
-            for (ep, etp), recompute in itertools.product(_experts(model, pins, tp, dp * cp * tp), _recompute(pins)):
-                whole = replace(split, ep=ep, etp=etp)
+            experts = _experts(model, pins, tp, dp * cp * tp)
+            for (ep, etp), exchange, recompute in itertools.product(
+                experts, _exchanges(pins, cp), _recompute(pins, cp)
+            ):
+                whole = replace(split, ep=ep, etp=etp, exchange=exchange)
                 yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute)
 
 
@@ -93,6 +96,7 @@ class _Split:
     last: int | None = None
     """Layers of uneven first and last stages."""
     cp: int = 1
+    exchange: ContextExchange = "all_gather"
     sp: bool = False
     ep: int = 1
     etp: int = 1
@@ -107,6 +111,7 @@ class _Split:
             first=pins.first_stage_layers,
             last=pins.last_stage_layers,
             cp=pins.cp or 1,
+            exchange=pins.cp_comm_type or "all_gather",
             sp=pins.sp or False,
             ep=pins.ep or 1,
             etp=pins.etp or 1,
@@ -175,8 +180,18 @@ def _virtual(model: ModelSpec, pins: Pins, pp: int, first: int | None) -> list[i
     return divisors(model.num_layers // pp)
 
 
-def _recompute(pins: Pins) -> Sequence[Recompute]:
-    return ("none", "full") if pins.recompute is None else (pins.recompute,)
+def _recompute(pins: Pins, cp: int = 1) -> Sequence[Recompute]:
+    """Fused attention keeps little that could be computed again, but for gathered keys and values."""
+    if pins.recompute is not None:
+        return (pins.recompute,)
+    return ("none", "selective", "full") if cp > 1 else ("none", "full")
+
+
+def _exchanges(pins: Pins, cp: int) -> Sequence[ContextExchange]:
+    """The ring sends as much forward and twice as much back, but beside attention, and keeps no gathered sequence."""
+    if pins.cp_comm_type is not None:
+        return (pins.cp_comm_type,)
+    return ("all_gather", "p2p") if cp > 1 else ("all_gather",)
 
 
 def _offloading(pins: Pins, scope: Scope) -> bool:
@@ -220,7 +235,7 @@ def _sized(
             first_stage_layers=split.first,
             last_stage_layers=split.last,
             cp=split.cp,
-            cp_comm_type=pins.cp_comm_type or "all_gather",
+            cp_comm_type=split.exchange,
             sp=split.sp,
             ep=split.ep,
             etp=split.etp,

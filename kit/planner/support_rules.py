@@ -27,7 +27,7 @@ def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
         {
             # Attention alone is computed again by megatron-core's layer (transformer/attention.py, core_attn).
             "recompute": (layout.recompute, ("none", "full", *(["selective"] if layout.engine == "megatron" else []))),
-            "cp_comm_type": (layout.cp_comm_type, ("all_gather",)),
+            "cp_comm_type": (layout.cp_comm_type, ("all_gather", *(["p2p"] if layout.engine == "megatron" else []))),
             "zero_hpz": (layout.zero_hpz, (1,)),
             "zero_quantized_weights": (layout.zero_quantized_weights, (False,)),
             "zero_quantized_gradients": (layout.zero_quantized_gradients, (False,)),

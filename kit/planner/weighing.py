@@ -85,9 +85,10 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
         _FARNESS[layout.offload_optimizer] + _FARNESS[layout.offload_param],
         layout.pp,
         layout.tp * layout.cp,
+        int(layout.cp_comm_type == "p2p"),
         layout.ep,
         layout.vp,
-        int(layout.recompute == "full"),
+        ("none", "selective", "full").index(layout.recompute),
         layout.zero_stage,
         layout.micro_batch_size,
     )
