@@ -175,6 +175,25 @@ def lint(
         raise typer.Exit(1)
 
 
+@app.command()
+def doctor(
+    logs: Annotated[list[Path], typer.Argument(help="Logs of all ranks: files, or directories of them.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What went wrong in a run: the cause, the rank that had it first, what to do. Exit code 1 where one is found."""
+    import json
+
+    from kit.diagnose.logs import diagnose
+
+    causes = diagnose(logs)
+    if as_json:
+        typer.echo(json.dumps([cause.as_json() for cause in causes], indent=1))
+    else:
+        typer.echo("\n".join(str(cause) for cause in causes) if causes else "no known sign of a failure")
+    if causes:
+        raise typer.Exit(1)
+
+
 @convert_app.command("data")
 def convert_data(
     sources: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or a saved Hugging Face data set.")],

@@ -118,7 +118,7 @@ def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: La
 
 def _dynamic(model: ModelSpec, job: JobSpec, layout: Layout, stage: int) -> _Dynamic:
     tokens = _tokens(job, layout)
-    layers = len(stage_layers(model, layout, stage))
+    layers = len(stage_layers(model, layout, stage)) + model.encoder_layers // layout.pp
     in_flight = micro_batches_in_flight(layout, stage)
     per_layer = activations.layer_bytes_per_token(model, job, layout) * tokens
     working = activations.working_bytes_per_token(model, job, layout) * tokens
@@ -145,7 +145,7 @@ def _autocast_copies(model: ModelSpec, job: JobSpec, layout: Layout, during_loss
     head = model.vocab_size * model.hidden_size
     if layout.recompute == "full" and during_loss:
         return 2.0 * head
-    return 2.0 * (model.num_layers * count(model).layer.matrices + head)
+    return 2.0 * (count(model).layer_matrices + head)
 
 
 def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:

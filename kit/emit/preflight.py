@@ -30,14 +30,15 @@ STATE_BYTES_PER_PARAMETER = 12
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
     problems: list[str] = []
-    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory):
+    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory, _asynchronous):
         try:
             check(rundir)
         except KitError as error:
             problems.append(str(error))
-    if resume_from is not None and not (resume_from / "hub.json").is_file():
+    if resume_from is not None and not any((resume_from / name).is_file() for name in ("hub.json", "manifest.json")):
         raise CheckpointError(
-            f"--resume {resume_from}: not a hub checkpoint (no hub.json); give auto or a hub-step-… directory"
+            f"--resume {resume_from}: not a checkpoint (no hub.json, no manifest.json); give auto, or a hub-step-… or "
+            f"step-… directory"
         )
     if problems:
         raise RunDirectoryError("\n".join(problems))
@@ -150,6 +151,14 @@ def _nvme(rundir: RunDirectory) -> None:
 
 def _host_memory(rundir: RunDirectory) -> None:
     check_host_memory(rundir.plan)
+
+
+def _asynchronous(rundir: RunDirectory) -> None:
+    if rundir.run.checkpoint.asynchronous and rundir.plan.layout.engine != "megatron":
+        raise EngineError(
+            f"run.checkpoint.asynchronous=true on engine={rundir.plan.layout.engine}, whose own format is written in "
+            f"one go; use false, or layout.engine=megatron"
+        )
 
 
 def _disk(rundir: RunDirectory) -> None:

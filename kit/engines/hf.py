@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
+from kit.engines import encoder_decoder
 from kit.engines.base import TensorSource
 from kit.engines.experts import shapes_on_disk
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
@@ -29,6 +36,8 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
     each token about once. Raises SpecError where the class cannot take the shape.
     """
     try:
+        if model.is_encoder_decoder:
+            return encoder_decoder.config(model)
         return AutoConfig.for_model(
             **config_from_model(model), bos_token_id=None, eos_token_id=None, pad_token_id=None, use_cache=True
         )
@@ -137,6 +146,12 @@ def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch
     with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
         torch.manual_seed(seed)
         attention = "sdpa" if model.traits.fused_attention else "eager"
-        built = AutoModelForCausalLM.from_config(hf_config(model), dtype=dtype, attn_implementation=attention)
+        config, options = hf_config(model), {"dtype": dtype, "attn_implementation": attention}
+        if model.family == "t5" and not model.tied_embeddings:
+            built = encoder_decoder.UntiedT5._from_config(config, **options)
+        elif model.is_encoder_decoder:
+            built = AutoModelForSeq2SeqLM.from_config(config, **options)
+        else:
+            built = AutoModelForCausalLM.from_config(config, **options)
     built.train()
     return built

@@ -89,6 +89,18 @@ def implementation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout:
     return None
 
 
+def stacks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """Pairs are for an encoder-decoder, and it for pairs; Megatron-core's model here is a decoder."""
+    if model.is_encoder_decoder != (job.objective == "seq2seq"):
+        fix = "use seq2seq" if model.is_encoder_decoder else "use pretrain or sft, or an encoder-decoder"
+        return f"objective={job.objective} with {model.name} of family {model.family}; {fix}"
+    if model.is_encoder_decoder and layout.engine == "megatron":
+        return (
+            f"{model.name} of family {model.family} on engine=megatron, which has decoders only; use torch or deepspeed"
+        )
+    return None
+
+
 # ---------------------------------------------------------------- torch and DeepSpeed
 
 
@@ -184,6 +196,7 @@ RULES: tuple[Rule, ...] = (
     Rule(precision),
     Rule(positions),
     Rule(implementation),
+    Rule(stacks),
     Rule(data_parallel_only, _HF),
     Rule(torch_zero, _TORCH),
     Rule(no_offload, ("torch", "megatron")),

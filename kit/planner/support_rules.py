@@ -5,7 +5,7 @@ from __future__ import annotations
 from kit.planner.rule import Rule
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import Layout
+from kit.specs.layout import EngineName, Layout
 from kit.specs.model import ModelSpec
 
 
@@ -14,11 +14,18 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     return _refused(
         {
             "precision": (job.precision, ("bf16", "fp32")),
-            "objective": (job.objective, ("pretrain",)),
+            "objective": (job.objective, _OBJECTIVES[layout.engine]),
             "lora": (job.lora and "{…}", (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
         }
     )
+
+
+_OBJECTIVES: dict[EngineName, tuple[object, ...]] = {
+    "torch": ("pretrain", "sft", "seq2seq"),
+    "deepspeed": ("pretrain", "sft", "seq2seq"),
+    "megatron": ("pretrain",),
+}
 
 
 def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:

@@ -40,6 +40,9 @@ class CheckpointSpec:
     every_steps: int = Field(default=1000, gt=0)
     keep_last: int = Field(default=5, gt=0)
     """Older native checkpoints of this run are removed."""
+    asynchronous: bool = False
+    """Training stops only while the state is copied to host memory; a thread writes it. Needs engine=megatron, and
+    host memory for one checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,11 +98,15 @@ class MegatronEngine:
 
     def save(self, directory: Path) -> None:
         """Write megatron-core's torch_dist format into an existing empty directory."""
-        native.save(directory, self._chunks, self._optimizer)
+        self._snapshot(copy=False).write(directory)
+
+    def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
+        """See ``Snapshots``."""
+        return self._snapshot(copy=True).write
 
     def load(self, directory: Path) -> None:
-        """Read what ``save`` wrote, for the same layout. Raises CheckpointError."""
-        native.load(directory, self._chunks, self._optimizer)
+        """Read what ``save`` wrote, on this layout or another. Raises CheckpointError."""
+        self.set_optimizer_steps(native.load(directory, self._exchange))
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Stream one kind of state under Hugging Face names; see ``Engine``."""
@@ -147,6 +151,9 @@ class MegatronEngine:
         """Forget the model and megatron-core's process groups."""
         del self._exchange, self._states, self._optimizer, self._chunks
         parallel_state.destroy_model_parallel()
+
+    def _snapshot(self, copy: bool) -> native.Snapshot:
+        return native.snapshot(self._exchange, self._optimizer.param_groups, copy)
 
     def _overlap_gradients(self) -> None:
         """Reduce gradients during backward, but of the last micro batch only (megatron.training's wiring)."""

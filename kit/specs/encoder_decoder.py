@@ -1,0 +1,84 @@
+"""``config.json`` of T5, BART and Blenderbot → the fields of a ModelSpec."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kit.errors import SpecError
+
+
+def fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Fields of ModelSpec but its name and source. Raises ``SpecError`` for what kit does not compute."""
+    return _t5(config, name) if config["model_type"] == "t5" else _bart_like(config, name)
+
+
+def _t5(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    encoder = _required(config, "num_layers", name)
+    projection = config.get("feed_forward_proj", "relu")
+    if projection not in ("relu", "gated-gelu"):
+        raise SpecError(
+            f"feed_forward_proj={projection!r} of {name} is not computed here; only relu and gated-gelu are"
+        )
+    heads = _required(config, "num_heads", name)
+    # 1.1 has a head of its own, and config files say so; transformers takes the key for "no scaling" and ties or not
+    # by the tensors that it finds (configuration_t5.py, __post_init__).
+    tied = config.get("tie_word_embeddings", True) and config.get("scale_decoder_outputs", True)
+    return {
+        "family": "t5",
+        "num_layers": config.get("num_decoder_layers") or encoder,
+        "encoder_layers": encoder,
+        "hidden_size": _required(config, "d_model", name),
+        "ffn_hidden_size": _required(config, "d_ff", name),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": _required(config, "d_kv", name),
+        "vocab_size": _required(config, "vocab_size", name),
+        # Distances have no end; n_positions is the length that the first versions were trained with.
+        "max_position_embeddings": config.get("n_positions", 512),
+        "tied_embeddings": tied,
+        "norm_eps": config.get("layer_norm_epsilon", 1e-6),
+        "rope_theta": None,
+        "relative_attention_buckets": config.get("relative_attention_num_buckets", 32),
+        "relative_attention_max_distance": config.get("relative_attention_max_distance", 128),
+        "feed_forward_proj": projection,
+    }
+
+
+def _bart_like(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    if config.get("activation_function", "gelu") != "gelu":
+        raise SpecError(
+            f"activation_function={config['activation_function']!r} of {name} is not computed here; gelu is"
+        )
+    for key in ("ffn_dim", "attention_heads"):
+        ours, theirs = (_required(config, f"{stack}_{key}", name) for stack in ("encoder", "decoder"))
+        if ours != theirs:
+            raise SpecError(
+                f"encoder_{key}={ours} and decoder_{key}={theirs} of {name}: stacks of one width are computed here; "
+                "use a model whose encoder and decoder are alike"
+            )
+    hidden, heads = _required(config, "d_model", name), _required(config, "encoder_attention_heads", name)
+    if not (isinstance(hidden, int) and isinstance(heads, int)) or heads < 1 or hidden % heads:
+        raise SpecError(f"config.json of {name}: {heads!r} attention heads do not divide d_model={hidden!r}")
+    return {
+        "family": config["model_type"],
+        "num_layers": _required(config, "decoder_layers", name),
+        "encoder_layers": _required(config, "encoder_layers", name),
+        "hidden_size": hidden,
+        "ffn_hidden_size": _required(config, "encoder_ffn_dim", name),
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "head_dim": hidden // heads,
+        "vocab_size": _required(config, "vocab_size", name),
+        "max_position_embeddings": _required(config, "max_position_embeddings", name),
+        "tied_embeddings": config.get("tie_word_embeddings", True),
+        "norm_eps": 1e-5,  # torch's default; no key changes it
+        "rope_theta": None,
+        "scale_embedding": config.get("scale_embedding", False),
+    }
+
+
+def _required(config: Mapping[str, Any], key: str, name: str) -> Any:
+    if config.get(key) is None:
+        raise SpecError(f"config.json of {name} lacks {key}")
+    return config[key]
