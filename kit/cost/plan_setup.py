@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kit.cost.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.machine import ComputePrecision
+from kit.cost.pipeline import chunk_layers
 from kit.cost.program import Program
 from kit.cost.setup import Experts, Fp8, Lora, Shape, TrainingSetup
 from kit.specs.job import JobSpec
@@ -74,7 +75,7 @@ def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
     """The rank's share of the work, for times."""
     split: tuple[tuple[int, ...], ...] = ()
     if layout.first_stage_layers is not None or layout.last_stage_layers is not None:
-        split = _uneven(shape.num_layers, layout)
+        split = chunk_layers(shape.num_layers, layout)
     return TrainingSetup(
         shape=shape,
         kernels="huggingface" if layout.implementation == "huggingface-sdpa" else "transformer-engine",
@@ -99,19 +100,3 @@ def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
         fp8=Fp8() if job.precision == "fp8" else None,
         lora=Lora(rank=job.lora.rank, targets=frozenset({"query"}), four_bit=job.lora.four_bit) if job.lora else None,
     )
-
-
-def _uneven(num_layers: int, layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """Layers of each stage where the first or the last has a number of its own (megatron-core, transformer_block.py,
-    get_num_layers_to_build); the others share the rest."""
-    ends = [layout.first_stage_layers, layout.last_stage_layers]
-    rest = num_layers - sum(size or 0 for size in ends)
-    middle = layout.pp - sum(size is not None for size in ends)
-    sizes = [rest // max(1, middle)] * middle
-    sizes = ([ends[0]] if ends[0] else []) + sizes + ([ends[1]] if ends[1] else [])
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    whole = tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
-    if layout.vp == 1:
-        return whole
-    parts = [[stage[len(stage) * v // layout.vp : len(stage) * (v + 1) // layout.vp] for stage in whole] for v in range(layout.vp)]
-    return tuple(part for chunk in parts for part in chunk)

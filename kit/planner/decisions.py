@@ -53,7 +53,8 @@ def describe(layout: Layout) -> str:
     places = {"cpu": "host", "nvme": "NVMe"}
     parts += [f"optimizer on {places[layout.offload_optimizer]}"] if layout.offload_optimizer != "none" else []
     parts += [f"parameters on {places[layout.offload_param]}"] if layout.offload_param != "none" else []
-    parts += ["full recompute"] if layout.recompute == "full" else []
+    parts += [f"{layout.recompute} recompute"] if layout.recompute != "none" else []
+    parts += ["ring"] if layout.cp > 1 and layout.cp_comm_type == "p2p" else []
     return ", ".join([*parts, f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"])
 
 
