@@ -17,7 +17,7 @@ class Fault:
     """One mistake."""
 
     case: str
-    """Name of the parity case that must turn red."""
+    """Name of the parity case that must turn red; empty: a cell of ``megatron_layouts.py`` only."""
     install: Callable[[], None]
     """Plants it in this process."""
 
@@ -78,7 +78,7 @@ def _deepspeed_local_token_count() -> None:
     from kit.engines.base import IGNORE_INDEX
     from kit.engines.deepspeed import engine
 
-    def local_tokens(micro_batches, device: torch.device) -> int:
+    def local_tokens(micro_batches, device: torch.device, group) -> int:
         return sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
 
     engine.global_tokens = local_tokens
@@ -144,19 +144,7 @@ def _megatron_batched_interleaving() -> None:
 
 
 def _megatron_shifted_stages() -> None:
-    """Stages hold each other's layers: the layer offset counts from the wrong end."""
-    from kit.engines.megatron import exchange
-
-    offset, count = exchange.get_transformer_layer_offset, exchange.get_num_layers_to_build
-
-    def from_the_end(config, vp_stage=None, pp_rank=None):
-        return config.num_layers - offset(config, vp_stage, pp_rank) - count(config, vp_stage, pp_rank)
-
-    _replace(exchange, "get_transformer_layer_offset", from_the_end)
-
-
-def _megatron_shifted_uneven_stages() -> None:
-    """A stage that is named for its layers from one further on, as if the shorter first stage were as long."""
+    """Each stage holds the layers from one further on."""
     from kit.engines.megatron import exchange
 
     names = exchange._global_names
@@ -171,6 +159,20 @@ def _megatron_shifted_uneven_stages() -> None:
         return {later(name): param for name, param in names(config, chunks).items()}
 
     _replace(exchange, "_global_names", shifted)
+
+
+def _megatron_ring_forgets_a_part() -> None:
+    """The gradients of a part of the keys and values go on before they are added to."""
+    from kit.engines.megatron import ring
+
+    backward = ring._kernel_backward
+
+    def forgetful(*tensors_and_how):
+        of_query, *of_part = backward(*tensors_and_how)
+        own = tensors_and_how[5]
+        return of_query, *(gradient if own else 0 * gradient for gradient in of_part)
+
+    _replace(ring, "_kernel_backward", forgetful)
 
 
 def _megatron_joined_documents() -> None:
@@ -198,9 +200,9 @@ def _megatron_running_positions() -> None:
 
 def _megatron_unbalanced_context() -> None:
     """Ranks take neighbouring parts of the sequence, while attention believes in the zig-zag order."""
-    from kit.engines.megatron import engine
+    from kit.engines.megatron import forward
 
-    _replace(engine, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
+    _replace(forward, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
 
 
 def _megatron_swapped_experts() -> None:
@@ -236,7 +238,7 @@ FAULTS["megatron-skip-sequence-parallel-reduction"] = Fault(
 FAULTS["megatron-double-gradients"] = Fault("megatron-dp2-distributed-optimizer", _megatron_double_gradients)
 FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _megatron_batched_interleaving)
 FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
-FAULTS["megatron-shifted-uneven-stages"] = Fault("megatron-pp2-uneven", _megatron_shifted_uneven_stages)
+FAULTS["megatron-ring-forgets-a-part"] = Fault("", _megatron_ring_forgets_a_part)
 FAULTS["megatron-joined-documents"] = Fault("", _megatron_joined_documents)
 FAULTS["megatron-running-positions"] = Fault("", _megatron_running_positions)
 FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)

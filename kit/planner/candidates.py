@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kit.planner.rule import divisors
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import EngineName, Layout, Offload, Pins, Recompute
+from kit.specs.layout import ContextExchange, EngineName, Layout, Offload, Pins, Recompute
 from kit.specs.model import ModelSpec
 
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
@@ -58,12 +58,26 @@ def _torch(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, sco
 def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
     split = _Split.of(pins)
     dp = split.data_parallel(cluster)
+    if pins.engine is None and split != _Split():
+        return  # AutoTP and Ulysses on request only: Megatron's kinds of the same are the faster and the tried ones
+    if split.cp > 1 and pins.cp_comm_type is None:
+        split = replace(split, exchange="a2a")
+    if pins.implementation == "torch-native" and pins.sp is None:
+        split = replace(split, sp=split.tp > 1 and job.seq_length % split.tp == 0)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
     if dp == 1 and pins.engine is None and pins.zero_stage is None and not _offloading(pins, scope):
         return  # one rank has nothing to shard over: ZeRO is then of use for offload alone
     for zero, recompute in itertools.product(stages, _recompute(pins)):
-        for offload in _offloads(pins, zero, scope):
-            yield from _sized("deepspeed", job, pins, split, dp, zero, offload, recompute)
+        for offload, hpz in itertools.product(_offloads(pins, zero, scope), _second_copies(cluster, pins, split, zero)):
+            yield from _sized("deepspeed", job, replace(pins, zero_hpz=hpz), split, dp, zero, offload, recompute)
+
+
+def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -> list[int]:
+    """Sizes of hpZ: off, and over a node where there are several. It changes no number, unlike the rest of ZeRO++."""
+    if pins.zero_hpz is not None:
+        return [pins.zero_hpz]
+    useful = zero == 3 and cluster.num_nodes > 1 and cluster.gpus_per_node > 1 and split == _Split()
+    return [1, cluster.gpus_per_node] if useful else [1]
 
 
 def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
@@ -77,8 +91,11 @@ def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
         for vp in _virtual(model, pins, pp, first):
             split = _Split(tp=tp, pp=pp, vp=vp, first=first, last=last, cp=cp, sp=sp)
             dp = split.data_parallel(cluster)
-            for (ep, etp), recompute in itertools.product(_experts(model, pins, tp, dp * cp * tp), _recompute(pins)):
-                whole = replace(split, ep=ep, etp=etp)
+            experts = _experts(model, pins, tp, dp * cp * tp)
+            for (ep, etp), exchange, recompute in itertools.product(
+                experts, _exchanges(pins, cp), _recompute(pins, cp)
+            ):
+                whole = replace(split, ep=ep, etp=etp, exchange=exchange)
                 yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute)
 
 
@@ -93,6 +110,7 @@ class _Split:
     last: int | None = None
     """Layers of uneven first and last stages."""
     cp: int = 1
+    exchange: ContextExchange = "all_gather"
     sp: bool = False
     ep: int = 1
     etp: int = 1
@@ -107,6 +125,7 @@ class _Split:
             first=pins.first_stage_layers,
             last=pins.last_stage_layers,
             cp=pins.cp or 1,
+            exchange=pins.cp_comm_type or "all_gather",
             sp=pins.sp or False,
             ep=pins.ep or 1,
             etp=pins.etp or 1,
@@ -175,8 +194,18 @@ def _virtual(model: ModelSpec, pins: Pins, pp: int, first: int | None) -> list[i
     return divisors(model.num_layers // pp)
 
 
-def _recompute(pins: Pins) -> Sequence[Recompute]:
-    return ("none", "full") if pins.recompute is None else (pins.recompute,)
+def _recompute(pins: Pins, cp: int = 1) -> Sequence[Recompute]:
+    """Fused attention keeps little that could be computed again, but for gathered keys and values."""
+    if pins.recompute is not None:
+        return (pins.recompute,)
+    return ("none", "selective", "full") if cp > 1 else ("none", "full")
+
+
+def _exchanges(pins: Pins, cp: int) -> Sequence[ContextExchange]:
+    """The ring sends as much forward and twice as much back, but beside attention, and keeps no gathered sequence."""
+    if pins.cp_comm_type is not None:
+        return (pins.cp_comm_type,)
+    return ("all_gather", "p2p") if cp > 1 else ("all_gather",)
 
 
 def _offloading(pins: Pins, scope: Scope) -> bool:
@@ -220,7 +249,7 @@ def _sized(
             first_stage_layers=split.first,
             last_stage_layers=split.last,
             cp=split.cp,
-            cp_comm_type=pins.cp_comm_type or "all_gather",
+            cp_comm_type=split.exchange,
             sp=split.sp,
             ep=split.ep,
             etp=split.etp,
@@ -230,6 +259,8 @@ def _sized(
             zero_hpz=pins.zero_hpz or 1,
             zero_quantized_weights=pins.zero_quantized_weights or False,
             zero_quantized_gradients=pins.zero_quantized_gradients or False,
+            gradient_compression=pins.gradient_compression or "none",
+            autocast=pins.autocast or False,
             recompute=recompute,
             micro_batch_size=size,
             gradient_accumulation_steps=max(1, job.global_batch_size // (size * dp)),

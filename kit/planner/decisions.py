@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from kit.cost.efficiency import usable_gib
 from kit.planner.alternatives import alternatives
+from kit.planner.compression_remarks import compression_remarks
 from kit.planner.describe import describe
 from kit.planner.plan import Decision
 from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s
@@ -17,7 +18,7 @@ from kit.units import human_seconds
 
 CHOICES = {
     "torch": ("zero_stage", "recompute", "micro_batch_size"),
-    "deepspeed": ("zero_stage", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
+    "deepspeed": ("zero_stage", "zero_hpz", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
     "megatron": ("tp", "cp", "pp", "vp", "sp", "ep", "zero_stage", "recompute", "micro_batch_size"),
 }
 """What is decided for each engine, in the order of the report."""
@@ -100,6 +101,7 @@ def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
 
 _MEANS = {
     "zero_stage": "sharded over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 weights too",
+    "zero_hpz": "weights once more over so many ranks, from which all but the first pass of a step gathers",
     "offload_optimizer": "optimizer state on the host or its disks, stepped by its processors",
     "offload_param": "weights on the host or its disks",
     "tp": "every matrix split inside a node",
@@ -130,6 +132,7 @@ def _remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
             why=f"longer than the {model.max_position_embeddings} positions that {model.name} was made for: "
             "RoPE computes any length, but trained weights may not follow",
         )
+    yield from compression_remarks(model, cluster, job, layout)
     if layout.tp > cluster.gpus_per_node:
         yield Decision(
             rule="tp",

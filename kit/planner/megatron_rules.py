@@ -165,6 +165,20 @@ def context_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
     return None
 
 
+def ring(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """kit/engines/megatron/ring.py: whole causal attention by torch's flash kernels, which on CUDA are for 16 bits."""
+    if layout.cp == 1 or layout.cp_comm_type != "p2p":
+        return None
+    if model.windowed(job.seq_length):
+        return (
+            f"cp_comm_type=p2p with sliding_window={model.sliding_window} of {model.name}: the ring computes whole "
+            "attention; use all_gather"
+        )
+    if job.precision == "fp32" and cluster.gpu.device == "cuda":
+        return "cp_comm_type=p2p with precision=fp32, for which CUDA has no flash kernel; use all_gather, or bf16"
+    return None
+
+
 def expert_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """moe_layer.py: experts are dealt out evenly; parallel_state.py: their ranks are those of a pipeline stage."""
     ep, etp, experts = layout.ep, layout.etp, model.num_experts
@@ -216,6 +230,7 @@ MEGATRON_RULES: tuple[Rule, ...] = tuple(
         virtual_stages,
         sequence_parallel,
         context_parallel,
+        ring,
         expert_parallel,
         expert_tensor_parallel,
         experts_need_sequence_parallel,

@@ -106,10 +106,12 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
         _FARNESS[layout.offload_optimizer] + _FARNESS[layout.offload_param],
         layout.pp,
         layout.tp * layout.cp,
+        int(layout.cp_comm_type == "p2p"),
         layout.ep,
         layout.vp,
-        int(layout.recompute == "full"),
+        ("none", "selective", "full").index(layout.recompute),
         layout.zero_stage,
+        layout.zero_hpz,
         layout.micro_batch_size,
     )
 
@@ -151,6 +153,7 @@ def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:
         "ep",
         "etp",
         "zero_stage",
+        "zero_hpz",
         "offload_optimizer",
         "offload_param",
         "recompute",

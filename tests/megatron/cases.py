@@ -325,6 +325,29 @@ def logits(rundir: Any) -> torch.Tensor:
     return whole
 
 
+def kept_bytes(rundir: Any) -> int:
+    """Inside a worker: storage that autograd keeps of the layers' forward pass, parameters left out."""
+    from kit.engines.megatron.engine import MegatronEngine
+    from kit.engines.megatron.engine import _forward_step as forward
+
+    engine = MegatronEngine(rundir)
+    (chunk,) = engine._chunks
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in chunk.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output, _ = forward(iter(micro_batches(rundir.plan.model.vocab_size, 0, 0, 1)), chunk)
+        assert output.grad_fn is not None
+    engine.close()
+    return sum(kept.values())
+
+
 def rotations(spec: ModelSpec, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Inside a worker: angles of the positions of a row, and of given ones."""
     from kit.engines.megatron.rope import Rotation

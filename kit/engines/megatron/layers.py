@@ -27,6 +27,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 
 from kit.engines.megatron import context
 from kit.engines.megatron.attention import causal_attention
+from kit.engines.megatron.ring import ring_attention
 from kit.errors import EngineError
 
 
@@ -65,11 +66,13 @@ class CausalAttention(torch.nn.Module):
         self,
         config: TransformerConfig,
         softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
         **_: Any,
     ) -> None:
         super().__init__()
         assert pg_collection is not None
+        self.ring = cp_comm_type == "p2p"
         self.softmax_scale = softmax_scale
         self.context_group = pg_collection.cp
         # (to the left, to the right), the token itself not counted (transformer_config.py, window_size)
@@ -96,7 +99,9 @@ class CausalAttention(torch.nn.Module):
         """
         assert (attention_bias, packed_seq_params) == (None, None)
         how = self.softmax_scale, self.window, attention_mask
-        if self.context_group.size() > 1:
+        if self.ring and (self.window, attention_mask) == (None, None):
+            attended = ring_attention(query, key, value, self.context_group, self.softmax_scale)
+        elif self.context_group.size() > 1:
             attended = context.attention(query, key, value, self.context_group, *how)
         else:
             attended = causal_attention(query, key, value, *how)
