@@ -78,7 +78,7 @@ def _deepspeed_local_token_count() -> None:
     from kit.engines.base import IGNORE_INDEX
     from kit.engines.deepspeed import engine
 
-    def local_tokens(micro_batches, device: torch.device) -> int:
+    def local_tokens(micro_batches, device: torch.device, group) -> int:
         return sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
 
     engine.global_tokens = local_tokens
@@ -145,9 +145,11 @@ def _megatron_batched_interleaving() -> None:
 
 def _megatron_shifted_stages() -> None:
     """Stages hold each other's layers: the layer offset counts from the wrong end."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build as count
+
     from kit.engines.megatron import exchange
 
-    offset, count = exchange.get_transformer_layer_offset, exchange.get_num_layers_to_build
+    offset = exchange.get_transformer_layer_offset
 
     def from_the_end(config, vp_stage=None, pp_rank=None):
         return config.num_layers - offset(config, vp_stage, pp_rank) - count(config, vp_stage, pp_rank)
@@ -157,9 +159,9 @@ def _megatron_shifted_stages() -> None:
 
 def _megatron_unbalanced_context() -> None:
     """Ranks take neighbouring parts of the sequence, while attention believes in the zig-zag order."""
-    from kit.engines.megatron import engine
+    from kit.engines.megatron import forward
 
-    _replace(engine, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
+    _replace(forward, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
 
 
 def _megatron_swapped_experts() -> None:

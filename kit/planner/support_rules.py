@@ -13,7 +13,7 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     """Precisions, objectives and optimizers that the engines have."""
     return _refused(
         {
-            "precision": (job.precision, ("bf16", "fp32")),
+            "precision": (job.precision, (*(("fp16",) if layout.engine == "deepspeed" else ()), "bf16", "fp32")),
             "objective": (job.objective, _OBJECTIVES[layout.engine]),
             "lora": (job.lora and "{…}", (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
@@ -35,10 +35,10 @@ def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
             "recompute": (layout.recompute, ("none", "full")),
             "first_stage_layers": (layout.first_stage_layers, (None,)),
             "last_stage_layers": (layout.last_stage_layers, (None,)),
-            "cp_comm_type": (layout.cp_comm_type, ("all_gather",)),
-            "zero_hpz": (layout.zero_hpz, (1,)),
-            "zero_quantized_weights": (layout.zero_quantized_weights, (False,)),
-            "zero_quantized_gradients": (layout.zero_quantized_gradients, (False,)),
+            "cp_comm_type": (
+                layout.cp_comm_type,
+                ("all_gather", "a2a") if layout.engine == "deepspeed" else ("all_gather",),
+            ),
         }
     )
 

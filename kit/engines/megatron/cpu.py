@@ -3,7 +3,7 @@
 Only a worker's entry point calls ``install()``, and only where the plan's device is the CPU. Importing this module
 changes nothing. The engine itself is written for CUDA and asks nowhere what it runs on.
 
-Each row names what is replaced, the file of megatron-core 0.16.1 that needs it, and why. After ``install()`` a
+Each row names what is replaced, the file of megatron-core that needs it, and why. After ``install()`` a
 process can no longer use a real GPU.
 """
 
@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-
-MEGATRON_CORE_VERSION = "0.16.1"
-"""The version whose files the table names."""
 
 _CPU = torch.device("cpu")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, parameter_shapes
 from kit.engines.megatron import native
-from kit.engines.megatron.context import local_part
 from kit.engines.megatron.exchange import Exchange
+from kit.engines.megatron.forward import forward
 from kit.engines.megatron.model import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.places import places
@@ -97,11 +97,15 @@ class MegatronEngine:
 
     def save(self, directory: Path) -> None:
         """Write megatron-core's torch_dist format into an existing empty directory."""
-        native.save(directory, self._chunks, self._optimizer)
+        self._snapshot(copy=False).write(directory)
+
+    def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
+        """See ``Snapshots``."""
+        return self._snapshot(copy=True).write
 
     def load(self, directory: Path) -> None:
-        """Read what ``save`` wrote, for the same layout. Raises CheckpointError."""
-        native.load(directory, self._chunks, self._optimizer)
+        """Read what ``save`` wrote, on this layout or another. Raises CheckpointError."""
+        self.set_optimizer_steps(native.load(directory, self._exchange))
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Stream one kind of state under Hugging Face names; see ``Engine``."""
@@ -147,6 +151,9 @@ class MegatronEngine:
         del self._exchange, self._states, self._optimizer, self._chunks
         parallel_state.destroy_model_parallel()
 
+    def _snapshot(self, copy: bool) -> native.Snapshot:
+        return native.snapshot(self._exchange, self._optimizer.param_groups, copy)
+
     def _overlap_gradients(self) -> None:
         """Reduce gradients during backward, but of the last micro batch only (megatron.training's wiring)."""
         no_sync = [chunk.no_sync for chunk in self._chunks]
@@ -184,16 +191,8 @@ class MegatronEngine:
 
 def _forward_step(micro_batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
     """One micro batch through one model chunk (``forward_step_func`` of pipeline_parallel/schedules.py)."""
-    batch = next(micro_batches)
-    device = torch.cuda.current_device()
-    positions = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
-    group = parallel_state.get_context_parallel_group()
-    input_ids, labels, position_ids = (
-        local_part(whole, 1, group).to(device, non_blocking=True)
-        for whole in (batch.input_ids, batch.labels, positions)
-    )
-    output = model(input_ids, position_ids, attention_mask=None, labels=labels)
-    return output, partial(_sum_loss, labels != IGNORE_INDEX)
+    output, counted = forward(model, next(micro_batches))
+    return output, partial(_sum_loss, counted)
 
 
 def _sum_loss(
