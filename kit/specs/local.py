@@ -57,8 +57,8 @@ def listed_gpu(text: str, gpus: dict[str, GpuSpec]) -> tuple[GpuSpec, int]:
     kinds = sorted({name.strip() for name, _ in rows})
     if len(kinds) > 1:
         raise SpecError(
-            f"this machine has GPUs of several kinds ({', '.join(kinds)}), and a plan uses equal ones; describe the part "
-            "to use in a YAML file, and hide the rest with CUDA_VISIBLE_DEVICES"
+            f"this machine has GPUs of several kinds ({', '.join(kinds)}), and a plan uses equal ones; describe the "
+            "part to use in a YAML file, and hide the rest with CUDA_VISIBLE_DEVICES"
         )
     memory_gib = min(int(mebibytes) for _, mebibytes in rows) / 1024
     # Words of the catalog's name must all stand in the driver's: H100 in "NVIDIA H100 80GB HBM3".
@@ -67,8 +67,8 @@ def listed_gpu(text: str, gpus: dict[str, GpuSpec]) -> tuple[GpuSpec, int]:
     fitting = [gpu for gpu in fitting if abs(gpu.memory_gib / memory_gib - 1) < 0.1]
     if not fitting:
         raise SpecError(
-            f"GPU {kinds[0]!r} with {memory_gib:.0f} GiB is not in the catalog; describe the cluster in a YAML file with "
-            "a gpu section (memory_gib, bf16_tflops, hbm_gbytes_per_s, …)"
+            f"GPU {kinds[0]!r} with {memory_gib:.0f} GiB is not in the catalog; describe the cluster in a YAML file "
+            "with a gpu section (memory_gib, bf16_tflops, hbm_gbytes_per_s, …)"
         )
     best = max(fitting, key=lambda gpu: len(_model_words(gpu.name)))
     # torch sees less than nvidia-smi counts; the catalog's figure is torch's.
@@ -86,9 +86,8 @@ def _words(name: str) -> set[str]:
 
 def _model_words(name: str) -> set[str]:
     """Of a catalog name without its memory size (A100-80) and its maker's line (RTX)."""
-    return {
-        word for word in _words(name.split("-")[0] if re.fullmatch(r"[AV]\d+-\d+", name) else name) if word != "rtx"
-    }
+    sized = re.fullmatch(r"([AV]\d+)-\d+", name)
+    return _words(sized.group(1) if sized else name) - {"rtx"}
 
 
 def _nvidia_smi(*words: str) -> str:
