@@ -164,11 +164,16 @@ def _torch_native(model: ModelSpec, element: int, layout: Layout) -> dict[str, f
     statistics = 4 if model.norm == "rmsnorm" else 8
     # The value is a view of the whole projection's output, which therefore stays; query and key are rotated copies.
     inputs = query + key_value + (query + 2 * key_value)
-    output = query
-    if layout.cp > 1:
+    output, sums = query, 4 * heads
+    if layout.recompute == "selective":
+        sums = 0
+    elif layout.cp > 1 and layout.cp_comm_type == "p2p":
+        # A copy of this rank's keys and values (ring.py), and the output once for each order of its dimensions.
+        inputs, output = query + 2 * key_value, 2 * query
+    elif layout.cp > 1:
         # Keys and values of the whole sequence instead (context.py), and both halves of the output beside their sum.
         inputs, output = query + 2 * key_value * layout.cp, 2 * query
-    attention = element * (inputs + output) + 4 * heads
+    attention = element * (inputs + output) + sums
     if model.qk_norm:
         attention += element * query + 4 * (heads + key_value / model.head_dim)
     # Gate and up are one tensor (2f); silu(gate), up + offset and the product are one each (transformer/mlp.py, glu).

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from kit.cost import activations, deepspeed_sizes, offload
 from kit.cost.efficiency import overheads
 from kit.cost.params import count, rank_experts, rank_parameters
+from kit.cost.pipeline import distinct_stages, stage_layers
 from kit.cost.prediction import StageMemory
 from kit.cost.states import state_bytes
 from kit.specs.cluster import ClusterSpec
@@ -39,9 +40,9 @@ def peak_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: La
 
 
 def peak_gib(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> float:
-    """Peak of the fullest stage. It is the first or the last: those between hold less than the first."""
-    ends = {0, layout.pp - 1}
-    return to_gib(max(sum(stage_bytes(model, cluster, job, layout, stage).values()) for stage in ends))
+    """Peak of the fullest stage. Those after the second hold less than it, but for the last."""
+    stages = distinct_stages(layout)
+    return to_gib(max(sum(stage_bytes(model, cluster, job, layout, stage).values()) for stage in stages))
 
 
 def micro_batches_in_flight(layout: Layout, stage: int) -> float:
@@ -70,8 +71,9 @@ class _Dynamic:
 
 def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int) -> dict[str, float]:
     """Bytes by component of a rank of one stage, at its fullest moment."""
-    dense = rank_parameters(model, layout.tp, layout.pp, stage)
-    experts = rank_experts(model, layout.pp, layout.ep, layout.etp)
+    layers = stage_layers(model, layout, stage)
+    dense = rank_parameters(model, layout.tp, layout.pp, stage, layers)
+    experts = rank_experts(model, layout.pp, layout.ep, layout.etp, stage, layers)
     parameters = dense + experts
     state = state_bytes(layout, job.precision)
     # Experts are alike on other ranks than the rest, which changes what the distributed optimizer shards over.
@@ -114,7 +116,7 @@ def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: La
 
 def _dynamic(model: ModelSpec, job: JobSpec, layout: Layout, stage: int) -> _Dynamic:
     tokens = _tokens(job, layout)
-    layers = (model.num_layers + model.encoder_layers) // layout.pp
+    layers = len(stage_layers(model, layout, stage)) + model.encoder_layers // layout.pp
     in_flight = micro_batches_in_flight(layout, stage)
     per_layer = activations.layer_bytes_per_token(model, job, layout) * tokens
     working = activations.working_bytes_per_token(model, job, layout) * tokens
@@ -123,6 +125,9 @@ def _dynamic(model: ModelSpec, job: JobSpec, layout: Layout, stage: int) -> _Dyn
     if layout.recompute == "full":
         kept = activations.layer_input_bytes_per_token(model, job, layout) * tokens * layers * in_flight
         return _Dynamic(kept=kept, one_layer=per_layer + working, logits=logits)
+    if layout.recompute == "selective":
+        whole = activations.layer_bytes_per_token(model, job, replace(layout, recompute="none")) * tokens
+        working += whole - per_layer
     return _Dynamic(kept=per_layer * layers * in_flight, one_layer=working, logits=logits)
 
 

@@ -10,7 +10,7 @@ from kit.cost.memory import COMPONENTS
 from kit.cost.params import count
 from kit.cost.prediction import StageMemory
 from kit.errors import KitError
-from kit.planner.decisions import describe
+from kit.planner.describe import describe
 from kit.planner.memory_report import MemoryReport
 from kit.specs.sizes import MADE
 from kit.units import human_count

@@ -32,15 +32,19 @@ def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
     """Ways to divide the work that the engines have."""
     return _refused(
         {
-            "recompute": (layout.recompute, ("none", "full")),
-            "first_stage_layers": (layout.first_stage_layers, (None,)),
-            "last_stage_layers": (layout.last_stage_layers, (None,)),
-            "cp_comm_type": (
-                layout.cp_comm_type,
-                ("all_gather", "a2a") if layout.engine == "deepspeed" else ("all_gather",),
-            ),
+            # Attention alone is computed again by megatron-core's layer (transformer/attention.py, core_attn).
+            "recompute": (layout.recompute, ("none", "full", *(["selective"] if layout.engine == "megatron" else []))),
+            "cp_comm_type": (layout.cp_comm_type, _EXCHANGES[layout.engine]),
         }
     )
+
+
+_EXCHANGES: dict[EngineName, tuple[str, ...]] = {
+    "torch": ("all_gather",),
+    "deepspeed": ("all_gather", "a2a"),
+    "megatron": ("all_gather", "p2p"),
+}
+"""With cp=1 the first is the default, and is not read."""
 
 
 def _refused(values: dict[str, tuple[object, tuple[object, ...]]]) -> str | None:
