@@ -175,14 +175,48 @@ def lint(
         raise typer.Exit(1)
 
 
+@app.command()
+def doctor(
+    logs: Annotated[list[Path], typer.Argument(help="Logs of all ranks: files, or directories of them.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What went wrong in a run: the cause, the rank that had it first, what to do. Exit code 1 where one is found."""
+    import json
+
+    from kit.diagnose.logs import diagnose
+
+    causes = diagnose(logs)
+    if as_json:
+        typer.echo(json.dumps([cause.as_json() for cause in causes], indent=1))
+    else:
+        typer.echo("\n".join(str(cause) for cause in causes) if causes else "no known sign of a failure")
+    if causes:
+        raise typer.Exit(1)
+
+
 @convert_app.command("data")
 def convert_data(
     sources: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or a saved Hugging Face data set.")],
     tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair.")],
     text_key: Annotated[str, typer.Option(help="Field of jsonl rows and data sets that holds the text.")] = "text",
+    objective: Annotated[
+        str,
+        typer.Option(help="pretrain: text. sft: jsonl of messages, or prompt and completion. seq2seq: source, target."),
+    ] = "pretrain",
+    seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: longer rows lose their end.", min=1)] = None,
 ) -> None:
-    """Tokenise text into the .bin/.idx pair that every engine reads."""
+    """Tokenise text, chats or pairs into the .bin/.idx pair that the engines read."""
+    if objective in ("sft", "seq2seq"):
+        from kit.training.data.tokenise_rows import tokenise_rows
+
+        rows = tokenise_rows(sources, tokenizer, out, objective=objective, seq_length=seq_length)  # type: ignore[arg-type]
+        typer.echo(str(rows))
+        return
+    if objective != "pretrain" or seq_length is not None:
+        raise SpecError(
+            f"--objective {objective}, --seq-length {seq_length}: use pretrain, sft or seq2seq; text is never cut"
+        )
     from kit.training.data.tokenise import tokenise
 
     typer.echo(str(tokenise(sources, tokenizer, out, text_key=text_key)))

@@ -78,7 +78,7 @@ def _deepspeed_local_token_count() -> None:
     from kit.engines.base import IGNORE_INDEX
     from kit.engines.deepspeed import engine
 
-    def local_tokens(micro_batches, device: torch.device) -> int:
+    def local_tokens(micro_batches, device: torch.device, group) -> int:
         return sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
 
     engine.global_tokens = local_tokens
@@ -159,9 +159,9 @@ def _megatron_shifted_stages() -> None:
 
 def _megatron_unbalanced_context() -> None:
     """Ranks take neighbouring parts of the sequence, while attention believes in the zig-zag order."""
-    from kit.engines.megatron import engine
+    from kit.engines.megatron import forward
 
-    _replace(engine, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
+    _replace(forward, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
 
 
 def _megatron_swapped_experts() -> None:

@@ -21,8 +21,6 @@ from kit.units import GIB, to_gib
 
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 
-ZERO3_LIVE_PARAMETERS = 10**9
-"""Gathered parameters that DeepSpeed keeps (runtime/zero/config.py: max_live_parameters, max_reuse_distance)."""
 ZERO3_SUB_GROUP = 10**9
 """Parameters that a stage-3 step converts at a time (runtime/zero/config.py: sub_group_size)."""
 
@@ -79,7 +77,7 @@ def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: La
     # Experts are alike on other ranks than the rest, which changes what the distributed optimizer shards over.
     of_experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1), job.precision)
     dynamic = _dynamic(model, job, layout, stage)
-    buffers = _buffers(model, job, layout)
+    buffers = _buffers(model, cluster, job, layout)
     constant = {
         "weights": state.weights * parameters,
         "optimizer": state.optimizer * dense + of_experts.optimizer * experts,
@@ -116,7 +114,7 @@ def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: La
 
 def _dynamic(model: ModelSpec, job: JobSpec, layout: Layout, stage: int) -> _Dynamic:
     tokens = _tokens(job, layout)
-    layers = model.num_layers // layout.pp
+    layers = (model.num_layers + model.encoder_layers) // layout.pp
     in_flight = micro_batches_in_flight(layout, stage)
     per_layer = activations.layer_bytes_per_token(model, job, layout) * tokens
     working = activations.working_bytes_per_token(model, job, layout) * tokens
@@ -140,26 +138,30 @@ def _autocast_copies(model: ModelSpec, job: JobSpec, layout: Layout, during_loss
     head = model.vocab_size * model.hidden_size
     if layout.recompute == "full" and during_loss:
         return 2.0 * head
-    return 2.0 * (model.num_layers * count(model).layer.matrices + head)
+    return 2.0 * (count(model).layer_matrices + head)
 
 
-def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
+def _buffers(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> float:
     """What is gathered, and buckets; those of DDP and Megatron hold the gradients themselves."""
     if layout.engine == "megatron" or layout.zero_stage == 0:
         return 0.0
-    element = 2.0 if job.precision == "bf16" else 4.0
+    element = 2.0 if job.precision != "fp32" else 4.0
     if layout.engine == "torch":
         return _fsdp_buffers(model, layout, element)
-    kept = offload.device_buffer_bytes(model, layout, job.precision)
+    if layout.autocast:
+        element = 4.0
+    # hpZ keeps weights once more, spread over the ranks of a node, from their first gather of a step until its end.
+    second_copy = element * count(model).total / layout.zero_hpz if layout.zero_hpz > 1 else 0.0
+    kept = offload.device_buffer_bytes(model, cluster, layout, job.precision)
     if layout.zero_stage < 3:
-        bucket = deepspeed_sizes.reduce_bucket(model, layout) * element
+        bucket = deepspeed_sizes.reduce_bucket(model, cluster, layout) * element
         return kept + 2 * bucket  # double buffering: contiguous_gradients with overlap_comm
-    prefetched = deepspeed_sizes.largest_layer_matrix(model)
-    live = min(count(model).total, ZERO3_LIVE_PARAMETERS) + prefetched
+    prefetched = deepspeed_sizes.prefetch_bucket(model, cluster, layout)
+    live = deepspeed_sizes.live_parameters(model, cluster, layout) + prefetched
     if layout.offload_param == "nvme":
         # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
         live = min(live, deepspeed_sizes.largest_parameter(model) + 2 * prefetched)
-    return kept + live * element
+    return kept + live * element + second_copy
 
 
 def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> float:

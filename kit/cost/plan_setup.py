@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.machine import ComputePrecision
 from kit.cost.program import Program
 from kit.cost.setup import Experts, Fp8, Lora, Shape, TrainingSetup
@@ -22,7 +23,8 @@ def shape_of(model: ModelSpec) -> Shape:
             ffn_hidden_size=model.moe_ffn_hidden_size,
         )
     return Shape(
-        num_layers=model.num_layers,
+        # Of both stacks; the attention of the decoder to the encoder is left out.
+        num_layers=model.num_layers + model.encoder_layers,
         hidden_size=model.hidden_size,
         ffn_hidden_size=model.ffn_hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -47,11 +49,11 @@ def compute_precision(job: JobSpec) -> ComputePrecision:
     return job.precision
 
 
-def program_of(job: JobSpec, layout: Layout) -> Program:
+def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
     """How this kit's engines run a layout (kit/emit, kit/engines)."""
     megatron = layout.implementation != "huggingface-sdpa"
     fused = layout.implementation == "transformer-engine"
-    sixteen = 2.0 if job.precision != "fp32" else 4.0
+    width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
     engine = "deepspeed" if layout.engine == "deepspeed" else "megatron" if megatron else ("ddp" if layout.zero_stage == 0 else "fsdp")
     return Program(
         engine=engine,  # type: ignore[arg-type]
@@ -62,7 +64,9 @@ def program_of(job: JobSpec, layout: Layout) -> Program:
         # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations.
         overlaps_tensor_gradients=True,
         context_exchange=layout.cp_comm_type,
-        gradient_bytes=sixteen if layout.engine == "deepspeed" else 4.0,
+        gradient_bytes=gradient_bytes(model, layout.gradient_compression, width),
+        gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
+        zero_plus_plus=ZeroPlusPlus.of(layout),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kit.cost.compression import ZeroPlusPlus
 from kit.cost.machine import ComputePrecision
 
 Code = Literal["fused", "compiled", "eager", "huggingface", "torch-native"]
@@ -36,6 +37,9 @@ class Program:
     context_exchange: Literal["p2p", "all_gather", "a2a"] = "p2p"
     gradient_bytes: float = 4.0
     """Of a gradient that is reduced over data-parallel ranks."""
+    gradient_kernel_bytes: float = 0.0
+    """Memory moved per gradient to compress it, once a step."""
+    zero_plus_plus: ZeroPlusPlus | None = None
     keeps_gathered: bool = False
     """FSDP: whether gathered weights are kept from forward to backward."""
     balanced_context: bool = True

@@ -42,7 +42,7 @@ def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, 
     able = {
         engine: broken
         for engine, broken in reasons.items()
-        if all(violation.rule != "data_parallel_only" for violation in broken)
+        if all(violation.rule not in ("data_parallel_only", "deepspeed_splits") for violation in broken)
     }
     return able or reasons
 

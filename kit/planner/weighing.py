@@ -89,6 +89,7 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
         layout.vp,
         int(layout.recompute == "full"),
         layout.zero_stage,
+        layout.zero_hpz,
         layout.micro_batch_size,
     )
 
@@ -128,6 +129,7 @@ def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:
         "ep",
         "etp",
         "zero_stage",
+        "zero_hpz",
         "offload_optimizer",
         "offload_param",
         "recompute",

@@ -11,7 +11,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from kit.engines.base import StateKind
 from kit.engines.hf import check_names, hf_config, parameter_shapes
@@ -36,7 +39,7 @@ TOKENIZER_FILES = (
 )
 """What is copied from ``extras_from``, as far as it is there."""
 
-SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 
 
 def hub_to_hf(
@@ -46,7 +49,7 @@ def hub_to_hf(
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
 ) -> None:
-    """Write the master weights of a hub checkpoint as a model that ``AutoModelForCausalLM`` loads.
+    """Write the master weights of a hub checkpoint as a model that transformers' Auto classes load.
 
     ``extras_from``: the Hugging Face directory that the run started from; its tokenizer files, generation config
     and special token ids are taken over. Nothing is downloaded; one tensor is in memory at a time.
@@ -65,7 +68,9 @@ def hub_to_hf(
             _write_weights(source, shapes, DTYPES[dtype], partial, shard_bytes)
             config = hf_config(hub.model)
             config.dtype = DTYPES[dtype]
-            config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[hub.model.family]]
+            two_stacks = hub.model.is_encoder_decoder
+            classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if two_stacks else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+            config.architectures = [classes[hub.model.family]]
             for key, value in _special_tokens(extras_from).items():
                 setattr(config, key, value)
             config.save_pretrained(partial)
