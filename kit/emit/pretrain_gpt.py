@@ -57,10 +57,10 @@ def pretrain_gpt_script(plan: Plan) -> str:
     """A bash script that starts this node's processes of Megatron-LM's pretrain_gpt.py."""
     lines = [
         "#!/usr/bin/env bash",
-        f"# The plan of this directory for Megatron-LM's own trainer (tag {TAG}), in its flags. Arguments go to it, and",
-        "# win over those below. It needs data, a number of steps and where to save, for example:",
-        "#   MEGATRON_LM=/path/to/Megatron-LM ./pretrain_gpt.sh --data-path data/train --split 99,1,0 --train-iters 1000 \\",
-        "#       --lr-warmup-iters 100 --min-lr 3e-5 --save checkpoints --save-interval 500 --load converted",
+        f"# The plan of this directory for Megatron-LM's own trainer (tag {TAG}), in its flags. Arguments go to it,",
+        "# and win over those below. It needs data, a number of steps and where to save, for example:",
+        "#   MEGATRON_LM=/path/to/Megatron-LM ./pretrain_gpt.sh --data-path data/train --split 99,1,0 \\",
+        "#       --train-iters 1000 --lr-warmup-iters 100 --save checkpoints --save-interval 500 --load converted",
         "# Weights to start from: kit convert model DIRECTORY --to megatron --out converted",
         "set -euo pipefail",
         ': "${MEGATRON_LM:?directory of a Megatron-LM checkout}"',
@@ -70,9 +70,7 @@ def pretrain_gpt_script(plan: Plan) -> str:
         "arguments=(",
         *(f"    {shlex.join(words)}" for words in pretrain_gpt_arguments(plan)),
         ")",
-        " ".join(
-            ["exec", '"$PYTHON"', *torchrun(plan), '"$MEGATRON_LM/pretrain_gpt.py"', '"${arguments[@]}"', '"$@"']
-        ),
+        " ".join(["exec", '"$PYTHON"', *torchrun(plan), '"$MEGATRON_LM/pretrain_gpt.py"', '"${arguments[@]}"', '"$@"']),
     ]
     return "\n".join(lines) + "\n"
 
@@ -93,6 +91,8 @@ def _of_the_run(plan: Plan) -> list[Words]:
         ["--transformer-impl", "transformer_engine"],
         ["--ckpt-format", "torch_dist"],
     ]
+    if model.num_key_value_heads != model.num_attention_heads:
+        words.append(["--group-query-attention"])
     if model.rope_theta is not None:
         words.append(["--rotary-base", str(int(model.rope_theta))])
     scaling = model.rope_scaling or {}
@@ -128,7 +128,7 @@ def _elsewhere(value: Any, settings: Mapping[str, Any]) -> Words:
 def _query_groups(value: Any, settings: Mapping[str, Any]) -> Words:
     if value == settings["transformer_config"]["num_attention_heads"]:
         return []
-    return ["--group-query-attention", "--num-query-groups", str(value)]
+    return ["--num-query-groups", str(value)]  # with --group-query-attention below
 
 
 def _activation(value: Any, settings: Mapping[str, Any]) -> Words:
