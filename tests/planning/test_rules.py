@@ -265,7 +265,7 @@ CASES = [
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
         "drops attention masks",
         deepspeed(zero_stage=3),
-        model="mistral-7b",
+        model="mistral-7b-v0.1",
         change={"seq_length": 8192},
     ),
     Case("deepspeed_splits", deepspeed(zero_stage=1, tp=2, sp=True), "sp=true on engine=deepspeed", OVER_MEGATRON),
