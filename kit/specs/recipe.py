@@ -53,7 +53,7 @@ class _RecipeFile:
     model: str | ModelSpec
     """Catalog name, path of a Hugging Face directory, or a shape."""
     cluster: str | ClusterSpec
-    """For example ``8xH100`` or ``aws:p5.48xlarge:4``, or a full description."""
+    """For example ``8xH100`` or ``aws:p5.48xlarge:4``, a YAML file, ``local``, or a full description."""
     job: JobSpec = JobSpec()
     run: RunSpec | None = None
     layout: Pins = Pins()
@@ -117,7 +117,7 @@ def _section(key: str, document: yaml.Document, base: Path) -> Any:
         try:
             if key == "model":
                 return load_model(str(local) if (local / "config.json").is_file() else raw)
-            return parse_cluster(raw)
+            return parse_cluster(str(local) if local.is_file() else raw)
         except SpecError as error:
             raise SpecError(f"{document.where((key,))}: {key}: {error}") from None
     if raw is None:
