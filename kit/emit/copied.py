@@ -26,7 +26,9 @@ def copy_recipe(name: str, target: Path) -> Path:
     staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
         staging.mkdir(parents=True)
-        head = f"# {headline(source)}\n# A copy of kit's {source.stem}: change it, then kit emit recipe.yaml --out run2\n"
+        head = (
+            f"# {headline(source)}\n# A copy of kit's {source.stem}: change it, then kit emit recipe.yaml --out run2\n"
+        )
         (staging / "recipe.yaml").write_text(head + merged_text(source), encoding="utf-8")
         recipe = load_recipe(staging / "recipe.yaml")
         plan = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
@@ -46,9 +48,15 @@ def copy_recipe(name: str, target: Path) -> Path:
 
 def _paths(run: RunSpec, directory: Path) -> list[str]:
     """What must be there before it starts, as the recipe writes it."""
-    found: list[str] = []
-    map_paths(run, lambda path: found.append(os.path.relpath(path, directory.resolve())) or path)
-    return sorted({path if not path.startswith("..") else "/" + path.lstrip("./") for path in found})
+    found: set[str] = set()
+
+    def note(path: str) -> str:
+        inside = Path(path).is_relative_to(directory.resolve())
+        found.add(os.path.relpath(path, directory.resolve()) if inside else path)
+        return path
+
+    map_paths(run, note)
+    return sorted(found)
 
 
 def _page(name: str, line: str, recipe: Recipe, needed: list[str]) -> str:
@@ -60,12 +68,7 @@ def _page(name: str, line: str, recipe: Recipe, needed: list[str]) -> str:
         else "kit train run                                      # or: run/launch.sh"
     )
     convert = "kit convert data text/*.jsonl --tokenizer models/NAME --out data/train"
-    settings = yaml.dump({"run": yaml.to_plain(recipe.run)}) if recipe.run is not None else ""
-    needs = "\n".join(
-        f"    {row}"
-        for row in settings.splitlines()
-        if any(key in row for key in ("model_path", "train:", "validation:", "nvme"))
-    )
+    needs = "\n".join(f"- `{path}`" for path in needed)
     return f"""# {name}
 
 {line}

@@ -4,15 +4,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from kit.emit.run_directory import files_of
-from kit.emit.templates import TEMPLATES
+from kit.emit.templates import NVME_PATH, TEMPLATES, with_nvme_path
 from kit.errors import PlanError
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
-from kit.specs.recipe import load_recipe
+from kit.specs.recipe import Recipe, load_recipe
 from kit.specs.shipped import recipe_names, recipe_path
 
 CONFIGS = ("ds_config.json", "ds_config.md")
@@ -24,7 +25,8 @@ def shipped_files() -> dict[str, str]:
     files = {f"ds_configs/{template.name}.json": template.text() for template in TEMPLATES}
     rows: list[str] = []
     for name in recipe_names():
-        plan = _plan(name)
+        recipe = load_recipe(recipe_path(name))
+        plan = _plan(recipe)
         if plan is None or plan.cluster.gpu.device == "cpu":
             continue  # plans that do not fit have no files; rehearsals on a CPU are not for copying
         texts = files_of(plan)
@@ -32,7 +34,9 @@ def shipped_files() -> dict[str, str]:
             if file in texts:
                 files[f"launch/{name}/{file}"] = texts[file]
         if "ds_config.json" in texts:
-            files[f"ds_configs/{name}.json"] = texts["ds_config.json"]
+            nvme_path = (recipe.run and recipe.run.nvme_path) or NVME_PATH
+            config = with_nvme_path(json.loads(texts["ds_config.json"]), nvme_path)
+            files[f"ds_configs/{name}.json"] = json.dumps(config, indent=2) + "\n"
             files[f"ds_configs/{name}.md"] = texts["ds_config.md"]
             rows.append(f"| [{name}]({name}.json) | {describe(plan.layout)} | [why]({name}.md) |")
     files["ds_configs/README.md"] = _configs_page(rows)
@@ -49,10 +53,7 @@ def check(root: Path) -> list[str]:
             problems.append(f"{name} is missing")
         elif path.read_text(encoding="utf-8") != text:
             problems.append(f"{name} is not what its recipe says today")
-    present = {
-        str(path.relative_to(root)) for folder in ("ds_configs", "launch") for path in (root / folder).rglob("*.*")
-    }
-    return problems + [f"{name} follows from no recipe" for name in sorted(present - set(wanted))]
+    return problems + [f"{name} follows from no recipe" for name in _present(root) if name not in wanted]
 
 
 def write(root: Path) -> list[str]:
@@ -79,8 +80,7 @@ def _present(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in files)
 
 
-def _plan(name: str) -> Plan | None:
-    recipe = load_recipe(recipe_path(name))
+def _plan(recipe: Recipe) -> Plan | None:
     try:
         return make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
     except PlanError:

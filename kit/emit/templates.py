@@ -37,11 +37,17 @@ class Template:
         pins = Pins(engine="deepspeed", **self.pins)
         plan = make_plan(load_model(self.model), parse_cluster(self.cluster), job, pins)
         config = trainer_config(plan) if for_trainer(plan) else ds_config(plan)
-        for name in ("offload_optimizer", "offload_param"):
-            section = config["zero_optimization"].get(name)
-            if section is not None and section["device"] == "nvme":
-                section["nvme_path"] = NVME_PATH
-        return json.dumps(config, indent=2) + "\n"
+        return json.dumps(with_nvme_path(config, NVME_PATH), indent=2) + "\n"
+
+
+def with_nvme_path(config: dict[str, Any], path: str) -> dict[str, Any]:
+    """The same configuration with the disk named where it is used. A plan does not know it: ``run.nvme_path`` does."""
+    named = {
+        name: section | {"nvme_path": path}
+        for name, section in config["zero_optimization"].items()
+        if isinstance(section, dict) and section.get("device") == "nvme"
+    }
+    return config | {"zero_optimization": config["zero_optimization"] | named}
 
 
 TEMPLATES = (
@@ -59,9 +65,7 @@ TEMPLATES = (
         "8xA100-40",
         {"zero_stage": 2, "offload_optimizer": "cpu"},
     ),
-    Template(
-        "zero3", "weights do not fit whole: each layer is gathered when needed", "8xA100-80", {"zero_stage": 3}
-    ),
+    Template("zero3", "weights do not fit whole: each layer is gathered when needed", "8xA100-80", {"zero_stage": 3}),
     Template(
         "zero3-offload",
         "state of all GPUs together does not fit, host memory does",

@@ -64,6 +64,9 @@ class _RecipeFile:
 def json_schema() -> dict[str, Any]:
     """JSON schema of a recipe file, for editors."""
     schema = TypeAdapter(_RecipeFile).json_schema()
+    # A variant says only what differs; what is missing in the whole is found when it is loaded.
+    for part in (schema, schema["$defs"]["RunSpec"], schema["$defs"]["DataSpec"]):
+        part.pop("required", None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kit recipe"}
 
 

@@ -1,7 +1,7 @@
 """YAML in and out: strict, and with the place of every value, so that an error can name its line.
 
-Differences from plain PyYAML: ``1e-5`` is a number (YAML 1.2) and ``20e9`` a whole one, ``on``/``off``/``yes``/``no`` are
-strings, and a duplicate key is an error instead of a silent overwrite.
+Differences from plain PyYAML: ``1e-5`` is a number (YAML 1.2) and ``20e9`` a whole one, ``on``/``off``/``yes``/``no``
+are strings, and a duplicate key is an error instead of a silent overwrite.
 """
 
 from __future__ import annotations
