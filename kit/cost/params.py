@@ -141,22 +141,23 @@ def largest_layer(model: ModelSpec) -> int:
     return max(counts.layer.total, counts.embedding)
 
 
-def rank_experts(model: ModelSpec, pp: int, ep: int, etp: int) -> int:
-    """Parameters of experts that one rank of any pipeline stage holds."""
-    return model.num_layers // pp * count(model).layer.experts // (ep * etp)
+def rank_experts(model: ModelSpec, pp: int, ep: int, etp: int, layers: int | None = None) -> int:
+    """Parameters of experts that one rank of a pipeline stage of ``layers`` layers holds; null: an even share."""
+    layers = model.num_layers // pp if layers is None else layers
+    return layers * count(model).layer.experts // (ep * etp)
 
 
-def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
+def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int, layers: int | None = None) -> int:
     """Parameters that one rank of pipeline stage ``stage`` holds beside experts: matrices split over ``tp``, the
-    vocabulary padded.
+    vocabulary padded. ``layers``: of the stage; null: an even share.
 
     megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings a second
-    copy of the embedding there (models/common/language_module/language_module.py). ``pp`` divides the layers.
+    copy of the embedding there (models/common/language_module/language_module.py).
     """
     counts = count(model)
     layer = counts.layer
     per_layer = (layer.attention + layer.mlp + layer.split_biases) // tp + layer.replicated + layer.router
-    local = model.num_layers // pp * per_layer
+    local = (model.num_layers // pp if layers is None else layers) * per_layer
     vocabulary = -(-model.vocab_size // tp) * model.hidden_size
     if stage == 0:
         local += vocabulary + counts.positions

@@ -6,7 +6,7 @@ saved and the incoming gradient, and writes the outgoing one).
 
 from __future__ import annotations
 
-from kit.cost.activations import uses_autocast
+from kit.cost.planned import uses_autocast
 from kit.specs.job import Precision
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
