@@ -51,7 +51,7 @@ def with_deepspeed(row: Row, setup: TrainingSetup) -> TrainingSetup:
             parameters=(parameters,),
             most_step_extra=4.0 * SUB_GROUP if stage == 3 else float("inf"),
             buffers=bucket if stage == 3 else 0.0,
-            gathered=live if stage == 3 else 2 * bucket,
+            gathered=(live, live, live) if stage == 3 else (0.0, 2 * bucket, 2 * bucket),
             largest_parameter=int(largest) if stage == 3 else 0,
         ),
     )

@@ -22,7 +22,9 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     return RankParts(
         states=rank_states(setup, stage),
         buffers=planned.buffers + _workspaces(setup),
-        gathered=planned.gathered,
+        gathered_in_loss=planned.gathered[0],
+        gathered=planned.gathered[1],
+        gathered_at_end=planned.gathered[2],
         buffers_in_loss=in_loss,
         # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
         casts_in_forward=(after_forward, 2.0 * entries) if after_forward > in_loss else (0.0, 0.0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost import native_layer
 from kit.cost.megatron_layer import ELEMENT, kept_terms, layer_input, layer_terms
 from kit.cost.rank_memory import RankParts
 from kit.cost.rank_params import layer_parameters
@@ -29,10 +30,14 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         again = deepest * setup.recompute_every
     waiting, loss = logits_bytes(setup) if stage == setup.pp - 1 else (0.0, 0.0)
     planned = setup.planned
+    gathered = gathered_bytes(setup, stage)
+    of_plan = planned.gathered if planned else (0.0, 0.0, 0.0)
     return RankParts(
         states=rank_states(setup, stage),
         buffers=workspace_bytes(setup, stage) + (planned.buffers if planned else 0.0),
-        gathered=gathered_bytes(setup, stage) + (planned.gathered if planned else 0.0),
+        gathered_in_loss=gathered + of_plan[0],
+        gathered=gathered + of_plan[1],
+        gathered_at_end=gathered + of_plan[2],
         kept=kept_activations(setup, stage),
         again=again,
         working=working_bytes(setup, stage),
@@ -52,6 +57,8 @@ def kept_activations(setup: TrainingSetup, stage: int) -> float:
             one += setup.shape.hidden_size * setup.shard_tokens
         if stage == setup.pp - 1 and virtual == setup.vp - 1:
             one += _after_last_layer(setup)
+        elif setup.keeps_outputs:
+            one += layer_input(setup)
         total += one * count
     return total
 
@@ -104,6 +111,8 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
         waiting = min(setup.micro_batches - 1, DEFERRED_GRADIENTS)
         hidden = ELEMENT * setup.shape.hidden_size * setup.tokens
         return waiting * (2 * entries + hidden), 6 * entries
+    if setup.kernels == "torch-native":
+        return 0.0, native_layer.loss_bytes(setup, entries)
     if setup.weight_bytes == 4:
         return 4 * entries * setup.shape.mtp_layers, 4 * entries  # fp32 already: in place throughout
     kept, fullest = {"unfused": (4, 6), "native": (4, 10), "te": (2, 2)}[setup.cross_entropy]
@@ -112,6 +121,8 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
 
 def working_bytes(setup: TrainingSetup, stage: int) -> float:
     """Gradients that exist at once in the backward of the last layer: of two widths of the MLP, or of the scores."""
+    if setup.kernels == "torch-native":
+        return native_layer.working_bytes(setup, kinds(setup.shape, stage_layers(setup, stage))[1] > 0)
     shape = setup.shape
     element = setup.element
     hidden = 2 * element * shape.hidden_size * setup.tokens

@@ -69,6 +69,8 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         stage_layers=chunk_layers(model, layout) if uneven else (),
         recompute=layout.recompute,
         weight_bytes=4 if job.precision == "fp32" else 2,
+        # Interleaved sends are still read when they would be freed (kit/emit/megatron.py).
+        keeps_outputs=layout.pp > 1 and layout.vp > 1,
         gradient_accumulation_fusion=layout.implementation == "transformer-engine",
         fp8=Fp8() if job.precision == "fp8" else None,
         lora=_lora(job.lora),
@@ -256,37 +258,46 @@ def _stage_parameters(key: _ById, layers: int, tp: int, pp: int, stage: int, exp
     )
 
 
-def _buffers(model: ModelSpec, layout: Layout, precision: Precision) -> tuple[float, float]:
-    """(what stays, what comes and goes): gathered weights, and buckets; Megatron's and DDP's hold the gradients."""
+def _buffers(model: ModelSpec, layout: Layout, precision: Precision) -> tuple[float, tuple[float, float, float]]:
+    """(what stays, what comes and goes: in the loss, in a layer's backward, at the end of backward): gathered weights,
+    and buckets; Megatron's and DDP's hold the gradients."""
     if layout.engine == "megatron" or layout.zero_stage == 0:
-        return 0.0, 0.0
+        return 0.0, (0.0, 0.0, 0.0)
     element = 4.0 if precision == "fp32" else 2.0
     if layout.engine == "torch":
         return 0.0, _fsdp_buffers(model, layout, element)
     kept = offload.device_buffer_bytes(model, layout, precision)
     if layout.zero_stage < 3:
         # double buffering: contiguous_gradients with overlap_comm
-        return kept, 2 * deepspeed_sizes.reduce_bucket(model, layout) * element
+        buckets = 2 * deepspeed_sizes.reduce_bucket(model, layout) * element
+        return kept, (0.0, buckets, buckets)
     prefetched = deepspeed_sizes.largest_layer_matrix(model) / layout.tp
     live = min(count(model).total / layout.tp, ZERO3_LIVE_PARAMETERS) + prefetched
     if layout.offload_param == "nvme":
         # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
         live = min(live, deepspeed_sizes.largest_parameter(model) + 2 * prefetched)
-    return kept, live * element
+    return kept, (live * element, live * element, live * element)
 
 
-def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> float:
+def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[float, float, float]:
     """FSDP2 (torch/distributed/fsdp/_fully_shard): gathered weights and gradients on their way to be scattered.
 
     The root (embedding, final norm, head) stays gathered from forward to backward, in stage 2 the layers do too; in
     stage 3 one layer computes while the next is gathered. A unit's gradients exist in the compute dtype and as the
-    fp32 input of the reduce-scatter, those of the layer before still being sent.
+    fp32 input of the reduce-scatter, those of the layer before still being sent; the root's are sent last, the head's
+    are there from the beginning.
     """
     counts = count(model)
     root = counts.total - counts.layers
     layer = counts.layer.total / layout.tp
-    gathered_layers = counts.layers / layout.tp if layout.zero_stage == 2 else 2 * layer
-    return element * (root + gathered_layers) + (element + 2 * 4.0) * layer
+    kept = counts.layers / layout.tp if layout.zero_stage == 2 else 0.0
+    gathered = max(kept, 2 * layer)
+    head = counts.head or (counts.embedding - counts.positions)
+    return (
+        element * (root + kept),
+        element * (root + gathered + head) + (element + 2 * 4.0) * layer,
+        (element + 4.0) * root,
+    )
 
 
 def _with_adapters(memory: EngineMemory, model: ModelSpec, lora: LoraSpec, layout: Layout) -> EngineMemory:

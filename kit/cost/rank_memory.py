@@ -24,8 +24,12 @@ class RankParts:
     states: RankStates
     buffers: float
     """There from the first step on: workspaces, buckets."""
+    gathered_in_loss: float = 0.0
+    """Weights that other ranks own too: when forward has ended and the loss is computed."""
     gathered: float = 0.0
-    """In forward and backward alone: weights and gradients that other ranks own too."""
+    """Weights, gradients and buckets while a layer's backward runs."""
+    gathered_at_end: float = 0.0
+    """When the last layer's backward has run."""
     buffers_in_loss: float = 0.0
     """Besides, from the loss until the first layer's backward has run."""
     casts_in_forward: tuple[float, float] = (0.0, 0.0)
@@ -75,16 +79,17 @@ def peak_bytes(parts: RankParts) -> float:
 
 def _dynamic(parts: RankParts) -> tuple[float, float, float, float, float, float]:
     states, kept = parts.states, parts.kept
-    loss = parts.gathered + parts.buffers_in_loss + states.gradients_in_forward + kept
+    held = parts.buffers_in_loss + states.gradients_in_forward + kept
+    loss = parts.gathered_in_loss + held
     layer = parts.again + parts.working
     cast_buffers, cast_logits = parts.casts_in_forward
     return (
         loss + parts.waiting + parts.loss,
-        loss + layer,
-        parts.gathered + states.gradients + parts.after_backward + layer,
+        parts.gathered + held + layer,
+        parts.gathered_at_end + states.gradients + parts.after_backward + layer,
         states.gradients_in_step + states.extra_in_step,
         states.gradients_between_steps + parts.save,
-        parts.gathered + cast_buffers + cast_logits + states.gradients_in_forward + kept,
+        parts.gathered_in_loss + cast_buffers + cast_logits + states.gradients_in_forward + kept,
     )
 
 
@@ -100,13 +105,15 @@ def rank_memory(parts: RankParts) -> RankMemory:
         "buffers": buffers,
     }
     layer = parts.again + parts.working
-    used = buffers + parts.gathered
-    in_loss = used + parts.buffers_in_loss
+    in_forward = buffers + parts.gathered_in_loss
+    in_loss = in_forward + parts.buffers_in_loss
+    in_backward = buffers + parts.gathered + parts.buffers_in_loss
+    at_end = buffers + parts.gathered_at_end
     cast_buffers, cast_logits = parts.casts_in_forward
     loss = constant | {"activations": parts.kept, "logits": parts.waiting + parts.loss, "buffers": in_loss}
-    casts = constant | {"activations": parts.kept, "logits": cast_logits, "buffers": used + cast_buffers}
-    first_back = constant | {"activations": parts.kept + layer, "buffers": in_loss}
-    ended = constant | {"activations": layer, "gradients": states.gradients + parts.after_backward, "buffers": used}
+    casts = constant | {"activations": parts.kept, "logits": cast_logits, "buffers": in_forward + cast_buffers}
+    first_back = constant | {"activations": parts.kept + layer, "buffers": in_backward}
+    ended = constant | {"activations": layer, "gradients": states.gradients + parts.after_backward, "buffers": at_end}
     step = constant | {"gradients": states.gradients_in_step + states.extra_in_step}
     between = constant | {"gradients": states.gradients_between_steps}
     built = between if parts.load is None else dict.fromkeys(constant, 0.0) | {"weights": parts.load}

@@ -110,8 +110,8 @@ class EngineMemory:
     """Bytes that a step converts at a time."""
     buffers: float = 0.0
     """Buckets that stay."""
-    gathered: float = 0.0
-    """In forward and backward alone."""
+    gathered: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Weights, gradients and buckets that come and go: in the loss, in a layer's backward, at the end of backward."""
     autocast_copies: tuple[float, float] = (0.0, 0.0)
     """16-bit casts of fp32 weights that exist: when forward has ended, while the loss is computed and after."""
     load: float = 0.0
@@ -244,6 +244,8 @@ class TrainingSetup:
     gradient_accumulation_fusion: bool = True
     defer_embedding_gradient: bool = False
     """Megatron's ``--defer-embedding-wgrad-compute``."""
+    keeps_outputs: bool = False
+    """Pipeline stages keep what they have sent (megatron-core's ``deallocate_pipeline_outputs`` off)."""
     deterministic: bool = False
     """Megatron's ``--deterministic-mode``: larger cuBLAS workspaces, fewer attention kernels."""
     fp8: Fp8 | None = None

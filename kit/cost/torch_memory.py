@@ -31,6 +31,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     # In a pipeline FSDP adds up whole gradients in its reduction's fp32 until the last micro batch (_fsdp_param.py).
     whole = 4.0 * rank_parameters(setup, stage).total if setup.sharding == "full" and setup.pp > 1 else 0.0
     after = 0.0 if setup.optimizer_in_backward else gradients
+    gathered = _gathered(setup, stage)
     return RankParts(
         states=RankStates(
             weights=states["weights"],
@@ -43,7 +44,9 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
             moments=0.0,
         ),
         buffers=2 * (32 * MIB if setup.gpu_generation == "hopper" else 8.125 * MIB),
-        gathered=_gathered(setup, stage),
+        gathered_in_loss=gathered,
+        gathered=gathered,
+        gathered_at_end=gathered,
         kept=kept,
         again=sum(layer_terms(setup).values()) if setup.recompute != "none" else 0.0,
         working=working_bytes(setup),
