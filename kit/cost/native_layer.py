@@ -33,15 +33,15 @@ def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
 def _attention(setup: TrainingSetup) -> dict[str, float]:
     """The value is a view of the whole projection's result, which stays; query and key are rotated copies.
 
-    The kernel keeps its output as (batch, sequence, head); the projection takes (sequence, batch, head), which is a
-    view for one sequence and a copy for several.
+    torch's kernels give the output the query's own layout, (sequence, batch, head), so that the projection's input is
+    a view of it.
     """
     shape, element = setup.shape, setup.element
     heads = shape.num_attention_heads / setup.tp
     query = heads * shape.head_dim
     key_value = max(shape.num_key_value_heads / setup.tp, 1) * shape.head_dim
     rotated = 0.0 if shape.learned_positions else query + key_value
-    inputs, output = rotated + (query + 2 * key_value), query * min(setup.micro_batch_size, 2)
+    inputs, output = rotated + (query + 2 * key_value), query
     if setup.cp > 1:
         # Keys and values of the whole sequence instead (context.py), and both halves of the output beside their sum.
         inputs, output = query + 2 * key_value * setup.cp, 2 * query

@@ -26,7 +26,7 @@ _installed: list[bool] = []
 
 
 def trace(plan: Plan, stage: int) -> Held:
-    """Measure one step of the first rank of a pipeline stage. Changes torch for good: the process's entry point only."""
+    """Measure one step of the first rank of a pipeline stage. Changes torch for good: for a process of its own."""
     if not _installed:
         cpu.install()
         _installed.append(True)
@@ -94,8 +94,7 @@ def enough_micro_batches(plan: Plan) -> int:
     """As many as a pipeline needs to be as full as it gets."""
     layout = plan.layout
     most = layout.gradient_accumulation_steps
-    wanted = layout.pp + 1 if layout.vp == 1 else 2 * layout.pp
-    return min(most, wanted) if layout.vp == 1 or most % layout.pp else min(most, wanted)
+    return min(most, layout.pp + 1 if layout.vp == 1 else 2 * layout.pp)
 
 
 def _forward_step(size: int, length: int, data: Any, model: torch.nn.Module) -> tuple[torch.Tensor, Any]:

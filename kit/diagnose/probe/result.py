@@ -65,8 +65,8 @@ class Probed:
 
 
 def predicted(plan: Plan, stage: int) -> Held:
-    """The cost model's bytes of what a probe can see: no workspaces of libraries, no communicators, no buckets that only
-    a real engine allocates."""
+    """The cost model's bytes of what a probe can see: no workspaces of libraries, no communicators, none of DeepSpeed's
+    buckets."""
     parts = parts_of(planned_setup(plan.model, plan.cluster, plan.job, plan.layout), stage)
     states = parts.states
     in_loss, in_backward, at_end = (

@@ -7,12 +7,15 @@ layer keeps the same and the fullest moment (loss, or the first layer's backward
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import fields, replace
 
 from kit.cost.pipeline import stage_layers
 from kit.diagnose.probe.result import Held, Probed, predicted
 from kit.errors import KitError
+from kit.planner.decisions import describe
 from kit.planner.plan import Plan
+from kit.units import to_gib
 
 DEPTHS = (1, 2)
 """Layers of each chunk."""
@@ -74,3 +77,22 @@ def _trace(plan: Plan, stage: int) -> Held:
     from kit.diagnose.probe import huggingface
 
     return huggingface.trace(plan, stage)
+
+
+def render(plan: Plan, found: Sequence[Probed]) -> str:
+    """A table of measured and predicted GiB, a line a stage and quantity."""
+    layout = plan.layout
+    lines = [
+        f"{plan.model.name}, {describe(layout)}: {layout.implementation} on fake tensors",
+        f"  {'stage':<6}{'':14}{'measured':>10}{'predicted':>11}{'error':>8}   GiB",
+    ]
+    for each in found:
+        rows = [("states", each.measured.states, each.predicted.states)] if each.with_states else []
+        rows += [("activations", each.measured.activations, each.predicted.activations)]
+        for name, measured, expected in rows:
+            error = f"{expected / measured - 1:+.1%}"
+            values = f"{to_gib(measured):>10.2f}{to_gib(expected):>11.2f}{error:>8}"
+            lines.append(f"  {each.stage:<6}{name:<14}{values}")
+    if not all(each.with_states for each in found):
+        lines.append("  DeepSpeed's states are measured on real processes: docs/deepspeed-bytes.md")
+    return "\n".join(lines)

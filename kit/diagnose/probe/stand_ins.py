@@ -61,8 +61,8 @@ class _Coalesced:
 
 
 def _even_routing(dispatcher: Any, routing_map: torch.Tensor) -> numpy.ndarray[Any, Any]:
-    """``MoEAlltoAllTokenDispatcher.preprocess`` where every expert gets as many tokens as every other. Counts are numpy's:
-    they are read, and a fake tensor has no values."""
+    """``MoEAlltoAllTokenDispatcher.preprocess`` where every expert gets as many tokens as every other. Counts are
+    numpy's: they are read, and a fake tensor has no values."""
     ep, tp, local = dispatcher.ep_size, dispatcher.tp_size, dispatcher.num_local_experts
     dispatcher.num_out_tokens = routing_map.size(0) * dispatcher.config.moe_router_topk
     each = dispatcher.num_out_tokens // dispatcher.num_experts
