@@ -22,6 +22,12 @@ class Group:
     """What a ring reaches per rank."""
     latency_s: float
     """Of one trip around the ring."""
+    nodes: int = 1
+    """Over which the ranks are spread."""
+    inner_bytes_per_s: float = 0.0
+    """Of one rank to others of its node."""
+    port_bytes_per_s: float = 0.0
+    """Of one rank to other nodes."""
 
     def all_reduce_s(self, size_bytes: float) -> float:
         """Seconds to sum ``size_bytes`` over the group."""
@@ -32,6 +38,18 @@ class Group:
         if self.size == 1:
             return 0.0
         return (self.size - 1) / self.size * size_bytes / self.bytes_per_s + messages * self.latency_s
+
+    def all_to_all_s(self, size_bytes: float) -> float:
+        """Seconds in which each rank sends ``size_bytes`` in equal parts to all, itself included.
+
+        Parts for its own node go over the inner link, the others over its port, at the same time.
+        """
+        if self.size == 1:
+            return 0.0
+        on_node = self.size / self.nodes
+        inside = (on_node - 1) / self.size * size_bytes / self.inner_bytes_per_s
+        across = (self.size - on_node) / self.size * size_bytes / self.port_bytes_per_s if self.nodes > 1 else 0.0
+        return max(inside, across) + self.latency_s
 
     def send_s(self, size_bytes: float) -> float:
         """Seconds from one rank to the next."""
@@ -47,12 +65,13 @@ def group(cluster: ClusterSpec, size: int, stride: int) -> Group:
     efficiency = shared()
     intra = cluster.intra_node_gbytes_per_s * 1e9 * efficiency.intra_node_link
     if size * stride <= cluster.gpus_per_node or size == 1:
-        return Group(size, intra, (size - 1) * efficiency.intra_node_hop_us * 1e-6)
+        return Group(size, intra, (size - 1) * efficiency.intra_node_hop_us * 1e-6, inner_bytes_per_s=intra)
     on_one_node = max(1, min(size, cluster.gpus_per_node // stride))
-    inter = cluster.inter_node_gbytes_per_s * 1e9 * efficiency.inter_node_link * on_one_node
+    port = cluster.inter_node_gbytes_per_s * 1e9 * efficiency.inter_node_link
+    inter = port * on_one_node
     nodes = -(-size // on_one_node)
     hops_us = (nodes - 1) * efficiency.inter_node_hop_us + (size - nodes) * efficiency.intra_node_hop_us
-    return Group(size, min(intra, inter), hops_us * 1e-6)
+    return Group(size, min(intra, inter), hops_us * 1e-6, nodes, intra, port)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import GpuSpec
-from kit.specs.job import Precision
 from kit.units import TFLOP
 
 
@@ -23,7 +23,7 @@ class Shared:
     host_memory_gbytes_per_s: float
     nvme_gbytes_per_s: float
     overlap: float
-    kernel_launch_us: float
+    unhidden: float
     intra_node_hop_us: float
     inter_node_hop_us: float
 
@@ -39,6 +39,21 @@ class Overheads:
     """Share of a GPU's memory that a plan leaves free."""
 
 
+@dataclass(frozen=True)
+class GpuRates:
+    """One GPU generation; see ``efficiency.yaml``."""
+
+    matmul: Mapping[str, float]
+    """Precision → share of its peak that large products sustain in a training step."""
+    attention: Mapping[str, float]
+    """Kernel → share of the 16-bit peak, causal, forward and backward."""
+    peak_over_bf16: Mapping[str, float]
+    """Precision → data-sheet peak over that of bf16."""
+    multiprocessors: int
+    kernel_launch_us: float
+    """The host's time for one operator."""
+
+
 @cache
 def shared() -> Shared:
     """Efficiencies that no GPU changes."""
@@ -51,25 +66,12 @@ def overheads() -> Overheads:
     return Overheads(**rows("efficiency")["memory"])
 
 
-def matmul_flops_per_s(gpu: GpuSpec, precision: Precision) -> float:
-    """What matrix products reach, FLOP/s."""
-    return peak_flops_per_s(gpu, precision) * float(_row(gpu)[f"matmul_{precision}"])
-
-
-def attention_flops_per_s(gpu: GpuSpec, precision: Precision) -> float:
-    """What the fused attention operator reaches, FLOP/s."""
-    return peak_flops_per_s(gpu, precision) * float(_row(gpu)["attention"])
-
-
-def peak_flops_per_s(gpu: GpuSpec, precision: Precision) -> float:
-    """The data sheet's dense peak, FLOP/s. On a GPU without bf16 its fp32 peak: rules refuse such plans anyway."""
-    tflops = gpu.bf16_tflops if precision == "bf16" and gpu.bf16_tflops else gpu.fp32_tflops
-    return tflops * TFLOP
-
-
-def memory_bytes_per_s(gpu: GpuSpec) -> float:
-    """What element-wise kernels reach, bytes/s."""
-    return gpu.hbm_gbytes_per_s * 1e9 * shared().memory_bandwidth
+@cache
+def gpu_rates(name: str) -> GpuRates:
+    """By catalog name; ``default`` where the name is not listed."""
+    gpus: dict[str, dict[str, Any]] = rows("efficiency")["gpus"]
+    row = gpus.get(name, gpus["default"])
+    return GpuRates(**{key: row[key] for key in GpuRates.__dataclass_fields__})
 
 
 def usable_gib(gpu: GpuSpec) -> float:
@@ -77,6 +79,10 @@ def usable_gib(gpu: GpuSpec) -> float:
     return gpu.memory_gib * (1 - overheads().margin)
 
 
-def _row(gpu: GpuSpec) -> dict[str, Any]:
-    gpus: dict[str, dict[str, Any]] = rows("efficiency")["gpus"]
-    return gpus.get(gpu.name, gpus["default"])
+def peak_flops_per_s(gpu: GpuSpec, precision: str) -> float:
+    """The data sheet's dense peak, FLOP/s; without units of that precision its fp32 peak."""
+    if precision in ("bf16", "fp16"):
+        own = gpu.bf16_tflops if precision == "bf16" else gpu.fp16_tflops
+        return (own or gpu.fp32_tflops) * TFLOP
+    factor = gpu_rates(gpu.name).peak_over_bf16.get(precision)
+    return (gpu.fp32_tflops if factor is None else factor * gpu.bf16_tflops) * TFLOP

@@ -30,7 +30,8 @@ def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
         # One head is repeated by a view, but a rotated key is fp32 under autocast and copied by the cast.
         copies = 2 if shape.num_key_value_heads > 1 else int(setup.autocast)
         repeated = copies * (shape.num_attention_heads - shape.num_key_value_heads) * shape.head_dim
-        terms["window"] = setup.element * (repeated / setup.tp + setup.seq_length)
+        share = 1 - 1 / shape.full_attention_every if shape.full_attention_every else 1.0
+        terms["window"] = share * setup.element * (repeated / setup.tp + setup.seq_length)
     return terms
 
 

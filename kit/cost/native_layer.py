@@ -42,7 +42,10 @@ def _attention(setup: TrainingSetup) -> dict[str, float]:
     key_value = max(shape.num_key_value_heads / setup.tp, 1) * shape.head_dim
     rotated = 0.0 if shape.learned_positions else query + key_value
     inputs, output = rotated + (query + 2 * key_value), query
-    if setup.cp > 1:
+    if setup.cp > 1 and setup.exchange == "p2p" and setup.recompute != "selective":
+        # A copy of this rank's keys and values (ring.py), and the output once for each order of its dimensions.
+        inputs, output = query + 2 * key_value, 2 * query
+    elif setup.cp > 1 and setup.recompute != "selective":
         # Keys and values of the whole sequence instead (context.py), and both halves of the output beside their sum.
         inputs, output = query + 2 * key_value * setup.cp, 2 * query
     kept = element * (inputs + output)

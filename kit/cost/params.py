@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kit.specs.model import ModelSpec
@@ -13,39 +14,44 @@ class LayerParameters:
     """One transformer layer, by how tensor parallelism treats it."""
 
     attention: int
-    """Query, key, value and output matrices."""
+    """Query, key, value and output matrices; of latent attention those that are split."""
+    latent: int
+    """Down-projections of latent attention: the same on every tensor-parallel rank."""
     mlp: int
-    """Gate, up and down matrices (two of them without a gate) of a dense MLP."""
+    """Gate, up and down matrices (two of them without a gate) of a dense MLP, or of the shared experts."""
     experts: int
-    """The same of all experts together."""
+    """The same of all experts together that tokens choose."""
     active_experts: int
     """The part of ``experts`` that computes one token."""
+    expert_biases: int
+    """Biases of all experts."""
+    active_expert_biases: int
     router: int
     """Scores of the experts: the same on every tensor-parallel rank."""
     split_biases: int
-    """Biases that are split with their matrix: query, key, value and the MLP's first."""
+    """Biases that are split with their matrix (query, key, value and the MLP's first), and attention sinks."""
     replicated: int
     """Norms, and biases added after a reduction: the same on every tensor-parallel rank."""
 
     @property
     def active(self) -> int:
-        """Matrices that a token is multiplied with."""
-        return self.attention + self.mlp + self.active_experts + self.router
+        """Elements of the matrices that a token is multiplied with."""
+        return self.attention + self.latent + self.mlp + self.active_experts + self.router
 
     @property
     def matrices(self) -> int:
-        """All matrices."""
-        return self.attention + self.mlp + self.experts + self.router
+        """Elements of all matrices."""
+        return self.attention + self.latent + self.mlp + self.experts + self.router
 
     @property
     def dense(self) -> int:
         """All of the layer but its experts."""
-        return self.total - self.experts
+        return self.total - self.experts - self.expert_biases
 
     @property
     def total(self) -> int:
         """All of the layer."""
-        return self.matrices + self.split_biases + self.replicated
+        return self.matrices + self.expert_biases + self.split_biases + self.replicated
 
 
 @dataclass(frozen=True)
@@ -53,29 +59,59 @@ class ModelParameters:
     """A whole model; a tied head counts nothing."""
 
     embedding: int
-    """Token embedding, and the position table where positions are learned."""
+    """Token embedding with its norm, and the position tables where positions are learned (or their biases)."""
     positions: int
-    """The position table alone (part of ``embedding``)."""
+    """The position tables alone (part of ``embedding``)."""
     layer: LayerParameters
+    """A layer; of a mixture of experts one with experts, of an encoder-decoder one of the decoder, its attention to the
+    encoder included."""
     num_layers: int
+    first_layer: LayerParameters
+    """One of the first, dense layers of a mixture of experts; otherwise as ``layer``."""
+    first_layers: int
+    """How many of the ``num_layers`` are such."""
     final_norm: int
+    """Norms outside of layers, of both stacks."""
     head: int
     """Output projection; 0 where it is the embedding."""
+    encoder_layer: LayerParameters | None = None
+    encoder_layers: int = 0
 
     @property
     def total(self) -> int:
         """All parameters, each once."""
-        return self.embedding + self.num_layers * self.layer.total + self.final_norm + self.head
+        return self.embedding + self.layers + self.final_norm + self.head
 
     @property
     def active(self) -> int:
         """Parameters that take part in computing a token; all of them without experts."""
-        return self.total - self.num_layers * (self.layer.experts - self.layer.active_experts)
+        layer = self.layer
+        idle = layer.experts + layer.expert_biases - layer.active_experts - layer.active_expert_biases
+        return self.total - (self.num_layers - self.first_layers) * idle
 
     @property
     def layers(self) -> int:
-        """All transformer layers together."""
-        return self.num_layers * self.layer.total
+        """All transformer layers together, of both stacks."""
+        return self._of_both_stacks(lambda layer: layer.total)
+
+    @property
+    def layer_matrices(self) -> int:
+        """The matrices of all layers together, of both stacks."""
+        return self._of_both_stacks(lambda layer: layer.matrices)
+
+    @property
+    def active_matrices(self) -> int:
+        """The part of them that a token is multiplied with."""
+        return self._of_both_stacks(lambda layer: layer.active)
+
+    def _of_both_stacks(self, part: Callable[[LayerParameters], int]) -> int:
+        encoder = self.encoder_layers * part(self.encoder_layer) if self.encoder_layer else 0
+        return self.sum_over(range(self.num_layers), part) + encoder
+
+    def sum_over(self, layers: Sequence[int], part: Callable[[LayerParameters], int]) -> int:
+        """A part of the layers of these numbers (of the decoder), together."""
+        first = sum(layer < self.first_layers for layer in layers) if self.first_layers else 0
+        return first * part(self.first_layer) + (len(layers) - first) * part(self.layer)
 
 
 def count(model: ModelSpec) -> ModelParameters:
@@ -99,35 +135,101 @@ class _Key:
 @lru_cache(maxsize=256)  # a search asks thousands of times for the same few
 def _count(key: _Key) -> ModelParameters:
     model = key.model
-    h, vocab = model.hidden_size, model.vocab_size
-    positions = model.max_position_embeddings * h if model.learned_positions else 0
+    traits, h, vocab = model.traits, model.hidden_size, model.vocab_size
+    positions = (model.max_position_embeddings + traits.position_offset) * h if model.learned_positions else 0
+    positions += model.relative_attention_buckets * model.num_attention_heads
+    stacks = 2 if model.is_encoder_decoder else 1
+    layer = _layer(model, with_experts=model.num_experts > 0)
     return ModelParameters(
-        embedding=vocab * h + positions,
-        positions=positions,
-        layer=_layer(model),
+        embedding=vocab * h + stacks * (positions + (_norm(model, h) if traits.embedding_norm else 0)),
+        positions=stacks * positions,
+        layer=_with_cross_attention(model, layer) if model.is_encoder_decoder else layer,
         num_layers=model.num_layers,
-        final_norm=_norm(model, h),
+        first_layer=_layer(model, with_experts=False),
+        first_layers=min(model.first_dense_layers, model.num_layers),
+        final_norm=0 if traits.norm_placement == "sum" else stacks * _norm(model, h),
         head=0 if model.tied_embeddings else vocab * h,
+        encoder_layer=layer if model.is_encoder_decoder else None,
+        encoder_layers=model.encoder_layers,
     )
 
 
-def _layer(model: ModelSpec) -> LayerParameters:
-    h, f = model.hidden_size, model.mlp_width
-    matrices = (3 if model.gated_mlp else 2) * h * f
-    query = model.num_attention_heads * model.head_dim
-    key_value = model.num_key_value_heads * model.head_dim
-    qkv_bias = query + 2 * key_value if model.qkv_bias else 0
-    first_mlp_bias, after_reduction = (f, 2 * h) if model.linear_bias else (0, 0)
-    qk_norms = 2 * _norm(model, model.head_dim) if model.qk_norm else 0
+def _with_cross_attention(model: ModelSpec, layer: LayerParameters) -> LayerParameters:
+    """A second attention, whose keys and values are of the encoder's output, and its norm."""
+    h, query = model.hidden_size, model.num_attention_heads * model.head_dim
+    return replace(
+        layer,
+        attention=2 * layer.attention,
+        split_biases=layer.split_biases + (3 * query if model.qkv_bias else 0),
+        replicated=layer.replicated + _norm(model, h) + (h if model.linear_bias else 0),
+    )
+
+
+def _layer(model: ModelSpec, with_experts: bool) -> LayerParameters:
+    h, heads = model.hidden_size, model.num_attention_heads
+    biases = model.linear_bias
+    attention, latent = _attention(model)
+    query, key_value = heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    split = (query + 2 * key_value if model.qkv_bias else 0) + (heads if model.traits.attention_sinks else 0)
+    replicated = _norms(model) + (h if biases else 0)
+    experts = experts_biases = router = 0
+    if with_experts:
+        experts = model.num_experts * _mlp(model, model.moe_ffn_hidden_size)
+        mlp = _mlp(model, model.num_shared_experts * model.moe_ffn_hidden_size)
+        router = model.num_experts * h
+        if biases:
+            experts_biases = model.num_experts * ((2 if model.gated_mlp else 1) * model.moe_ffn_hidden_size + h)
+            replicated += model.num_experts
+    else:
+        mlp = _mlp(model, model.ffn_hidden_size)
+        if biases:
+            split, replicated = split + (2 if model.gated_mlp else 1) * model.ffn_hidden_size, replicated + h
+    share = model.experts_per_token, max(model.num_experts, 1)
     return LayerParameters(
-        attention=h * (query + 2 * key_value) + query * h,
-        mlp=0 if model.num_experts else matrices,
-        experts=model.num_experts * matrices,
-        active_experts=model.experts_per_token * matrices,
-        router=model.num_experts * h,
-        split_biases=qkv_bias + first_mlp_bias,
-        replicated=2 * _norm(model, h) + qk_norms + after_reduction,
+        attention=attention,
+        latent=latent,
+        mlp=mlp,
+        experts=experts,
+        active_experts=experts * share[0] // share[1],
+        expert_biases=experts_biases,
+        active_expert_biases=experts_biases * share[0] // share[1],
+        router=router,
+        split_biases=split,
+        replicated=replicated,
     )
+
+
+def _attention(model: ModelSpec) -> tuple[int, int]:
+    """(matrices that are split over heads, down-projections of latent attention)."""
+    h, heads = model.hidden_size, model.num_attention_heads
+    query = heads * model.head_dim
+    latent = model.latent
+    if latent is None:
+        return 2 * h * query + 2 * h * model.num_key_value_heads * model.head_dim, 0
+    up = latent.kv_lora_rank * heads * (latent.nope_head_dim + latent.value_head_dim)
+    output = heads * latent.value_head_dim * h
+    down = h * (latent.kv_lora_rank + latent.rope_head_dim)
+    if latent.q_lora_rank is None:
+        return h * query + up + output, down
+    return latent.q_lora_rank * query + up + output, down + h * latent.q_lora_rank
+
+
+def _mlp(model: ModelSpec, width: int) -> int:
+    return (3 if model.gated_mlp else 2) * model.hidden_size * width
+
+
+def _norms(model: ModelSpec) -> int:
+    """Of a layer: around attention and MLP, of queries and keys, of compressed states."""
+    around = 4 if model.traits.norm_placement == "both" else 1 if model.shared_norm else 2
+    if model.latent:
+        compressed = model.latent.kv_lora_rank + (model.latent.q_lora_rank or 0)
+        return around * _norm(model, model.hidden_size) + _norm(model, compressed)
+    heads = {
+        "none": 0,
+        "head": 2 * model.head_dim,
+        "width": (model.num_attention_heads + model.num_key_value_heads) * model.head_dim,
+    }
+    return around * _norm(model, model.hidden_size) + _norm(model, heads[model.traits.qk_norm])
 
 
 def _norm(model: ModelSpec, width: int) -> int:
@@ -138,31 +240,42 @@ def _norm(model: ModelSpec, width: int) -> int:
 def largest_layer(model: ModelSpec) -> int:
     """Parameters of the largest module that is gathered at once under ZeRO-3: a layer or the embedding."""
     counts = count(model)
-    return max(counts.layer.total, counts.embedding)
+    return max(counts.layer.total, counts.first_layer.total, counts.embedding)
 
 
-def rank_experts(model: ModelSpec, pp: int, ep: int, etp: int, layers: int | None = None) -> int:
-    """Parameters of experts that one rank of a pipeline stage of ``layers`` layers holds; null: an even share."""
-    layers = model.num_layers // pp if layers is None else layers
-    return layers * count(model).layer.experts // (ep * etp)
+def rank_experts(
+    model: ModelSpec, pp: int, ep: int, etp: int, stage: int = -1, layers: Sequence[int] | None = None
+) -> int:
+    """Parameters of experts that one rank of a pipeline stage holds; by default of the last, where none are missing.
+    ``layers``: numbers of the stage's; null: an even share."""
+    layers = _even(model, pp, stage) if layers is None else layers
+    return count(model).sum_over(layers, lambda layer: layer.experts + layer.expert_biases) // (ep * etp)
 
 
-def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int, layers: int | None = None) -> int:
+def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int, layers: Sequence[int] | None = None) -> int:
     """Parameters that one rank of pipeline stage ``stage`` holds beside experts: matrices split over ``tp``, the
-    vocabulary padded. ``layers``: of the stage; null: an even share.
+    vocabulary padded. ``layers``: numbers of the stage's; null: an even share.
 
     megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings a second
     copy of the embedding there (models/common/language_module/language_module.py).
     """
     counts = count(model)
-    layer = counts.layer
-    per_layer = (layer.attention + layer.mlp + layer.split_biases) // tp + layer.replicated + layer.router
-    local = (model.num_layers // pp if layers is None else layers) * per_layer
+
+    def on_rank(layer: LayerParameters) -> int:
+        split = (layer.attention + layer.mlp + layer.split_biases) // tp
+        return split + layer.latent + layer.replicated + layer.router
+
+    local = counts.sum_over(_even(model, pp, stage) if layers is None else layers, on_rank)
     vocabulary = -(-model.vocab_size // tp) * model.hidden_size
     if stage == 0:
-        local += vocabulary + counts.positions
+        local += vocabulary + counts.embedding - model.vocab_size * model.hidden_size
     if stage == pp - 1:
         local += counts.final_norm
         if counts.head or pp > 1:
             local += vocabulary
     return local
+
+
+def _even(model: ModelSpec, pp: int, stage: int) -> range:
+    size = model.num_layers // pp
+    return range(stage % pp * size, (stage % pp + 1) * size)

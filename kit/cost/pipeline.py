@@ -15,12 +15,12 @@ from kit.specs.model import ModelSpec
 
 def stage_layers(model: ModelSpec, layout: Layout, stage: int) -> tuple[int, ...]:
     """Numbers of a stage's layers, ascending. The layout keeps the rule ``pipeline_divides_layers``."""
-    return tuple(layer for chunk in chunk_layers(model, layout)[stage :: layout.pp] for layer in chunk)
+    return tuple(layer for chunk in chunk_layers(model.num_layers, layout)[stage :: layout.pp] for layer in chunk)
 
 
-def chunk_layers(model: ModelSpec, layout: Layout) -> tuple[tuple[int, ...], ...]:
+def chunk_layers(num_layers: int, layout: Layout) -> tuple[tuple[int, ...], ...]:
     """Layer numbers of every chunk, in the order in which a token meets them."""
-    return _chunks(model.num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
+    return _chunks(num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
 
 
 def distinct_stages(layout: Layout) -> tuple[int, ...]:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from kit.cost import deepspeed_sizes, offload
 from kit.cost.params import count, rank_experts, rank_parameters
 from kit.cost.pipeline import chunk_layers, stage_layers
+from kit.cost.plan_setup import shape_of
 from kit.cost.setup import (
     Attention,
     EngineMemory,
-    Experts,
     Fp8,
     Generation,
     Kernels,
@@ -31,10 +31,10 @@ from kit.specs.job import JobSpec, LoraSpec, OptimizerName, Precision
 from kit.specs.layout import Implementation, Layout
 from kit.specs.model import ModelSpec
 
-ZERO3_LIVE_PARAMETERS = 10**9
-"""Gathered parameters that DeepSpeed keeps (runtime/zero/config.py: max_live_parameters, max_reuse_distance)."""
 ZERO3_SUB_GROUP = 10**9
 """Parameters that a stage-3 step converts at a time (runtime/zero/config.py: sub_group_size)."""
+
+Thing = TypeVar("Thing")
 
 _KERNELS: dict[Implementation, Kernels] = {
     "huggingface-sdpa": "huggingface",
@@ -66,7 +66,7 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         ep=layout.ep,
         etp=layout.etp,
         sp=layout.sp,
-        stage_layers=chunk_layers(model, layout) if uneven else (),
+        stage_layers=chunk_layers(model.num_layers, layout) if uneven else (),
         recompute=layout.recompute,
         weight_bytes=4 if job.precision == "fp32" else 2,
         # Interleaved sends are still read when they would be freed (kit/emit/megatron.py).
@@ -80,6 +80,7 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         exchange=layout.cp_comm_type,
         planned=_engine_memory(
             _ById(model),
+            _ById(cluster),
             job.precision,
             job.optimizer.name,
             job.lora,
@@ -91,8 +92,9 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
 
 
 def uses_autocast(precision: Precision, layout: Layout) -> bool:
-    """Whether fp32 parameters are cast by every matmul: the torch engine, except where FSDP2 gathers them in bf16."""
-    return precision != "fp32" and layout.engine == "torch" and layout.zero_stage == 0
+    """Whether fp32 parameters are cast by every matmul: the torch engine, except where FSDP2 gathers them in bf16, and
+    DeepSpeed on request."""
+    return layout.autocast or (precision != "fp32" and layout.engine == "torch" and layout.zero_stage == 0)
 
 
 def gpu_generation(name: str) -> Generation:
@@ -120,49 +122,27 @@ def _lora(spec: LoraSpec | None) -> Lora | None:
     return None if spec is None else Lora(rank=spec.rank, targets=_TARGETS[spec.targets], four_bit=spec.four_bit)
 
 
-class _ById:
-    """A model by identity: specs are frozen, but one that holds a dict has no hash of its own."""
+class _ById(Generic[Thing]):
+    """A spec by identity: it is frozen, but one that holds a dict has no hash of its own."""
 
-    def __init__(self, model: ModelSpec) -> None:
-        self.model = model
+    def __init__(self, thing: Thing) -> None:
+        self.thing = thing
 
     def __hash__(self) -> int:
-        return id(self.model)
+        return id(self.thing)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and other.model is self.model
+        return isinstance(other, _ById) and other.thing is self.thing
 
 
 @lru_cache(maxsize=64)
-def _shape(key: _ById) -> Shape:
-    model = key.model
-    experts = None
-    if model.num_experts:
-        experts = Experts(
-            num_experts=model.num_experts,
-            experts_per_token=model.experts_per_token,
-            ffn_hidden_size=model.moe_ffn_hidden_size,
-            grouped_gemm=False,
-        )
-    return Shape(
+def _shape(key: _ById[ModelSpec]) -> Shape:
+    model = key.thing
+    return replace(
+        shape_of(model),
         family=model.family,
-        num_layers=model.num_layers,
-        hidden_size=model.hidden_size,
-        ffn_hidden_size=model.ffn_hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        num_key_value_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
-        vocab_size=model.vocab_size,
-        gated_mlp=model.gated_mlp,
-        tied_embeddings=model.tied_embeddings,
-        norm=model.norm,
-        learned_positions=model.max_position_embeddings if model.learned_positions else 0,
-        linear_bias=model.linear_bias,
-        qkv_bias=model.qkv_bias,
-        qk_norm=model.qk_norm,
-        experts=experts,
-        expert_layers=(True,) * model.num_layers if experts else (),
         sliding_window=model.sliding_window,
+        full_attention_every=model.full_attention_every,
     )
 
 
@@ -182,26 +162,29 @@ _STATE_FIELDS = (
     "offload_optimizer",
     "offload_param",
     "zero_hpz",
+    "gradient_compression",
+    "autocast",
     "recompute",
 )
 
 
 @lru_cache(maxsize=4096)
 def _engine_memory(
-    key: _ById,
+    key: _ById[ModelSpec],
+    machines: _ById[ClusterSpec],
     precision: Precision,
     optimizer: OptimizerName,
     lora: LoraSpec | None,
     fields: tuple[Any, ...],
     accumulates: bool,
 ) -> EngineMemory:
-    model = key.model
+    model, cluster = key.thing, machines.thing
     layout = Layout(**dict(zip(_STATE_FIELDS, fields, strict=True)), gradient_accumulation_steps=1 + accumulates)
     dense = state_bytes(layout, precision, optimizer)
     # Experts are alike on other ranks than the rest, which changes what is sharded over.
     experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1, tp=1), precision, optimizer)
-    buffers, gathered = _buffers(model, layout, precision)
-    in_layers = 2.0 * model.num_layers * count(model).layer.matrices
+    buffers, gathered = _buffers(model, cluster, layout, precision)
+    in_layers = 2.0 * count(model).layer_matrices
     head = 2.0 * model.vocab_size * model.hidden_size
     copies = (0.0, 0.0)
     if uses_autocast(precision, layout):
@@ -233,32 +216,39 @@ def _exported(model: ModelSpec, layout: Layout) -> int:
     return max(deepspeed_sizes.largest_layer_matrix(model), model.vocab_size * model.hidden_size)
 
 
-def _parameters(key: _ById, layout: Layout, stage: int) -> RankParameters:
-    return _stage_parameters(
-        key, len(stage_layers(key.model, layout, stage)), layout.tp, layout.pp, stage, layout.ep * layout.etp
-    )
+def _parameters(key: _ById[ModelSpec], layout: Layout, stage: int) -> RankParameters:
+    whole = layout.implementation == "huggingface-sdpa" and layout.tp == 1
+    layers = stage_layers(key.thing, layout, stage)
+    return _stage_parameters(key, layers, layout.tp, layout.pp, stage, layout.ep * layout.etp, whole)
 
 
 @lru_cache(maxsize=4096)
-def _stage_parameters(key: _ById, layers: int, tp: int, pp: int, stage: int, expert_ranks: int) -> RankParameters:
-    model = key.model
+def _stage_parameters(
+    key: _ById[ModelSpec], layers: tuple[int, ...], tp: int, pp: int, stage: int, expert_ranks: int, whole: bool
+) -> RankParameters:
+    model = key.thing
     counts = count(model)
-    dense = rank_parameters(model, tp, pp, stage, layers)
-    vocabulary = (-(-model.vocab_size // tp) * model.hidden_size) * (
-        int(stage == 0) + int(stage == pp - 1 and (counts.head > 0 or pp > 1))
+    experts = rank_experts(model, pp, expert_ranks, 1, stage, layers)
+    if whole:  # what transformers builds, an encoder included
+        dense = counts.total - experts
+        vocabulary = float(counts.embedding + counts.head)
+    else:
+        dense = rank_parameters(model, tp, pp, stage, layers)
+        tables = int(stage == 0) + int(stage == pp - 1 and (counts.head > 0 or pp > 1))
+        vocabulary = float(-(-model.vocab_size // tp) * model.hidden_size * tables)
+        vocabulary += counts.positions if stage == 0 else 0
+    vectors = counts.sum_over(layers, lambda layer: layer.replicated) + (
+        counts.sum_over(layers, lambda layer: layer.split_biases) / tp
     )
-    vocabulary += counts.positions if stage == 0 else 0
-    vectors = layers * (counts.layer.split_biases / tp + counts.layer.replicated)
     vectors += counts.final_norm if stage == pp - 1 else 0
     return RankParameters(
-        dense_matrices=dense - vocabulary - vectors,
-        vectors=vectors,
-        vocabulary=vocabulary,
-        experts=rank_experts(model, pp, expert_ranks, 1, layers),
+        dense_matrices=dense - vocabulary - vectors, vectors=vectors, vocabulary=vocabulary, experts=experts
     )
 
 
-def _buffers(model: ModelSpec, layout: Layout, precision: Precision) -> tuple[float, tuple[float, float, float]]:
+def _buffers(
+    model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision
+) -> tuple[float, tuple[float, float, float]]:
     """(what stays, what comes and goes: in the loss, in a layer's backward, at the end of backward): gathered weights,
     and buckets; Megatron's and DDP's hold the gradients."""
     if layout.engine == "megatron" or layout.zero_stage == 0:
@@ -266,17 +256,22 @@ def _buffers(model: ModelSpec, layout: Layout, precision: Precision) -> tuple[fl
     element = 4.0 if precision == "fp32" else 2.0
     if layout.engine == "torch":
         return 0.0, _fsdp_buffers(model, layout, element)
-    kept = offload.device_buffer_bytes(model, layout, precision)
+    if layout.autocast:
+        element = 4.0
+    kept = offload.device_buffer_bytes(model, cluster, layout, precision)
     if layout.zero_stage < 3:
         # double buffering: contiguous_gradients with overlap_comm
-        buckets = 2 * deepspeed_sizes.reduce_bucket(model, layout) * element
+        buckets = 2 * deepspeed_sizes.reduce_bucket(model, cluster, layout) * element
         return kept, (0.0, buckets, buckets)
-    prefetched = deepspeed_sizes.largest_layer_matrix(model) / layout.tp
-    live = min(count(model).total / layout.tp, ZERO3_LIVE_PARAMETERS) + prefetched
+    prefetched = deepspeed_sizes.prefetch_bucket(model, cluster, layout) / layout.tp
+    live = deepspeed_sizes.live_parameters(model, cluster, layout) / layout.tp + prefetched
     if layout.offload_param == "nvme":
         # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
         live = min(live, deepspeed_sizes.largest_parameter(model) + 2 * prefetched)
-    return kept, (live * element, live * element, live * element)
+    # hpZ keeps weights once more, spread over the ranks of a node, from their first gather of a step until its end.
+    second_copy = element * count(model).total / layout.tp / layout.zero_hpz if layout.zero_hpz > 1 else 0.0
+    held = live * element + second_copy
+    return kept, (held, held, held)
 
 
 def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[float, float, float]:

@@ -155,6 +155,8 @@ class Shape:
     """Multi-token-prediction layers, after the last."""
     sliding_window: int | None = None
     """Positions that a token attends to; null = all before it."""
+    full_attention_every: int = 0
+    """Every such layer attends to all positions all the same; 0 = none does."""
 
     @property
     def query_width(self) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from kit.cost.compression import held_bytes
 from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout
 
@@ -100,7 +101,7 @@ def _torch(layout: Layout, moments: Moments) -> StateBytes:
             weights=4.0 / ranks,
             gradients=gradients,
             gradients_in_forward=gradients if held else 0.0,
-            optimizer=moments.rest / ranks,
+            optimizer=moments.rest / ranks + held_bytes(layout.gradient_compression),
         ),
         moments,
         0.0,
@@ -140,8 +141,8 @@ def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateB
     stage3.py, _create_fp32_partitions, would share them but compares a device with its name). Gradients: see
     ``_deepspeed_gradients``. Agrees with the tensors in the engine term by term (docs/deepspeed-bytes.md).
     """
-    stage, ranks = layout.zero_stage, layout.dp * layout.cp
-    short = precision != "fp32"
+    stage, ranks = layout.zero_stage, layout.dp * layout.cp  # sequence-parallel ranks share out the state too
+    short = precision != "fp32" and not layout.autocast
     element = 2.0 if short else 4.0
     fullest, in_forward, in_step, between = _deepspeed_gradients(layout, precision)
     masters = 4.0 if short or stage >= 1 else 0.0
@@ -172,12 +173,13 @@ def _deepspeed_gradients(layout: Layout, precision: Precision) -> tuple[float, f
     """
     stage, ranks = layout.zero_stage, layout.dp * layout.cp
     accumulates = layout.gradient_accumulation_steps > 1
-    element = 4.0 if precision == "fp32" else 2.0
-    sums_in_fp32 = precision != "fp32" and accumulates
+    sixteen_bit = precision != "fp32" and not layout.autocast
+    element = 2.0 if sixteen_bit else 4.0
+    sums_in_fp32 = sixteen_bit and accumulates
     offloaded = layout.offload_optimizer != "none"
     if stage == 0:
         return element, element if accumulates else 0.0, element, 0.0
-    if stage == 1 and sums_in_fp32 and not offloaded:
+    if stage == 1 and sums_in_fp32 and precision == "bf16" and not offloaded:
         return 6.0, 6.0, 6.0, 4.0
     # What a rank owns, summed over micro batches.
     own = (4.0 if sums_in_fp32 else element) / ranks

@@ -1,72 +1,113 @@
-"""Bytes that element-wise operators move through GPU memory: what makes unfused layers slower than their matmuls.
+"""Bytes that element-wise operators move through GPU memory, and the kernels that a layer launches.
 
 Counted operator by operator as read plus written, for forward; backward moves about twice as much (it reads what was
-saved and the incoming gradient, and writes the outgoing one).
+saved and the incoming gradient, and writes the outgoing one). Elements of activations have 2 bytes, fp32 runs 4.
 """
 
 from __future__ import annotations
 
-from kit.cost.planned import uses_autocast
-from kit.specs.job import Precision
-from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
+from kit.cost.program import Code, Program
+from kit.cost.setup import TrainingSetup
 
-_FORWARD_KERNELS = {"huggingface-sdpa": 50, "torch-native": 40}
-_ROUTING_KERNELS = 20
-_EXPERT_KERNELS = 8
+SCORE_PASSES = 4.5
+"""Unfused attention: elements read and written a score beside the products: softmax two, dropout two and its mask."""
+ATTENTION_BLOCK = 128
+"""Queries and keys in a block of fused attention: blocks on the diagonal are computed in full (arXiv 2307.08691)."""
+ATTENTION_RAMP = 512
+"""Sequence length at which fused attention reaches half of its best rate (arXiv 2307.08691, figure 5, causal)."""
 
+BACKWARD_LAUNCHES = 1.5
+"""Kernels of backward for each of forward, by the time that autograd's C++ threads take to issue them."""
 
-def layer_forward_kernels(model: ModelSpec, layout: Layout) -> int:
-    """Kernels that one layer launches in forward, counted in the layers' code; backward launches about twice as many.
+AFTER_SYNC = 0.3
+"""Share of a layer's kernels that follow the host's wait for the routing; the dispatch, the experts and the way back."""
 
-    transformers computes all experts in one grouped product, megatron-core's SequentialMLP one expert after the other.
-    """
-    kernels = _FORWARD_KERNELS[layout.implementation]
-    if not model.num_experts:
-        return kernels
-    one_by_one = model.num_experts // layout.ep if layout.implementation == "torch-native" else 1
-    return kernels + _ROUTING_KERNELS + _EXPERT_KERNELS * one_by_one
-
-
-def layer_forward_bytes_per_token(model: ModelSpec, precision: Precision, layout: Layout) -> float:
-    """Forward of one layer, one rank, per token of the rank's sequence."""
-    element = 2 if precision == "bf16" else 4
-    # Tokens are sorted by expert and back: four copies of them, read and written, for each expert of a token.
-    copies = 8 * element * model.experts_per_token * model.hidden_size / layout.tp
-    return copies + _dense_bytes_per_token(model, precision, layout, element)
+_KERNELS: dict[Code, float] = {"fused": 60, "compiled": 40, "eager": 50, "huggingface": 50, "torch-native": 40}
+"""Operators that a layer issues in forward: counted in the layers' code; Transformer Engine's modules count for more
+than their kernels, they prepare arguments in Python."""
+_FP8_KERNELS = 40
+"""Scales and casts of four products' inputs and weights."""
+_ROUTING_KERNELS = 150
+_EXPERT_KERNELS: dict[Code, float] = {"fused": 20, "compiled": 8, "eager": 8, "huggingface": 1, "torch-native": 12}
+"""For each expert of a rank. transformers computes all experts in one grouped product, megatron-core's SequentialMLP one
+after the other, Transformer Engine quantises and multiplies each."""
 
 
-def _dense_bytes_per_token(model: ModelSpec, precision: Precision, layout: Layout, element: int) -> float:
-    h, f = model.hidden_size, model.mlp_width * max(1, model.experts_per_token) / layout.tp
-    query_key = (model.num_attention_heads + model.num_key_value_heads) / layout.tp * model.head_dim
-    if layout.implementation == "torch-native":
-        outer = h / (layout.tp if layout.sp else 1)
-        # Per norm: read, write. Per residual: read two, write one.
-        norms_and_residuals = (2 * 2 + 2 * 3) * element * outer
-        # Cast-free rotation: two products, one rotated copy, one sum. SwiGLU: silu, up + offset, product.
-        return norms_and_residuals + 10 * element * query_key + 7 * element * f
-    if uses_autocast(precision, layout):
-        # fp32 norms (28 each) and residuals (10 each), five casts of 6; rotation in fp32 with casts.
-        return (2 * 28 + 2 * 10 + 5 * 6) * h + 34 * query_key + 10 * f
-    # RMSNorm in fp32 with casts: 36 each in bf16; residuals: read two, write one.
-    norm = 36 if element == 2 else 40
-    return (2 * norm + 2 * 3 * element) * h + 10 * element * query_key + 5 * element * f
+def layer_kernels(setup: TrainingSetup, program: Program, has_experts: bool) -> float:
+    """Operators issued one by one; captured graphs issue none."""
+    if program.graphs == "full":
+        return 0.0
+    low = program.precision in ("fp8", "mxfp8", "nvfp4")
+    kernels = _KERNELS[program.code] + (_FP8_KERNELS if low else 0.0)
+    if program.graphs == "partial":
+        kernels = 0.0
+    if has_experts and setup.shape.experts is not None:
+        local = setup.shape.experts.num_experts / setup.ep
+        kernels += _ROUTING_KERNELS + _EXPERT_KERNELS[program.code] * local * (1.5 if low else 1.0)
+    return kernels
 
 
-def loss_bytes_per_token(model: ModelSpec, layout: Layout) -> float:
-    """Forward and backward of the loss: cast, log-softmax, its gradient and the cast back (36 bytes an entry)."""
-    return 36.0 * model.vocab_size / layout.tp
+def layer_bytes(setup: TrainingSetup, program: Program, has_experts: bool) -> float:
+    """Forward of one layer on one rank, one micro batch."""
+    shape, tp, tokens, outer = setup.shape, setup.tp, setup.tokens, setup.shard_tokens
+    element = 4.0 if program.precision == "fp32" else 2.0
+    h = shape.hidden_size
+    rotated = (shape.query_width + shape.key_value_width) / tp if shape.learned_positions == 0 else 0.0
+    width = shape.ffn_hidden_size / tp
+    copies = 0.0
+    if has_experts and shape.experts is not None:
+        moe = shape.experts
+        width = (moe.experts_per_token * moe.ffn_hidden_size + moe.shared_ffn_hidden_size) / tp
+        # Tokens are copied to their experts and back, each way read and written: permuted, sent, received, sorted.
+        copies = 6 * element * moe.experts_per_token * h * tokens / tp
+    norm, residual, rotation, activation = _operators(program, shape.gated_mlp, element)
+    if shape.hidden_dropout:
+        residual += 1.0
+    total = 2 * (norm + residual) * h * outer + tokens * (rotation * rotated + activation * width) + copies
+    return total + _quantised(setup, program, width, outer)
 
 
-def micro_batch_bytes_per_parameter(precision: Precision, layout: Layout) -> float:
-    """Per parameter of the rank and micro batch: casts of weights under autocast, accumulation into fp32 gradients."""
-    if layout.engine == "torch":
-        return 6.0 if uses_autocast(precision, layout) else 0.0
-    if layout.engine == "megatron":
-        return 10.0 if precision == "bf16" else 12.0
-    return 10.0 if layout.gradient_accumulation_steps > 1 else 4.0
+def _operators(program: Program, gated: bool, element: float) -> tuple[float, float, float, float]:
+    """Bytes an element: (norm, residual, rotation of queries and keys, activation of the MLP)."""
+    if program.code == "huggingface":
+        # RMSNorm in fp32 with casts.
+        return (36.0 if element == 2 else 40.0), 3 * element, 5 * element, 5 * element
+    if program.code == "eager":
+        return 2 * element, 3 * element, 10 * element, (5 if gated else 2) * element
+    if program.code == "torch-native":
+        # Rotation: two products, one rotated copy, one sum. SwiGLU: silu, up + offset, product.
+        return 2 * element, 3 * element, 5 * element * 2, 7 * element
+    # Fused: each reads its inputs and writes its output once.
+    return 2 * element, 3 * element, 2 * element, (3 if gated else 2) * element
 
 
-def optimizer_bytes_per_parameter(precision: Precision) -> float:
-    """AdamW: four fp32 values read and three written (28); norm and clipping (12); the cast to bf16."""
-    return 40.0 + (2.0 if precision == "bf16" else 0.0)
+def _quantised(setup: TrainingSetup, program: Program, width: float, outer: float) -> float:
+    """8- and 4-bit products: their inputs are read, and written in both orientations."""
+    if program.precision not in ("fp8", "mxfp8", "nvfp4"):
+        return 0.0
+    shape = setup.shape
+    inputs = (2 * shape.hidden_size + shape.value_width / setup.tp + width) * setup.tokens
+    scale = 2.0 if program.precision == "fp8" else 0.0
+    return (2.0 + 2.0 + scale) * inputs
+
+
+def loss_bytes(setup: TrainingSetup) -> float:
+    """A token's, forward and backward: cast, log-softmax, its gradient and the cast back."""
+    entries = setup.shape.vocab_size / setup.tp
+    if setup.compiled_loss or setup.cross_entropy != "unfused":
+        return 14.0 * entries
+    return (20.0 if setup.kernels in ("transformer-engine", "megatron-local") else 36.0) * entries
+
+
+def micro_batch_bytes_per_parameter(program: Program, setup: TrainingSetup) -> float:
+    """Per parameter of the rank and micro batch, beside the products: fp8 casts of weights, sums of gradients."""
+    if program.engine == "megatron":
+        return 0.0 if setup.gradient_accumulation_fusion else 10.0
+    if program.engine == "deepspeed":
+        return 10.0 if setup.micro_batches > 1 else 4.0
+    return 6.0 if setup.weight_bytes == 4 and setup.sharding == "none" and program.precision == "bf16" else 0.0
+
+
+def optimizer_bytes_per_parameter(precision: str) -> float:
+    """AdamW: four fp32 values read and three written (28); norm and clipping (12); the cast to 16 bits."""
+    return 40.0 + (0.0 if precision == "fp32" else 2.0)

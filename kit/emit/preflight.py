@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kit.emit.megatron
 from kit.cost.params import count
 from kit.emit.machine import check_host_memory, check_nvme
 from kit.emit.run_directory import RunDirectory
@@ -20,9 +21,9 @@ from kit.units import to_gib
 PACKAGES = {
     "torch": ("torch", "transformers"),
     "deepspeed": ("torch", "transformers", "deepspeed", "accelerate"),
-    "megatron": ("torch", "transformers", "megatron.core"),
+    "megatron": ("torch", "transformers"),
 }
-"""What each engine imports; the extra of the same name installs it."""
+"""What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
 STATE_BYTES_PER_PARAMETER = 12
 """fp32 master weight and two moments: what one checkpoint writes."""
 
@@ -30,14 +31,15 @@ STATE_BYTES_PER_PARAMETER = 12
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
     problems: list[str] = []
-    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory):
+    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory, _asynchronous):
         try:
             check(rundir)
         except KitError as error:
             problems.append(str(error))
-    if resume_from is not None and not (resume_from / "hub.json").is_file():
+    if resume_from is not None and not any((resume_from / name).is_file() for name in ("hub.json", "manifest.json")):
         raise CheckpointError(
-            f"--resume {resume_from}: not a hub checkpoint (no hub.json); give auto or a hub-step-… directory"
+            f"--resume {resume_from}: not a checkpoint (no hub.json, no manifest.json); give auto, or a hub-step-… or "
+            f"step-… directory"
         )
     if problems:
         raise RunDirectoryError("\n".join(problems))
@@ -46,7 +48,10 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
 def _packages(rundir: RunDirectory) -> None:
     """The planned engine is installed here; planning alone needs none."""
     engine = rundir.plan.layout.engine
-    missing = [name for name in PACKAGES[engine] if not _is_installed(name)]
+    needed = PACKAGES[engine]
+    if kit.emit.megatron.applies(rundir.plan):
+        needed += ("megatron.core",)
+    missing = [name for name in needed if not _is_installed(name)]
     if missing:
         raise EngineError(
             f"layout.engine={engine} needs {', '.join(missing)}, not installed for {Path(sys.executable).name}; "
@@ -136,7 +141,18 @@ def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
             f"{rundir.plan.model.vocab_size}; "
             "tokenise the text with this model's tokenizer"
         )
-    if facts["num_tokens"] <= rundir.plan.job.seq_length:
+    written_for, wanted = facts.get("objective", "pretrain"), rundir.plan.job.objective
+    if written_for != wanted:
+        raise DataError(
+            f"{key}={prefix}: was written for objective={written_for} and the job has {wanted}; "
+            f"write it with: kit convert data … --objective {wanted}"
+        )
+    if wanted != "pretrain" and facts["longest"] > rundir.plan.job.seq_length + (wanted == "sft"):
+        raise DataError(
+            f"{key}={prefix}: its longest row has {facts['longest']} tokens and "
+            f"job.seq_length={rundir.plan.job.seq_length}; raise it, or cut rows with: kit convert data … --seq-length"
+        )
+    if wanted == "pretrain" and facts["num_tokens"] <= rundir.plan.job.seq_length:
         raise DataError(
             f"{key}={prefix}: {facts['num_tokens']} tokens make no sample of "
             f"job.seq_length={rundir.plan.job.seq_length}; "
@@ -150,6 +166,14 @@ def _nvme(rundir: RunDirectory) -> None:
 
 def _host_memory(rundir: RunDirectory) -> None:
     check_host_memory(rundir.plan)
+
+
+def _asynchronous(rundir: RunDirectory) -> None:
+    if rundir.run.checkpoint.asynchronous and rundir.plan.layout.engine != "megatron":
+        raise EngineError(
+            f"run.checkpoint.asynchronous=true on engine={rundir.plan.layout.engine}, whose own format is written in "
+            f"one go; use false, or layout.engine=megatron"
+        )
 
 
 def _disk(rundir: RunDirectory) -> None:

@@ -28,9 +28,12 @@ class _Names:
     down: str
 
 
+_QWEN2_MOE = _Names("mlp", "gate_proj", "up_proj", "down_proj")
 _NAMES = {
     "mixtral": _Names("block_sparse_moe", "w1", "w3", "w2"),
-    "qwen3_moe": _Names("mlp", "gate_proj", "up_proj", "down_proj"),
+    "qwen3_moe": _QWEN2_MOE,
+    "deepseek_v2": _QWEN2_MOE,
+    "deepseek_v3": _QWEN2_MOE,
 }
 
 

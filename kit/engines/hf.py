@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import (
-    AutoModelForCausalLM,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    MixtralConfig,
-    Phi3Config,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from kit.engines import encoder_decoder
 from kit.engines.base import TensorSource
 from kit.engines.experts import shapes_on_disk
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
-from kit.specs.model import ModelSpec
+from kit.specs.huggingface import config_from_model
+from kit.specs.model import ENCODER_DECODER, ModelSpec
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -40,9 +31,15 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
     each token about once. Raises SpecError where the class cannot take the shape.
     """
     try:
-        return _CONFIGS[model.family](model)
+        config = AutoConfig.for_model(
+            **config_from_model(model), bos_token_id=None, eos_token_id=None, pad_token_id=None, use_cache=True
+        )
     except (ValueError, StrictDataclassError) as error:
         raise SpecError(f"transformers refuses the shape of {model.name}: {' '.join(str(error).split())}") from error
+    if model.family == "t5":
+        # The class makes it true whatever it is given, and scales outputs or not by what it was given.
+        config.tie_word_embeddings = model.tied_embeddings
+    return config
 
 
 def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
@@ -64,6 +61,11 @@ def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     for name, parameter in skeleton.named_parameters():
         shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
     return shapes
+
+
+def transformer_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks that repeat, in order: of an encoder-decoder those of both stacks, the encoder's first."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def check_names(expected: Mapping[str, tuple[int, ...]], source: TensorSource) -> None:
@@ -102,16 +104,24 @@ class HfDirectory(SafetensorsSource):
         directory = Path(path)
         config = _read_config(directory)
         files = _weight_files(directory)
-        prefix = "transformer." if config.get("model_type") == "gpt2" else "model."
+        family = config.get("model_type")
+        prefix = {"gpt2": "transformer.", "t5": ""}.get(str(family), "model.")
         renames = {
             stored if stored.startswith((prefix, "lm_head.")) else prefix + stored: stored
             for stored in files
             if not stored.endswith(_BUFFERS)
         }
-        # transformers writes only what differs from a class's defaults; GPT-2's default is tied.
-        if config.get("tie_word_embeddings", config.get("model_type") == "gpt2"):
+        two_stacks = family in ENCODER_DECODER
+        if two_stacks:
+            encoder_decoder.drop_copies(renames)
+        # transformers writes only what differs from a class's defaults; those of GPT-2 and of two stacks are tied. Of
+        # T5 it writes "tied" in any case (see hf_config).
+        tied = config.get("tie_word_embeddings", family == "gpt2" or two_stacks)
+        if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
         super().__init__({name: files[stored] for name, stored in renames.items()}, renames)
+        if two_stacks:
+            encoder_decoder.check_logits_bias(directory, files)
 
 
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
@@ -145,120 +155,13 @@ def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch
     )
     with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
         torch.manual_seed(seed)
-        built = AutoModelForCausalLM.from_config(hf_config(model), dtype=dtype, attn_implementation="sdpa")
+        attention = "sdpa" if model.traits.fused_attention else "eager"
+        config, options = hf_config(model), {"dtype": dtype, "attn_implementation": attention}
+        if model.family == "t5" and not model.tied_embeddings:
+            built = encoder_decoder.UntiedT5._from_config(config, **options)
+        elif model.is_encoder_decoder:
+            built = AutoModelForSeq2SeqLM.from_config(config, **options)
+        else:
+            built = AutoModelForCausalLM.from_config(config, **options)
     built.train()
     return built
-
-
-def _shared(model: ModelSpec) -> dict[str, Any]:
-    """Keys that the families after Llama have in common."""
-    return {
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.hidden_size,
-        "intermediate_size": model.ffn_hidden_size,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_attention_heads,
-        "num_key_value_heads": model.num_key_value_heads,
-        "head_dim": model.head_dim,
-        "max_position_embeddings": model.max_position_embeddings,
-        "rms_norm_eps": model.norm_eps,
-        "tie_word_embeddings": model.tied_embeddings,
-        # rope_theta lives in rope_parameters since transformers 5 (modeling_rope_utils.py)
-        "rope_parameters": {"rope_type": "default", **(model.rope_scaling or {}), "rope_theta": _rope_theta(model)},
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-        "use_cache": True,
-    }
-
-
-def _rope_theta(model: ModelSpec) -> float:
-    if model.rope_theta is None:
-        raise SpecError(f"rope_theta=null for {model.name}: family {model.family} rotates its positions; give the base")
-    return model.rope_theta
-
-
-def _gpt2(model: ModelSpec) -> GPT2Config:
-    if model.num_key_value_heads != model.num_attention_heads:
-        raise SpecError(
-            f"num_key_value_heads={model.num_key_value_heads} for {model.name}: GPT-2 has no grouped-query attention; "
-            f"use {model.num_attention_heads}"
-        )
-    if model.head_dim * model.num_attention_heads != model.hidden_size:
-        raise SpecError(
-            f"head_dim={model.head_dim} for {model.name}: GPT-2's heads split the hidden size {model.hidden_size} "
-            f"evenly; use {model.hidden_size // model.num_attention_heads}"
-        )
-    return GPT2Config(
-        vocab_size=model.vocab_size,
-        n_positions=model.max_position_embeddings,
-        n_embd=model.hidden_size,
-        n_layer=model.num_layers,
-        n_head=model.num_attention_heads,
-        n_inner=model.ffn_hidden_size,
-        layer_norm_epsilon=model.norm_eps,
-        tie_word_embeddings=model.tied_embeddings,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-
-
-def _mixtral(model: ModelSpec) -> MixtralConfig:
-    if model.moe_ffn_hidden_size != model.ffn_hidden_size or not model.norm_topk_prob:
-        raise SpecError(
-            f"moe_ffn_hidden_size={model.moe_ffn_hidden_size}, norm_topk_prob={model.norm_topk_prob} of {model.name}: "
-            f"Mixtral has one width and normalised weights; use {model.ffn_hidden_size} and true"
-        )
-    return MixtralConfig(
-        **_shared(model),
-        sliding_window=model.sliding_window,
-        num_local_experts=model.num_experts,
-        num_experts_per_tok=model.experts_per_token,
-        output_router_logits=False,
-        router_jitter_noise=0.0,
-    )
-
-
-def _qwen3_moe(model: ModelSpec) -> Qwen3MoeConfig:
-    return Qwen3MoeConfig(
-        **_shared(model),
-        num_experts=model.num_experts,
-        num_experts_per_tok=model.experts_per_token,
-        moe_intermediate_size=model.moe_ffn_hidden_size,
-        norm_topk_prob=model.norm_topk_prob,
-        decoder_sparse_step=1,
-        mlp_only_layers=[],
-        output_router_logits=False,
-    )
-
-
-def _phi3(model: ModelSpec) -> Phi3Config:
-    if model.head_dim * model.num_attention_heads != model.hidden_size:
-        raise SpecError(
-            f"head_dim={model.head_dim} for {model.name}: Phi-3's heads split the hidden size {model.hidden_size} "
-            f"evenly; use {model.hidden_size // model.num_attention_heads}"
-        )
-    settings = {key: value for key, value in _shared(model).items() if key != "head_dim"}
-    return Phi3Config(
-        **settings,
-        sliding_window=model.sliding_window,
-        original_max_position_embeddings=model.max_position_embeddings,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attention_dropout=0.0,
-    )
-
-
-_CONFIGS: dict[str, Callable[[ModelSpec], PreTrainedConfig]] = {
-    "llama": lambda model: LlamaConfig(**_shared(model)),
-    "mistral": lambda model: MistralConfig(**_shared(model), sliding_window=model.sliding_window),
-    "phi3": _phi3,
-    "qwen2": lambda model: Qwen2Config(**_shared(model)),
-    "qwen3": lambda model: Qwen3Config(**_shared(model)),
-    "gpt2": _gpt2,
-    "mixtral": _mixtral,
-    "qwen3_moe": _qwen3_moe,
-}

@@ -1,11 +1,14 @@
-"""Named tensors in sharded safetensors files: a reader that holds one tensor, a writer that holds one shard."""
+"""Named tensors in sharded safetensors files: a reader of parts of tensors, and writers."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,12 @@ class SafetensorsSource:
         found: torch.Tensor = self._get(name, read)
         return found
 
+    def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
+        """Rows or columns of a tensor: a view of the mapped file, without memory of its own until it is copied."""
+        index = (slice(None),) * dim + (slice(start, start + length),)
+        found: torch.Tensor = self._get(name, lambda file, stored: file.get_slice(stored)[index])
+        return found
+
     def _get(self, name: str, what: Any) -> Any:
         if name not in self._files:
             raise CheckpointError(f"tensor {name} is not in the checkpoint; it has {len(self._files)} other tensors")
@@ -86,6 +95,104 @@ def file_names(path: Path) -> list[str]:
             f"{path} cannot be read as safetensors ({error}); the file is missing, truncated or foreign: "
             f"copy it again from where it was complete"
         ) from error
+
+
+class SafetensorsWriter:
+    """One safetensors file, written as its tensors come: nothing is held, and the hash is there at the end.
+
+    The format (github.com/huggingface/safetensors, README, "Format"): the length of the header as 8 bytes little
+    endian, the header as JSON, the bytes of the tensors in the order of their offsets.
+    """
+
+    def __init__(self, path: Path, tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> None:
+        """``tensors``: dtype and shape of each, in the order in which ``write`` will get them. Raises OSError."""
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name, (dtype, shape) in tensors.items():
+            start, end = end, end + math.prod(shape) * dtype.itemsize
+            header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        self._expected = list(tensors.items())[::-1]
+        self._hash = hashlib.sha256()
+        self._bytes = 0
+        self._file = open(path, "wb")  # noqa: SIM115 - closed by finish
+        self._flusher = _Flusher(self._file.fileno())
+        self._put(memoryview(len(text).to_bytes(8, "little") + text))
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """The next tensor, on the CPU; nothing of it is kept. Raises OSError."""
+        expected, (dtype, shape) = self._expected.pop()
+        assert (name, tensor.dtype, tuple(tensor.shape)) == (expected, dtype, tuple(shape)), (name, expected)
+        data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        for start in range(0, len(data), _CHUNK_BYTES):
+            self._put(data[start : start + _CHUNK_BYTES])
+
+    def finish(self) -> tuple[int, str]:
+        """Make it durable; returns its size and SHA-256. Raises OSError."""
+        assert not self._expected
+        self._file.flush()
+        self._flusher.stop()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return self._bytes, self._hash.hexdigest()
+
+    def abandon(self) -> None:
+        """Close what a failure left; the caller removes the file."""
+        self._flusher.stop()
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _put(self, data: memoryview) -> None:
+        self._file.write(data)
+        self._bytes += len(data)
+        self._flusher.wrote(len(data))
+        self._hash.update(data)
+
+
+_CHUNK_BYTES = 8 * 2**20
+_FLUSH_BYTES = 64 * 2**20
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+class _Flusher:
+    """Has the disk work while the next bytes are copied and hashed; the kernel would wait for the fsync at the end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unflushed = 0
+        self._thread: threading.Thread | None = None
+
+    def wrote(self, count: int) -> None:
+        self._unflushed += count
+        if self._unflushed >= _FLUSH_BYTES and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(target=self._flush, daemon=True)
+            self._thread.start()
+            self._unflushed = 0
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._thread.join()
+
+    def _flush(self) -> None:
+        with contextlib.suppress(OSError):  # the fsync of finish() meets the same error, and reports it
+            os.fdatasync(self._descriptor)
+
+
+def plan_files(
+    names: Iterable[str], shapes: Mapping[str, Sequence[int]], itemsize: int, shard_bytes: int
+) -> list[list[str]]:
+    """Names → the names of each file, in order: at most ``shard_bytes`` a file, or one tensor if that is larger."""
+    files: list[list[str]] = []
+    held = 0
+    for name in names:
+        num_bytes = math.prod(shapes[name]) * itemsize
+        if not files or held + num_bytes > shard_bytes:
+            files.append([])
+            held = 0
+        files[-1].append(name)
+        held += num_bytes
+    return files
 
 
 class ShardWriter:

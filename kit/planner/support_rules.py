@@ -5,7 +5,7 @@ from __future__ import annotations
 from kit.planner.rule import Rule
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import Layout
+from kit.specs.layout import EngineName, Layout
 from kit.specs.model import ModelSpec
 
 
@@ -13,27 +13,38 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     """Precisions, objectives and optimizers that the engines have."""
     return _refused(
         {
-            "precision": (job.precision, ("bf16", "fp32")),
-            "objective": (job.objective, ("pretrain",)),
+            "precision": (job.precision, (*(("fp16",) if layout.engine == "deepspeed" else ()), "bf16", "fp32")),
+            "objective": (job.objective, _OBJECTIVES[layout.engine]),
             "lora": (job.lora and "{…}", (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
         }
     )
 
 
+_OBJECTIVES: dict[EngineName, tuple[object, ...]] = {
+    "torch": ("pretrain", "sft", "seq2seq"),
+    "deepspeed": ("pretrain", "sft", "seq2seq"),
+    "megatron": ("pretrain",),
+}
+
+
 def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """Ways to divide the work that the engines have."""
     return _refused(
         {
-            "recompute": (layout.recompute, ("none", "full")),
-            "first_stage_layers": (layout.first_stage_layers, (None,)),
-            "last_stage_layers": (layout.last_stage_layers, (None,)),
-            "cp_comm_type": (layout.cp_comm_type, ("all_gather",)),
-            "zero_hpz": (layout.zero_hpz, (1,)),
-            "zero_quantized_weights": (layout.zero_quantized_weights, (False,)),
-            "zero_quantized_gradients": (layout.zero_quantized_gradients, (False,)),
+            # Attention alone is computed again by megatron-core's layer (transformer/attention.py, core_attn).
+            "recompute": (layout.recompute, ("none", "full", *(["selective"] if layout.engine == "megatron" else []))),
+            "cp_comm_type": (layout.cp_comm_type, _EXCHANGES[layout.engine]),
         }
     )
+
+
+_EXCHANGES: dict[EngineName, tuple[str, ...]] = {
+    "torch": ("all_gather",),
+    "deepspeed": ("all_gather", "a2a"),
+    "megatron": ("all_gather", "p2p"),
+}
+"""With cp=1 the first is the default, and is not read."""
 
 
 def _refused(values: dict[str, tuple[object, tuple[object, ...]]]) -> str | None:

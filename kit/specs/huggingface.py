@@ -1,17 +1,21 @@
-"""A Hugging Face ``config.json`` → a ModelSpec. What the ModelSpec cannot say is refused, never dropped."""
+"""A Hugging Face ``config.json`` ↔ a ModelSpec. What the ModelSpec cannot say is refused, never dropped."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import yaml
-from kit.specs.model import WINDOWED, WITH_EXPERTS, ModelSpec
+from kit.specs import encoder_decoder, hf_special, yaml
+from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
+from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
+from kit.specs.hf_rope import read_rope, rope_parameters
+from kit.specs.model import ModelSpec
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
+MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
 """``model_type`` values that are understood: the families of ``ModelSpec``."""
 
 
@@ -31,136 +35,192 @@ def read_config(directory: Path) -> ModelSpec:
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """Keys as in ``config.json`` → ModelSpec. Raises ``SpecError`` for what kit does not compute."""
+    if config.get("model_type") not in MODEL_TYPES:
+        raise SpecError(_unsupported(config, name))
+    family: Family = config["model_type"]
+    fields = encoder_decoder.fields if family in ENCODER_DECODER else _decoder_fields
+    data = fields(config, name) | {"family": family, "name": name, "source": source}
+    model = yaml.parse(ModelSpec, data, yaml.Document(name=f"config.json of {name}", data={}, lines={}))
+    if family not in ENCODER_DECODER:
+        _check_layers(config, model)
+    return model
+
+
+def _decoder_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Fields of a decoder-only model, but family, name and source."""
+    family: Family = config["model_type"]
+    keys = KEYS[family]
+    config = _with_todays_names(config, keys)
+    _refuse(config, name, keys)
+    data = _fields(config, name, keys)
+    data |= _activation(config, name, keys)
+    if FAMILIES[family].positions == "rope":
+        data |= read_rope(config, name, keys)
+    else:
+        data["rope_theta"] = None
+    data |= _windows(config, data, keys)
+    if family in hf_special.READ:
+        data |= hf_special.READ[family](config, data, name)
+    return data
+
+
+def config_from_model(model: ModelSpec) -> dict[str, Any]:
+    """ModelSpec → the keys of a ``config.json`` as transformers 5 writes it, ``model_type`` among them.
+
+    Raises SpecError where the family has no way to say a shape. Keys that no ModelSpec decides (dropout) are off.
+    """
+    if model.is_encoder_decoder:
+        return encoder_decoder.config(model)
+    keys = KEYS[model.family]
+    config: dict[str, Any] = {"model_type": model.family, **keys.writes}
+    for name, key in keys.names.items():
+        owner, _, inner = name.rpartition(".")
+        config[key] = getattr(getattr(model, owner) if owner else model, inner)
+    _check_unsaid(model, keys)
+    if keys.activation:
+        config[keys.activation] = _spelling(model, keys)
+    if model.traits.positions == "rope":
+        config["rope_parameters"] = rope_parameters(model, keys)
+    if "full_attention_every" in FAMILIES[model.family].takes:
+        config["layer_types"] = _layer_types(model)
+    if model.family in hf_special.WRITE:
+        config |= hf_special.WRITE[model.family](model)
+    return config
+
+
+def _unsupported(config: Mapping[str, Any], name: str) -> str:
+    needed = [
+        item.name
+        for item in dataclasses.fields(ModelSpec)
+        if item.default is dataclasses.MISSING or getattr(item.default, "is_required", lambda: False)()
+    ]
     kind = config.get("model_type")
-    if kind not in MODEL_TYPES:
-        raise SpecError(f"model_type={kind!r} of {name} is not supported; supported are {', '.join(MODEL_TYPES)}")
-    data = _gpt2(config, name) if kind == "gpt2" else _llama_like(config, name)
-    data |= {"name": name, "source": source}
-    return yaml.parse(ModelSpec, data, yaml.Document(name=f"config.json of {name}", data={}, lines={}))
-
-
-def _llama_like(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    kind = config["model_type"]
-    _refuse(config, name, {"hidden_act": "silu", "mlp_bias": False, "attention_bias": False})
-    if config.get("sliding_window") is not None and kind not in WINDOWED and config.get("use_sliding_window"):
-        raise SpecError(
-            f"sliding_window={config['sliding_window']} of {name}: {kind} has it in some layers only, which is not "
-            "computed here; use a model with use_sliding_window=false"
-        )
-    hidden, heads = _required(config, "hidden_size", name), _required(config, "num_attention_heads", name)
-    theta, scaling = _rope(config)
-    if kind == "phi3":
-        _check_phi3(config, scaling, name)
-    experts = _experts(config, name) if kind in WITH_EXPERTS else {}
-    return {
-        "family": kind,
-        **experts,
-        "num_layers": _required(config, "num_hidden_layers", name),
-        "hidden_size": hidden,
-        "ffn_hidden_size": _required(config, "intermediate_size", name),
-        "num_attention_heads": heads,
-        "num_key_value_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or _head_dim(hidden, heads, name),
-        "vocab_size": _required(config, "vocab_size", name),
-        "max_position_embeddings": _required(config, "max_position_embeddings", name),
-        "tied_embeddings": config.get("tie_word_embeddings", False),
-        # Defaults of the transformers classes where a file leaves a key out.
-        "norm_eps": config.get("rms_norm_eps", 1e-5 if kind == "phi3" else 1e-6),
-        "rope_theta": theta,
-        "rope_scaling": scaling,
-        # An absent key is Mistral's default of 4096; null is no window (transformers' MistralConfig).
-        "sliding_window": config.get("sliding_window", _DEFAULT_WINDOWS.get(kind)) if kind in WINDOWED else None,
-    }
-
-
-_DEFAULT_WINDOWS = {"mistral": 4096}
-
-
-def _experts(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    if config["model_type"] == "mixtral":
-        return {
-            "num_experts": config.get("num_local_experts", config.get("num_experts", 8)),
-            "experts_per_token": config.get("num_experts_per_tok", 2),
-            "moe_ffn_hidden_size": _required(config, "intermediate_size", name),
-        }
-    dense, every = config.get("mlp_only_layers"), config.get("decoder_sparse_step", 1)
-    if dense or every != 1:
-        raise SpecError(
-            f"mlp_only_layers={dense}, decoder_sparse_step={every} of {name}: layers without experts among others are "
-            "not computed here; use a model with experts in all"
-        )
-    return {
-        # transformers 5 writes the second name
-        "num_experts": config.get("num_experts", config.get("num_local_experts", 128)),
-        "experts_per_token": config.get("num_experts_per_tok", 8),
-        "moe_ffn_hidden_size": _required(config, "moe_intermediate_size", name),
-        "norm_topk_prob": config.get("norm_topk_prob", False),
-    }
-
-
-def _check_phi3(config: Mapping[str, Any], scaling: dict[str, Any] | None, name: str) -> None:
-    partial = (config.get("rope_parameters") or config).get("partial_rotary_factor", 1.0)
-    if partial != 1.0:
-        raise SpecError(
-            f"partial_rotary_factor={partial} of {name}: only whole heads are rotated here; use another model"
-        )
-    if scaling is not None:
-        raise SpecError(
-            f"rope_type={scaling['rope_type']} of {name}: of Phi-3 only unscaled positions are computed here; "
-            "use a variant with a short context, such as Phi-3-mini-4k"
-        )
-
-
-def _gpt2(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    _refuse(
-        config,
-        name,
-        {
-            "activation_function": "gelu_new",
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
-            "add_cross_attention": False,
-        },
+    part = ""
+    if isinstance(config.get("text_config"), dict):
+        inner = config["text_config"].get("model_type")
+        part = f" (a model of text and more; its text part, {inner}, is read where it was saved alone)"
+    return (
+        f"model_type={kind!r} of {name} is not supported{part}; supported are {', '.join(MODEL_TYPES)}; a shape of "
+        f"your own needs {', '.join(needed)}, with the nearest family (llama where none is)"
     )
-    hidden, heads = _required(config, "n_embd", name), _required(config, "n_head", name)
-    return {
-        "family": "gpt2",
-        "num_layers": _required(config, "n_layer", name),
-        "hidden_size": hidden,
-        "ffn_hidden_size": config.get("n_inner") or 4 * hidden,
-        "num_attention_heads": heads,
-        "num_key_value_heads": heads,
-        "head_dim": _head_dim(hidden, heads, name),
-        "vocab_size": _required(config, "vocab_size", name),
-        "max_position_embeddings": _required(config, "n_positions", name),
-        "tied_embeddings": config.get("tie_word_embeddings", True),
-        "norm_eps": config.get("layer_norm_epsilon", 1e-5),
-        "rope_theta": None,
-    }
 
 
-def _rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
-    """(base, scaling). transformers 5 writes ``rope_parameters``; before, ``rope_theta`` and ``rope_scaling``."""
-    parameters = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = parameters.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
-    kind = parameters.pop("type", None) or "default"  # the key's name before transformers 4.43
-    kind = parameters.pop("rope_type", kind)
-    if parameters.get("partial_rotary_factor") == 1.0:  # transformers writes the default for some families
-        del parameters["partial_rotary_factor"]
-    return float(theta), None if kind == "default" else {"rope_type": kind, **parameters}
+def _with_todays_names(config: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    renamed = dict(config)
+    for key, others in keys.also.items():
+        for other in others:
+            if renamed.get(key) is None and other in renamed:
+                renamed[key] = renamed[other]
+    return renamed
 
 
-def _refuse(config: Mapping[str, Any], name: str, only: Mapping[str, Any]) -> None:
+def _refuse(config: Mapping[str, Any], name: str, keys: Keys) -> None:
     """Keys that, where present, may have one value alone."""
-    for key, value in only.items():
-        if config.get(key, value) != value:
-            raise SpecError(f"{key}={config[key]!r} of {name} is not computed here; only {key}={value!r} is")
+    for key, value in keys.only.items():
+        allowed = value if isinstance(value, tuple) else (value,)
+        if key in config and config[key] not in allowed:
+            raise SpecError(f"{key}={config[key]!r} of {name} is not computed here; only {key}={allowed[0]!r} is")
 
 
-def _required(config: Mapping[str, Any], key: str, name: str) -> Any:
-    if config.get(key) is None:
-        raise SpecError(f"config.json of {name} lacks {key}")
-    return config[key]
+def _fields(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
+    """Fields of the table; heads and widths that follow from others where a file is silent."""
+    data: dict[str, Any] = {}
+    for field, key in keys.names.items():
+        value = config.get(key)
+        if value is None and key in config and field in ("sliding_window", "attention_softcap", "logit_softcap"):
+            pass  # null says that there is none
+        elif value is None and field not in ("head_dim", "num_key_value_heads", "ffn_hidden_size"):
+            if field not in keys.defaults:
+                raise SpecError(f"config.json of {name} lacks {key}")
+            value = keys.defaults[field]
+        elif value is None:
+            value = keys.defaults.get(field)
+        owner, _, inner = field.rpartition(".")
+        (data.setdefault(owner, {}) if owner else data)[inner] = value
+    hidden, heads = data["hidden_size"], data["num_attention_heads"]
+    data["num_key_value_heads"] = data.get("num_key_value_heads") or heads
+    if data.get("head_dim") is None and "latent" not in data:
+        data["head_dim"] = _head_dim(hidden, heads, name)
+    if data.get("ffn_hidden_size") is None:
+        if keys.mlp_ratio is None:
+            raise SpecError(f"config.json of {name} lacks {keys.names['ffn_hidden_size']}")
+        data["ffn_hidden_size"] = keys.mlp_ratio * hidden
+    if "num_experts" in data and "moe_ffn_hidden_size" not in data:
+        data["moe_ffn_hidden_size"] = data["ffn_hidden_size"]
+    for field in ("attention_softcap", "logit_softcap", "routed_scaling_factor"):
+        if isinstance(data.get(field), int):
+            data[field] = float(data[field])
+    return data
+
+
+def _activation(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
+    """The activation where it is not the family's own; refused where it is another than those known."""
+    if keys.activation is None or config.get(keys.activation) is None:
+        return {}
+    traits, given = FAMILIES[config["model_type"]], config[keys.activation]
+    known = (traits.activation, *traits.choices.get("activation", ()))
+    if keys.spellings.get(given) == traits.activation or given in SPELLINGS[traits.activation]:
+        return {}
+    for activation in known:
+        if given in SPELLINGS[activation]:  # type: ignore[index]  # choices of the table
+            return {"activation": activation}
+    first = SPELLINGS[traits.activation][0]
+    raise SpecError(f"{keys.activation}={given!r} of {name} is not computed here; only {keys.activation}={first!r} is")
+
+
+def _spelling(model: ModelSpec, keys: Keys) -> str:
+    """GPT-2's own name is the older one of the approximation; the others take today's."""
+    names = SPELLINGS[model.traits.activation]
+    return "gelu_new" if model.family == "gpt2" else names[0]
+
+
+def _windows(config: Mapping[str, Any], data: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+    """Which layers have the sliding window, from the list of layers or the family's pattern."""
+    if not keys.full_attention_every:
+        return {}
+    layers = config.get("layer_types")
+    if layers and "sliding_attention" not in layers:
+        return {"sliding_window": None}
+    if layers:
+        return {"full_attention_every": layers.index("full_attention") + 1 if "full_attention" in layers else 0}
+    if data["sliding_window"] is None:
+        return {}
+    return {"full_attention_every": config.get("sliding_window_pattern") or keys.full_attention_every}
+
+
+def _layer_types(model: ModelSpec) -> list[str]:
+    return ["full_attention" if model.window(i) is None else "sliding_attention" for i in range(model.num_layers)]
+
+
+def _check_layers(config: Mapping[str, Any], model: ModelSpec) -> None:
+    """A file that lists its layers must have those that the spec says."""
+    layers = config.get("layer_types")
+    window = config.get("sliding_window")
+    if layers is None:
+        windowed = window is not None and model.sliding_window is None and bool(config.get("use_sliding_window"))
+    else:
+        windowed = list(layers) != _layer_types(model)
+    if windowed:
+        raise SpecError(
+            f"sliding_window={window} of {model.name}: {model.family} has it in layers that do not follow the pattern "
+            "known here; use a model with use_sliding_window=false, or with the family's own layer_types"
+        )
+
+
+def _check_unsaid(model: ModelSpec, keys: Keys) -> None:
+    """Fields that the family's config has no key for must have the value that its class computes with."""
+    fixed: dict[str, Any] = {}
+    if "norm_eps" not in keys.names:
+        fixed["norm_eps"] = 1e-5
+    if "ffn_hidden_size" not in keys.names and keys.mlp_ratio:
+        fixed["ffn_hidden_size"] = keys.mlp_ratio * model.hidden_size
+    if model.num_experts and "moe_ffn_hidden_size" not in keys.names:
+        fixed["moe_ffn_hidden_size"] = model.ffn_hidden_size
+    for name, value in fixed.items():
+        if getattr(model, name) != value:
+            raise SpecError(
+                f"{name}={getattr(model, name)} of {model.name}: family {model.family} has no choice of it; use {value}"
+            )
 
 
 def _head_dim(hidden: Any, heads: Any, name: str) -> int:

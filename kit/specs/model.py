@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Literal
 
 from pydantic import Field
@@ -9,25 +10,62 @@ from pydantic.dataclasses import dataclass
 
 from kit.errors import SpecError
 from kit.specs.base import SPEC
+from kit.specs.families import (
+    ENCODER_DECODER,
+    FAMILIES,
+    WINDOWED,
+    WITH_EXPERTS,
+    Activation,
+    Biases,
+    Family,
+    Norm,
+    Positions,
+    Traits,
+    families_with,
+)
 
-Family = Literal["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe"]
+__all__ = [
+    "ENCODER_DECODER",
+    "FAMILIES",
+    "WINDOWED",
+    "WITH_EXPERTS",
+    "Family",
+    "LatentAttention",
+    "ModelSpec",
+    "Traits",
+]
 
-WINDOWED: tuple[Family, ...] = ("mistral", "phi3", "mixtral")
-"""Families whose attention may have a sliding window."""
-WITH_EXPERTS: tuple[Family, ...] = ("mixtral", "qwen3_moe")
-"""Families whose MLPs are mixtures of experts, in every layer."""
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class LatentAttention:
+    """DeepSeek's multi-head latent attention (arXiv 2405.04434, section 2.1). Widths per head, unless ranks."""
+
+    kv_lora_rank: int = Field(gt=0)
+    """Width of the compressed key and value."""
+    nope_head_dim: int = Field(gt=0)
+    """Part of a query or key head without positions."""
+    rope_head_dim: int = Field(gt=0)
+    """Part with rotary positions; of the key one for all heads."""
+    value_head_dim: int = Field(gt=0)
+    q_lora_rank: int | None = Field(default=None, gt=0)
+    """Width of the compressed query; null = queries are projected in one step."""
+
+    @property
+    def query_head_dim(self) -> int:
+        """Width of a query or key head, both parts."""
+        return self.nope_head_dim + self.rope_head_dim
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class ModelSpec:
-    """A decoder-only transformer. Sizes are per model, never per rank."""
+    """A decoder-only transformer, or an encoder and a decoder of one width. Sizes are per model, never per rank."""
 
     name: str
     """Catalog name, hub id, or the directory name of a local model."""
     family: Family
-    """Decides which biases and norms exist, and which Hugging Face class builds it."""
+    """Decides which biases and norms exist, and which Hugging Face class builds it; see ``traits``."""
     num_layers: int = Field(gt=0)
-    """Transformer layers."""
+    """Transformer layers; of an encoder-decoder those of the decoder."""
     hidden_size: int = Field(gt=0)
     """Width of the residual stream."""
     ffn_hidden_size: int = Field(gt=0)
@@ -37,7 +75,7 @@ class ModelSpec:
     num_key_value_heads: int = Field(gt=0)
     """Key/value heads (GQA); equals the query heads without GQA."""
     head_dim: int = Field(gt=0)
-    """Width of one head; times the query heads it need not equal the hidden size."""
+    """Width of one query or key head; times the query heads it need not equal the hidden size."""
     vocab_size: int = Field(gt=0)
     """Rows of the embedding, unpadded."""
     max_position_embeddings: int = Field(gt=0)
@@ -46,82 +84,197 @@ class ModelSpec:
     """Whether the output projection is the input embedding."""
     norm_eps: float = Field(default=1e-5, gt=0)
     """Epsilon of RMSNorm or LayerNorm."""
+    activation: Activation | None = None
+    """Of the MLP; null = the family's."""
+    biases: Biases | None = None
+    """Which linear layers have them; null = the family's."""
+    positions: Positions | None = None
+    """How a token knows its place; null = the family's."""
     rope_theta: float | None = Field(default=10000.0, gt=0)
-    """RoPE base; null for learned positions."""
+    """RoPE base; null for positions that do not rotate."""
+    local_rope_theta: float | None = Field(default=None, gt=0)
+    """RoPE base of the layers with a sliding window (Gemma 3); null = the same."""
     rope_scaling: dict[str, Any] | None = None
     """Hugging Face's rope_parameters beyond the base (rope_type, factor, …)."""
+    partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
+    """Part of a head that is rotated."""
     sliding_window: int | None = Field(default=None, gt=0)
-    """Positions that a token attends to, its own included; null for all before it. The same in every layer."""
+    """Positions that a token attends to, its own included; null for all before it."""
+    full_attention_every: int = Field(default=0, ge=0)
+    """Every such layer (the 6th, the 12th, …) attends to all positions all the same; 0 = none does."""
+    attention_softcap: float | None = Field(default=None, gt=0)
+    """Attention scores go through cap·tanh(score/cap); null = as they are."""
+    logit_softcap: float | None = Field(default=None, gt=0)
+    """The same of the logits."""
+    query_pre_attn_scalar: int | None = Field(default=None, gt=0)
+    """Scores are divided by its root; null = by that of head_dim."""
+    parallel_residual: bool = False
+    """Whether attention and MLP of a layer read the same input, and both are added to it."""
+    shared_norm: bool = False
+    """Whether they also read it through one norm."""
+    latent: LatentAttention | None = None
+    """Keys and values are compressed; head_dim is then nope_head_dim + rope_head_dim."""
     num_experts: int = Field(default=0, ge=0)
-    """Experts of every layer (mixture of experts); 0 for a dense model."""
+    """Experts of a layer (mixture of experts), shared ones not counted; 0 for a dense model."""
     experts_per_token: int = Field(default=0, ge=0)
     """Experts that compute a token."""
     moe_ffn_hidden_size: int = Field(default=0, ge=0)
-    """Width inside one expert; Mixtral's equals ``ffn_hidden_size``, which Qwen3-MoE's layers do not use."""
+    """Width inside one expert; where all layers have experts, ``ffn_hidden_size`` is used by none."""
+    num_shared_experts: int = Field(default=0, ge=0)
+    """Experts that compute every token, of the same width."""
+    first_dense_layers: int = Field(default=0, ge=0)
+    """Layers at the start that have a dense MLP instead of experts."""
     norm_topk_prob: bool = True
     """Whether the weights of a token's experts are made to add up to 1."""
+    router_groups: int = Field(default=1, gt=0)
+    """Groups of experts, of which a token goes to ``router_top_groups``."""
+    router_top_groups: int = Field(default=1, gt=0)
+    routed_scaling_factor: float = Field(default=1.0, gt=0)
+    """Factor of the weights of a token's experts."""
+    encoder_layers: int = Field(default=0, ge=0)
+    """Layers of the encoder; 0 for a decoder-only model."""
+    relative_attention_buckets: int = Field(default=0, ge=0)
+    """T5: rows of the table of attention biases by distance, which the first layer of each stack holds for all."""
+    relative_attention_max_distance: int = Field(default=128, gt=0)
+    """T5: distances from here on share the last bucket."""
+    feed_forward_proj: Literal["relu", "gated-gelu"] | None = None
+    """T5: its MLP, of the first version or of 1.1."""
+    scale_embedding: bool = False
+    """BART, Blenderbot: whether embeddings are multiplied by the root of the hidden size."""
     source: str = "user"
     """Where the shape was read."""
 
     def __post_init__(self) -> None:
-        if self.sliding_window is not None and self.family not in WINDOWED:
-            raise SpecError(
-                f"sliding_window={self.sliding_window} of {self.name}: family {self.family} has none here; "
-                f"leave it out, or use one of {', '.join(WINDOWED)}"
-            )
-        sizes = (self.num_experts, self.experts_per_token, self.moe_ffn_hidden_size)
-        if (self.family in WITH_EXPERTS) != all(sizes) or any(sizes) != all(sizes):
-            raise SpecError(
-                f"num_experts={sizes[0]}, experts_per_token={sizes[1]}, moe_ffn_hidden_size={sizes[2]} of {self.name}: "
-                f"families {' and '.join(WITH_EXPERTS)} need all three, the others none; change them, or the family"
-            )
-        if self.experts_per_token > self.num_experts:
-            raise SpecError(
-                f"experts_per_token={self.experts_per_token} of {self.name} is more than num_experts="
-                f"{self.num_experts}; use at most {self.num_experts}"
-            )
-        if self.num_attention_heads % self.num_key_value_heads:
-            raise SpecError(
-                f"num_key_value_heads={self.num_key_value_heads} does not divide "
-                f"num_attention_heads={self.num_attention_heads} of {self.name}; every key/value head serves the "
-                f"same number of query heads: use a divisor of {self.num_attention_heads}"
-            )
+        for problem in (*_of_the_family(self), *_of_heads(self), *_of_experts(self)):
+            raise SpecError(problem)
+
+    @property
+    def traits(self) -> Traits:
+        """What the family decides, with this model's own choices."""
+        base = FAMILIES[self.family]
+        own = {key: value for key in base.choices if (value := getattr(self, key)) is not None}
+        if self.feed_forward_proj == "gated-gelu":
+            own |= {"gated_mlp": True, "activation": "gelu_tanh"}
+        return dataclasses.replace(base, **own) if own else base
 
     @property
     def gated_mlp(self) -> bool:
         """Whether the MLP has a gate (SwiGLU): three matrices instead of two."""
-        return self.family != "gpt2"
+        return self.traits.gated_mlp
 
     @property
     def mlp_width(self) -> int:
-        """Width inside the MLP that a layer really has: of the one, or of each expert."""
+        """Width inside the MLP that a layer (beside the first dense ones) really has: of the one, or of each expert."""
         return self.moe_ffn_hidden_size or self.ffn_hidden_size
 
     @property
-    def norm(self) -> Literal["rmsnorm", "layernorm"]:
+    def norm(self) -> Norm:
         """Kind of normalisation."""
-        return "layernorm" if self.family == "gpt2" else "rmsnorm"
+        return self.traits.norm
 
     @property
     def learned_positions(self) -> bool:
         """Whether positions are an embedding table instead of RoPE."""
-        return self.family == "gpt2"
+        return self.traits.positions == "learned"
 
     @property
     def qkv_bias(self) -> bool:
         """Whether the query, key and value projections have a bias."""
-        return self.family in ("qwen2", "gpt2")
+        return self.traits.biases != "none"
 
     @property
     def linear_bias(self) -> bool:
         """Whether the attention output and the MLP projections have a bias."""
-        return self.family == "gpt2"
+        return self.traits.biases == "all"
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised per head."""
-        return self.family in ("qwen3", "qwen3_moe")
+        """Whether queries and keys are normalised."""
+        return self.traits.qk_norm != "none"
+
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether it maps a source to a target, each with a stack of its own."""
+        return self.encoder_layers > 0
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether this layer (from 0) is a mixture of experts."""
+        return self.num_experts > 0 and layer >= self.first_dense_layers
+
+    def window(self, layer: int) -> int | None:
+        """The sliding window of this layer (from 0); null where it attends to all positions."""
+        every = self.full_attention_every
+        return None if every and (layer + 1) % every == 0 else self.sliding_window
 
     def windowed(self, seq_length: int) -> bool:
-        """Whether the sliding window cuts anything off sequences of this length."""
-        return self.sliding_window is not None and self.sliding_window < seq_length
+        """Whether a sliding window cuts anything off sequences of this length, in any layer."""
+        if self.sliding_window is None or self.sliding_window >= seq_length:
+            return False
+        return any(self.window(layer) is not None for layer in range(self.num_layers))
+
+
+def _of_the_family(model: ModelSpec) -> list[str]:
+    traits, found = FAMILIES[model.family], []
+    for item in dataclasses.fields(ModelSpec):
+        value = getattr(model, item.name)
+        known = families_with(item.name)
+        # pydantic keeps a Field where it stands as the default
+        if not known or value == getattr(item.default, "default", item.default):
+            continue
+        if model.family not in known:
+            found.append(
+                f"{item.name}={value} of {model.name}: family {model.family} has none here; leave it out, or use one "
+                f"of {', '.join(known)}"
+            )
+        elif value not in (allowed := traits.choices.get(item.name, (value,))):
+            found.append(
+                f"{item.name}={value} of {model.name}: family {model.family} has {' or '.join(allowed)}; "
+                "use one of these"
+            )
+    found += [
+        f"{name} of {model.name} is missing, which family {model.family} needs; give it, or use another family"
+        for name in traits.needs
+        if not getattr(model, name)
+    ]
+    return found
+
+
+def _of_heads(model: ModelSpec) -> list[str]:
+    traits, found = FAMILIES[model.family], []
+    heads, groups = model.num_attention_heads, model.num_key_value_heads
+    if heads % groups:
+        found.append(
+            f"num_key_value_heads={groups} does not divide num_attention_heads={heads} of {model.name}; every "
+            f"key/value head serves the same number of query heads: use a divisor of {heads}"
+        )
+    if groups != heads and (model.latent or not traits.grouped_queries):
+        found.append(
+            f"num_key_value_heads={groups} of {model.name}: family {model.family} has no grouped-query attention; "
+            f"use {heads}"
+        )
+    if traits.even_heads and model.head_dim * heads != model.hidden_size:
+        found.append(
+            f"head_dim={model.head_dim} of {model.name}: in family {model.family} the {heads} heads split the hidden "
+            f"size {model.hidden_size} evenly; use a hidden_size of {heads}·head_dim"
+        )
+    if model.latent and model.head_dim != model.latent.query_head_dim:
+        found.append(
+            f"head_dim={model.head_dim} of {model.name} is not nope_head_dim + rope_head_dim; "
+            f"use {model.latent.query_head_dim}"
+        )
+    return found
+
+
+def _of_experts(model: ModelSpec) -> list[str]:
+    found = []
+    if model.experts_per_token > model.num_experts:
+        found.append(
+            f"experts_per_token={model.experts_per_token} of {model.name} is more than num_experts="
+            f"{model.num_experts}; use at most {model.num_experts}"
+        )
+    if model.num_experts % model.router_groups or model.router_top_groups > model.router_groups:
+        found.append(
+            f"router_groups={model.router_groups}, router_top_groups={model.router_top_groups} of {model.name}: groups "
+            f"are equal parts of num_experts={model.num_experts}, and a token goes to at most all of them; change them"
+        )
+    return found

@@ -8,55 +8,96 @@ import torch
 from kit.engines.hf import parameter_shapes
 from kit.engines.megatron.rope import inverse_frequencies
 from kit.engines.megatron.weights import tensor_groups, weight_map
-from kit.engines.megatron.weights.random import RandomSource
+from kit.engines.megatron.weights.blocks import blocks, whole_shape
 from kit.engines.megatron.weights.rules import GatedRows, GroupedQkv, Vocabulary
 from kit.errors import EngineError
+from kit.planner.megatron_rules import MEGATRON_FAMILIES as FAMILIES
 from tests.training import tiny
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
+
+def shards_of(rule, tensors, spec, tp):
+    """Every rank's shard, put together as the engine does it."""
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    found = []
+    for rank in range(tp):
+        pieces = rule.pieces(shapes, spec, tp, rank)
+        dim = pieces[0].dim
+        ends = [piece.at + piece.length for r in range(tp) for piece in rule.pieces(shapes, spec, tp, r)]
+        shape = list(shapes[0][::-1] if pieces[0].transposed else shapes[0])
+        shape[dim] = max(ends)
+        shard = torch.zeros(shape)
+        for piece in pieces:
+            block = tensors[piece.tensor].narrow(piece.disk_dim, piece.start, piece.length)
+            shard.narrow(dim, piece.at, piece.length).copy_(block.t() if piece.transposed else block)
+        found.append(shard)
+    return found
+
+
+def specs(family, tied):
+    head_dim = 8 if family in ("phi3", "gpt2", "mixtral", "qwen3_moe") else 16  # theirs split the hidden size
+    return tiny.model(family, vocab_size=127, tied_embeddings=tied, head_dim=head_dim)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("tp", [1, 2, 4])
-def test_split_and_join_are_inverse(family, tied, tp):
-    head_dim = 8 if family in ("phi3", "gpt2", "mixtral", "qwen3_moe") else 16  # theirs split the hidden size
-    spec = tiny.model(family, vocab_size=127, tied_embeddings=tied, head_dim=head_dim)
+def test_every_element_is_on_one_rank_and_replicated_ones_on_all(family, tied, tp):
+    spec = specs(family, tied)
     shapes = parameter_shapes(spec)
-    source = RandomSource(shapes, seed=5)
     seen = []
     for group in tensor_groups(weight_map(spec), spec):
-        tensors = [torch.rand(shapes[name]) if "norm" in name else source.read(name) for name in group.hugging_face]
-        shards = group.rule.split(tensors, spec, tp)
-        assert len(shards) == tp
-        assert len({shard.shape for shard in shards}) == 1
-        joined = group.rule.join(shards, spec)
-        assert all(torch.equal(a, b) for a, b in zip(joined, tensors, strict=True))
+        of_group = [shapes[name] for name in group.hugging_face]
+        counts = [torch.zeros(shape) for shape in of_group]
+        for rank in range(tp):
+            for piece in group.rule.pieces(of_group, spec, tp, rank):
+                counts[piece.tensor].narrow(piece.disk_dim, piece.start, piece.length).add_(1)
+        expected = 1 if group.rule.sharded else tp
+        assert all(bool((count == expected).all()) for count in counts), group.megatron
         seen += group.hugging_face
     assert sorted(seen) == sorted(shapes)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("tp", [2, 4])
+def test_shards_are_where_blocks_say_they_are_in_the_whole_parameter(family, tp):
+    spec = specs(family, tied=False)
+    shapes = parameter_shapes(spec)
+    for group in tensor_groups(weight_map(spec), spec):
+        tensors = [torch.rand(shapes[name]) for name in group.hugging_face]
+        of_group = [tuple(tensor.shape) for tensor in tensors]
+        (whole,) = shards_of(group.rule, tensors, spec, 1)
+        assert whole_shape(group.rule, of_group, spec) == tuple(whole.shape)
+        for rank, shard in enumerate(shards_of(group.rule, tensors, spec, tp)):
+            again = torch.zeros_like(shard)
+            for block in blocks(group.rule, of_group, spec, tp, rank):
+                found = whole.narrow(block.dim, block.start, block.length)
+                again.narrow(block.dim, block.at, block.length).copy_(found)
+            assert torch.equal(again, shard), group.megatron
 
 
 def test_qkv_is_interleaved_per_key_value_head():
     spec = tiny.model(num_attention_heads=4, num_key_value_heads=2, head_dim=2)
     query = torch.arange(8.0).reshape(8, 1)
     key, value = torch.arange(10.0, 14).reshape(4, 1), torch.arange(20.0, 24).reshape(4, 1)
-    shards = GroupedQkv().split([query, key, value], spec, 2)
+    shards = shards_of(GroupedQkv(), [query, key, value], spec, 2)
     assert shards[0].flatten().tolist() == [0, 1, 2, 3, 10, 11, 20, 21]
     assert shards[1].flatten().tolist() == [4, 5, 6, 7, 12, 13, 22, 23]
+    cut = shards_of(GroupedQkv(), [query, key, value], spec, 4)  # fewer key/value heads than ranks
+    assert cut[0].flatten().tolist() == [0, 1, 2, 3]
+    assert cut[1].flatten().tolist() == [10, 11, 20, 21]
 
 
 def test_gate_and_up_are_sliced_before_they_are_stacked():
     spec = tiny.model()
     gate, up = torch.arange(4.0).reshape(4, 1), torch.arange(10.0, 14).reshape(4, 1)
-    shards = GatedRows().split([gate, up], spec, 2)
+    shards = shards_of(GatedRows(), [gate, up], spec, 2)
     assert [shard.flatten().tolist() for shard in shards] == [[0, 1, 10, 11], [2, 3, 12, 13]]
 
 
-def test_padding_rows_are_zero_and_do_not_come_back():
+def test_padding_rows_of_the_vocabulary_are_nobodys():
     spec = tiny.model(vocab_size=3)
-    shards = Vocabulary().split([torch.ones(3, 2)], spec, 2)
-    assert shards[1].tolist() == [[1, 1], [0, 0]]
-    assert Vocabulary().join(shards, spec)[0].shape == (3, 2)
+    assert [piece.length for piece in Vocabulary().pieces([(3, 2)], spec, 2, 1)] == [1]
+    assert [piece.length for piece in Vocabulary().pieces([(5, 2)], spec, 4, 3)] == [0]
 
 
 def test_rope_frequencies_are_those_of_transformers():

@@ -3,46 +3,125 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import ClusterSpec
+from kit.specs.families import FAMILIES as family_traits
+from kit.specs.families import WITH_EXPERTS, Family
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
-from kit.specs.model import WITH_EXPERTS, Family, ModelSpec
+from kit.specs.model import LatentAttention, ModelSpec
 
-FAMILIES: tuple[Family, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
+TWO_STACKS: tuple[Family, ...] = ("t5", "bart", "blenderbot")
+FAMILIES: tuple[Family, ...] = tuple(family for family in family_traits if family not in TWO_STACKS)
 
 
 def random_model(rng: random.Random, family: Family) -> ModelSpec:
-    """A small shape with nothing round about it."""
-    key_value_heads = rng.randint(1, 4)
-    heads = key_value_heads * rng.randint(1, 4) if family != "gpt2" else rng.randint(1, 8)
-    head_dim = 2 * rng.randint(2, 12)
-    own_width = family not in ("phi3", "gpt2")
+    """A small shape with nothing round about it; what a family may have, it sometimes has."""
+    traits = family_traits[family]
+    head_dim, groups = 2 * rng.randint(2, 12), rng.randint(1, 4)
+    heads = groups * rng.randint(1, 4)
+    own = _own(rng, family, groups, heads)
+    layers = rng.randint(1, 4)
+    if "full_attention_every" in traits.takes:
+        own |= {"sliding_window": rng.randint(4, 90), "full_attention_every": rng.randint(2, max(2, layers))}
+        own["full_attention_every"] = min(own["full_attention_every"], layers) if layers > 1 else 0
+    latent = own.get("latent")
     width = rng.randint(8, 300)
-    experts = {}
+    # transformers wants a multiple of the heads, whatever head_dim is.
+    hidden = heads * head_dim if traits.even_heads else heads * rng.randint(4, 40)
+    if family in ("bloom",):
+        width = 4 * hidden
+    fields = {
+        "num_key_value_heads": groups if traits.grouped_queries and not latent else heads,
+        "head_dim": latent.query_head_dim if latent else head_dim,
+        "rope_theta": 10000.0 if traits.positions == "rope" else None,
+        "max_position_embeddings": rng.randint(16, 200),
+        "moe_ffn_hidden_size": 0
+        if family not in WITH_EXPERTS
+        else width
+        if family in ("mixtral", "gpt_oss")
+        else rng.randint(8, 300),
+    }
+    return ModelSpec(
+        **{**fields, **own},
+        name=f"random-{family}",
+        family=family,
+        num_layers=layers,
+        hidden_size=hidden,
+        ffn_hidden_size=width,
+        num_attention_heads=heads,
+        vocab_size=rng.randint(10, 500),
+        tied_embeddings=rng.random() < 0.5,
+    )
+
+
+def _own(rng: random.Random, family: Family, groups: int, heads: int) -> dict[str, Any]:
+    """Optional fields of the family, at random."""
+    own: dict[str, Any] = {}
+    takes = (*family_traits[family].takes, *family_traits[family].needs)
     if family in WITH_EXPERTS:
-        number = rng.randint(2, 9)
-        experts = {
-            "num_experts": number,
-            "experts_per_token": rng.randint(1, number),
-            "moe_ffn_hidden_size": width if family == "mixtral" else rng.randint(8, 300),
+        number = 2 * rng.randint(2, 5)
+        own |= {"num_experts": number, "experts_per_token": rng.randint(1, number)}
+    if "sliding_window" in takes and rng.random() < 0.5:
+        own["sliding_window"] = rng.randint(4, 90)
+    if "norm_topk_prob" in takes:
+        own["norm_topk_prob"] = rng.random() < 0.5
+    if "partial_rotary_factor" in takes:
+        own["partial_rotary_factor"] = rng.choice([0.5, 1.0])
+    if "query_pre_attn_scalar" in takes:
+        own["query_pre_attn_scalar"] = rng.randint(8, 300)
+        own["attention_softcap"], own["logit_softcap"] = rng.choice([(None, None), (50.0, None), (20.0, 30.0)])
+    if "local_rope_theta" in takes:
+        own["local_rope_theta"] = 5000.0
+    if "latent" in takes:
+        own["latent"] = LatentAttention(
+            kv_lora_rank=rng.randint(4, 60),
+            nope_head_dim=rng.randint(2, 20),
+            rope_head_dim=2 * rng.randint(1, 8),
+            value_head_dim=rng.randint(2, 20),
+            q_lora_rank=rng.choice([None, rng.randint(4, 60)]),
+        )
+        own |= {"num_shared_experts": rng.randint(1, 3), "first_dense_layers": rng.randint(0, 3)}
+        own |= {"router_groups": 2, "router_top_groups": rng.randint(1, 2), "routed_scaling_factor": 1.5}
+    if "parallel_residual" in takes:
+        own["parallel_residual"] = rng.random() < 0.7
+    if family == "falcon":
+        own |= {"biases": rng.choice([None, "all"]), "positions": rng.choice([None, "alibi"])}
+        own["rope_theta"] = None if own["positions"] else 10000.0
+        own["shared_norm"] = own["parallel_residual"] and rng.random() < 0.5
+        if not own["parallel_residual"]:
+            own["num_key_value_heads"] = rng.choice([1, heads])
+    return own
+
+
+def random_encoder_decoder(rng: random.Random, family: Family) -> ModelSpec:
+    """The same with two stacks."""
+    heads, head_dim = rng.randint(1, 6), 2 * rng.randint(2, 12)
+    own = {}
+    if family == "t5":
+        own = {
+            "relative_attention_buckets": 2 * rng.randint(2, 20),
+            "feed_forward_proj": rng.choice(["relu", "gated-gelu"]),
+            "tied_embeddings": rng.random() < 0.5,
         }
     return ModelSpec(
-        **experts,
+        **{"tied_embeddings": True, **own},
         name=f"random-{family}",
         family=family,
         num_layers=rng.randint(1, 5),
-        # transformers wants a multiple of the heads, whatever head_dim is.
-        hidden_size=heads * rng.randint(4, 40) if own_width else heads * head_dim,
-        ffn_hidden_size=width,
+        encoder_layers=rng.randint(1, 5),
+        hidden_size=heads * head_dim if family != "t5" else rng.randint(8, 90),
+        ffn_hidden_size=rng.randint(8, 300),
         num_attention_heads=heads,
-        num_key_value_heads=heads if family == "gpt2" else key_value_heads,
+        num_key_value_heads=heads,
         head_dim=head_dim,
         vocab_size=rng.randint(10, 500),
         max_position_embeddings=rng.randint(16, 200),
-        tied_embeddings=rng.random() < 0.5,
-        rope_theta=None if family == "gpt2" else 10000.0,
+        norm_eps=1e-6 if family == "t5" else 1e-5,
+        rope_theta=None,
+        scale_embedding=family != "t5" and rng.random() < 0.5,
     )
 
 

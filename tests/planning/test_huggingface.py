@@ -12,8 +12,9 @@ import pytest
 from kit.engines.hf import hf_config
 from kit.errors import SpecError
 from kit.specs.catalog import load_model, model_names
+from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import model_from_config
-from tests.planning.examples import FAMILIES, random_model
+from tests.planning.examples import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -50,6 +51,30 @@ def test_random_shapes_read_back(family: Any, seed: int, tmp_path: Path) -> None
     model = random_model(random.Random(seed), family)
     hf_config(model).save_pretrained(tmp_path)
     assert _shape(load_model(tmp_path)) == _shape(model)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_fixed_keys_are_what_the_class_does(family: Any) -> None:
+    """A key that may have one value alone has it in the class as kit builds it."""
+    config = hf_config(random_model(random.Random(3), family))
+    for key, value in KEYS[family].only.items():
+        allowed = value if isinstance(value, tuple) else (value,)
+        assert getattr(config, key, allowed[0]) in allowed
+
+
+@pytest.mark.parametrize("family", TWO_STACKS)
+@pytest.mark.parametrize("seed", range(5))
+def test_two_stacks_read_back(family: Any, seed: int, tmp_path: Path) -> None:
+    model = random_encoder_decoder(random.Random(seed), family)
+    hf_config(model).save_pretrained(tmp_path)
+    assert _shape(load_model(tmp_path)) == _shape(model)
+
+
+def test_stacks_of_two_widths_are_refused() -> None:
+    config = {"model_type": "bart", "encoder_ffn_dim": 64, "decoder_ffn_dim": 32, "d_model": 32}
+    heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
+    with pytest.raises(SpecError, match="encoder_ffn_dim=64 and decoder_ffn_dim=32"):
+        model_from_config({**config, **heads}, "b", "config.json")
 
 
 def test_defaults_where_an_old_file_is_silent() -> None:
@@ -89,10 +114,23 @@ def test_phi3_as_old_and_new_transformers_write_it() -> None:
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({**LLAMA, "model_type": "bloom"}, "supported are llama, mistral, qwen2, qwen3, phi3, gpt2, mixtral"),
+        (
+            {**LLAMA, "model_type": "mamba"},
+            "supported are llama, mistral, .* a shape of your own needs name, family, num_",
+        ),
+        ({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}}, "its text part, gemma3_text"),
         ({"hidden_size": 64}, "model_type=None"),
-        ({**LLAMA, "model_type": "phi3", "rope_scaling": {"type": "longrope"}}, "rope_type=longrope"),
-        ({**LLAMA, "model_type": "phi3", "partial_rotary_factor": 0.75}, "partial_rotary_factor=0.75"),
+        ({**LLAMA, "model_type": "phi3", "rope_scaling": 8}, "rope_scaling=8 of"),
+        ({**LLAMA, "model_type": "phi3", "partial_rotary_factor": 1.5}, "partial_rotary_factor=1.5"),
+        ({**LLAMA, "model_type": "gpt_neox", "hidden_act": "relu"}, "hidden_act='relu'"),
+        (
+            {**LLAMA, "model_type": "gemma2", "layer_types": ["full_attention", "sliding_attention"]},
+            "the pattern known",
+        ),
+        (
+            {**LLAMA, "model_type": "falcon", "new_decoder_architecture": True, "parallel_attn": False},
+            "new_decoder_architecture=True",
+        ),
         ({**LLAMA, "model_type": "qwen2", "sliding_window": 4096, "use_sliding_window": True}, "sliding_window=4096"),
         ({**LLAMA, "model_type": "qwen3_moe", "mlp_only_layers": [0]}, r"mlp_only_layers=\[0\]"),
         (

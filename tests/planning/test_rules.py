@@ -36,11 +36,28 @@ class Case:
     said: str
     good: Layout
     model: str = LLAMA
+    shape: ModelSpec | None = None
+    """Instead of a model of the catalog."""
     gpus: str = "8xH100"
     change: dict[str, Any] = dataclasses.field(default_factory=dict)
     good_gpus: str | None = None
     good_change: dict[str, Any] | None = None
 
+
+NEOX = ModelSpec(
+    name="neox",
+    family="gpt_neox",
+    num_layers=4,
+    hidden_size=256,
+    ffn_hidden_size=1024,
+    num_attention_heads=8,
+    num_key_value_heads=8,
+    head_dim=32,
+    vocab_size=1000,
+    max_position_embeddings=4096,
+)
+
+OVER_MEGATRON = dataclasses.replace(deepspeed(zero_stage=3, tp=2, sp=True), implementation="torch-native")
 
 CASES = [
     Case("world_size", megatron(tp=2, dp=2, gradient_accumulation_steps=64), "use dp=4", megatron(tp=2)),
@@ -68,8 +85,205 @@ CASES = [
         "use huggingface-sdpa",
         torch(),
     ),
-    Case("data_parallel_only", deepspeed(tp=2), "tp=2 on engine=deepspeed", deepspeed()),
+    Case(
+        "stacks",
+        torch(),
+        "use pretrain or sft",
+        torch(),
+        change={"objective": "seq2seq"},
+        good_change={"objective": "sft"},
+    ),
+    Case(
+        "stacks",
+        deepspeed(zero_stage=1),
+        "use seq2seq",
+        deepspeed(zero_stage=1),
+        model="bart-large",
+        change={"seq_length": 128},
+        good_change={"seq_length": 128, "objective": "seq2seq"},
+    ),
     Case("data_parallel_only", torch(sp=True), "sp=True on engine=torch", torch()),
+    Case(
+        "fp16_needs_cuda",
+        deepspeed(zero_stage=2),
+        "use bf16 or fp32",
+        deepspeed(zero_stage=2),
+        gpus="2xcpu",
+        change={"precision": "fp16"},
+        good_gpus="1xTitan-RTX",
+        good_change={"precision": "fp16"},
+    ),
+    Case(
+        "fp16_needs_zero",
+        deepspeed(),
+        "a loss scale that it never",
+        deepspeed(zero_stage=2),
+        change={"precision": "fp16"},
+        good_change={"precision": "fp16"},
+    ),
+    Case(
+        "supported_job",
+        torch(zero_stage=2),
+        "precision=fp16 is not supported",
+        deepspeed(zero_stage=2),
+        change={"precision": "fp16"},
+        good_change={"precision": "fp16"},
+    ),
+    Case("autocast_is_deepspeeds", torch(autocast=True), "always autocasts", torch()),
+    Case(
+        "autocast_is_deepspeeds",
+        deepspeed(zero_stage=2, autocast=True),
+        "use precision=bf16",
+        deepspeed(zero_stage=2, autocast=True),
+        change={"precision": "fp32"},
+        good_change={"precision": "bf16"},
+    ),
+    Case(
+        "autocast_is_deepspeeds",
+        deepspeed(autocast=True),
+        "use zero_stage=1, 2 or 3",
+        deepspeed(zero_stage=1, autocast=True),
+    ),
+    Case(
+        "autocast_is_deepspeeds",
+        deepspeed(zero_stage=3, autocast=True, zero_quantized_weights=True),
+        "DeepSpeed refuses together",
+        deepspeed(zero_stage=3, zero_quantized_weights=True),
+    ),
+    Case(
+        "compression_has_a_hook",
+        torch(zero_stage=2, gradient_compression="powersgd"),
+        r"zero_stage=0 \(DDP\)",
+        torch(gradient_compression="powersgd"),
+    ),
+    Case("compression_has_a_hook", torch(gradient_compression="bf16"), "nothing is sent", torch(), gpus="1xH100"),
+    Case(
+        "compression_has_a_hook",
+        deepspeed(zero_stage=2, gradient_compression="bf16"),
+        "in 16 bits as they are",
+        deepspeed(zero_stage=2, gradient_compression="bf16"),
+        good_change={"precision": "fp32"},
+    ),
+    Case("compression_has_a_hook", megatron(gradient_compression="bf16"), "engine=megatron", megatron()),
+    Case(
+        "zeropp",
+        deepspeed(zero_stage=2, zero_hpz=2),
+        "use engine=deepspeed with zero_stage=3",
+        deepspeed(zero_stage=3, zero_hpz=2),
+    ),
+    Case(
+        "zeropp", torch(zero_stage=3, zero_quantized_weights=True), "part of DeepSpeed's stage 3", torch(zero_stage=3)
+    ),
+    Case(
+        "zeropp",
+        deepspeed(zero_stage=3, zero_quantized_weights=True),
+        "kernels are for CUDA",
+        deepspeed(zero_stage=3, zero_hpz=2),
+        gpus="2xcpu",
+    ),
+    Case(
+        "zeropp",
+        deepspeed(zero_stage=3, zero_quantized_weights=True),
+        "compute in 16 bits",
+        deepspeed(zero_stage=3, zero_quantized_weights=True),
+        change={"precision": "fp32"},
+        good_change={"precision": "bf16"},
+    ),
+    Case("zeropp", deepspeed(zero_stage=3, zero_hpz=2, tp=2), "use tp=1 and cp=1", deepspeed(zero_stage=3, zero_hpz=2)),
+    Case(
+        "hpz_divides_ranks",
+        deepspeed(zero_stage=3, zero_hpz=16),
+        "use 1, 2, 4 or 8",
+        deepspeed(zero_stage=3, zero_hpz=8),
+        gpus="64xA100-80",
+    ),
+    Case(
+        "hpz_divides_ranks",
+        deepspeed(zero_stage=3, zero_hpz=2, offload_param="cpu", offload_optimizer="cpu"),
+        "would be offloaded",
+        deepspeed(zero_stage=3, zero_hpz=2, offload_optimizer="cpu"),
+        gpus="8xA100-40",
+    ),
+    Case(
+        "quantized_gradients_need_nodes",
+        deepspeed(zero_stage=3, zero_quantized_gradients=True),
+        "on one node",
+        deepspeed(zero_stage=3, zero_quantized_gradients=True),
+        good_gpus="16xH100",
+    ),
+    Case(
+        "deepspeed_splits",
+        deepspeed(zero_stage=2, pp=2),
+        "zero_stage=2 excludes pipeline parallelism",
+        deepspeed(zero_stage=2),
+    ),
+    Case("deepspeed_splits", deepspeed(zero_stage=1, pp=2), "takes no Hugging Face model", megatron(pp=2)),
+    Case("deepspeed_splits", deepspeed(zero_stage=1, ep=2), "ep=2 on engine=deepspeed", deepspeed(zero_stage=1)),
+    Case(
+        "deepspeed_tensor_parallel",
+        dataclasses.replace(deepspeed(zero_stage=1), implementation="torch-native"),
+        "use tp>1",
+        dataclasses.replace(deepspeed(zero_stage=1, tp=2), implementation="torch-native"),
+    ),
+    Case(
+        "deepspeed_tensor_parallel",
+        deepspeed(zero_stage=1, tp=2, cp=2, cp_comm_type="a2a"),
+        "one or the other",
+        deepspeed(zero_stage=1, cp=2, cp_comm_type="a2a"),
+    ),
+    Case(
+        "deepspeed_tensor_parallel",
+        deepspeed(zero_stage=1, tp=16),
+        "use 1, 2, 4 or 8",
+        deepspeed(zero_stage=1, tp=8),
+        gpus="16xH100",
+    ),
+    Case(
+        "deepspeed_tensor_parallel",
+        deepspeed(zero_stage=1, tp=2),
+        "with the experts",
+        deepspeed(zero_stage=1),
+        model="mixtral-8x7b",
+    ),
+    Case(
+        "deepspeed_tensor_parallel",
+        deepspeed(zero_stage=3, tp=2, offload_optimizer="nvme"),
+        "offload to cpu",
+        deepspeed(zero_stage=3, tp=2, offload_optimizer="cpu"),
+        gpus="8xA100-40",
+    ),
+    Case(
+        "deepspeed_tensor_parallel",
+        deepspeed(zero_stage=1, tp=2),
+        "AutoTP cannot cut",
+        dataclasses.replace(deepspeed(zero_stage=1, tp=2), implementation="torch-native"),
+        model="phi-3-mini-4k",
+    ),
+    Case("ulysses", deepspeed(zero_stage=3, cp=2), "use a2a", deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a")),
+    Case(
+        "ulysses",
+        deepspeed(zero_stage=3, cp=8, cp_comm_type="a2a"),
+        "use 1, 2, 4, 7, 14 or 28",
+        deepspeed(zero_stage=3, cp=4, cp_comm_type="a2a"),
+        model="qwen2.5-7b",
+    ),
+    Case(
+        "ulysses",
+        deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
+        "drops attention masks",
+        deepspeed(zero_stage=3),
+        model="mistral-7b-v0.1",
+        change={"seq_length": 8192},
+    ),
+    Case("deepspeed_splits", deepspeed(zero_stage=1, tp=2, sp=True), "sp=true on engine=deepspeed", OVER_MEGATRON),
+    Case(
+        "ulysses",
+        deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
+        "another length",
+        deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
+        change={"seq_length": 4095},
+        good_change={"seq_length": 4096},
+    ),
     Case("torch_zero", torch(zero_stage=1), r"FSDP2 \(2 and 3\)", torch(zero_stage=3)),
     Case("no_offload", megatron(offload_optimizer="cpu"), "offload_optimizer=cpu on engine=megatron", megatron()),
     Case(
@@ -126,9 +340,8 @@ CASES = [
         change={"precision": "fp16"},
         good_change={"precision": "fp32"},
     ),
-    Case(
-        "supported_split", deepspeed(zero_stage=3, zero_hpz=2), "zero_hpz=2 is not supported", deepspeed(zero_stage=3)
-    ),
+    Case("megatron_family", megatron(), "which has llama, mistral", torch(zero_stage=3), shape=NEOX),
+    Case("supported_split", torch(recompute="selective"), "recompute=selective is not supported", torch()),
     Case("megatron_zero", megatron(zero_stage=2), "distributed optimizer is stage 1", megatron(zero_stage=1)),
     Case("tp_divides_heads", megatron(tp=8), "use 1, 2, 4, 7, 14 or 28", megatron(tp=4), model="qwen2.5-7b"),
     Case(
@@ -139,6 +352,27 @@ CASES = [
         model="llama-3.1-405b",
     ),
     Case("pipeline_divides_layers", megatron(pp=4, vp=3), "pp·vp=4·3", megatron(pp=4, vp=4)),
+    Case(
+        "pipeline_divides_layers",
+        megatron(pp=8, first_stage_layers=15),
+        "leave 111 layers of llama-3.1-405b for 7 other stages; leave a multiple of 7",
+        megatron(pp=8, first_stage_layers=15, last_stage_layers=15),
+        model="llama-3.1-405b",
+    ),
+    Case(
+        "pipeline_divides_layers",
+        megatron(pp=2, first_stage_layers=15, last_stage_layers=16),
+        "first_stage_layers=15, last_stage_layers=16 are not num_layers=32",
+        megatron(pp=2, first_stage_layers=15, last_stage_layers=17),
+    ),
+    Case(
+        "pipeline_divides_layers",
+        megatron(pp=4, vp=8, first_stage_layers=5, last_stage_layers=11),
+        "use at least 7 layers",
+        megatron(pp=4, vp=8, first_stage_layers=7, last_stage_layers=9),
+    ),
+    Case("pipeline_divides_layers", megatron(first_stage_layers=15), "with pp=1: there is one stage", megatron()),
+    Case("deepspeed_splits", deepspeed(last_stage_layers=3), "last_stage_layers=3 on engine=deepspeed", deepspeed()),
     Case("virtual_stages", megatron(vp=2), "vp=2 with pp=1", megatron(pp=2, vp=2)),
     Case(
         "virtual_stages",
@@ -182,6 +416,22 @@ CASES = [
         change={"seq_length": 4100},
         good_change={"seq_length": 4104},
     ),
+    Case(
+        "ring",
+        megatron(cp=2, cp_comm_type="p2p"),
+        "sliding_window=4096 of mistral-7b-v0.1",
+        megatron(cp=2),
+        model="mistral-7b-v0.1",
+        change={"seq_length": 8192},
+        good_change={"seq_length": 8192},
+    ),
+    Case(
+        "ring",
+        megatron(cp=2, cp_comm_type="p2p"),
+        "no flash kernel",
+        megatron(cp=2),
+        change={"precision": "fp32"},
+    ),
 ]
 
 
@@ -191,8 +441,7 @@ def settled(case: Case, good: bool) -> tuple[ModelSpec, ClusterSpec, JobSpec, La
     layout = case.good if good else case.bad
     if layout.dp == 1 or good:
         layout = filled(layout, machines.num_gpus, the_job.global_batch_size)
-    name = LLAMA if good and case.rule == "megatron_family" else case.model
-    return load_model(name), machines, the_job, layout
+    return case.shape or load_model(case.model), machines, the_job, layout
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.rule}-{case.bad.engine}")

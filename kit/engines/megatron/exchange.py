@@ -1,26 +1,28 @@
 """Full tensors under Hugging Face names ↔ the shards of this model, one group of tensors at a time.
 
-Import: every rank reads what it holds a part of, cuts it, and keeps its shard. Export: the tensor-parallel ranks that
-hold a group send their shards to their first rank, the group's owner, which joins them and passes the tensors to the
-main rank (global rank 0).
+Import: every rank reads the blocks that are its own, and copies each to its place. Export: each tensor is put
+together on one of the ranks that hold a part of it, its owner; owners take turns, so that all ranks write at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from megatron.core.transformer.transformer_block import get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import unwrap_model
 
-from kit.engines.base import StateKind, TensorSource
+from kit.engines.base import BlockSource, StateKind, TensorSource
 from kit.engines.hf import check_names, check_shape, parameter_shapes
+from kit.engines.megatron.outbox import Outbox, receive
 from kit.engines.megatron.places import Place
 from kit.engines.megatron.weights import Group, tensor_groups, weight_map
+from kit.engines.megatron.weights.blocks import Block, blocks
+from kit.engines.megatron.weights.rules import Piece, Shape
 from kit.specs.model import ModelSpec
 
 
@@ -35,97 +37,226 @@ class Exchange:
         dense: Place,
         experts: Place,
     ) -> None:
-        self._model, self._dense, self._experts = model, dense, experts
-        self._groups = list(tensor_groups(weight_map(model), model))
+        self.model, self._dense, self._experts = model, dense, experts
+        self.groups = list(tensor_groups(weight_map(model), model))
         self._shapes = parameter_shapes(model)
-        self._stages = _stage_of_layer(config)
-        self._last_stage = config.pipeline_model_parallel_size - 1
-        self._parameters = _global_names(config, chunks)
+        self.parameters = _global_names(config, chunks)
         self._check_complete()
+        self.owners = self._find_owners()
+        """Hugging Face name → rank that ``owned`` gives the tensor to, in its order."""
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """Set one kind of state from full tensors. Raises CheckpointError for other names or shapes."""
+        """Set one kind of state from full tensors, reading this rank's blocks. Raises CheckpointError for others."""
         check_names(self._shapes, source)
-        for group in self._groups:
-            mine = [self._parameters[name] for name in (group.megatron, group.copy) if name in self._parameters]
+        for group in self.groups:
+            place = self.place(group)
+            mine = [self.parameters[name] for name in (group.megatron, group.copy) if name in self.parameters]
+            mine = [param for param in mine if place.state.wants(kind, param)]
             if not mine:
                 continue
-            tensors = [source.read(name) for name in group.hugging_face]
-            for name, tensor in zip(group.hugging_face, tensors, strict=True):
-                check_shape(name, self._shapes[name], tuple(tensor.shape))
-            place = self._place(group)
-            shard = group.rule.split(tensors, self._model, place.tensor.size())[place.tensor.rank()]
+            blocks = _Blocks(source, group, self._shapes)
+            pieces = self.pieces(group, place.tensor.rank())
+            for piece in pieces:
+                block = blocks.read(piece)
+                for param in mine:
+                    place.state.put(kind, param, piece.dim, piece.at, block)
             for param in mine:
-                place.state.set(kind, param, shard)
+                _clear_padding(place, kind, param, pieces)
+
+    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, full fp32 CPU tensor) of what this rank owns. A tensor may be the state itself, and is the caller's
+        only until the next one. All ranks must exhaust the iterator.
+
+        What others need of the tensors up to the next own one is on its way before a tensor is given out: they go
+        on while the caller writes.
+        """
+        outbox = Outbox()
+        ready: tuple[str, torch.Tensor] | None = None
+        for name, assemble in self._steps(kind, outbox):
+            if assemble is None:
+                continue
+            if ready is not None:
+                yield ready
+                ready = None
+            ready = name, assemble().cpu()
+        if ready is not None:
+            yield ready
+        outbox.wait()
 
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """(name, full fp32 CPU tensor on the main rank, None elsewhere), in the order of the weight map."""
-        for group in self._groups:
-            tensors = self._gather(kind, group)
-            for index, name in enumerate(group.hugging_face):
-                yield name, None if tensors is None else tensors[index]
+        """(name, full fp32 CPU tensor on the main rank, None elsewhere); see ``Engine.export_state``."""
+        outbox, rank, device = Outbox(), dist.get_rank(), torch.cuda.current_device()
+        steps = self._steps(kind, outbox)
+        held = {name for group in self.groups if group.megatron in self.parameters for name in group.hugging_face}
+        for name, owner in self.owners.items():
+            _, assemble = next(steps) if name in held else (name, None)
+            tensor: torch.Tensor | None = None
+            if assemble is not None:
+                tensor = assemble().clone()
+                if rank != 0:
+                    outbox.send(tensor.view(-1), 0)
+                    outbox.wait()
+            elif rank == 0:
+                tensor = torch.empty(self._shapes[name], dtype=torch.float32, device=device)
+                receive(tensor.view(-1), owner)
+            yield name, None if tensor is None or rank != 0 else tensor.cpu()
+        outbox.wait()
 
-    def _gather(self, kind: StateKind, group: Group) -> list[torch.Tensor] | None:
-        place, is_main = self._place(group), dist.get_rank() == 0
-        if group.megatron not in self._parameters:
-            return self._receive(group, place.owner(self._stage(group), group.expert)) if is_main else None
-        # Collective over data parallelism where that shards the state, so before anyone leaves.
-        shard = place.state.get(kind, self._parameters[group.megatron])
-        if place.data.rank() != 0:
-            return None
-        shards = _to_first(shard, place.tensor) if group.rule.sharded else [shard]
-        if place.tensor.rank() != 0:
-            return None
-        tensors = group.rule.join(shards, self._model)
-        if is_main:
-            return [tensor.cpu().clone() for tensor in tensors]
-        for tensor in tensors:
-            dist.send(tensor.contiguous(), dst=0)
-        return None
+    def _steps(self, kind: StateKind, outbox: Outbox) -> Iterator[tuple[str, Callable[[], torch.Tensor] | None]]:
+        """Every tensor that this rank holds a part of: for its owner a function that puts it together, None for the
+        others, whose parts are then on their way."""
+        for number, group in enumerate(self.groups):
+            if group.megatron not in self.parameters:
+                continue
+            place = self.place(group)
+            replica, speaker = turn(number, place)
+            if (place.data.rank(), place.tensor.rank()) == (replica, speaker):
+                assembly = _Assembly(self, kind, group, outbox)
+                for index, name in enumerate(group.hugging_face):
+                    yield name, partial(assembly.tensor, index)
+                continue
+            if group.rule.sharded or place.tensor.rank() == speaker:
+                shard = place.state.collect(kind, self.parameters[group.megatron], replica, outbox)
+                if shard is not None:
+                    self._send(group, shard, place, speaker, outbox)
+            for name in group.hugging_face:
+                yield name, None
 
-    def _receive(self, group: Group, owner: int) -> list[torch.Tensor]:
-        received = []
-        for name in group.hugging_face:
-            buffer = torch.empty(self._shapes[name], dtype=torch.float32, device=torch.cuda.current_device())
-            dist.recv(buffer, src=owner)
-            received.append(buffer.cpu())
-        return received
+    def _send(self, group: Group, shard: torch.Tensor, place: Place, speaker: int, outbox: Outbox) -> None:
+        """Tensor by tensor, as the owner puts them together."""
+        to = dist.get_global_rank(place.tensor, speaker)
+        for index in range(len(group.hugging_face)):
+            for piece in self.pieces(group, place.tensor.rank()):
+                if piece.tensor == index and piece.length:
+                    outbox.send(shard.narrow(piece.dim, piece.at, piece.length), to)
 
-    def _place(self, group: Group) -> Place:
+    def place(self, group: Group) -> Place:
+        """Who holds it."""
         return self._dense if group.expert is None else self._experts
 
-    def _stage(self, group: Group) -> int:
-        """Pipeline rank that holds a group; of a tied embedding, the first of its two."""
-        if group.layer is not None:
-            return self._stages[group.layer]
-        return 0 if group.megatron.startswith("embedding.") else self._last_stage
+    def pieces(self, group: Group, rank: int) -> list[Piece]:
+        """What a rank of the group's tensor-parallel ranks holds of it."""
+        return group.rule.pieces(self.shapes(group), self.model, self.place(group).tensor.size(), rank)
+
+    def blocks(self, group: Group) -> list[Block]:
+        """Where this rank's shard of it lies in the whole Megatron parameter."""
+        tensor = self.place(group).tensor
+        return blocks(group.rule, self.shapes(group), self.model, tensor.size(), tensor.rank())
+
+    def shapes(self, group: Group) -> list[Shape]:
+        """Shapes of its Hugging Face tensors."""
+        return [self._shapes[name] for name in group.hugging_face]
+
+    def _find_owners(self) -> dict[str, int]:
+        mine = []
+        for number, group in enumerate(self.groups):
+            if group.megatron in self.parameters:
+                place = self.place(group)
+                if (place.data.rank(), place.tensor.rank()) == turn(number, place):
+                    mine += group.hugging_face
+        everyone: list[list[str]] = [[]] * dist.get_world_size()
+        dist.all_gather_object(everyone, mine)
+        owners = {name: rank for rank, names in enumerate(everyone) for name in names}
+        return {name: owners[name] for group in self.groups for name in group.hugging_face}
 
     def _check_complete(self) -> None:
-        mapped = {name for group in self._groups for name in (group.megatron, group.copy)}
-        assert not self._parameters.keys() - mapped, sorted(self._parameters.keys() - mapped)
-        names = {name for group in self._groups for name in group.hugging_face}
+        mapped = {name for group in self.groups for name in (group.megatron, group.copy)}
+        assert not self.parameters.keys() - mapped, sorted(self.parameters.keys() - mapped)
+        names = {name for group in self.groups for name in group.hugging_face}
         assert names == self._shapes.keys(), sorted(names ^ self._shapes.keys())
 
 
-def _to_first(shard: torch.Tensor, group: dist.ProcessGroup) -> list[torch.Tensor]:
-    """Gather to the first rank of the group; an empty list on the others."""
-    first = dist.get_global_rank(group, 0)
-    shards = [torch.empty_like(shard) for _ in range(group.size())] if group.rank() == 0 else []
-    dist.gather(shard.contiguous(), shards or None, dst=first, group=group)
-    return shards
+class _Assembly:
+    """The tensors of one group on their owner, one after the other."""
+
+    def __init__(self, exchange: Exchange, kind: StateKind, group: Group, outbox: Outbox) -> None:
+        self._exchange, self._kind, self._group, self._outbox = exchange, kind, group, outbox
+        self._place = exchange.place(group)
+        self._shapes = exchange.shapes(group)
+        self._mine = exchange.pieces(group, self._place.tensor.rank())
+        self._shard: torch.Tensor | None = None
+
+    def tensor(self, index: int) -> torch.Tensor:
+        """One full tensor; a view of the shard where that holds it in one piece."""
+        full: torch.Tensor | None = None
+        if self._shard is None:
+            full = self._collect()
+        shard = self._shard
+        assert shard is not None
+        if full is not None:
+            self._fill(full, index, None)
+            return full
+        mine = [piece for piece in self._mine if piece.tensor == index]
+        if len(mine) == 1 and mine[0].length == self._shapes[index][mine[0].disk_dim]:
+            part = shard.narrow(mine[0].dim, mine[0].at, mine[0].length)
+            return (part.t() if mine[0].transposed else part).contiguous()
+        full = torch.empty(self._shapes[index], dtype=torch.float32, device=shard.device)
+        self._fill(full, index, shard)
+        return full
+
+    def _collect(self) -> torch.Tensor | None:
+        """This rank's shard; the full tensor too where the shard is one run of its rows, and then inside of it."""
+        param = self._exchange.parameters[self._group.megatron]
+        full = out = None
+        if self._place.state.distributed and len(self._shapes) == len(self._mine) == 1:
+            (piece,) = self._mine
+            if not piece.transposed and piece.dim == 0 and piece.length == param.shape[0]:
+                full = torch.empty(self._shapes[0], dtype=torch.float32, device=param.device)
+                out = full.narrow(0, piece.start, piece.length)
+        self._shard = self._place.state.collect(self._kind, param, self._place.data.rank(), self._outbox, out)
+        return full
+
+    def _fill(self, full: torch.Tensor, index: int, shard: torch.Tensor | None) -> None:
+        """Own pieces from ``shard`` (None: they are there), those of the others as they come."""
+        group, place = self._group, self._place
+        ranks = range(place.tensor.size()) if group.rule.sharded else [place.tensor.rank()]
+        for rank in ranks:
+            for piece in (each for each in self._exchange.pieces(group, rank) if each.tensor == index):
+                target = (full.t() if piece.transposed else full).narrow(piece.dim, piece.start, piece.length)
+                if rank == place.tensor.rank():
+                    if shard is not None:
+                        target.copy_(shard.narrow(piece.dim, piece.at, piece.length))
+                elif piece.length:
+                    receive(target, dist.get_global_rank(place.tensor, rank))
 
 
-def _stage_of_layer(config: TransformerConfig) -> list[int]:
-    """Pipeline rank of every layer of the whole model, as megatron-core places them."""
-    stages = [-1] * config.num_layers
-    for pp_rank in range(config.pipeline_model_parallel_size):
-        for vp_stage in range(config.virtual_pipeline_model_parallel_size or 1):
-            chunk = None if config.virtual_pipeline_model_parallel_size is None else vp_stage
-            offset = get_transformer_layer_offset(config, chunk, pp_rank)
-            count = get_num_layers_to_build(config, chunk, pp_rank)
-            stages[offset : offset + count] = [pp_rank] * count
-    assert -1 not in stages
-    return stages
+class _Blocks:
+    """Blocks of the tensors of one group; shapes are checked before anything is read."""
+
+    def __init__(self, source: TensorSource, group: Group, shapes: dict[str, Shape]) -> None:
+        self._source, self._names = source, group.hugging_face
+        self._whole: dict[str, torch.Tensor] = {}
+        for name in group.hugging_face:
+            if isinstance(source, BlockSource):
+                check_shape(name, shapes[name], source.shape(name))
+            else:
+                self._whole[name] = source.read(name)
+                check_shape(name, shapes[name], tuple(self._whole[name].shape))
+
+    def read(self, piece: Piece) -> torch.Tensor:
+        """As the shard has it: (output, input)."""
+        name = self._names[piece.tensor]
+        if name in self._whole:
+            block = self._whole[name].narrow(piece.disk_dim, piece.start, piece.length)
+        else:
+            assert isinstance(self._source, BlockSource)
+            block = self._source.read_block(name, piece.disk_dim, piece.start, piece.length)
+        return block.t() if piece.transposed else block
+
+
+def turn(number: int, place: Place) -> tuple[int, int]:
+    """(data-parallel rank, tensor-parallel rank) whose turn the group of this number is."""
+    return number % place.data.size(), number // place.data.size() % place.tensor.size()
+
+
+def _clear_padding(place: Place, kind: StateKind, param: torch.nn.Parameter, pieces: Sequence[Piece]) -> None:
+    """Rows of the vocabulary that only padding fills."""
+    dim = pieces[0].dim
+    covered = sum(piece.length for piece in pieces)
+    shape = list(place.state.shape(param))
+    if missing := shape[dim] - covered:
+        shape[dim] = missing
+        place.state.put(kind, param, dim, covered, torch.zeros(shape))
 
 
 def _global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:

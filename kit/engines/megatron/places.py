@@ -1,21 +1,44 @@
-"""Who holds a parameter: the ranks it is cut over, those with the same part, and the one that speaks for it.
+"""Who holds a parameter: the ranks it is cut over, and those with the same part.
 
-Ranks are numbered with tensor parallelism fastest and the pipeline slowest. Dense parameters see the rest as
-cp, dp; experts as ep, expert data parallelism (megatron-core, parallel_state.py, order "tp-cp-ep-dp-pp").
+Experts are cut over, and repeated on, other ranks than the rest of a layer (megatron-core, parallel_state.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.optimizer import ChainedOptimizer
 
+from kit.engines.base import StateKind
+from kit.engines.megatron.outbox import Outbox
 from kit.engines.megatron.state import LocalState
-from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
+
+
+class ShardState(Protocol):
+    """The state of this rank's tensor-parallel shards, whoever shares it out further; see ``LocalState``."""
+
+    @property
+    def distributed(self) -> bool:
+        """Whether ``collect`` can put the parts of a shard into a tensor of the caller's."""
+
+    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        """Of this rank's shard."""
+
+    def collect(
+        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """fp32, this rank's shard, on rank ``to`` of the data-parallel ranks, which all call it; None elsewhere."""
+
+    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
+        """Whether this rank keeps any of it."""
+
+    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
+        """Set rows (``dim`` 0) or columns (1) of the shard from ``at`` on; blocks cover it, each element once."""
 
 
 @dataclass(frozen=True)
@@ -26,26 +49,25 @@ class Place:
     """Ranks over which each parameter is cut."""
     data: dist.ProcessGroup
     """Ranks that hold the same part."""
-    state: LocalState
-    owner: Callable[[int, int | None], int]
-    """(pipeline stage, expert) → global rank that joins the parts: first of both groups."""
+    state: ShardState
 
 
-def places(model: ModelSpec, layout: Layout, optimizer: ChainedOptimizer) -> tuple[Place, Place]:
-    """For dense parameters, and for experts: the same without expert parallelism."""
-    per_stage = layout.world_size // layout.pp
+def places(optimizer: ChainedOptimizer, chunks: Sequence[torch.nn.Module]) -> tuple[Place, Place]:
+    """Collective. For dense parameters, and for experts: the same without expert parallelism."""
+    params = [param for chunk in chunks for param in chunk.parameters()]
     first, *rest = optimizer.chained_optimizers
     data = parallel_state.get_data_parallel_group(with_context_parallel=True)
     tensor = parallel_state.get_tensor_model_parallel_group()
-    dense = Place(tensor, data, LocalState(first, data), lambda stage, _: stage * per_stage)
     if not rest:
+        dense = Place(tensor, data, LocalState(first, data, params))
         return dense, dense
     (second,) = rest
+    dense = Place(tensor, data, LocalState(first, data, [p for p in params if _is_dense(p)]))
     data = parallel_state.get_expert_data_parallel_group()
-    per_rank = model.num_experts // layout.ep
+    experts = LocalState(second, data, [p for p in params if not _is_dense(p)])
+    return dense, Place(parallel_state.get_expert_tensor_parallel_group(), data, experts)
 
-    def owner(stage: int, expert: int | None) -> int:
-        assert expert is not None
-        return stage * per_stage + expert // per_rank * layout.etp
 
-    return dense, Place(parallel_state.get_expert_tensor_parallel_group(), data, LocalState(second, data), owner)
+def _is_dense(param: torch.nn.Parameter) -> bool:
+    """distributed_data_parallel.py: what is marked otherwise is reduced over the ranks of its expert only."""
+    return bool(getattr(param, "allreduce", True))

@@ -1,4 +1,4 @@
-"""Where megatron-core keeps each kind of state of one parameter, and how to get and set this rank's shard of it.
+"""Where megatron-core keeps each kind of state of one parameter, and how to get and set parts of this rank's shard.
 
 Three places, by optimizer: with fp32 parameters the parameter is its own master; in bf16 a fp32 ``main_param`` is
 beside it; the distributed optimizer cuts the flat parameter (master, moments and reduced gradient) over the
@@ -7,6 +7,7 @@ data-parallel ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,8 +17,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.base import StateKind
 from kit.engines.megatron.optimizer import Adam
-
-_MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+from kit.engines.megatron.outbox import Outbox
 
 
 class LocalState:
@@ -27,9 +27,20 @@ class LocalState:
     ranks of their own.
     """
 
-    def __init__(self, optimizer: MegatronOptimizer, data_parallel_group: dist.ProcessGroup) -> None:
+    def __init__(
+        self,
+        optimizer: MegatronOptimizer,
+        data_parallel_group: dist.ProcessGroup,
+        params: Sequence[torch.nn.Parameter],
+    ) -> None:
+        """Collective over the group. ``params``: those of this optimizer, in the same order on all of its ranks."""
         self._optimizer = optimizer
         self._group = data_parallel_group
+        self._ranges: dict[torch.nn.Parameter, list[tuple[int, int]]] = {}
+        if self.distributed:
+            everyone: list[list[tuple[int, int]]] = [[]] * data_parallel_group.size()
+            dist.all_gather_object(everyone, [self._range(p) for p in params], group=data_parallel_group)
+            self._ranges = dict(zip(params, (list(each) for each in zip(*everyone, strict=True)), strict=True))
 
     @property
     def adam(self) -> Adam:
@@ -41,37 +52,66 @@ class LocalState:
         """Whether the data-parallel ranks share one copy of the state."""
         return isinstance(self._optimizer, DistributedOptimizer)
 
-    @torch.no_grad()
-    def get(self, kind: StateKind, param: torch.nn.Parameter) -> torch.Tensor:
-        """fp32, shape of ``param`` (this rank's tensor-parallel shard), the same on all data-parallel ranks."""
-        if kind is StateKind.GRADIENT:
-            held = None if self.distributed else param.main_grad
-        else:
-            main = self._main(param)
-            held = main if kind is StateKind.MASTER or main is None else self._moments(main)[kind.value]
-        if not self.distributed:
-            return held.detach().float()
-        start, end = self._range(param)
-        whole = torch.zeros(param.numel(), dtype=torch.float32, device=param.device)
-        if start < end:
-            part = param.main_grad.flatten()[start:end] if kind is StateKind.GRADIENT else held
-            whole[start:end] = part
-        dist.all_reduce(whole, group=self._group)  # exact: each element is zero on all ranks but one
-        return whole.view_as(param)
+    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        """Of this rank's shard."""
+        return tuple(param.shape)
 
     @torch.no_grad()
-    def set(self, kind: StateKind, param: torch.nn.Parameter, value: torch.Tensor) -> None:
-        """Set a kind of state (not GRADIENT) from a tensor of the shape of ``param``, any dtype and device."""
+    def collect(
+        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """fp32, shape of ``param`` (this rank's shard), on rank ``to`` of the data-parallel group; None elsewhere.
+
+        It may be the state itself: do not change it. ``out`` (contiguous) is used where the parts must be put together.
+        """
+        start, end = self._range(param) if self.distributed else (0, param.numel())
+        part = self._own(kind, param) if start < end else None
+        if not self.distributed:
+            assert part is not None
+            return part.detach().float() if self._group.rank() == to else None
+        if self._group.rank() != to:
+            if part is not None:
+                outbox.send(part, dist.get_global_rank(self._group, to))
+            return None
+        whole = out if out is not None else torch.empty(param.shape, dtype=torch.float32, device=param.device)
+        flat = whole.view(-1)
+        for rank, (lower, upper) in enumerate(self._ranges[param]):
+            if rank == to and part is not None:
+                flat[lower:upper].copy_(part)
+            elif lower < upper:
+                dist.recv(flat[lower:upper], src=dist.get_global_rank(self._group, rank))
+        return whole
+
+    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
+        """Whether this rank keeps any of it."""
+        return kind is StateKind.MASTER or self._main(param) is not None
+
+    @torch.no_grad()
+    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
+        """Set rows (``dim`` 0) or columns (1) of a kind of state (not GRADIENT) from ``at`` on; any dtype."""
         assert kind is not StateKind.GRADIENT
         if kind is StateKind.MASTER:
-            param.copy_(value)
+            param.narrow(dim, at, block.shape[dim]).copy_(block)
         main = self._main(param)
-        if main is None:
+        if main is None or (main is param and kind is StateKind.MASTER):
             return
-        if self.distributed:
-            start, end = self._range(param)
-            value = value.flatten()[start:end]
-        (main if kind is StateKind.MASTER else self._moments(main)[kind.value]).copy_(value)
+        held = main if kind is StateKind.MASTER else self._moments(main)[kind.value]
+        if not self.distributed:
+            held.narrow(dim, at, block.shape[dim]).copy_(block)
+            return
+        width = param.numel() // param.shape[0]
+        as_rows = block.view(-1, 1) if param.ndim == 1 else block.flatten(1)
+        row, column = (at, 0) if dim == 0 else (0, at)
+        _copy_into_range(held, self._range(param)[0], width, as_rows, row, column)
+
+    def _own(self, kind: StateKind, param: torch.nn.Parameter) -> torch.Tensor:
+        """This rank's part: the whole shape, or flat where that is shared out (and then not empty)."""
+        if kind is StateKind.GRADIENT:
+            gradient = param.main_grad
+            return gradient.flatten()[slice(*self._range(param))] if self.distributed else gradient
+        main = self._main(param)
+        assert main is not None
+        return (main if kind is StateKind.MASTER else self._moments(main)[kind.value]).detach()
 
     def _main(self, param: torch.nn.Parameter) -> torch.Tensor | None:
         """What Adam steps for ``param``: all of it, a flat part, or None where other ranks hold every part."""
@@ -98,3 +138,26 @@ class LocalState:
         if self._optimizer.config.bf16:
             held |= {param for group in self.adam.param_groups for param in group["params"]}
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+def _copy_into_range(held: torch.Tensor, start: int, width: int, block: torch.Tensor, row: int, column: int) -> None:
+    """Copy what ``block``, at (row, column) of a matrix of this width, has in common with a flat range of it.
+
+    ``held``: elements ``start`` … of the flattened matrix. Whole rows of the range are one copy; the rows that it
+    cuts in two are one each.
+    """
+    end = start + held.numel()
+    first, last = -(-start // width), end // width  # whole rows of the range
+    cut = {index for index in (start // width, last) if not first <= index < last}
+    lower, upper = max(first, row), min(last, row + block.shape[0])
+    if lower < upper:
+        rows = held[lower * width - start : upper * width - start].view(-1, width)
+        rows[:, column : column + block.shape[1]].copy_(block[lower - row : upper - row])
+    for index in cut:
+        if not row <= index < row + block.shape[0]:
+            continue
+        left = max(start, index * width + column)
+        right = min(end, index * width + column + block.shape[1])
+        if left < right:
+            offset = index * width + column
+            held[left - start : right - start].copy_(block[index - row, left - offset : right - offset])

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from kit.engines import experts
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
+from kit.engines.inputs import call_arguments
 from kit.engines.loss import global_tokens, summed_cross_entropy
 from kit.engines.shards import SafetensorsSource, ShardWriter
 from kit.engines.torch.optimizer import build_adamw, moments_of, step_of
@@ -182,9 +183,9 @@ class TorchEngine:
     def _loss(self, micro_batch: MicroBatch, training: bool = True) -> torch.Tensor:
         """Cross entropy in nats, summed over the labels that count; computed in fp32."""
         labels = micro_batch.labels.to(self._device, non_blocking=True)
-        inputs = micro_batch.input_ids.to(self._device, non_blocking=True)
+        arguments = call_arguments(micro_batch, self._device)
         with torch.autocast(self._device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None):
-            logits = self._state_is.forward(inputs, training)
+            logits = self._state_is.forward(arguments, training)
         return summed_cross_entropy(logits, labels)
 
     def _state(self, kind: StateKind, name: str) -> torch.Tensor:

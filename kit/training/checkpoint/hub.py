@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import deque
-from collections.abc import Iterator
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 
-from kit.engines.base import Engine, StateKind
+from kit.engines.base import Engine, ParallelExport, StateKind
 from kit.engines.hf import check_names, check_shape, parameter_shapes
-from kit.engines.shards import DEFAULT_SHARD_BYTES, ShardWriter
+from kit.engines.shards import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.agreement import together
-from kit.training.checkpoint.files import is_free, new_directory, record_of, write_json
+from kit.training.checkpoint.files import FileRecord, is_free, partial_name, publish, write_json
 from kit.training.checkpoint.hub_checkpoint import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
 from kit.training.checkpoint.to_huggingface import hub_to_hf
 
 __all__ = ["Counters", "HubCheckpoint", "export_hub", "export_tensors", "hub_to_hf", "import_hub"]
 
-_Stream = Iterator[tuple[StateKind, str, torch.Tensor | None]]
+_Stream = Iterator[tuple[str, torch.Tensor]]
 
 
 def export_hub(
@@ -31,34 +33,39 @@ def export_hub(
 ) -> None:
     """Collective. Write weights, moments and counters to the new ``directory``; all ranks see the same outcome.
 
-    The main rank writes and holds at most ``shard_bytes`` of tensors (or one tensor). The directory appears
-    complete or not at all. Raises CheckpointError, on every rank, where it exists already or cannot be written.
+    Every rank writes the tensors that it owns, as they come: one at a time is held. The directory appears complete
+    or not at all. Raises CheckpointError, on every rank, where it exists already or cannot be written.
     """
     doing = f"writing the hub checkpoint {directory}"
-    together(engine.is_main, lambda: _refuse_existing(directory), doing)
-    stream = ((kind, name, tensor) for kind in KINDS for name, tensor in engine.export_state(kind))
-
-    def write() -> None:
-        try:
-            with new_directory(directory) as partial:
-                _write(stream, partial, counters, model, shard_bytes)
-        finally:
-            deque(stream, maxlen=0)  # after a failure too: the other ranks wait in the collectives of export_state
-
-    if not engine.is_main:
-        deque(stream, maxlen=0)
-    together(engine.is_main, write, doing)
+    partial = partial_name(directory)
+    shapes = parameter_shapes(model)
+    owners = engine.owners if isinstance(engine, ParallelExport) else dict.fromkeys(shapes, 0)
+    plan = {kind: _files(kind, owners, shapes, shard_bytes) for kind in KINDS}
+    together(engine.is_main, lambda: _start(directory, partial), doing)
+    try:
+        shares = together(True, lambda: _write_own(engine, partial, plan, shapes), doing)
+        records = {name: record for share in shares for name, record in share.items()}
+        weight_map = {
+            kind: {name: file for of_rank in files.values() for file, names in of_rank.items() for name in names}
+            for kind, files in plan.items()
+        }
+        contents = hub_json(counters, model, weight_map, dict(sorted(records.items())))
+        together(engine.is_main, lambda: _publish(partial, directory, contents), doing)
+    except CheckpointError:
+        if engine.is_main:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 def import_hub(engine: Engine, directory: Path) -> Counters:
     """Collective. Load weights, moments and Adam's step count from a hub checkpoint; returns its counters.
 
-    Everything is checked before anything is loaded: sizes and hashes (on the main rank), names and shapes. Raises
+    Everything is checked before anything is loaded: sizes and hashes (shared out), names and shapes. Raises
     CheckpointError, on every rank, that names what is missing, truncated, corrupted or foreign.
     """
     doing = f"reading the hub checkpoint {directory}"
     hub = HubCheckpoint(directory)
-    together(True, lambda: _check(hub, hashes=engine.is_main), doing)
+    together(True, lambda: _check(hub), doing)
     for kind in KINDS:
         engine.import_state(kind, hub.source(kind))
     engine.set_optimizer_steps(hub.counters.optimizer_steps)
@@ -84,26 +91,74 @@ def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
     together(engine.is_main, write, f"writing {path}")
 
 
-def _write(stream: _Stream, partial: Path, counters: Counters, model: ModelSpec, shard_bytes: int) -> None:
-    weight_map: dict[StateKind, dict[str, str]] = {}
-    for kind, tensors in groupby(stream, key=itemgetter(0)):
-        writer = ShardWriter(partial, kind.value, shard_bytes)
-        for _, name, tensor in tensors:
-            assert tensor is not None, "export_state gives the main rank every tensor"
-            writer.add(name, tensor)
-        weight_map[kind] = writer.finish()
-    files = sorted({file for of_kind in weight_map.values() for file in of_kind.values()})
-    records = {file: record_of(partial / file) for file in files}
-    write_json(partial / HUB_JSON, hub_json(counters, model, weight_map, records))
+def _files(
+    kind: StateKind, owners: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], shard_bytes: int
+) -> dict[int, dict[str, list[str]]]:
+    """Rank → file → names, files numbered over all ranks."""
+    plan: dict[int, dict[str, list[str]]] = {}
+    number = 0
+    for rank in sorted(set(owners.values())):
+        plan[rank] = {}
+        mine = (name for name, owner in owners.items() if owner == rank)
+        for names in plan_files(mine, shapes, torch.float32.itemsize, shard_bytes):
+            number += 1
+            plan[rank][f"{kind.value}-{number:05d}.safetensors"] = names
+    return plan
 
 
-def _refuse_existing(directory: Path) -> None:
+def _write_own(
+    engine: Engine,
+    partial: Path,
+    plan: Mapping[StateKind, Mapping[int, Mapping[str, list[str]]]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> dict[str, FileRecord]:
+    """This rank's files. After a failure the rest is still streamed: the other ranks wait in its collectives."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    stream = (item for kind in KINDS for item in _owned(engine, kind))
+    records = {}
+    try:
+        for kind in KINDS:
+            for file, names in plan[kind].get(rank, {}).items():
+                records[file] = _write_file(partial / file, {name: shapes[name] for name in names}, stream)
+        assert next(stream, None) is None, "a rank writes what it is given"
+    finally:
+        deque(stream, maxlen=0)
+    return records
+
+
+def _write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], stream: _Stream) -> FileRecord:
+    writer = SafetensorsWriter(path, {name: (torch.float32, shape) for name, shape in shapes.items()})
+    try:
+        for name, tensor in islice(stream, len(shapes)):
+            writer.write(name, tensor)
+        return FileRecord(*writer.finish())
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _owned(engine: Engine, kind: StateKind) -> _Stream:
+    if isinstance(engine, ParallelExport):
+        yield from engine.export_owned(kind)
+    else:
+        yield from ((name, tensor) for name, tensor in engine.export_state(kind) if tensor is not None)
+
+
+def _start(directory: Path, partial: Path) -> None:
     if not is_free(directory):
         raise CheckpointError(f"{directory} exists and is not empty; choose another directory or remove it yourself")
+    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+    partial.mkdir(parents=True)
 
 
-def _check(hub: HubCheckpoint, hashes: bool) -> None:
-    hub.verify(hashes)
+def _publish(partial: Path, directory: Path, contents: dict[str, Any]) -> None:
+    write_json(partial / HUB_JSON, contents)
+    publish(partial, directory)
+
+
+def _check(hub: HubCheckpoint) -> None:
+    hub.verify(hashes=False)
+    hub.verify_share()
     shapes = parameter_shapes(hub.model)
     for kind in KINDS:
         source = hub.source(kind)

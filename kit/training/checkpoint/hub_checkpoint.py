@@ -21,6 +21,7 @@ from kit.engines.base import StateKind
 from kit.engines.shards import SafetensorsSource
 from kit.errors import CheckpointError, KitError
 from kit.specs.model import ModelSpec
+from kit.training.checkpoint.agreement import share
 from kit.training.checkpoint.files import FileRecord, records_from_json, verify
 
 HUB_JSON = "hub.json"
@@ -68,6 +69,10 @@ class HubCheckpoint:
     def verify(self, hashes: bool = True) -> None:
         """Raises CheckpointError that names the first missing, truncated or corrupted file."""
         verify(self.path, self._records, hashes)
+
+    def verify_share(self) -> None:
+        """As ``verify``, but this rank's share of the files only: together the ranks check them all."""
+        verify(self.path, dict(share(sorted(self._records.items()))))
 
     def source(self, kind: StateKind) -> SafetensorsSource:
         """The tensors of one kind."""

@@ -1,20 +1,24 @@
-"""A hub checkpoint → a Hugging Face model directory, offline, one shard in memory."""
+"""A hub checkpoint → a Hugging Face model directory, offline, one tensor in memory."""
 
 from __future__ import annotations
 
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+)
 
 from kit.engines.base import StateKind
 from kit.engines.hf import check_names, hf_config, parameter_shapes
-from kit.engines.shards import SafetensorsSource, ShardWriter
+from kit.engines.shards import SafetensorsSource, SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import new_directory, write_json
 from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
@@ -35,7 +39,7 @@ TOKENIZER_FILES = (
 )
 """What is copied from ``extras_from``, as far as it is there."""
 
-SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
+SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 
 
 def hub_to_hf(
@@ -45,10 +49,10 @@ def hub_to_hf(
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
 ) -> None:
-    """Write the master weights of a hub checkpoint as a model that ``AutoModelForCausalLM`` loads.
+    """Write the master weights of a hub checkpoint as a model that transformers' Auto classes load.
 
     ``extras_from``: the Hugging Face directory that the run started from; its tokenizer files, generation config
-    and special token ids are taken over. Nothing is downloaded; at most ``shard_bytes`` of tensors are in memory.
+    and special token ids are taken over. Nothing is downloaded; one tensor is in memory at a time.
     Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty, a full disk.
     """
     if dtype not in DTYPES:
@@ -64,7 +68,9 @@ def hub_to_hf(
             _write_weights(source, shapes, DTYPES[dtype], partial, shard_bytes)
             config = hf_config(hub.model)
             config.dtype = DTYPES[dtype]
-            config.architectures = [_ARCHITECTURES[hub.model.family]]
+            two_stacks = hub.model.is_encoder_decoder
+            classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if two_stacks else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+            config.architectures = [classes[hub.model.family]]
             for key, value in _special_tokens(extras_from).items():
                 setattr(config, key, value)
             config.save_pretrained(partial)
@@ -78,49 +84,27 @@ def hub_to_hf(
         ) from error
 
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "mixtral": "MixtralForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-}
-
-
 def _write_weights(
     source: SafetensorsSource, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, into: Path, shard_bytes: int
 ) -> None:
     """Shards ``model-0000k-of-0000n.safetensors`` with their index; ``model.safetensors`` where one is enough."""
-    shards = list(_shards(shapes, dtype.itemsize, shard_bytes))
+    files = plan_files(shapes, shapes, dtype.itemsize, shard_bytes)
     weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):
-        file_name = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        writer = ShardWriter(into, "shard", shard_bytes)
-        for name in names:
-            writer.add(name, source.read(name).to(dtype))
-        (written,) = set(writer.finish().values())
-        (into / written).rename(into / file_name)
+    for number, names in enumerate(files, start=1):
+        file_name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        writer = SafetensorsWriter(into / file_name, {name: (dtype, shapes[name]) for name in names})
+        try:
+            for name in names:
+                writer.write(name, source.read(name).to(dtype))
+            writer.finish()
+        except BaseException:
+            writer.abandon()
+            raise
         weight_map |= dict.fromkeys(names, file_name)
-    if len(shards) > 1:
+    if len(files) > 1:
         total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(into / "model.safetensors.index.json", index)
-
-
-def _shards(shapes: Mapping[str, tuple[int, ...]], itemsize: int, shard_bytes: int) -> Iterator[Sequence[str]]:
-    names: list[str] = []
-    held = 0
-    for name, shape in shapes.items():
-        num_bytes = math.prod(shape) * itemsize
-        if names and held + num_bytes > shard_bytes:
-            yield names
-            names, held = [], 0
-        names.append(name)
-        held += num_bytes
-    yield names
 
 
 def _extras(directory: Path | None) -> list[Path]:

@@ -1,20 +1,40 @@
 """How the Hugging Face tensors of one Megatron parameter are laid out over tensor-parallel ranks.
 
-``split`` takes full Hugging Face tensors to one shard a rank; ``join`` is its exact inverse. Both work on weights
-(rows, columns) and on one-dimensional biases, and copy elements without computing.
+A rule lists, for one rank, which blocks of the tensors on disk make up its shard and where they lie in it. Reading
+copies each block there, writing copies it back: one list serves both directions, nothing is computed, and no rank
+needs more of a tensor than its blocks.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
-
 from kit.specs.model import ModelSpec
 
-Tensors = Sequence[torch.Tensor]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows (``dim`` 0) or columns (1) of one Hugging Face tensor, over all of its other dimension."""
+
+    tensor: int
+    """Which of the entry's Hugging Face tensors."""
+    dim: int
+    start: int
+    length: int
+    at: int
+    """Where the block starts in the shard, along the same dimension."""
+    transposed: bool = False
+    """The tensor lies on disk as (input, output); ``dim`` is of (output, input), as the shard is."""
+
+    @property
+    def disk_dim(self) -> int:
+        """The dimension of the tensor as it lies on disk."""
+        return 1 - self.dim if self.transposed else self.dim
 
 
 class Rule(Protocol):
@@ -24,11 +44,8 @@ class Rule(Protocol):
     def sharded(self) -> bool:
         """False where every rank holds the whole parameter."""
 
-    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
-        """Full Hugging Face tensors → ``tp`` shards of the Megatron parameter."""
-
-    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
-        """All shards, in rank order → full Hugging Face tensors."""
+    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+        """What rank ``rank`` of ``tp`` holds of Hugging Face tensors with these shapes; the rest of its shard is 0."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +54,9 @@ class Replicated:
 
     sharded: bool = False
 
-    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
-        (tensor,) = tensors
-        return [tensor] * tp
-
-    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
-        return [shards[0]]
+    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+        (shape,) = shapes
+        return [Piece(0, 0, 0, shape[0], 0)]
 
 
 @dataclass(frozen=True)
@@ -52,12 +66,10 @@ class Sliced:
     dim: int
     sharded: bool = True
 
-    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
-        (tensor,) = tensors
-        return list(tensor.chunk(tp, self.dim))
-
-    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
-        return [torch.cat(list(shards), self.dim)]
+    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+        (shape,) = shapes
+        length = shape[self.dim] // tp
+        return [Piece(0, self.dim, rank * length, length, 0)]
 
 
 @dataclass(frozen=True)
@@ -66,13 +78,11 @@ class Vocabulary:
 
     sharded: bool = True
 
-    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
-        (tensor,) = tensors
-        padding = -tensor.shape[0] % tp
-        return list(torch.nn.functional.pad(tensor, (0, 0, 0, padding)).chunk(tp))
-
-    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
-        return [torch.cat(list(shards))[: model.vocab_size]]
+    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+        ((rows, *_),) = shapes
+        length = -(-rows // tp)
+        start = min(rank * length, rows)
+        return [Piece(0, 0, start, min(length, rows - start), 0)]
 
 
 @dataclass(frozen=True)
@@ -84,13 +94,9 @@ class GatedRows:
 
     sharded: bool = True
 
-    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
-        gate, up = tensors
-        return [torch.cat(pair) for pair in zip(gate.chunk(tp), up.chunk(tp), strict=True)]
-
-    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
-        pairs = [shard.chunk(2) for shard in shards]
-        return [torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])]
+    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+        length = shapes[0][0] // tp
+        return [Piece(index, 0, rank * length, length, index * length) for index in range(len(shapes))]
 
 
 @dataclass(frozen=True)
@@ -103,11 +109,9 @@ class Transposed:
     def sharded(self) -> bool:
         return self.rule.sharded
 
-    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
-        return self.rule.split([tensor.t() for tensor in tensors], model, tp)
-
-    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
-        return [tensor.t().contiguous() for tensor in self.rule.join(shards, model)]
+    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+        pieces = self.rule.pieces([shape[::-1] for shape in shapes], model, tp, rank)
+        return [dataclasses.replace(piece, transposed=True) for piece in pieces]
 
 
 @dataclass(frozen=True)
@@ -121,12 +125,12 @@ class Fused:
     def sharded(self) -> bool:
         return self.rule.sharded
 
-    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
-        (tensor,) = tensors
-        return self.rule.split(tensor.split(self.rows), model, tp)
-
-    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
-        return [torch.cat(self.rule.join(shards, model))]
+    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+        ((_, *rest),) = shapes
+        pieces = self.rule.pieces([(rows, *rest) for rows in self.rows], model, tp, rank)
+        return [
+            dataclasses.replace(piece, tensor=0, start=piece.start + sum(self.rows[: piece.tensor])) for piece in pieces
+        ]
 
 
 @dataclass(frozen=True)
@@ -139,15 +143,16 @@ class GroupedQkv:
 
     sharded: bool = True
 
-    def split(self, tensors: Tensors, model: ModelSpec, tp: int) -> list[torch.Tensor]:
+    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
         groups = model.num_key_value_heads
-        per_group = [tensor.reshape(groups, -1, *tensor.shape[1:]) for tensor in tensors]
-        return list(torch.cat(per_group, dim=1).flatten(0, 1).chunk(tp))
-
-    def join(self, shards: Tensors, model: ModelSpec) -> list[torch.Tensor]:
-        joined = torch.cat(list(shards))
-        queries = model.num_attention_heads // model.num_key_value_heads * model.head_dim
-        grouped = joined.reshape(model.num_key_value_heads, -1, *joined.shape[1:])
-        return [
-            part.flatten(0, 1).contiguous() for part in grouped.split([queries, model.head_dim, model.head_dim], dim=1)
-        ]
+        rows = [shape[0] // groups for shape in shapes]  # of each tensor, in one group
+        length = groups * sum(rows) // tp
+        first, last = rank * length, (rank + 1) * length
+        pieces, at = [], 0
+        for group in range(groups):
+            for tensor, count in enumerate(rows):
+                lower, upper = max(at, first), min(at + count, last)
+                if lower < upper:
+                    pieces.append(Piece(tensor, 0, group * count + lower - at, upper - lower, lower - first))
+                at += count
+        return pieces

@@ -1,0 +1,102 @@
+"""GPUs and links of published rows: data-sheet figures, also of parts that the planner's catalog does not list."""
+
+from __future__ import annotations
+
+import re
+
+from benchmarks.accuracy.pipelines import NotPredictedError, Row
+from kit.errors import SpecError
+from kit.specs.catalog import load_gpu
+from kit.specs.cluster import ClusterSpec, GpuSpec
+
+GPUS: dict[str, tuple[float, float, float, float, str]] = {
+    "A800-80": (79.15, 312.0, 19.5, 2039.0, "NVIDIA A800 80GB SXM data sheet: A100 with NVLink at 400 GB/s"),
+    "H800": (79.1, 989.4, 66.9, 3350.0, "NVIDIA H800 SXM5 data sheet: H100 with NVLink at 400 GB/s"),
+    "H100-96GB-HBM2e-500W": (94.0, 989.4, 66.9, 2400.0, "torchtitan's tables: H100, 96 GB HBM2e at 2.4 TB/s, 500 W"),
+    "GH200-96": (94.5, 989.4, 66.9, 4000.0, "NVIDIA GH200 data sheet: 96 GB HBM3 at 4 TB/s"),
+    "B200": (
+        178.0,
+        2250.0,
+        75.0,
+        7700.0,
+        "NVIDIA DGX B200 data sheet: 18 PFLOPS fp8 dense half of 36 for 8, 64 TB/s for 8",
+    ),
+    "B300": (268.0, 2250.0, 75.0, 7700.0, "NVIDIA DGX B300 data sheet"),
+    "GB200": (
+        184.0,
+        2500.0,
+        80.0,
+        8000.0,
+        "NVIDIA GB200 NVL72 data sheet: 180 PFLOPS bf16 dense for 72, 576 TB/s for 72",
+    ),
+    "GB300": (
+        276.0,
+        2500.0,
+        80.0,
+        8000.0,
+        "NVIDIA GB300 NVL72 data sheet: 180 PFLOPS bf16 dense for 72, 576 TB/s for 72",
+    ),
+    "V100": (31.7, 125.0, 15.7, 900.0, "NVIDIA V100 SXM2/SXM3 32 GB data sheet: fp16 125 TFLOPS, 900 GB/s"),
+}
+"""name → (memory GiB, 16-bit TFLOPS dense, fp32 TFLOPS, GB/s, source)."""
+
+DEFAULT_FABRIC_GBITS = {"A100": 200.0, "A800": 200.0, "V100": 50.0}
+"""Per GPU, where a row of several nodes states none: the DGX of that GPU. 400 for all later ones."""
+
+NVLINK_DOMAIN = 64
+"""GPUs of a GB200/GB300 rack that runs use of the 72 in one NVLink domain: sizes are powers of two."""
+
+
+def gpu_of(name: str) -> GpuSpec:
+    """Catalog figures where the catalog has the part."""
+    if name in GPUS:
+        memory, sixteen, fp32, bandwidth, source = GPUS[name]
+        return GpuSpec(
+            name=name,
+            memory_gib=memory,
+            bf16_tflops=0.0 if name == "V100" else sixteen,
+            fp16_tflops=sixteen,
+            fp32_tflops=fp32,
+            hbm_gbytes_per_s=bandwidth,
+            pcie_gbytes_per_s=64.0,
+            source=source,
+        )
+    try:
+        return load_gpu(name)
+    except SpecError as error:
+        raise NotPredictedError(f"no data-sheet figures of {name}: {error}") from None
+
+
+def cluster_of(row: Row) -> ClusterSpec:
+    """The cluster that a row ran on; links per GPU and direction."""
+    stated = row["cluster"]
+    gpu = gpu_of(str(stated.get("gpu")))
+    total = stated.get("num_gpus") or 1
+    per_node = stated.get("gpus_per_node") or 8
+    if gpu.name.startswith("GB"):
+        per_node = NVLINK_DOMAIN
+    per_node = min(per_node, total)
+    return ClusterSpec(
+        name=f"{total} x {gpu.name}",
+        gpu=gpu,
+        gpus_per_node=per_node,
+        num_nodes=max(1, -(-total // per_node)),
+        intra_node_gbytes_per_s=_nvlink(str(stated.get("intra_node") or ""), gpu.name),
+        inter_node_gbytes_per_s=(stated.get("inter_node_gbps_per_gpu") or _fabric(gpu.name)) / 8,
+        source="published row",
+    )
+
+
+def _fabric(name: str) -> float:
+    return next((gbits for prefix, gbits in DEFAULT_FABRIC_GBITS.items() if name.startswith(prefix)), 400.0)
+
+
+def _nvlink(text: str, name: str) -> float:
+    """GB/s per direction: half of the stated figure, else the generation's."""
+    found = re.search(r"([\d.]+) ?GB/s", text)
+    if found:
+        return float(found.group(1)) / 2
+    if "PCIe" in text:
+        return 25.0
+    generations = {"V100": 150.0, "A100": 300.0, "A800": 200.0, "H800": 200.0, "B": 900.0, "GB": 900.0}
+    return next((speed for prefix, speed in generations.items() if name.startswith(prefix)), 450.0)

@@ -1,0 +1,177 @@
+"""Each throughput row's step time, predicted; and why a row is left out."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.accuracy.pipelines import NotPredictedError, Row
+from benchmarks.accuracy.throughput_rows import RunOfRow, run_of, with_recompute
+from kit.cost.clock import Clock
+from kit.cost.machine import machine_of
+from kit.cost.memory import memory_of
+from kit.units import to_gib
+
+MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")
+"""Words in a row's notes after which it enters no error figure."""
+ASSUMED_MODES = ("none", "selective", "full")
+"""Recompute modes of which the fastest that fits is assumed where a row states none."""
+ASSUMED_MICRO_BATCHES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Factors on the catalog's constants; 1 is the catalog as it is."""
+
+    matmul: float = 1.0
+    launch: float = 1.0
+    sharding: float = 1.0
+    flash1: float = 1.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row, predicted or left out."""
+
+    row: Row
+    measured_s: float | None
+    predicted_s: float | None
+    components_s: dict[str, float]
+    run: RunOfRow | None
+    assumed: str | None
+    """What the row does not state and the prediction assumes; such rows have a stratum of their own."""
+    excluded: str | None
+    skipped: str | None
+
+    @property
+    def relative_error(self) -> float | None:
+        """Predicted over measured, less one."""
+        if self.predicted_s is None or not self.measured_s:
+            return None
+        return self.predicted_s / self.measured_s - 1
+
+    @property
+    def counted(self) -> bool:
+        """Whether the row enters the headline figures."""
+        return self.relative_error is not None and self.excluded is None and self.assumed is None
+
+    @property
+    def group(self) -> str:
+        """Rows of one source table and model, which weigh one together."""
+        return str(self.row.get("split_group") or self.row["id"])
+
+    @property
+    def source(self) -> str:
+        """The source table, which leave-one-out leaves out as a whole."""
+        return self.group.split(":")[0]
+
+
+def measured_step_s(row: Row) -> float | None:
+    """The step time, or the one that tokens/s or TFLOP/s imply (the file's own ``check``)."""
+    measured, job, model = row["measured"], row["job"], row["model"]
+    if measured.get("step_time_s"):
+        return float(measured["step_time_s"])
+    speed, batch, sequence = measured.get("tokens_per_s_per_gpu"), job.get("global_batch_size"), model.get("seq_length")
+    if speed and batch and sequence and row["cluster"].get("num_gpus"):
+        return float(batch * sequence / (speed * row["cluster"]["num_gpus"]))
+    implied = (row.get("check") or {}).get("implied_step_time_s")
+    return float(implied) if implied else None
+
+
+def result_of(row: Row) -> Result:
+    """Never raises: what cannot be predicted says why."""
+    measured = measured_step_s(row)
+    notes = str(row.get("notes") or "")
+    excluded = next((f"marked {mark}" for mark in MARKS if mark in notes), None)
+    if measured is None:
+        return Result(
+            row, None, None, {}, None, None, excluded, "neither a step time nor what implies one is published"
+        )
+    try:
+        run, assumed = _run(row)
+        components = components_s(run)
+    except NotPredictedError as error:
+        return Result(row, measured, None, {}, None, None, excluded, str(error))
+    except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+        return Result(row, measured, None, {}, None, None, excluded, f"sizes that do not fit together: {error!r}")
+    return Result(row, measured, sum(components.values()), components, run, assumed, excluded, None)
+
+
+def components_s(run: RunOfRow, constants: Constants | None = None) -> dict[str, float]:
+    """Seconds by component."""
+    machine = machine_of(run.cluster, run.program.precision, run.program.attention)
+    program = run.program
+    if constants is not None:
+        rates = replace(machine.rates, kernel_launch_us=machine.rates.kernel_launch_us * constants.launch)
+        faster = replace(machine.matmul, flops_per_s=machine.matmul.flops_per_s * constants.matmul)
+        attention = machine.attention_flops_per_s * (constants.flash1 if program.attention == "flash1" else 1.0)
+        machine = replace(machine, rates=rates, matmul=faster, attention_flops_per_s=attention)
+        program = replace(program, unhidden_sharding=min(1.0, program.unhidden_sharding * constants.sharding))
+    return Clock(machine, program).components_s(run.setup)
+
+
+def _run(row: Row) -> tuple[RunOfRow, str | None]:
+    """The row's run; where it leaves recompute or the micro batch open, the fastest that fits, and the words for it."""
+    job = row["job"]
+    if job.get("recompute") is not None and job.get("micro_batch_size") is not None:
+        return run_of(row), None
+    share = max(1, (job.get("global_batch_size") or 1) // (job.get("dp") or 1))
+    sizes = (
+        [job["micro_batch_size"]]
+        if job.get("micro_batch_size")
+        else [n for n in ASSUMED_MICRO_BATCHES if share % n == 0]
+    )
+    modes = [job["recompute"]] if job.get("recompute") is not None else list(ASSUMED_MODES)
+    tried: list[tuple[float, float, RunOfRow, str]] = []
+    for size, vp in itertools.product(sizes, _interleavings(row)):
+        try:
+            base = run_of({**row, "job": {**job, "micro_batch_size": size, "recompute": "none", "vp": vp}})
+        except IndexError:
+            continue
+        for mode in modes:
+            run = replace(base, setup=with_recompute(base.setup, mode))
+            words = f"micro batch {size}, recompute {mode}" + (f", vp {vp}" if vp != job.get("vp") else "")
+            tried.append((_over_gib(run), sum(components_s(run).values()), run, words))
+    fitting = [entry for entry in tried if entry[0] <= 0]
+    _, _, run, words = min(fitting, key=lambda entry: entry[1]) if fitting else min(tried, key=lambda entry: entry[0])
+    return run, words
+
+
+def _interleavings(row: Row) -> list[int | None]:
+    """Virtual stages: as stated; any that divide the layers where the notes say that they are not published."""
+    job, notes = row["job"], str(row.get("notes") or "").lower()
+    pp, layers = job.get("pp") or 1, row["model"].get("num_layers") or 1
+    if job.get("vp") or pp == 1 or "not published" not in notes or not ("virtual" in notes or "vp" in notes):
+        return [job.get("vp")]
+    units = layers if layers % pp == 0 else layers + 2
+    return [vp for vp in range(1, 9) if units % (pp * vp) == 0] or [None]
+
+
+def _over_gib(run: RunOfRow) -> float:
+    """Predicted peak less the GPU's memory."""
+    peaks = (memory_of(run.setup, stage).peak for stage in {0, run.setup.pp - 1})
+    return max(to_gib(sum(peak.values())) for peak in peaks) - run.cluster.gpu.memory_gib
+
+
+def complete(row: Row) -> bool:
+    """Layout, micro batch, global batch, recompute and shape all stated."""
+    needed: dict[str, tuple[str, ...]] = {
+        "job": ("tp", "pp", "cp", "dp", "micro_batch_size", "global_batch_size", "recompute"),
+        "model": ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size", "seq_length"),
+    }
+    return all(row[part].get(key) is not None for part, keys in needed.items() for key in keys)
+
+
+def as_row(result: Result) -> dict[str, Any]:
+    """The row of ``--json``."""
+    return {
+        "id": result.row["id"],
+        "split_group": result.row.get("split_group"),
+        "measured_step_time_s": result.measured_s,
+        "predicted_step_time_s": result.predicted_s,
+        "relative_error": result.relative_error,
+        "skipped": result.skipped or (f"not counted: {result.excluded}" if result.excluded else None),
+        "assumed": result.assumed,
+        "components_s": result.components_s,
+    }

@@ -1,0 +1,272 @@
+"""Published throughput rows as setups and programs of the cost model.
+
+What a row does not state is filled in here and nowhere else, each time with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from benchmarks.accuracy.hardware import cluster_of
+from benchmarks.accuracy.pipelines import NotPredictedError, Row
+from kit.cost.machine import ComputePrecision
+from kit.cost.program import PREFETCHED, UNHIDDEN, Program
+from kit.cost.setup import Experts, Fp8, Kernels, LatentAttention, Lora, Shape, TrainingSetup
+from kit.cost.stages import even_chunks
+from kit.specs.cluster import ClusterSpec
+
+LATENT = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
+"""DeepSeek-V3 (arXiv 2412.19437, section 4.2); rows of the family do not state it."""
+DENSE_FIRST = {"deepseek": 3}
+"""Leading layers without experts (the same section)."""
+OLD_MEGATRON = "2023"
+"""Megatron before this year: attention of separate operators, gradients reduced after backward (Megatron-LM v2, v3)."""
+
+
+@dataclass(frozen=True)
+class RunOfRow:
+    """A row in the cost model's terms."""
+
+    cluster: ClusterSpec
+    program: Program
+    setup: TrainingSetup
+
+
+def run_of(row: Row) -> RunOfRow:
+    """Raises NotPredictedError with the reason for what the model has no physics for."""
+    _require(row)
+    model, job = row["model"], row["job"]
+    cluster = cluster_of(row)
+    precision = precision_of(row)
+    tp, pp, cp = (job.get(size) or 1 for size in ("tp", "pp", "cp"))
+    vp = job.get("vp") or 1
+    dp = job.get("dp") or max(1, cluster.num_gpus // (tp * pp * cp))
+    micro, batch = job["micro_batch_size"], job["global_batch_size"]
+    program = program_of(row, precision)
+    shape = shape_of(row)
+    setup = TrainingSetup(
+        shape=shape,
+        kernels=kernels_of(row),
+        attention="unfused" if program.attention == "unfused" else "flash",
+        seq_length=model["seq_length"],
+        micro_batch_size=micro,
+        micro_batches=max(1, round(batch / (micro * dp))),
+        dp=dp,
+        tp=tp,
+        pp=pp,
+        vp=vp,
+        cp=cp,
+        ep=job.get("ep") or 1,
+        etp=job.get("etp") or (1 if job.get("ep") else tp),
+        sp=bool(job.get("sp")) and tp > 1,
+        sharding=sharding_of(row),
+        stage_layers=stage_layers_of(shape, pp, vp),
+        weight_bytes=4 if precision == "fp32" or "amp" in job["precision"] else 2,
+        main_gradient_bytes=gradient_bytes(row),
+        gradient_accumulation_fusion=job["engine"] == "megatron" and not old_megatron(row),
+        compiled=program.code == "compiled",
+        compiled_loss=program.code == "compiled",
+        cross_entropy="te" if recent_nvidia(row) else "unfused",
+        fp8=Fp8() if precision in ("fp8", "mxfp8", "nvfp4") else None,
+        lora=Lora(rank=16, targets=frozenset({"query", "value"}), four_bit=False) if job.get("lora") else None,
+        gpu_generation="other",
+    )
+    return RunOfRow(cluster, program, with_recompute(setup, job.get("recompute") or "none"))
+
+
+def _require(row: Row) -> None:
+    model, job = row["model"], row["job"]
+    if "mamba" in str(model.get("family")).lower():
+        raise NotPredictedError("hybrid Mamba: layers that are no transformer's")
+    needed = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size", "seq_length")
+    missing = [name for name in needed if model.get(name) is None]
+    missing += [name for name in ("engine", "micro_batch_size", "global_batch_size") if job.get(name) is None]
+    if missing:
+        raise NotPredictedError(f"not stated: {', '.join(missing)}")
+
+
+def with_recompute(setup: TrainingSetup, words: str) -> TrainingSetup:
+    """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing (Megatron's default)."""
+    if words.startswith("full"):
+        return replace(setup, recompute="full", recompute_modules=frozenset(), recompute_layers=None)
+    if not words.startswith("selective"):
+        return replace(setup, recompute="none", recompute_modules=frozenset(), recompute_layers=None)
+    if "every 2nd layer" in words:
+        layers = max(1, setup.shape.num_layers // (2 * setup.pp * setup.vp))
+        return replace(setup, recompute="full", recompute_layers=layers, recompute_modules=frozenset())
+    if "per-op" in words:
+        return replace(setup, recompute="selective", recompute_modules=frozenset({"op"}))
+    named = frozenset(re.findall(r"[a-z_]+", words.partition(":")[2]))
+    return replace(setup, recompute="selective", recompute_modules=named or frozenset({"core_attn"}))
+
+
+def precision_of(row: Row) -> ComputePrecision:
+    """By the row's words."""
+    words = str(row["job"].get("precision") or "bf16").lower()
+    for precision in ("nvfp4", "mxfp8", "fp8", "fp16", "fp32"):
+        if words.startswith(precision):
+            return precision  # type: ignore[return-value]
+    return "bf16"
+
+
+def recent_nvidia(row: Row) -> bool:
+    """Recipes of NeMo and Megatron-Bridge: fused loss, user buffers, fused exchanges."""
+    return row["id"].startswith("nemo") or "NVIDIA-NeMo" in str(row["source"].get("address"))
+
+
+def old_megatron(row: Row) -> bool:
+    """Megatron-LM and Megatron-DeepSpeed before fused attention."""
+    return row["job"]["engine"] == "megatron" and str(row["source"].get("date") or "9") < OLD_MEGATRON
+
+
+def before_cudnn(row: Row) -> bool:
+    """Transformer Engine's context parallelism ran on flash-attn until release 1.7 of mid-2024."""
+    return (row["job"].get("cp") or 1) > 1 and "2023" <= str(row["source"].get("date") or "9") < "2024-06"
+
+
+def kernels_of(row: Row) -> Kernels:
+    """Whose layers ran."""
+    engine = row["job"]["engine"]
+    if engine == "megatron" or recent_nvidia(row):
+        return "megatron-local" if old_megatron(row) else "transformer-engine"
+    if engine == "nanotron":
+        return "nanotron"
+    if engine == "deepspeed":
+        return "huggingface"
+    return "torchtune" if engine == "ddp" else "torchtitan"
+
+
+def program_of(row: Row, precision: ComputePrecision) -> Program:
+    """Engine, fusion, overlap."""
+    job, notes = row["job"], str(row.get("notes") or "")
+    engine = job["engine"]
+    generation = str(row["cluster"].get("gpu"))
+    ampere = generation.startswith(("A100", "A800", "V100"))
+    if engine in ("megatron", "nanotron") or recent_nvidia(row):
+        old, nvidia = old_megatron(row), recent_nvidia(row)
+        unfused = old or "sailor" in row["id"]
+        return Program(
+            engine="fsdp" if engine == "fsdp" else "megatron",
+            code="fused",
+            precision=precision,
+            attention="unfused"
+            if unfused
+            else ("flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"),
+            overlaps_gradients=not old and "sailor" not in row["id"] and "without ZeRO overlap" not in notes,
+            overlaps_tensor_gradients=not old or bool(job.get("sp")),
+            overlaps_tensor_parallel=nvidia,
+            overlaps_experts="all-to-all overlapped" in notes,
+            once_per_node="hybridep" in notes or "deepep" in notes or "deepep" in row["id"],
+            graphs=_graphs(notes),
+            gradient_bytes=float(gradient_bytes(row)),
+            unhidden_sharding=PREFETCHED,
+        )
+    compiled = "compile" in row["id"] or ", compile" in notes or "nanochat" in row["id"]
+    # torchtune's table adds one setting a row to those before it: all but the first are compiled.
+    compiled = compiled or ("tune-" in row["id"] and "packed" not in row["id"])
+    return Program(
+        engine="deepspeed" if engine == "deepspeed" else ("ddp" if engine == "ddp" else "fsdp"),
+        # DeepSpeed's hooks break the graph at every module: compiled ZeRO-3 is no faster than eager in the same table.
+        code="compiled" if compiled and "zero3-compile" not in row["id"] else _code(row, engine),
+        unhidden_sharding=PREFETCHED if "deepcompile" in row["id"] else UNHIDDEN,
+        precision=precision,
+        attention="unfused"
+        if "azure" in row["id"] or "sc21" in row["id"]
+        else "flash1"
+        if "foundry" in row["id"]
+        else "flash",
+        balanced_context="titan" not in row["id"],
+        offload_optimizer=_offload(str(job.get("offload") or "")),
+        # DTensor waits for each collective; asynchronous tensor parallelism cuts them up beside the products.
+        overlaps_tensor_parallel=row["id"].endswith("asynctp"),
+        overlaps_tensor_gradients=row["id"].endswith("asynctp"),
+        context_exchange="a2a" if "Ulysses" in notes else "p2p",
+        gradient_bytes=float(gradient_bytes(row)),
+    )
+
+
+def _code(row: Row, engine: str) -> Any:
+    if "foundry" in row["id"] or "azure" in row["id"] or "sc21" in row["id"]:
+        return "eager"  # norms in 16 bits
+    return "huggingface" if engine in ("deepspeed", "ddp", "fsdp") else "fused"
+
+
+def _offload(words: str) -> Any:
+    """Azure's rows have room for their states: the post names offload without saying where."""
+    if "update on GPU" in words:
+        return "device"
+    return "host" if words.startswith(("optimizer to CPU", "optimizer+gradients")) else "none"
+
+
+def _graphs(notes: str) -> Any:
+    if "CUDA graph full_iteration" in notes:
+        return "full"
+    return "partial" if re.search(r"CUDA graph transformer_engine(/attn|;|\b(?!/))", notes) else "none"
+
+
+def gradient_bytes(row: Row) -> int:
+    """What gradients are reduced in: fp32 in Megatron with bf16, fp16 with fp16; FSDP reduces in fp32 unless PURE."""
+    job = row["job"]
+    if job["engine"] == "deepspeed":
+        return 2
+    if job["engine"] == "fsdp" and not recent_nvidia(row):
+        return 4 if "titan" in row["id"] else 2
+    return 2 if job["precision"] == "fp16" else 4
+
+
+def sharding_of(row: Row) -> Any:
+    """none, optimizer, gradients or full."""
+    stage = row["job"].get("zero_stage") or 0
+    return ("none", "optimizer", "gradients", "full")[stage]
+
+
+def stage_layers_of(shape: Shape, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
+    """Where layers do not divide: embedding and head (and prediction layers) count as one layer each, as NVIDIA's
+    recipes place them; else the first stages have one more."""
+    layers, chunks = shape.num_layers, pp * vp
+    if layers % chunks == 0:
+        return ()
+    units = even_chunks(layers + 2 + shape.mtp_layers, chunks)
+    return tuple(tuple(unit - 1 for unit in part if 1 <= unit <= layers) for part in units)
+
+
+def shape_of(row: Row) -> Shape:
+    """Sizes of the model; norms and biases by family."""
+    model = row["model"]
+    family = str(model.get("family") or "").lower()
+    gpt = family in ("gpt3", "gpt", "bloom", "mpt")
+    moe = model.get("moe")
+    layers = model["num_layers"]
+    heads = model["num_attention_heads"]
+    latent = LATENT if family.startswith("deepseek") else None
+    dense_first = DENSE_FIRST.get(family, 0)
+    return Shape(
+        num_layers=layers,
+        hidden_size=model["hidden_size"],
+        ffn_hidden_size=model["ffn_hidden_size"],
+        num_attention_heads=heads,
+        num_key_value_heads=model.get("num_key_value_heads") or heads,
+        head_dim=model.get("head_dim") or model["hidden_size"] // heads,
+        vocab_size=model["vocab_size"],
+        gated_mlp=bool(model.get("gated_mlp")),
+        tied_embeddings=bool(model.get("tied_embeddings")),
+        norm="layernorm" if gpt else "rmsnorm",
+        learned_positions=model["seq_length"] if family in ("gpt3", "gpt", "mpt") else 0,
+        linear_bias=family in ("gpt3", "gpt", "bloom"),
+        qk_norm=family.startswith("qwen3"),
+        hidden_dropout=old_megatron(row),
+        attention_dropout=old_megatron(row),
+        latent=latent,
+        experts=Experts(
+            num_experts=moe["num_experts"],
+            experts_per_token=moe["experts_per_token"],
+            ffn_hidden_size=moe["moe_ffn_hidden_size"],
+            shared_ffn_hidden_size=moe.get("shared_expert_ffn_hidden_size") or 0,
+        )
+        if moe
+        else None,
+        expert_layers=tuple(layer >= dense_first for layer in range(layers)) if moe else (),
+        mtp_layers=1 if "MTP layer trained" in str(row.get("notes")) else 0,
+    )

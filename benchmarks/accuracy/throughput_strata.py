@@ -1,0 +1,204 @@
+"""Errors of step times by stratum, a constant-MFU baseline beside them, and the same with each source left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+from benchmarks.accuracy.strata import Errors, errors_of
+from benchmarks.accuracy.throughput import Constants, Result, components_s
+from kit.cost.efficiency import peak_flops_per_s
+
+GRID = tuple(0.70 + 0.02 * step for step in range(36))
+"""Factors tried where a constant is estimated again."""
+BLACKWELL = ("B200", "B300", "GB200", "GB300")
+
+
+def generation(result: Result) -> str:
+    """Of the GPU, parts with limits of their own apart."""
+    name = str(result.row["cluster"].get("gpu"))
+    if name in ("H100", "H200", "H800"):
+        return "Hopper"
+    return "Ampere" if name.startswith(("A100", "A800")) else name
+
+
+def kind(result: Result) -> str:
+    """Rows that share one rate of matrix products."""
+    assert result.run is not None
+    precision = result.run.program.precision
+    return f"{generation(result)} {'bf16/fp16' if precision in ('bf16', 'fp16') else precision}"
+
+
+def headline(result: Result) -> bool:
+    """Megatron's dense rows in 16 bits."""
+    assert result.run is not None
+    return (
+        result.row["job"]["engine"] == "megatron"
+        and result.row["model"].get("moe") is None
+        and result.run.program.precision in ("bf16", "fp16")
+    )
+
+
+def labels(result: Result) -> list[str]:
+    """The strata of a row."""
+    assert result.run is not None
+    job, setup = result.row["job"], result.run.setup
+    return [
+        f"engine {job['engine']}",
+        f"GPU {kind(result)}",
+        "experts" if setup.shape.experts else "dense",
+        f"recompute {setup.recompute}",
+        "pipeline" if setup.pp > 1 else "no pipeline",
+        "context parallel" if setup.cp > 1 else "no context parallel",
+        "LoRA" if setup.lora else "all weights trained",
+    ]
+
+
+def strata(results: Iterable[Result], error: Callable[[Result], float] | None = None) -> dict[str, Errors]:
+    """Headlines, rows with assumptions, then each dimension of all counted rows."""
+    results = list(results)
+    counted = [result for result in results if result.counted]
+    assumed = [
+        result for result in results if result.assumed and result.relative_error is not None and not result.excluded
+    ]
+    chosen: dict[str, list[Result]] = {
+        "Megatron dense bf16/fp16": [result for result in counted if headline(result)],
+        "all rows": counted,
+        "assumed: recompute or micro batch not stated, H100 and later": [
+            result for result in assumed if generation(result) == "Hopper" or generation(result) in BLACKWELL
+        ],
+        "assumed: recompute or micro batch not stated, others": [
+            result for result in assumed if not (generation(result) == "Hopper" or generation(result) in BLACKWELL)
+        ],
+    }
+    for label in sorted({label for result in counted for label in labels(result)}):
+        chosen[label] = [result for result in counted if label in labels(result)]
+    measure = error or (lambda result: result.relative_error or 0.0)
+    table = {name: errors_of((result.group, measure(result)) for result in rows) for name, rows in chosen.items()}
+    return {name: errors for name, errors in table.items() if errors is not None}
+
+
+# ---------------------------------------------------------------- a constant MFU
+
+
+def constant_mfu_errors(results: Iterable[Result]) -> dict[str, float]:
+    """Id → error of a prediction by one MFU per GPU generation and precision, the one with the least median error."""
+    results = [result for result in results if result.relative_error is not None and not result.excluded]
+    ideal = {result.row["id"]: _ideal_s(result) for result in results}
+    errors: dict[str, float] = {}
+    for name in {kind(result) for result in results}:
+        of_kind = [result for result in results if kind(result) == name]
+        counted = [result for result in of_kind if result.counted] or of_kind
+        ratios = [(result.group, (result.measured_s or 1.0) / ideal[result.row["id"]]) for result in counted]
+        constant = _weighted_median(ratios)
+        for result in of_kind:
+            errors[result.row["id"]] = constant * ideal[result.row["id"]] / (result.measured_s or 1.0) - 1
+    return errors
+
+
+def _ideal_s(result: Result) -> float:
+    """FLOPs (causal, a third more with full recompute) at the data sheet's peak."""
+    assert result.run is not None
+    setup, cluster = result.run.setup, result.run.cluster
+    shape = setup.shape
+    h = shape.hidden_size
+    attention = h * (shape.query_width + 2 * shape.key_value_width) + shape.value_width * h
+    matrices = 3 if shape.gated_mlp else 2
+    dense = matrices * h * shape.ffn_hidden_size
+    experts = 0.0
+    if shape.experts:
+        moe = shape.experts
+        experts = matrices * h * (moe.experts_per_token * moe.ffn_hidden_size + moe.shared_ffn_hidden_size)
+    with_experts = sum(shape.expert_layers)
+    weights = shape.num_layers * attention + (shape.num_layers - with_experts) * dense + with_experts * experts
+    flops = 6.0 * (weights + shape.vocab_size * h) + 6.0 * shape.num_layers * setup.seq_length * shape.query_width
+    tokens = setup.micro_batch_size * setup.micro_batches * setup.dp * setup.seq_length
+    ranks = setup.dp * setup.tp * setup.pp * setup.cp
+    flops *= 4 / 3 if setup.recompute == "full" else 1.0
+    return flops * tokens / ranks / peak_flops_per_s(cluster.gpu, result.run.program.precision)
+
+
+def _weighted_median(pairs: list[tuple[str, float]]) -> float:
+    sizes: dict[str, int] = {}
+    for group, _ in pairs:
+        sizes[group] = sizes.get(group, 0) + 1
+    ordered = sorted((value, 1 / sizes[group]) for group, value in pairs)
+    half, seen = sum(weight for _, weight in ordered) / 2, 0.0
+    for value, weight in ordered:
+        seen += weight
+        if seen >= half:
+            return value
+    return ordered[-1][0]
+
+
+# ---------------------------------------------------------------- leave one source out
+
+OTHER_PRECISION = {"mxfp8": "fp8", "nvfp4": "fp8", "fp8": "bf16/fp16"}
+"""Whose share is assumed on a kind of which no other source has rows: that of Hopper's fp8, and of its 16 bits for it."""
+
+
+def without_own_source(results: Iterable[Result]) -> dict[str, float]:
+    """Id → error when every constant estimated from rows is estimated from all other sources.
+
+    A kind with no other source takes the share of the nearest kind that has one, as somebody without rows would.
+    """
+    results = [result for result in results if result.relative_error is not None and not result.excluded]
+    errors: dict[str, float] = {}
+    fits = {result.row["id"]: _times(result) for result in results if result.counted}
+    for source in sorted({result.source for result in results}):
+        others = [result for result in results if result.source != source and result.counted]
+        for result in (result for result in results if result.source == source):
+            factor = _estimated(kind(result), others, fits)
+            if factor is None:
+                factor = _borrowed(result, others, fits)
+            seconds = sum(components_s(result.run, Constants(matmul=factor)).values()) if result.run else 0.0
+            errors[result.row["id"]] = seconds / (result.measured_s or 1.0) - 1
+    return errors
+
+
+def estimates(results: Iterable[Result]) -> dict[str, dict[str, float]]:
+    """Kind → left-out source → factor on the catalog's rate of matrix products ("none": all rows)."""
+    counted = [result for result in results if result.counted]
+    fits = {result.row["id"]: _times(result) for result in counted}
+    table: dict[str, dict[str, float]] = {}
+    for name in sorted({kind(result) for result in counted}):
+        found = {"none": _estimated(name, counted, fits)}
+        for source in sorted({result.source for result in counted if kind(result) == name}):
+            found[source] = _estimated(name, [result for result in counted if result.source != source], fits)
+        table[name] = {source: factor for source, factor in found.items() if factor is not None}
+    return table
+
+
+def _times(result: Result) -> list[float]:
+    """Predicted over measured, less one, at each factor of the grid (two points and the hyperbola between)."""
+    assert result.run is not None and result.measured_s
+    measured = result.measured_s
+    return [sum(components_s(result.run, Constants(matmul=factor)).values()) / measured - 1 for factor in GRID]
+
+
+def _estimated(name: str, rows: list[Result], fits: dict[str, list[float]]) -> float | None:
+    """The factor with the least mean absolute error, groups weighing one."""
+    own = [result for result in rows if kind(result) == name]
+    if not own:
+        return None
+    sizes: dict[str, int] = {}
+    for result in own:
+        sizes[result.group] = sizes.get(result.group, 0) + 1
+    costs = [
+        sum(abs(math.log1p(fits[result.row["id"]][index])) / sizes[result.group] for result in own)
+        for index in range(len(GRID))
+    ]
+    return GRID[costs.index(min(costs))]
+
+
+def _borrowed(result: Result, others: list[Result], fits: dict[str, list[float]]) -> float:
+    """Factor that gives a GPU the share that another kind reaches, as estimated from the other sources."""
+    from kit.cost.efficiency import gpu_rates
+
+    assert result.run is not None
+    precision = result.run.program.precision
+    own = gpu_rates(result.run.cluster.gpu.name).matmul[precision]
+    lender = OTHER_PRECISION.get(precision, "bf16/fp16")
+    hopper = gpu_rates("H100").matmul["bf16" if lender == "bf16/fp16" else lender]
+    found = _estimated(f"Hopper {lender}", others, fits)
+    return hopper * (found or 1.0) / own

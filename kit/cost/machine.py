@@ -1,0 +1,56 @@
+"""A GPU and its links as the clock sees them: data-sheet figures times the shares that kernels reach."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kit.cost.communication import Group, group
+from kit.cost.efficiency import GpuRates, gpu_rates, peak_flops_per_s, shared
+from kit.cost.matmul_time import Processor
+from kit.specs.cluster import ClusterSpec
+from kit.units import TFLOP
+
+ComputePrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+"""What matrix products run in; fp8: one scale a tensor or larger block, mxfp8 and nvfp4: a scale for 32 or 16 values."""
+
+INPUT_BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of one GPU at one precision, and the cluster that it is part of."""
+
+    cluster: ClusterSpec
+    precision: ComputePrecision
+    rates: GpuRates
+    matmul: Processor
+    attention_flops_per_s: float
+    """Fused attention on long sequences, forward and backward together, always in 16 bits."""
+    bytes_per_s: float
+
+    def group(self, size: int, stride: int) -> Group:
+        """``size`` ranks, ``stride`` apart."""
+        return group(self.cluster, size, stride)
+
+
+def machine_of(cluster: ClusterSpec, precision: ComputePrecision, attention: str = "flash") -> Machine:
+    """Raises KeyError for a precision without a figure (rules refuse such plans before)."""
+    gpu = cluster.gpu
+    rates = gpu_rates(gpu.name)
+    peak = peak_flops_per_s(gpu, precision)
+    sixteen = (gpu.bf16_tflops or gpu.fp16_tflops or gpu.fp32_tflops) * TFLOP
+    bytes_per_s = gpu.hbm_gbytes_per_s * 1e9 * shared().memory_bandwidth
+    return Machine(
+        cluster=cluster,
+        precision=precision,
+        rates=rates,
+        matmul=Processor(
+            flops_per_s=peak * rates.matmul[precision],
+            bytes_per_s=bytes_per_s,
+            multiprocessors=rates.multiprocessors,
+            input_bytes=INPUT_BYTES[precision],
+        ),
+        attention_flops_per_s=sixteen * rates.attention.get(attention, rates.attention["flash"]),
+        bytes_per_s=bytes_per_s,
+    )

@@ -1,0 +1,114 @@
+"""A plan's model, job and layout as a setup and a program of the cost model."""
+
+from __future__ import annotations
+
+from kit.cost.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
+from kit.cost.machine import ComputePrecision
+from kit.cost.pipeline import chunk_layers
+from kit.cost.program import Program
+from kit.cost.setup import Experts, Fp8, LatentAttention, Lora, Shape, TrainingSetup
+from kit.specs.job import JobSpec
+from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
+
+_SHARDING = {0: "none", 1: "optimizer", 2: "gradients", 3: "full"}
+
+
+def shape_of(model: ModelSpec) -> Shape:
+    """The shape without padding of the vocabulary."""
+    experts = None
+    if model.num_experts:
+        experts = Experts(
+            num_experts=model.num_experts,
+            experts_per_token=model.experts_per_token,
+            ffn_hidden_size=model.moe_ffn_hidden_size,
+            shared_ffn_hidden_size=model.num_shared_experts * model.moe_ffn_hidden_size,
+        )
+    latent = None
+    if model.latent:
+        latent = LatentAttention(
+            q_lora_rank=model.latent.q_lora_rank,
+            kv_lora_rank=model.latent.kv_lora_rank,
+            nope_head_dim=model.latent.nope_head_dim,
+            rope_head_dim=model.latent.rope_head_dim,
+            value_head_dim=model.latent.value_head_dim,
+        )
+    return Shape(
+        # Of both stacks; the attention of the decoder to the encoder is left out.
+        num_layers=model.num_layers + model.encoder_layers,
+        hidden_size=model.hidden_size,
+        ffn_hidden_size=model.ffn_hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_key_value_heads=model.num_key_value_heads,
+        head_dim=model.head_dim,
+        vocab_size=model.vocab_size,
+        gated_mlp=model.gated_mlp,
+        tied_embeddings=model.tied_embeddings,
+        norm=model.norm,
+        learned_positions=model.max_position_embeddings if model.learned_positions else 0,
+        linear_bias=model.linear_bias,
+        qkv_bias=model.qkv_bias,
+        qk_norm=model.qk_norm,
+        latent=latent,
+        experts=experts,
+        expert_layers=tuple(layer >= model.first_dense_layers for layer in range(model.num_layers)) if experts else (),
+        # Layers that see everything decide the slowest kernel; with a window on most, few of them do.
+        sliding_window=model.sliding_window if model.full_attention_every == 0 else None,
+    )
+
+
+def compute_precision(job: JobSpec) -> ComputePrecision:
+    """What matrix products run in."""
+    return job.precision
+
+
+def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
+    """How this kit's engines run a layout (kit/emit, kit/engines)."""
+    megatron = layout.implementation != "huggingface-sdpa"
+    fused = layout.implementation == "transformer-engine"
+    width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
+    engine = layout.engine if layout.engine != "torch" else "ddp" if layout.zero_stage == 0 else "fsdp"
+    return Program(
+        engine=engine,
+        code="fused" if fused else "torch-native" if megatron else "huggingface",
+        precision=compute_precision(job),
+        attention="cudnn" if fused else "flash",
+        overlaps_gradients=not (layout.engine == "megatron" and layout.vp == 1 and layout.pp > 1),
+        # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations.
+        overlaps_tensor_gradients=True,
+        context_exchange=layout.cp_comm_type,
+        gradient_bytes=gradient_bytes(model, layout.gradient_compression, width),
+        gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
+        zero_plus_plus=ZeroPlusPlus.of(layout),
+    )
+
+
+def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
+    """The rank's share of the work, for times."""
+    split: tuple[tuple[int, ...], ...] = ()
+    if layout.first_stage_layers is not None or layout.last_stage_layers is not None:
+        split = chunk_layers(shape.num_layers, layout)
+    return TrainingSetup(
+        shape=shape,
+        kernels="huggingface" if layout.implementation == "huggingface-sdpa" else "transformer-engine",
+        attention="flash",
+        seq_length=job.seq_length,
+        micro_batch_size=layout.micro_batch_size,
+        micro_batches=layout.gradient_accumulation_steps,
+        dp=layout.dp,
+        tp=layout.tp,
+        pp=layout.pp,
+        vp=layout.vp,
+        cp=layout.cp,
+        ep=layout.ep,
+        etp=layout.etp,
+        sp=layout.sp,
+        sharding=_SHARDING[layout.zero_stage],  # type: ignore[arg-type]
+        stage_layers=split,
+        recompute=layout.recompute,
+        recompute_modules=frozenset({"core_attn"}) if layout.recompute == "selective" else frozenset(),
+        weight_bytes=4 if layout.engine == "torch" else 2,
+        gradient_accumulation_fusion=layout.implementation == "transformer-engine",
+        fp8=Fp8() if job.precision == "fp8" else None,
+        lora=Lora(rank=job.lora.rank, targets=frozenset({"query"}), four_bit=job.lora.four_bit) if job.lora else None,
+    )

@@ -1,0 +1,150 @@
+"""Lint: what is wrong with a configuration that somebody brings along, before a GPU is paid for.
+
+``lint(path)`` tells what a file is from its content: a DeepSpeed configuration, accelerate's YAML, a recipe, or a run
+directory. Needs neither torch nor the engines: what they read is in tables taken from them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, get_args
+
+from kit.diagnose.lint.config import Config, Reader
+from kit.diagnose.lint.finding import Finding, Severity
+from kit.diagnose.lint.fix import fixed, write_fixed
+from kit.diagnose.lint.json_text import parse_json
+from kit.diagnose.lint.rules import ACCELERATE_RULES, DEEPSPEED_RULES
+from kit.errors import KitError, SpecError
+from kit.specs import yaml
+from kit.specs.cluster import ClusterSpec
+from kit.specs.model import ModelSpec
+
+__all__ = ["READERS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
+
+READERS: tuple[Reader, ...] = get_args(Reader)
+
+
+def lint(
+    path: str | Path,
+    *,
+    reader: Reader | None = None,
+    model: ModelSpec | None = None,
+    cluster: ClusterSpec | None = None,
+) -> tuple[Finding, ...]:
+    """Every finding of a file or a run directory, in the order of the file.
+
+    ``reader`` says who will read a DeepSpeed configuration, ``model`` and ``cluster`` let memory and batch sizes be
+    judged. Raises ``SpecError`` for a file that cannot be read at all.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _run_directory(path)
+    if path.suffix == ".json":
+        return _deepspeed(path, reader, model, cluster)
+    if path.suffix not in (".yaml", ".yml"):
+        raise SpecError(f"{path.name}: lint reads .json, .yaml and run directories; is it one of these?")
+    document = yaml.read(path)
+    if {"model", "cluster", "extends"} & set(document.data):
+        return _recipe(path)
+    return _accelerate(path, document, model, cluster)
+
+
+def read_values(path: str | Path) -> dict[str, Any]:
+    """The plain values of a file, for a corrected copy."""
+    path = Path(path)
+    return _read_json(path).document.data if path.suffix == ".json" else yaml.read(path).data
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise SpecError(f"{path}: cannot be read: {reason}") from None
+    return parse_json(text, path.name)
+
+
+def _deepspeed(
+    path: Path,
+    reader: Reader | None,
+    model: ModelSpec | None,
+    cluster: ClusterSpec | None,
+    processes: int | None = None,
+) -> tuple[Finding, ...]:
+    parsed = _read_json(path)
+    config = Config(parsed.document, parsed.irregularities, reader, model, cluster, processes)
+    return _ordered(finding for rule in DEEPSPEED_RULES for finding in rule(config))
+
+
+def _accelerate(
+    path: Path, document: yaml.Document, model: ModelSpec | None, cluster: ClusterSpec | None
+) -> tuple[Finding, ...]:
+    config = Config(document, model=model, cluster=cluster)
+    findings = [finding for rule in ACCELERATE_RULES for finding in rule(config)]
+    named = config.get("deepspeed_config.deepspeed_config_file")
+    if isinstance(named, str):
+        beside, here = path.parent / named, Path(named)
+        other = here if here.is_file() and not beside.is_file() else beside
+        if other.is_file():
+            processes = config.number("num_processes")
+            findings += _deepspeed(other, "accelerate", model, cluster, None if processes is None else int(processes))
+        else:
+            findings.append(
+                config.finding(
+                    "config-file-missing",
+                    "warning",
+                    "deepspeed_config.deepspeed_config_file",
+                    f"{named} is neither here nor beside this file",
+                    "its path is relative to where accelerate launch is started: start it there",
+                )
+            )
+    return _ordered(findings)
+
+
+def _recipe(path: Path) -> tuple[Finding, ...]:
+    """A recipe's own errors and those of its plan; one finding a line."""
+    from kit.api import plan
+    from kit.specs.recipe import load_recipe
+
+    try:
+        plan(load_recipe(path))
+    except KitError as error:
+        return tuple(
+            Finding("recipe", "error", path.name, None, "", line, "change the recipe")
+            for line in str(error).splitlines()
+        )
+    return ()
+
+
+def _run_directory(path: Path) -> tuple[Finding, ...]:
+    """The plan against its projections, and the DeepSpeed and accelerate files in it."""
+    from kit.emit.run_directory import RunDirectory
+
+    try:
+        rundir = RunDirectory.open(path)
+    except KitError as error:
+        return tuple(
+            Finding("run-directory", "error", path.name, None, "", line, "emit again from the recipe")
+            for line in str(error).splitlines()
+        )
+    findings = [
+        Finding(
+            "edited",
+            "note",
+            edit.file,
+            None,
+            edit.key,
+            f"{edit.planned!r} was planned, {edit.found!r} stands there",
+            "kept",
+        )
+        for edit in rundir.edits
+    ]
+    config = path / "ds_config.json"
+    if config.is_file():
+        findings += _deepspeed(config, "deepspeed", rundir.plan.model, None)
+    return tuple(findings)
+
+
+def _ordered(findings: Any) -> tuple[Finding, ...]:
+    rank = {"error": 0, "warning": 1, "note": 2}
+    return tuple(sorted(findings, key=lambda f: (f.file, f.line or 0, rank[f.severity])))

@@ -1,0 +1,87 @@
+"""Batch sizes: what DeepSpeed asserts only when every GPU is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kit.diagnose.lint.config import AUTO, Config, removal
+from kit.diagnose.lint.finding import Finding
+
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def data_parallel_size(config: Config) -> int | None:
+    """Ranks over those that share a batch; None where their number is not known."""
+    ranks = config.processes or (config.cluster and config.cluster.num_gpus)
+    if not ranks:
+        return None
+    shared = (config.number("tensor_parallel.autotp_size") or 1) * (config.number("sequence_parallel_size") or 1)
+    return int(ranks // max(1, shared))
+
+
+def batch_missing(config: Config) -> Iterator[Finding]:
+    """runtime/config.py, _set_batch_related_parameters: one of the first two must be there."""
+    if not any(config.has(key) for key in BATCH_KEYS[:2]):
+        yield config.finding(
+            "batch-missing",
+            "error",
+            "",
+            "neither train_batch_size nor train_micro_batch_size_per_gpu is given, and DeepSpeed refuses to guess",
+            "add train_micro_batch_size_per_gpu",
+        )
+
+
+def batch_not_positive(config: Config) -> Iterator[Finding]:
+    """Sizes are whole numbers from one on."""
+    for key in BATCH_KEYS:
+        size = config.number(key)
+        if size is not None and (size < 1 or size != int(size)):
+            yield config.finding(
+                "batch-arithmetic", "error", key, f"{size} is no batch size", "use a whole number from 1 on"
+            )
+
+
+def batch_arithmetic(config: Config) -> Iterator[Finding]:
+    """train_batch_size = train_micro_batch_size_per_gpu · gradient_accumulation_steps · data-parallel ranks."""
+    total, micro = config.number("train_batch_size"), config.number("train_micro_batch_size_per_gpu")
+    if total is None or micro is None or min(total, micro) < 1:
+        return
+    given = config.number("gradient_accumulation_steps")
+    if config.get("gradient_accumulation_steps") == AUTO:
+        return
+    steps = given if given is not None else 1
+    ranks = data_parallel_size(config)
+    if given is None and ranks is not None and total % (micro * ranks) == 0:
+        return  # DeepSpeed works the accumulation out
+    unit = micro * max(1, steps) * (ranks or 1)
+    if total % unit == 0 and (ranks is None or total == unit):
+        return
+    product = f"micro batch {micro:g} · accumulation {steps:g}"
+    if ranks is None:
+        below, above = int(total // unit * unit), int((total // unit + 1) * unit)
+        sizes = f"{below} or {above}" if below else f"{above}"
+        yield config.finding(
+            "batch-arithmetic",
+            "error",
+            "train_batch_size",
+            f"{total:g} is not a multiple of {product}: no number of GPUs makes it true",
+            f"use {sizes}, or leave train_batch_size out, which DeepSpeed then works out",
+            removal("train_batch_size"),
+        )
+        return
+    whole = micro * ranks
+    fitting = total % whole == 0
+    below, above = int(total // whole * whole), int((total // whole + 1) * whole)
+    hint = (
+        f"use gradient_accumulation_steps={int(total // whole)}"
+        if fitting
+        else f"use a train_batch_size of {f'{below} or ' if below else ''}{above}"
+    )
+    yield config.finding(
+        "batch-arithmetic",
+        "error",
+        "train_batch_size",
+        f"{total:g} is not {product} · {ranks} data-parallel ranks = {unit:g}, and DeepSpeed refuses to start",
+        f"{hint}, or leave train_batch_size out, which DeepSpeed then works out",
+        removal("train_batch_size"),
+    )

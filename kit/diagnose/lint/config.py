@@ -1,0 +1,128 @@
+"""A configuration under lint: its values, where they stand, and what is known of its use."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kit.diagnose.lint.finding import REMOVE, Finding, Severity
+from kit.diagnose.lint.json_text import Irregularity
+from kit.specs.cluster import ClusterSpec
+from kit.specs.model import ModelSpec
+from kit.specs.yaml import Document
+
+Reader = Literal["deepspeed", "accelerate", "trainer"]
+"""Who reads a DeepSpeed configuration: ``deepspeed.initialize``, an ``Accelerator`` or the Hugging Face Trainer."""
+AUTO = "auto"
+Path = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Config:
+    """One file and its context; None where the context is not known."""
+
+    document: Document
+    irregularities: tuple[Irregularity, ...] = ()
+    reader: Reader | None = None
+    model: ModelSpec | None = None
+    cluster: ClusterSpec | None = None
+    processes: int | None = None
+    """Ranks, where a launcher's file says so; else the GPUs of the cluster."""
+
+    def get(self, dotted: str, default: Any = None) -> Any:
+        """A value by its dotted key; ``default`` where it or a section above is missing."""
+        node: Any = self.document.data
+        for step in dotted.split("."):
+            if not isinstance(node, dict) or step not in node:
+                return default
+            node = node[step]
+        return node
+
+    def has(self, dotted: str) -> bool:
+        """Whether the key stands there, even with null."""
+        missing = object()
+        return self.get(dotted, missing) is not missing
+
+    def on(self, dotted: str) -> bool:
+        """Whether a switch is on; ``auto`` is not."""
+        return truth(self.get(dotted)) is True
+
+    def number(self, dotted: str) -> float | None:
+        """A number, in quotes or not; None where it is missing, ``auto`` or no number."""
+        value = self.get(dotted)
+        if isinstance(value, str):  # a finding of its own (text-value), and still meant as a number
+            with contextlib.suppress(ValueError):
+                return float(value)
+        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+    def section(self, dotted: str) -> dict[str, Any]:
+        """A section, empty where it is missing or not one."""
+        value = self.get(dotted)
+        return value if isinstance(value, dict) else {}
+
+    @property
+    def stage(self) -> int | None:
+        """ZeRO stage; 0 without the section, None where it is not a number."""
+        section = self.get("zero_optimization")
+        if section is None:
+            return 0
+        if isinstance(section, bool):
+            return int(section)
+        stage = self.get("zero_optimization.stage", 0)
+        return stage if isinstance(stage, int) else None
+
+    def finding(self, rule: str, severity: Severity, dotted: str, why: str, fix: str, changes: Any = ()) -> Finding:
+        """A finding at a key, with its line."""
+        return Finding(
+            rule=rule,
+            severity=severity,
+            file=self.document.name,
+            line=self.line(dotted),
+            key=dotted,
+            why=why,
+            fix=fix,
+            changes=tuple(changes),
+        )
+
+    def line(self, dotted: str) -> int | None:
+        """Line of the key, or of the nearest section that has one."""
+        location: tuple[str, ...] = tuple(dotted.split(".")) if dotted else ()
+        while location and location not in self.document.lines:
+            location = location[:-1]
+        return self.document.lines.get(location) if location else None
+
+    def values(self) -> Iterator[tuple[str, Any]]:
+        """Every leaf: (dotted key, value)."""
+        yield from _leaves(self.document.data, ())
+
+
+Check = Callable[[Config], Iterator[Finding]]
+
+
+def truth(value: Any) -> bool | None:
+    """A switch as pydantic reads it; None for ``auto`` and what is no switch."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return None
+
+
+def removal(dotted: str) -> tuple[tuple[Path, Any]]:
+    """The change that removes a key."""
+    return ((tuple(dotted.split(".")), REMOVE),)
+
+
+def setting(dotted: str, value: Any) -> tuple[tuple[Path, Any]]:
+    """The change that sets a key."""
+    return ((tuple(dotted.split(".")), value),)
+
+
+def _leaves(node: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _leaves(value, (*path, str(key)))
+    else:
+        yield ".".join(path), node

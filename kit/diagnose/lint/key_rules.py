@@ -1,0 +1,178 @@
+"""Keys that no one reads, that are gone, or that are on their way out; and values written as text."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kit.diagnose.lint.config import AUTO, Config, removal, setting
+from kit.diagnose.lint.finding import REMOVE, Finding
+from kit.diagnose.lint.known_keys import KnownKeys, deepspeed_keys
+
+REPLACEMENTS = {
+    "amp": "use fp16, bf16 or torch_autocast",
+    "nebula": "use the checkpoint section",
+    "elasticity": "give batch sizes for the GPUs there are, or emit again from the recipe",
+    "curriculum_learning": "use data_efficiency.data_sampling.curriculum_learning",
+    "zero_optimization.mics_shard_size": "use zero_hpz_partition_size at stage 3",
+}
+"""What stands in for a removed key, where anything does."""
+KNOWN_SLIPS = {
+    "aio.thread_count": "intra_op_parallelism",
+    "train_micro_batch_size": "train_micro_batch_size_per_gpu",
+    "max_grad_norm": "gradient_clipping",
+    "gradient_clip": "gradient_clipping",
+}
+"""Common wrong names → the right ones; beyond what spelling would find."""
+BELONGS_INSIDE = "offload_optimizer", "offload_param", "overlap_comm", "contiguous_gradients", "reduce_bucket_size"
+"""Keys of zero_optimization that people write at the top level, where nothing reads them."""
+
+
+def json_syntax(config: Config) -> Iterator[Finding]:
+    """hjson, which DeepSpeed uses, forgives; json, which accelerate and the Trainer use, does not."""
+    seen: set[str] = set()
+    for item in config.irregularities:
+        if item.kind == "duplicate key":
+            yield Finding(
+                "duplicate-key",
+                "error",
+                config.document.name,
+                item.line,
+                item.detail,
+                "stands twice: DeepSpeed refuses the file, json takes the last without a word",
+                "keep one",
+            )
+        elif item.kind not in seen:
+            seen.add(item.kind)
+            severity = "note" if config.reader == "deepspeed" else "warning"
+            yield Finding(
+                "json-syntax",
+                severity,  # type: ignore[arg-type]  # one of two literals
+                config.document.name,
+                item.line,
+                "",
+                f"a {item.kind} is no JSON: deepspeed.initialize forgives it, accelerate and the Trainer stop at it",
+                "remove it",
+                ((("",), REMOVE),),  # writing the file again is the whole change
+            )
+
+
+def unknown_key(config: Config) -> Iterator[Finding]:
+    """At the top level DeepSpeed ignores it; inside its pydantic sections it raises."""
+    yield from unknown_keys(config, deepspeed_keys(), "unknown-key")
+
+
+def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Finding]:
+    """Keys that a reader's table does not hold."""
+    for path in _unknown(config.document.data, known.tree, ()):
+        dotted = ".".join(path)
+        if dotted in known.removed or path[-1].startswith("_"):
+            continue  # removed keys have a rule of their own; a leading underscore is a comment in disguise
+        right = KNOWN_SLIPS.get(dotted)
+        if right is None and len(path) == 1 and path[0] in BELONGS_INSIDE:
+            yield config.finding(
+                rule,
+                "error",
+                dotted,
+                "nothing reads it here",
+                f"move it into zero_optimization: zero_optimization.{dotted}",
+                (*removal(dotted), *setting(f"zero_optimization.{dotted}", config.get(dotted))),
+            )
+            continue
+        names = list(known.inside(path[:-1]) or ())
+        right = right or next(iter(difflib.get_close_matches(path[-1].lower(), names, n=1, cutoff=0.75)), None)
+        renamed = ".".join((*path[:-1], right)) if right else None
+        changes: tuple[Any, ...] = removal(dotted) if renamed else ()
+        if renamed and not config.has(renamed):
+            changes = (*changes, *setting(renamed, config.get(dotted)))
+        yield config.finding(
+            rule,
+            "error",
+            dotted,
+            f"no key of {known.reader} {known.version}: {known.effect}",
+            f"did you mean {right}?" if right else "remove it",
+            changes,
+        )
+
+
+def removed_key(config: Config) -> Iterator[Finding]:
+    """runtime/config.py, _reject_removed_config_keys."""
+    for dotted in sorted(deepspeed_keys().removed):
+        if config.has(dotted):
+            yield config.finding(
+                "removed-key",
+                "error",
+                dotted,
+                f"removed from DeepSpeed, {deepspeed_keys().version} refuses to start with it",
+                REPLACEMENTS.get(dotted, "remove it"),
+                removal(dotted),
+            )
+
+
+def deprecated_key(config: Config) -> Iterator[Finding]:
+    """Fields marked deprecated in the parser's own models."""
+    for dotted, replacement in sorted((deepspeed_keys().deprecated or {}).items()):
+        if config.has(dotted):
+            section, _, key = dotted.rpartition(".")
+            changes: tuple[Any, ...] = ()
+            if key in ("cpu_offload", "cpu_offload_param"):
+                changes = removal(dotted)
+                if config.on(dotted):
+                    changes += setting(f"{section}.{replacement}", {"device": "cpu"})
+            elif " " not in replacement:
+                changes = (*removal(dotted), *setting(f"{section}.stage3_{replacement}", config.get(dotted)))
+            yield config.finding(
+                "deprecated-key",
+                "warning",
+                dotted,
+                "deprecated",
+                f"use {replacement.replace(' or ', ' and ')}",
+                changes,
+            )
+    if isinstance(config.get("zero_optimization"), bool):
+        stage = int(config.get("zero_optimization"))
+        yield config.finding(
+            "deprecated-key",
+            "warning",
+            "zero_optimization",
+            "a switch instead of a section means stage 1 or 0",
+            f'write {{"stage": {stage}}}',
+            setting("zero_optimization", {"stage": stage}),
+        )
+    if config.has("bfloat16"):
+        yield config.finding(
+            "deprecated-key",
+            "warning",
+            "bfloat16",
+            "the former name of bf16; accelerate and the Trainer look for bf16 only",
+            "rename it",
+            (*removal("bfloat16"), *setting("bf16", config.get("bfloat16"))),
+        )
+
+
+def text_value(config: Config) -> Iterator[Finding]:
+    """Numbers and switches in quotes: pydantic sections convert some, comparisons and other readers do not."""
+    for dotted, value in config.values():
+        if not isinstance(value, str) or value == AUTO:
+            continue
+        if value.lower() in ("true", "false"):
+            right: Any = value.lower() == "true"
+            why = f'"{value}" is text; every text is true where a reader does not convert it'
+        elif re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", value):
+            number = float(value)
+            right = int(number) if number == int(number) and "e" not in value.lower() and "." not in value else number
+            why = f'"{value}" is text, which does not equal the number that accelerate and the Trainer compare it with'
+        else:
+            continue
+        yield config.finding("text-value", "error", dotted, why, f"write {str(right).lower()}", setting(dotted, right))
+
+
+def _unknown(node: Mapping[str, Any], known: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, value in node.items():
+        inner = (*path, str(key))
+        if key not in known:
+            yield inner
+        elif isinstance(value, Mapping) and isinstance(known[key], Mapping):
+            yield from _unknown(value, known[key], inner)

@@ -1,0 +1,60 @@
+"""Which keys the readers know: tables that scripts/deepspeed_keys.py and accelerate_keys.py take from the packages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from kit.specs import yaml
+
+
+@dataclass(frozen=True)
+class KnownKeys:
+    """Keys of one reader."""
+
+    reader: str
+    """The package that reads them."""
+    version: str
+    effect: str
+    """What it does about a key that it does not know."""
+    tree: Mapping[str, Any]
+    """key → null (a value), ``any`` (whatever stands inside), or the keys inside."""
+    removed: frozenset[str] = frozenset()
+    """Dotted; refused with an exception."""
+    deprecated: Mapping[str, str] | None = None
+    """Dotted → the key that replaces it."""
+
+    def inside(self, path: tuple[str, ...]) -> Mapping[str, Any] | None:
+        """The keys known inside a section, or None where nothing is known of it."""
+        node: Any = self.tree
+        for step in path:
+            node = node.get(step) if isinstance(node, Mapping) else None
+        return node if isinstance(node, Mapping) else None
+
+
+def _load(name: str, reader: str, effect: str) -> KnownKeys:
+    text = files("kit.diagnose.lint").joinpath(name).read_text(encoding="utf-8")
+    data = yaml.parse_text(text, name).data
+    return KnownKeys(
+        reader=reader,
+        version=str(data["version"]),
+        effect=effect,
+        tree=data["keys"],
+        removed=frozenset(data.get("removed", ())),
+        deprecated=data.get("deprecated", {}),
+    )
+
+
+@cache
+def deepspeed_keys() -> KnownKeys:
+    """Of ``ds_config.json``."""
+    return _load("deepspeed_keys.yaml", "DeepSpeed", "ignored at the top level and in some sections, refused in others")
+
+
+@cache
+def accelerate_keys() -> KnownKeys:
+    """Of accelerate's YAML."""
+    return _load("accelerate_keys.yaml", "accelerate", "refused at the top level, ignored inside a section")

@@ -1,0 +1,235 @@
+"""ZeRO: keys that a stage does not read, offload, and what fails at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kit.diagnose.lint.config import AUTO, Config, removal, setting
+from kit.diagnose.lint.finding import Finding
+
+STAGE_3_ONLY = ("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
+"""Besides the keys that begin with stage3_."""
+BELOW_STAGE_3_ONLY = ("allgather_bucket_size", "allgather_partitions", "round_robin_gradients")
+"""Read by stage_1_and_2.py alone."""
+HARMLESS_DEFAULTS = {"zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_gradients": False}
+
+
+def stage_range(config: Config) -> Iterator[Finding]:
+    """Stages are 0 to 3."""
+    stage = config.get("zero_optimization.stage")
+    if stage is not None and (not isinstance(stage, int) or not 0 <= stage <= 3) and not isinstance(stage, str):
+        yield config.finding(
+            "zero-stage", "error", "zero_optimization.stage", f"{stage} is no stage", "use 0, 1, 2 or 3"
+        )
+
+
+def keys_of_another_stage(config: Config) -> Iterator[Finding]:
+    """Accepted, and never looked at."""
+    stage = config.stage
+    if stage is None:
+        return
+    for key, value in config.section("zero_optimization").items():
+        wrong = (key.startswith("stage3_") or key in STAGE_3_ONLY) and stage != 3
+        wrong = wrong or (key in BELOW_STAGE_3_ONLY and stage == 3)
+        if key in HARMLESS_DEFAULTS and value == HARMLESS_DEFAULTS[key]:
+            continue
+        if key == "sub_group_size" and stage in (1, 2):
+            continue  # stage_1_and_2.py is given it and does nothing: too common a leftover to call out
+        if wrong:
+            reads = "stages 1 and 2 only" if stage == 3 else "stage 3 only"
+            yield config.finding(
+                "other-stage-key",
+                "warning",
+                f"zero_optimization.{key}",
+                f"read by {reads}; at stage {stage} it has no effect",
+                "remove it, or change the stage",
+                removal(f"zero_optimization.{key}"),
+            )
+
+
+def offload_of_another_stage(config: Config) -> Iterator[Finding]:
+    """Parameters are offloaded at stage 3 (stage3.py), optimizer state from stage 1 on, to NVMe at stage 3."""
+    stage = config.stage
+    if stage is None:
+        return
+    param = config.get("zero_optimization.offload_param.device", "none")
+    optimizer = config.get("zero_optimization.offload_optimizer.device", "none")
+    if param in ("cpu", "nvme") and stage != 3:
+        yield config.finding(
+            "offload-stage",
+            "error",
+            "zero_optimization.offload_param",
+            f"only stage 3 partitions parameters, so that at stage {stage} they stay on the GPU",
+            "use stage 3, or remove it",
+            removal("zero_optimization.offload_param"),
+        )
+    if optimizer in ("cpu", "nvme") and stage == 0:
+        yield config.finding(
+            "offload-stage",
+            "error",
+            "zero_optimization.offload_optimizer",
+            "only the ZeRO optimizers offload, and stage 0 has none",
+            "use stage 1, 2 or 3, or remove it",
+            removal("zero_optimization.offload_optimizer"),
+        )
+    if optimizer == "nvme" and stage in (1, 2):
+        yield config.finding(
+            "offload-stage",
+            "error",
+            "zero_optimization.offload_optimizer.device",
+            f"at stage {stage} DeepSpeed takes nvme for cpu: the state stays in host memory",
+            "use stage 3, or write cpu",
+            setting("zero_optimization.offload_optimizer.device", "cpu"),
+        )
+
+
+def nvme_path(config: Config) -> Iterator[Finding]:
+    """swap_tensor/partitioned_param_swapper.py joins it at start."""
+    for name in ("offload_optimizer", "offload_param"):
+        dotted = f"zero_optimization.{name}"
+        if config.get(f"{dotted}.device") != "nvme":
+            continue
+        path = config.get(f"{dotted}.nvme_path")
+        if not isinstance(path, str) or not path:
+            yield config.finding(
+                "nvme-path",
+                "error",
+                dotted,
+                "device nvme without nvme_path",
+                "add nvme_path, a folder on every node's own disk",
+            )
+        elif not Path(path).is_dir():
+            yield config.finding(
+                "nvme-path",
+                "note",
+                f"{dotted}.nvme_path",
+                f"{path} is no folder on this machine",
+                "make sure that it is one on every node",
+            )
+        if not config.has("aio"):
+            yield config.finding(
+                "nvme-aio",
+                "warning",
+                dotted,
+                "without an aio section reads go one at a time (queue depth 8, one thread), far below a drive's speed",
+                "add aio: block_size 1048576, queue_depth 32, intra_op_parallelism 4",
+                setting(
+                    "aio",
+                    {
+                        "block_size": 1048576,
+                        "queue_depth": 32,
+                        "intra_op_parallelism": 4,
+                        "single_submit": False,
+                        "overlap_events": True,
+                    },
+                ),
+            )
+
+
+def gather_on_save(config: Config) -> Iterator[Finding]:
+    """runtime/engine.py, save_16bit_model: without it a stage-3 model is saved as empty tensors."""
+    key = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+    former = "zero_optimization.stage3_gather_fp16_weights_on_model_save"
+    plain = "zero_optimization.gather_16bit_weights_on_model_save"
+    if config.get(key) == AUTO:
+        return
+    if config.stage == 3 and not any(config.on(name) for name in (key, former, plain)):
+        yield config.finding(
+            "gather-on-save",
+            "warning",
+            key if config.has(key) else "zero_optimization.stage",
+            "a model saved at stage 3 holds empty tensors: its weights are not gathered",
+            f'add "{key.split(".")[1]}": true',
+            setting(key, True),
+        )
+
+
+def pipeline_with_gradients_partitioned(config: Config) -> Iterator[Finding]:
+    """runtime/pipe/engine.py: PipelineEngine asserts a stage below 2."""
+    if (config.stage or 0) >= 2 and config.section("pipeline"):
+        yield config.finding(
+            "pipeline-zero",
+            "error",
+            "pipeline",
+            f"pipeline parallelism refuses ZeRO stage {config.stage}, whose gradients are partitioned as they come",
+            "use stage 1",
+            setting("zero_optimization.stage", 1),
+        )
+
+
+def activation_checkpointing_unused(config: Config) -> Iterator[Finding]:
+    """Only ``deepspeed.checkpointing.checkpoint`` reads it."""
+    if config.section("activation_checkpointing"):
+        yield config.finding(
+            "checkpointing-unused",
+            "note",
+            "activation_checkpointing",
+            "read by deepspeed.checkpointing alone, which Hugging Face models do not call",
+            "turn gradient checkpointing on in the model or the Trainer",
+        )
+
+
+FILLED_BY_ACCELERATE = (
+    "zero_optimization.stage",
+    "zero_optimization.offload_optimizer.device",
+    "zero_optimization.offload_optimizer.nvme_path",
+    "zero_optimization.offload_param.device",
+    "zero_optimization.offload_param.nvme_path",
+    "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+)
+"""accelerate/utils/dataclasses.py, DeepSpeedPlugin: from its own YAML or environment, in a Trainer's run too."""
+FILLED_BY_TRAINER = (
+    *FILLED_BY_ACCELERATE,
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "fp16.enabled",
+    "bf16.enabled",
+    "optimizer.params.lr",
+    "optimizer.params.betas",
+    "optimizer.params.eps",
+    "optimizer.params.weight_decay",
+    "scheduler.params.warmup_min_lr",
+    "scheduler.params.warmup_max_lr",
+    "scheduler.params.warmup_num_steps",
+    "scheduler.params.total_num_steps",
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+)
+"""transformers/integrations/deepspeed.py, trainer_config_process and trainer_config_finalize."""
+
+
+def auto_unfilled(config: Config) -> Iterator[Finding]:
+    """ "auto" is a word of the Hugging Face integrations; DeepSpeed knows it not."""
+    filled = [dotted for dotted, value in config.values() if value == AUTO]
+    for dotted in filled:
+        if dotted not in FILLED_BY_TRAINER:
+            yield config.finding(
+                "auto-unfilled",
+                "error",
+                dotted,
+                '"auto" here is filled in by nobody, the Trainer included',
+                "write a value, or leave the key out",
+                removal(dotted),
+            )
+    if config.reader == "deepspeed":
+        for dotted in filled:
+            if dotted in FILLED_BY_TRAINER:
+                yield config.finding(
+                    "auto-outside-trainer",
+                    "error",
+                    dotted,
+                    '"auto" is filled in by the Hugging Face Trainer and by accelerate; deepspeed.initialize does not',
+                    "write a value",
+                )
+    elif filled and config.reader is None:
+        yield config.finding(
+            "auto-outside-trainer",
+            "note",
+            filled[0],
+            f'{len(filled)} values are "auto": filled in by the Hugging Face Trainer, and by accelerate in part',
+            "write values where deepspeed.initialize reads the file",
+        )

@@ -1,0 +1,191 @@
+"""What a family of models decides: norms, biases, positions, activations, and which optional sizes it has.
+
+One row a family, named as transformers names it (``model_type``); read in its ``modeling_*.py`` (transformers 5.23).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Family = Literal[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "olmo2",
+    "starcoder2",
+    "gpt2",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "falcon",
+    "mixtral",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "gpt_oss",
+    "t5",
+    "bart",
+    "blenderbot",
+]
+Norm = Literal["rmsnorm", "layernorm"]
+NormPlacement = Literal["input", "output", "both", "sum"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
+Biases = Literal["none", "qkv", "all"]
+Positions = Literal["rope", "learned", "alibi", "relative"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Of a family, or of one model where its family leaves a choice."""
+
+    norm: Norm = "rmsnorm"
+    norm_placement: NormPlacement = "input"
+    """Where attention and MLP have their norm: before, after (inside the residual branch), on both sides, or on the sum
+    with the residual stream; there is no norm at the end then."""
+    zero_centred_norm: bool = False
+    """Whether a norm scales by 1 + weight."""
+    activation: Activation = "silu"
+    """``gelu_tanh`` is the approximation. ``clamped_swiglu``: clamp(gate)·σ(1.702·clamp(gate))·(clamp(up) + 1)."""
+    gated_mlp: bool = True
+    """Three matrices instead of two."""
+    biases: Biases = "none"
+    """qkv: of query, key and value. all: of the attention's output, the MLP (each expert) and the router too."""
+    qk_norm: Literal["none", "head", "width"] = "none"
+    """Whether queries and keys are normalised: each head, or all heads together."""
+    positions: Positions = "rope"
+    position_offset: int = 0
+    """Rows of a learned position table that no position uses."""
+    scaled_embedding: bool = False
+    """Whether embeddings are multiplied by the root of the hidden size."""
+    embedding_norm: bool = False
+    """Whether embeddings are normalised before the first layer."""
+    attention_sinks: bool = False
+    """Whether each head has a learned score that takes part in the softmax and adds nothing."""
+    router: Literal["softmax", "sigmoid"] = "softmax"
+    """Scores of experts. sigmoid: with a correction that chooses experts and does not weigh them; no parameter."""
+    fused_attention: bool = True
+    """Whether transformers has it by torch's scaled_dot_product_attention; otherwise scores are materialised."""
+    even_heads: bool = False
+    """Whether heads split the hidden size, so that head_dim is no choice."""
+    grouped_queries: bool = True
+    """Whether there may be fewer key/value heads than query heads."""
+    needs: tuple[str, ...] = ()
+    """Optional fields of ModelSpec that the family cannot do without."""
+    takes: tuple[str, ...] = ()
+    """Optional fields of ModelSpec that it may have beside these."""
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Traits of this table that a model of the family may have otherwise, with the values known."""
+
+
+_EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
+_LATENT = ("latent", "first_dense_layers", "router_groups", "router_top_groups", "routed_scaling_factor")
+_ROPE = ("rope_scaling",)
+_GEMMA = Traits(activation="gelu_tanh", zero_centred_norm=True, scaled_embedding=True, takes=_ROPE)
+_WINDOWS = ("sliding_window", "full_attention_every")
+_CAPS = ("attention_softcap", "logit_softcap", "query_pre_attn_scalar")
+_CLASSIC = Traits(
+    norm="layernorm",
+    gated_mlp=False,
+    biases="all",
+    activation="gelu_tanh",
+    even_heads=True,
+    grouped_queries=False,
+)
+
+
+def _like(base: Traits, **changes: Any) -> Traits:
+    return dataclasses.replace(base, **changes)
+
+
+_TWO_STACKS = _like(
+    _CLASSIC, activation="gelu", positions="learned", needs=("encoder_layers",), takes=("scale_embedding",)
+)
+
+FAMILIES: Mapping[Family, Traits] = {
+    "llama": Traits(takes=_ROPE),
+    "mistral": Traits(takes=(*_ROPE, "sliding_window")),
+    "qwen2": Traits(biases="qkv", takes=_ROPE),
+    "qwen3": Traits(qk_norm="head", takes=_ROPE),
+    "gemma": _GEMMA,
+    "gemma2": _like(_GEMMA, norm_placement="both", fused_attention=False, takes=(*_ROPE, *_WINDOWS, *_CAPS)),
+    "gemma3_text": _like(
+        _GEMMA,
+        norm_placement="both",
+        qk_norm="head",
+        takes=(*_ROPE, *_WINDOWS, *_CAPS, "local_rope_theta"),
+    ),
+    "phi3": Traits(even_heads=True, takes=(*_ROPE, "sliding_window", "partial_rotary_factor")),
+    "olmo2": Traits(norm_placement="output", qk_norm="width", even_heads=True, takes=_ROPE),
+    "starcoder2": _like(_CLASSIC, grouped_queries=True, takes=(*_ROPE, "sliding_window")),
+    "gpt2": _like(_CLASSIC, positions="learned"),
+    "gpt_neox": _like(
+        _CLASSIC,
+        activation="gelu",
+        takes=(*_ROPE, "partial_rotary_factor", "parallel_residual"),
+        choices={"activation": ("gelu", "gelu_tanh")},
+    ),
+    "opt": _like(_CLASSIC, activation="relu", positions="learned", position_offset=2),
+    "bloom": _like(_CLASSIC, positions="alibi", embedding_norm=True, fused_attention=False),
+    "falcon": _like(
+        _CLASSIC,
+        activation="gelu",
+        biases="none",
+        grouped_queries=True,
+        takes=(*_ROPE, "parallel_residual", "shared_norm"),
+        choices={"biases": ("none", "all"), "positions": ("rope", "alibi")},
+    ),
+    "mixtral": Traits(needs=_EXPERTS, takes=(*_ROPE, "sliding_window")),
+    "qwen3_moe": Traits(qk_norm="head", needs=_EXPERTS, takes=(*_ROPE, "norm_topk_prob")),
+    "deepseek_v2": Traits(
+        needs=("latent", *_EXPERTS), takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts")
+    ),
+    "deepseek_v3": Traits(
+        router="sigmoid",
+        needs=("latent", *_EXPERTS),
+        takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts"),
+    ),
+    "gpt_oss": Traits(
+        activation="clamped_swiglu",
+        biases="all",
+        attention_sinks=True,
+        fused_attention=False,
+        needs=_EXPERTS,
+        takes=(*_ROPE, *_WINDOWS),
+    ),
+    # Two stacks. Of T5 1.1 the MLP is gated (feed_forward_proj).
+    "t5": Traits(
+        positions="relative",
+        activation="relu",
+        gated_mlp=False,
+        grouped_queries=False,
+        needs=("encoder_layers", "relative_attention_buckets", "feed_forward_proj"),
+        takes=("relative_attention_max_distance",),
+    ),
+    "bart": _like(_TWO_STACKS, norm_placement="sum", embedding_norm=True, position_offset=2),
+    "blenderbot": _TWO_STACKS,
+}
+
+
+def families_with(optional: str) -> tuple[Family, ...]:
+    """Families that have an optional field of ModelSpec, or a trait to choose."""
+    return tuple(
+        family
+        for family, traits in FAMILIES.items()
+        if optional in traits.needs or optional in traits.takes or optional in traits.choices
+    )
+
+
+WINDOWED: tuple[Family, ...] = families_with("sliding_window")
+"""Families whose attention may have a sliding window."""
+WITH_EXPERTS: tuple[Family, ...] = families_with("num_experts")
+"""Families whose MLPs are mixtures of experts."""
+ENCODER_DECODER: tuple[Family, ...] = families_with("encoder_layers")
+"""Families of two stacks: an encoder reads the source, a decoder writes the target and attends to the encoder."""

@@ -1,0 +1,320 @@
+"""How each family writes its shape in ``config.json``: which key holds which field of ModelSpec, and what is fixed.
+
+One table for both directions. Read in transformers 5.23 (``configuration_*.py``): names, and the values of keys that a
+file leaves out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kit.specs.families import Activation, Family
+
+REQUIRED = object()
+"""Default of a field that a file must give."""
+
+SPELLINGS: Mapping[Activation, tuple[str, ...]] = {
+    "silu": ("silu",),
+    "gelu": ("gelu",),
+    "gelu_tanh": ("gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_python_tanh"),
+    "relu": ("relu",),
+    "clamped_swiglu": ("silu",),
+}
+"""transformers' names of activations; each computes the same (transformers/activations.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """One family's ``config.json``."""
+
+    names: Mapping[str, str]
+    """Field of ModelSpec → key; one of ``latent`` as ``latent.kv_lora_rank``."""
+    defaults: Mapping[str, Any]
+    """Field → its value where a file leaves the key out or null; all others must be given."""
+    only: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that may have this value alone."""
+    writes: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that are written and not looked at: no dropout, nothing beside the loss of tokens."""
+    also: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Key → other names that files give it."""
+    activation: str | None = "hidden_act"
+    """Key of the activation; null where there is none to say."""
+    spellings: Mapping[str, Activation] = field(default_factory=dict)
+    """Own meanings of names of activations."""
+    mlp_ratio: int | None = None
+    """``ffn_hidden_size`` over ``hidden_size`` where a file does not say it."""
+    full_attention_every: int = 0
+    """As in ModelSpec, where a file does not list its layers."""
+    rope_theta: float = 10000.0
+    """Base where a file has none."""
+    rope_names: Mapping[str, str] = field(default_factory=dict)
+    """Own names of ``rope_theta`` and ``partial_rotary_factor`` in files older than transformers 5."""
+    partial_rotary_factor: float = 1.0
+
+
+_LLAMA = Keys(
+    names={
+        "num_layers": "num_hidden_layers",
+        "hidden_size": "hidden_size",
+        "ffn_hidden_size": "intermediate_size",
+        "num_attention_heads": "num_attention_heads",
+        "num_key_value_heads": "num_key_value_heads",
+        "head_dim": "head_dim",
+        "vocab_size": "vocab_size",
+        "max_position_embeddings": "max_position_embeddings",
+        "tied_embeddings": "tie_word_embeddings",
+        "norm_eps": "rms_norm_eps",
+    },
+    defaults={"tied_embeddings": False, "norm_eps": 1e-6},
+    only={"mlp_bias": False, "attention_bias": False},
+    writes={"attention_dropout": 0.0},
+)
+
+
+def _like(
+    base: Keys,
+    *,
+    names: Mapping[str, str | None] | None = None,
+    defaults: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> Keys:
+    """``base`` with names changed (null: none) and defaults added."""
+    named = {key: value for key, value in {**base.names, **(names or {})}.items() if value is not None}
+    return dataclasses.replace(base, names=named, defaults={**base.defaults, **(defaults or {})}, **others)
+
+
+def _without(base: Keys, *fields: str) -> Keys:
+    return _like(base, names=dict.fromkeys(fields))
+
+
+_WINDOW = {"sliding_window": "sliding_window"}
+_NO_WINDOW = {"sliding_window": None}
+_EVEN = _without(_LLAMA, "head_dim")
+_DROPOUT = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
+
+_GEMMA = _like(_LLAMA, defaults={"tied_embeddings": True})
+_CAPPED = {
+    **_WINDOW,
+    "attention_softcap": "attn_logit_softcapping",
+    "logit_softcap": "final_logit_softcapping",
+    "query_pre_attn_scalar": "query_pre_attn_scalar",
+}
+_GEMMA_ONLY = {"attention_bias": False, "use_bidirectional_attention": (None, False)}
+
+_MOE = {"num_experts": "num_experts", "experts_per_token": "num_experts_per_tok"}
+_ROUTER = {"output_router_logits": False}
+
+_DEEPSEEK = _like(
+    _without(_LLAMA, "head_dim"),
+    names={
+        "num_experts": "n_routed_experts",
+        "experts_per_token": "num_experts_per_tok",
+        "moe_ffn_hidden_size": "moe_intermediate_size",
+        "num_shared_experts": "n_shared_experts",
+        "first_dense_layers": "first_k_dense_replace",
+        "norm_topk_prob": "norm_topk_prob",
+        "router_groups": "n_group",
+        "router_top_groups": "topk_group",
+        "routed_scaling_factor": "routed_scaling_factor",
+        "latent.q_lora_rank": "q_lora_rank",
+        "latent.kv_lora_rank": "kv_lora_rank",
+        "latent.nope_head_dim": "qk_nope_head_dim",
+        "latent.rope_head_dim": "qk_rope_head_dim",
+        "latent.value_head_dim": "v_head_dim",
+    },
+    defaults={
+        "router_groups": 1,
+        "router_top_groups": 1,
+        "routed_scaling_factor": 1.0,
+        "first_dense_layers": 0,
+        "norm_topk_prob": False,
+        "latent.q_lora_rank": None,
+    },
+    only={"attention_bias": False, "mlp_bias": False, "moe_layer_freq": 1},
+    writes={"attention_dropout": 0.0, **_ROUTER},
+)
+
+KEYS: Mapping[Family, Keys] = {
+    "llama": _LLAMA,
+    # An absent key is Mistral's default of 4096; null is no window.
+    "mistral": _like(_LLAMA, names=_WINDOW, defaults={"sliding_window": 4096}),
+    "qwen2": _like(_LLAMA, only={}),
+    "qwen3": _like(_LLAMA, only={"attention_bias": False}),
+    # "gelu" is a legacy spelling that means the approximation (configuration_gemma.py, __post_init__).
+    "gemma": _like(_GEMMA, only=_GEMMA_ONLY, spellings={"gelu": "gelu_tanh"}),
+    "gemma2": _like(
+        _GEMMA,
+        names=_CAPPED,
+        defaults={
+            "sliding_window": 4096,
+            "attention_softcap": 50.0,
+            "logit_softcap": 30.0,
+            "query_pre_attn_scalar": 256,
+        },
+        only=_GEMMA_ONLY,
+        activation="hidden_activation",
+        full_attention_every=2,
+    ),
+    "gemma3_text": _like(
+        _GEMMA,
+        names=_CAPPED,
+        defaults={
+            "vocab_size": 262_208,
+            "max_position_embeddings": 131_072,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "sliding_window": 4096,
+            "attention_softcap": None,
+            "logit_softcap": None,
+            "query_pre_attn_scalar": 256,
+        },
+        only=_GEMMA_ONLY,
+        activation="hidden_activation",
+        rope_theta=1_000_000.0,
+        full_attention_every=6,
+    ),
+    "phi3": _like(
+        _EVEN,
+        names=_WINDOW,
+        defaults={"norm_eps": 1e-5, **_NO_WINDOW},
+        writes={"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    ),
+    "olmo2": _like(_EVEN, defaults={"norm_eps": 1e-5}, only={"attention_bias": False}),
+    "starcoder2": _like(
+        _EVEN,
+        names={"norm_eps": "norm_epsilon", **_WINDOW},
+        defaults={"norm_eps": 1e-5, "tied_embeddings": True, **_NO_WINDOW},
+        only={"use_bias": True},
+        writes={"attention_dropout": 0.0, "residual_dropout": 0.0, "embedding_dropout": 0.0},
+    ),
+    "gpt2": Keys(
+        names={
+            "num_layers": "n_layer",
+            "hidden_size": "n_embd",
+            "ffn_hidden_size": "n_inner",
+            "num_attention_heads": "n_head",
+            "vocab_size": "vocab_size",
+            "max_position_embeddings": "n_positions",
+            "tied_embeddings": "tie_word_embeddings",
+            "norm_eps": "layer_norm_epsilon",
+        },
+        defaults={"tied_embeddings": True, "norm_eps": 1e-5},
+        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        writes={"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+        activation="activation_function",
+        mlp_ratio=4,
+    ),
+    "gpt_neox": _like(
+        _without(_EVEN, "num_key_value_heads"),
+        names={"norm_eps": "layer_norm_eps", "parallel_residual": "use_parallel_residual"},
+        defaults={"norm_eps": 1e-5, "parallel_residual": True},
+        only={"attention_bias": True},
+        writes=_DROPOUT,
+        rope_names={"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"},
+        partial_rotary_factor=0.25,
+    ),
+    "opt": _like(
+        _without(_EVEN, "num_key_value_heads", "norm_eps"),
+        names={"ffn_hidden_size": "ffn_dim"},
+        defaults={"tied_embeddings": True},
+        only={
+            "do_layer_norm_before": True,
+            "_remove_final_layer_norm": False,
+            "enable_bias": True,
+            "layer_norm_elementwise_affine": True,
+        },
+        writes={"attention_dropout": 0.0, "dropout": 0.0, "layerdrop": 0.0},
+        activation="activation_function",
+    ),
+    "bloom": _like(
+        _without(_EVEN, "num_key_value_heads", "ffn_hidden_size"),
+        names={
+            "num_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            # Not a key of BloomConfig any more; files have it.
+            "max_position_embeddings": "seq_length",
+            "norm_eps": "layer_norm_epsilon",
+        },
+        defaults={"norm_eps": 1e-5, "tied_embeddings": True, "max_position_embeddings": 2048},
+        only={"apply_residual_connection_post_layernorm": False},
+        writes=_DROPOUT,
+        also={"n_layer": ("num_hidden_layers",), "n_head": ("num_attention_heads",), "hidden_size": ("n_embed",)},
+        activation=None,
+        mlp_ratio=4,
+    ),
+    "falcon": _like(
+        _EVEN,
+        names={
+            "ffn_hidden_size": "ffn_hidden_size",
+            "norm_eps": "layer_norm_epsilon",
+            "parallel_residual": "parallel_attn",
+            "num_key_value_heads": None,
+        },
+        defaults={
+            "norm_eps": 1e-5,
+            "parallel_residual": True,
+            "tied_embeddings": True,
+            "max_position_embeddings": 2048,
+        },
+        only={},
+        writes=_DROPOUT,
+        also={
+            "num_hidden_layers": ("n_layer",),
+            "num_attention_heads": ("n_head",),
+            "hidden_size": ("n_embed",),
+        },
+        activation="activation",
+        mlp_ratio=4,
+    ),
+    "mixtral": _like(
+        _LLAMA,
+        names={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok", **_WINDOW},
+        defaults={"norm_eps": 1e-5, "num_experts": 8, "experts_per_token": 2, **_NO_WINDOW},
+        only={},
+        writes={"attention_dropout": 0.0, "router_jitter_noise": 0.0, **_ROUTER},
+        also={"num_local_experts": ("num_experts",)},
+    ),
+    "qwen3_moe": _like(
+        _LLAMA,
+        names={**_MOE, "moe_ffn_hidden_size": "moe_intermediate_size", "norm_topk_prob": "norm_topk_prob"},
+        defaults={"num_experts": 128, "experts_per_token": 8, "norm_topk_prob": False},
+        only={"attention_bias": False, "mlp_only_layers": ([], None), "decoder_sparse_step": 1},
+        writes={"attention_dropout": 0.0, **_ROUTER},
+        also={"num_experts": ("num_local_experts",)},  # as transformers 5 writes it
+    ),
+    "deepseek_v2": _like(
+        _DEEPSEEK, defaults={"num_shared_experts": 2}, only={**_DEEPSEEK.only, "scoring_func": "softmax"}
+    ),
+    "deepseek_v3": _like(
+        _DEEPSEEK,
+        defaults={
+            "num_shared_experts": 1,
+            "first_dense_layers": 3,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "router_groups": 8,
+            "router_top_groups": 4,
+        },
+        only={
+            **_DEEPSEEK.only,
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+            "rope_interleave": (True, None),
+        },
+        also={"n_routed_experts": ("num_local_experts",)},
+    ),
+    "gpt_oss": _like(
+        _LLAMA,
+        names={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok", **_WINDOW},
+        defaults={"norm_eps": 1e-5, "experts_per_token": 4, "sliding_window": 128},
+        only={"attention_bias": True, "swiglu_alpha": 1.702, "swiglu_limit": 7.0},
+        writes={"attention_dropout": 0.0, **_ROUTER},
+        also={"num_local_experts": ("num_experts",), "num_experts_per_tok": ("experts_per_token",)},
+        rope_theta=150_000.0,
+        full_attention_every=2,
+    ),
+}

@@ -1,0 +1,55 @@
+"""Rotary positions in ``config.json``, of every age: ``rope_theta`` with ``rope_scaling``, and ``rope_parameters``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kit.errors import SpecError
+from kit.specs.hf_keys import Keys
+from kit.specs.model import ModelSpec
+
+LAYERS = ("full_attention", "sliding_attention")
+"""Gemma 3 keeps parameters for each kind of layer (configuration_gemma3.py, convert_rope_params_to_dict)."""
+
+
+def read_rope(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
+    """Fields of ModelSpec: base, scaling, part of a head. Raises SpecError for a scaling that is no mapping."""
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise SpecError(f"rope_scaling={parameters!r} of {name} is not a mapping of keys; give one, or leave it out")
+    local: dict[str, Any] = {}
+    if keys.full_attention_every and config["model_type"] == "gemma3_text":
+        inner = parameters.get(LAYERS[1], {})
+        base = inner.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0
+        local = {"local_rope_theta": float(base)}
+        parameters = parameters.get(LAYERS[0], {} if LAYERS[1] in parameters else parameters)
+    scaling = dict(parameters)
+    theta = scaling.pop("rope_theta", None) or config.get(keys.rope_names.get("rope_theta", "rope_theta"))
+    rotated = scaling.pop("partial_rotary_factor", None)
+    if rotated is None:
+        rotated = config.get(keys.rope_names.get("partial_rotary_factor", "partial_rotary_factor"))
+    kind = scaling.pop("type", None) or "default"  # the key's name before transformers 4.43
+    kind = scaling.pop("rope_type", kind)
+    if config["model_type"] == "phi3" and kind in ("su", "yarn"):  # its older names (configuration_phi3.py)
+        kind = "longrope"
+    if kind == "longrope" and config.get("original_max_position_embeddings"):
+        scaling.setdefault("original_max_position_embeddings", config["original_max_position_embeddings"])
+    return {
+        "rope_theta": float(theta or keys.rope_theta),
+        "rope_scaling": None if kind == "default" else {"rope_type": kind, **scaling},
+        "partial_rotary_factor": float(keys.partial_rotary_factor if rotated is None else rotated),
+        **local,
+    }
+
+
+def rope_parameters(model: ModelSpec, keys: Keys) -> dict[str, Any]:
+    """What transformers 5 reads (modeling_rope_utils.py). Raises SpecError for a family that rotates without a base."""
+    if model.rope_theta is None:
+        raise SpecError(f"rope_theta=null for {model.name}: family {model.family} rotates its positions; give the base")
+    parameters = {"rope_type": "default", **(model.rope_scaling or {}), "rope_theta": model.rope_theta}
+    if model.local_rope_theta is not None:
+        return {LAYERS[0]: parameters, LAYERS[1]: {"rope_type": "default", "rope_theta": model.local_rope_theta}}
+    if model.partial_rotary_factor != 1 or keys.partial_rotary_factor != 1:
+        parameters["partial_rotary_factor"] = model.partial_rotary_factor
+    return parameters

@@ -1,0 +1,239 @@
+"""For every rule of lint a configuration that it must speak of, and a neighbour that it must not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+BASE: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1}
+STAGE_2: dict[str, Any] = BASE | {"zero_optimization": {"stage": 2}}
+STAGE_3: dict[str, Any] = BASE | {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}}
+
+
+@dataclass(frozen=True)
+class LintCase:
+    """``bad`` raises the rule, ``good`` does not; text where JSON itself is the matter."""
+
+    rule: str
+    bad: dict[str, Any] | str
+    good: dict[str, Any] | str = field(default_factory=lambda: BASE)
+    severity: str = "error"
+    context: dict[str, str] = field(default_factory=dict)
+    """model, gpus, reader."""
+    good_context: dict[str, str] | None = None
+    refused: bool = False
+    """DeepSpeed's own parser raises for it."""
+
+
+def zero(stage: int, **keys: Any) -> dict[str, Any]:
+    """A configuration of one stage."""
+    gather = {"stage3_gather_16bit_weights_on_model_save": True} if stage == 3 else {}
+    return BASE | {"zero_optimization": {"stage": stage, **gather, **keys}}
+
+
+AIO = {"aio": {"block_size": 1048576, "queue_depth": 32}}
+CPU = {"device": "cpu"}
+ADAMW = {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4}}}
+
+DEEPSPEED_CASES = (
+    LintCase("json-syntax", '{"train_batch_size": 8, // eight\n}', '{"train_batch_size": 8}', "warning"),
+    LintCase("duplicate-key", '{"train_batch_size": 8, "train_batch_size": 16}', '{"train_batch_size": 8}'),
+    LintCase("unknown-key", BASE | {"gradient_acumulation_steps": 2}, BASE | {"gradient_accumulation_steps": 2}),
+    LintCase("unknown-key", zero(2, overlap_com=True), zero(2, overlap_comm=True), refused=True),
+    LintCase("unknown-key", BASE | {"overlap_comm": True}, zero(2, overlap_comm=True)),
+    LintCase("unknown-key", BASE | {"aio": {"thread_count": 4}}, BASE | {"aio": {"intra_op_parallelism": 4}}),
+    LintCase("removed-key", BASE | {"amp": {"enabled": True}}, BASE | {"fp16": {"enabled": True}}, refused=True),
+    LintCase("removed-key", zero(3, mics_shard_size=8), zero(3, zero_hpz_partition_size=8), refused=True),
+    LintCase("deprecated-key", zero(2, cpu_offload=True), zero(2, offload_optimizer=CPU) | ADAMW, "warning"),
+    LintCase("deprecated-key", BASE | {"zero_optimization": True}, zero(1), "warning"),
+    LintCase("deprecated-key", BASE | {"bfloat16": {"enabled": True}}, BASE | {"bf16": {"enabled": True}}, "warning"),
+    LintCase("text-value", BASE | {"fp16": {"enabled": "true"}}, BASE | {"fp16": {"enabled": True}}),
+    LintCase("text-value", {"train_batch_size": "8"}, {"train_batch_size": "auto"}),
+    LintCase("batch-missing", {"gradient_accumulation_steps": 2}, {"train_batch_size": 8}, refused=True),
+    LintCase("batch-arithmetic", {"train_batch_size": 0}, {"train_batch_size": 8}, refused=True),
+    # The batch often quoted for 800 GPUs of which 32 share a model: 2,048 is no multiple of 4 · 25.
+    LintCase(
+        "batch-arithmetic",
+        {"train_batch_size": 2048, "train_micro_batch_size_per_gpu": 4, "tensor_parallel": {"autotp_size": 32}},
+        {"train_batch_size": 2000, "train_micro_batch_size_per_gpu": 4, "tensor_parallel": {"autotp_size": 32}},
+        context={"gpus": "800xH100"},
+    ),
+    LintCase(
+        "batch-arithmetic",
+        {"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+        {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+        refused=True,
+    ),
+    LintCase(
+        "two-precisions",
+        BASE | {"fp16": {"enabled": True}, "bf16": {"enabled": True}},
+        BASE | {"fp16": {"enabled": "auto"}, "bf16": {"enabled": "auto"}},
+        refused=True,
+    ),
+    LintCase(
+        "bf16-hardware",
+        BASE | {"bf16": {"enabled": True}},
+        BASE | {"bf16": {"enabled": True}},
+        context={"gpus": "2xTitan-RTX"},
+        good_context={"gpus": "2xRTX-4090"},
+    ),
+    LintCase(
+        "static-loss-scale",
+        BASE | {"fp16": {"enabled": True, "loss_scale": 1024}},
+        BASE | {"fp16": {"enabled": True, "loss_scale": 0}},
+        "warning",
+    ),
+    LintCase(
+        "bf16-accumulation",
+        STAGE_2 | {"bf16": {"enabled": True}, "gradient_accumulation_steps": 64},
+        STAGE_2
+        | {
+            "bf16": {"enabled": True},
+            "gradient_accumulation_steps": 64,
+            "data_types": {"grad_accum_dtype": "fp32"},
+        },
+        "warning",
+    ),
+    LintCase("removed-optimizer", BASE | {"optimizer": {"type": "OneBitAdam"}}, BASE | ADAMW),
+    LintCase(
+        "gpu-optimizer-offloaded",
+        zero(2, offload_optimizer=CPU) | {"optimizer": {"type": "Lamb"}, "zero_allow_untested_optimizer": True},
+        zero(2, offload_optimizer=CPU) | ADAMW,
+    ),
+    LintCase("untested-optimizer", zero(2) | {"optimizer": {"type": "SGD"}}, BASE | {"optimizer": {"type": "SGD"}}),
+    LintCase(
+        "adam-is-adamw",
+        BASE | {"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1}}},
+        BASE | {"optimizer": {"type": "AdamW", "params": {"weight_decay": 0.1}}},
+        "note",
+    ),
+    LintCase(
+        "clipping-in-optimizer",
+        BASE | {"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}},
+        BASE | ADAMW | {"gradient_clipping": 1.0},
+    ),
+    LintCase(
+        "client-optimizer-offloaded", zero(2, offload_optimizer=CPU), zero(2, offload_optimizer=CPU) | ADAMW, "note"
+    ),
+    LintCase("scheduler-name", BASE | {"scheduler": {"type": "WarmupLr"}}, BASE | {"scheduler": {"type": "WarmupLR"}}),
+    LintCase("zero-stage", zero(4), zero(3), refused=True),
+    LintCase(
+        "other-stage-key", zero(2, stage3_max_live_parameters=1e9), zero(3, stage3_max_live_parameters=1e9), "warning"
+    ),
+    LintCase("other-stage-key", zero(3, round_robin_gradients=True), zero(1, round_robin_gradients=True), "warning"),
+    LintCase("offload-stage", zero(2, offload_param=CPU), zero(3, offload_param=CPU)),
+    LintCase("offload-stage", zero(0, offload_optimizer=CPU), zero(1, offload_optimizer=CPU)),
+    LintCase(
+        "offload-stage",
+        zero(2, offload_optimizer={"device": "nvme", "nvme_path": "/tmp"}) | AIO,
+        zero(3, offload_optimizer={"device": "nvme", "nvme_path": "/tmp"}) | AIO,
+    ),
+    LintCase("nvme-path", zero(3, offload_param={"device": "nvme"}), zero(3, offload_param=CPU)),
+    LintCase(
+        "nvme-path",
+        zero(3, offload_param={"device": "nvme", "nvme_path": "/no/such/disk"}) | AIO,
+        zero(3, offload_param={"device": "nvme", "nvme_path": "/tmp"}) | AIO,
+        "note",
+    ),
+    LintCase(
+        "nvme-aio",
+        zero(3, offload_param={"device": "nvme", "nvme_path": "/tmp"}),
+        zero(3, offload_param={"device": "nvme", "nvme_path": "/tmp"}) | AIO,
+        "warning",
+    ),
+    LintCase("gather-on-save", BASE | {"zero_optimization": {"stage": 3}}, STAGE_3, "warning"),
+    LintCase(
+        "gather-on-save",
+        BASE | {"zero_optimization": {"stage": 3}},
+        BASE | {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}},
+        "warning",
+    ),
+    LintCase("pipeline-zero", zero(2) | {"pipeline": {"stages": 4}}, zero(1) | {"pipeline": {"stages": 4}}),
+    LintCase("checkpointing-unused", BASE | {"activation_checkpointing": {"profile": True}}, BASE, "note"),
+    LintCase("auto-unfilled", zero(2, allgather_bucket_size="auto"), zero(2, reduce_bucket_size="auto")),
+    LintCase(
+        "auto-outside-trainer",
+        {"train_batch_size": "auto"},
+        {"train_batch_size": "auto"},
+        context={"reader": "deepspeed"},
+        good_context={"reader": "trainer"},
+    ),
+    LintCase(
+        "bucket-memory",
+        zero(2, reduce_bucket_size=5e8),
+        zero(2, reduce_bucket_size=1e7),
+        "warning",
+        context={"model": "gpt2"},
+    ),
+    LintCase("bucket-memory", zero(2, reduce_bucket_size=5e9), zero(2, reduce_bucket_size=5e8), "warning"),
+    LintCase(
+        "host-ram",
+        zero(3, offload_optimizer=CPU, offload_param=CPU) | ADAMW,
+        zero(3, offload_optimizer=CPU, offload_param=CPU) | ADAMW,
+        context={"model": "llama-3-70b", "gpus": "8xA100-40"},
+        good_context={"model": "llama-3-70b", "gpus": "32xA100-40"},
+    ),
+    # 80 GB assumed on nodes of 40.
+    LintCase(
+        "does-not-fit",
+        STAGE_3 | {"bf16": {"enabled": True}},
+        STAGE_3 | {"bf16": {"enabled": True}},
+        context={"model": "llama-3-70b", "gpus": "8xA100-40"},
+        good_context={"model": "llama-3.2-1b", "gpus": "8xA100-40"},
+    ),
+)
+
+LOCAL: dict[str, Any] = {
+    "compute_environment": "LOCAL_MACHINE",
+    "distributed_type": "DEEPSPEED",
+    "num_processes": 2,
+    "num_machines": 1,
+    "machine_rank": 0,
+}
+FILE = {"deepspeed_config": {"deepspeed_config_file": "ds.json"}}
+FSDP2 = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
+
+
+def inline(**keys: Any) -> dict[str, Any]:
+    """accelerate's YAML with the DeepSpeed choices in it."""
+    return LOCAL | {"deepspeed_config": keys}
+
+
+ACCELERATE_CASES = (
+    LintCase("unknown-key", LOCAL | {"num_proceses": 2}, LOCAL),
+    LintCase("unknown-key", inline(zero_stages=2), inline(zero_stage=2)),
+    LintCase("distributed-type", {"num_processes": 2}, LOCAL),
+    LintCase("one-process", LOCAL | {"distributed_type": "MULTI_CPU"}, LOCAL | {"distributed_type": "MULTI_GPU"}),
+    LintCase("machine-rank", LOCAL | {"machine_rank": 1}, LOCAL),
+    LintCase(
+        "main-process-ip", LOCAL | {"num_machines": 2}, LOCAL | {"num_machines": 2, "main_process_ip": "n0"}, "warning"
+    ),
+    LintCase("processes-per-machine", LOCAL | {"num_machines": 4, "main_process_ip": "n0"}, LOCAL),
+    LintCase("decided-by-file", LOCAL | FILE | {"mixed_precision": "bf16"}, LOCAL | FILE),
+    LintCase(
+        "config-file-missing",
+        LOCAL | {"deepspeed_config": {"deepspeed_config_file": "no.json"}},
+        LOCAL | FILE,
+        "warning",
+    ),
+    LintCase("batch-arithmetic", LOCAL | {"num_processes": 3} | FILE, LOCAL | FILE),
+    LintCase(
+        "nvme-path",
+        inline(zero_stage=3, offload_param_device="nvme", zero3_save_16bit_model=True),
+        inline(zero_stage=3, offload_param_device="cpu", zero3_save_16bit_model=True),
+    ),
+    LintCase("offload-stage", inline(zero_stage=2, offload_param_device="cpu"), inline(zero_stage=2)),
+    LintCase("gather-on-save", inline(zero_stage=3), inline(zero_stage=3, zero3_save_16bit_model=True), "warning"),
+    LintCase("other-stage-key", inline(zero_stage=2, zero3_init_flag=True), inline(zero_stage=2), "warning"),
+    LintCase(
+        "fsdp2-key",
+        LOCAL | {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_forward_prefetch": True}},
+        LOCAL | FSDP2,
+    ),
+    LintCase(
+        "fsdp2-key",
+        LOCAL | {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2, "fsdp_use_orig_params": True}},
+        LOCAL | FSDP2,
+        "warning",
+    ),
+)

@@ -1,0 +1,159 @@
+"""Every rule speaks where it must, is silent beside it, and says no more than what the readers themselves do."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.diagnose.lint import lint, read_values, write_fixed
+from kit.diagnose.lint.json_text import parse_json
+from kit.diagnose.lint.rules import ACCELERATE_RULES, DEEPSPEED_RULES
+from kit.errors import SpecError
+from kit.specs import yaml
+from kit.specs.catalog import load_model, parse_cluster
+from tests.diagnose.lint_cases import ACCELERATE_CASES, DEEPSPEED_CASES, LintCase
+
+ROOT = Path(__file__).parents[2]
+DS_OF_TWO = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4}
+
+
+def name(case: LintCase) -> str:
+    return case.rule
+
+
+def write(directory: Path, content: dict[str, Any] | str, suffix: str) -> Path:
+    path = directory / f"config{suffix}"
+    text = content if isinstance(content, str) else json.dumps(content) if suffix == ".json" else yaml.dump(content)
+    path.write_text(text)
+    (directory / "ds.json").write_text(json.dumps(DS_OF_TWO))
+    return path
+
+
+def found(path: Path, context: dict[str, str]) -> dict[str, str]:
+    """Rule → severity."""
+    findings = lint(
+        path,
+        reader=context.get("reader"),  # type: ignore[arg-type]
+        model=load_model(context["model"]) if "model" in context else None,
+        cluster=parse_cluster(context["gpus"]) if "gpus" in context else None,
+    )
+    return {finding.rule: finding.severity for finding in findings}
+
+
+@pytest.mark.parametrize("case", DEEPSPEED_CASES, ids=name)
+def test_deepspeed_rule(case: LintCase, tmp_path: Path) -> None:
+    bad = found(write(tmp_path, case.bad, ".json"), case.context)
+    assert bad.get(case.rule) == case.severity
+    context = case.context if case.good_context is None else case.good_context
+    assert case.rule not in found(write(tmp_path, case.good, ".json"), context)
+
+
+@pytest.mark.parametrize("case", ACCELERATE_CASES, ids=name)
+def test_accelerate_rule(case: LintCase, tmp_path: Path) -> None:
+    assert found(write(tmp_path, case.bad, ".yaml"), case.context).get(case.rule) == case.severity
+    assert case.rule not in found(write(tmp_path, case.good, ".yaml"), case.context)
+
+
+def test_every_rule_has_a_case_and_a_line_in_the_docs() -> None:
+    sources = "".join(inspect.getsource(inspect.getmodule(rule)) for rule in (*DEEPSPEED_RULES, *ACCELERATE_RULES))
+    ids = set(re.findall(r'(?:finding\(|Finding\(|unknown_keys\(config, \w+\(\),)\s*"([a-z0-9-]+)"', sources))
+    covered = {case.rule for case in (*DEEPSPEED_CASES, *ACCELERATE_CASES)}
+    assert ids <= covered
+    page = (ROOT / "docs/lint.md").read_text()
+    assert [rule for rule in sorted(covered) if f"`{rule}`" not in page] == []
+
+
+@pytest.mark.parametrize("case", [case for case in DEEPSPEED_CASES if case.refused], ids=name)
+def test_what_is_called_refused_is_refused_by_deepspeed_itself(case: LintCase) -> None:
+    import deepspeed.runtime.config as parser
+
+    assert isinstance(case.bad, dict)
+    assert isinstance(case.good, dict)
+    with pytest.raises(Exception) as caught:  # DeepSpeed raises half a dozen kinds
+        parser.DeepSpeedConfig(dict(case.bad))
+    assert not isinstance(caught.value, KeyError | AttributeError)
+    if "auto" not in json.dumps(case.good):
+        parser.DeepSpeedConfig(dict(case.good))
+
+
+@pytest.mark.parametrize("table", ["deepspeed", "accelerate"])
+def test_tables_are_what_the_installed_readers_read(table: str) -> None:
+    made = subprocess.run(
+        [sys.executable, str(ROOT / f"scripts/{table}_keys.py")], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert made.stdout == (ROOT / f"kit/diagnose/lint/{table}_keys.yaml").read_text()
+
+
+def test_a_corrected_copy_has_none_of_the_errors(tmp_path: Path) -> None:
+    bad: dict[str, Any] = {
+        "train_batch_size": 30,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": "2",
+        "overlap_comm": True,
+        "fp16": {"enabled": "true"},
+        "bf16": {"enabled": True},
+        "optimizer": {"type": "OneBitAdam", "params": {"max_grad_norm": 1.0}},
+        "zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1, "cpu_offload": True},
+        "amp": {},
+    }
+    path = write(tmp_path, bad, ".json")
+    write_fixed(read_values(path), lint(path), tmp_path / "fixed.json")
+    assert [str(f) for f in lint(tmp_path / "fixed.json") if f.severity == "error"] == []
+    assert read_values(path) == bad
+    fixed = read_values(tmp_path / "fixed.json")
+    assert fixed["zero_optimization"] == {"stage": 2, "offload_optimizer": {"device": "cpu"}, "overlap_comm": True}
+    assert fixed["gradient_clipping"] == 1.0
+    with pytest.raises(SpecError, match="not overwritten"):
+        write_fixed(bad, (), tmp_path / "fixed.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"a": 1,\n "b" 2}', "x.json:2: not valid JSON: a colon is expected after 'b'"),
+        ('{"a": 1\n "b": 2}', "x.json:2: not valid JSON: a comma or } is expected before"),
+        ('{"a": tru}', "x.json:1: not valid JSON: 'tru}' is not a value"),
+        ('{"a": "x\n"}', "x.json:1: not valid JSON: a string is not closed"),
+        ('{"a": [1, 2', "not valid JSON: a comma or ] is expected"),
+        ("[]", "x.json: holds a list where an object is expected"),
+        ("{} 1", "something follows"),
+    ],
+)
+def test_json_that_cannot_be_read_names_the_line(text: str, message: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_json(text, "x.json")
+    assert message in str(caught.value)
+
+
+def test_json_is_read_as_json_reads_it() -> None:
+    text = '{"a": [1, -2.5e-3, {"b": "\\u00e9\\n{//#"}], "c": null, "d": {}, "e": []}'
+    parsed = parse_json(text, "x.json")
+    assert parsed.document.data == json.loads(text)
+    assert parsed.irregularities == ()
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    def kit(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", "kit", "lint", *words], capture_output=True, text=True, cwd=ROOT)
+
+    bad = write(tmp_path, {"train_batch_sise": 8}, ".json")
+    run = kit(str(bad))
+    assert run.returncode == 1
+    assert "[unknown-key] train_batch_sise" in run.stdout
+    assert "did you mean train_batch_size?" in run.stdout
+    run = kit(str(bad), "--json", "--fix", str(tmp_path / "good.json"))
+    assert run.returncode == 1
+    assert {item["rule"] for item in json.loads(run.stdout)} == {"unknown-key", "batch-missing"}
+    assert kit(str(tmp_path / "good.json")).returncode == 0
+    for words in ([str(tmp_path / "none.json")], [str(bad), "--reader", "nobody"], [str(bad), "--fix", str(bad)]):
+        run = kit(*words)
+        assert run.returncode == 2
+        assert run.stderr.startswith("error: ")
+        assert "Traceback" not in run.stderr
