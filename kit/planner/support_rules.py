@@ -15,7 +15,7 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         {
             "precision": (job.precision, ("bf16", "fp32")),
             "objective": (job.objective, _OBJECTIVES[layout.engine]),
-            "lora": (job.lora and "{…}", (None,)),
+            "lora": (job.lora and "{…}", (None,) if layout.engine == "megatron" else (None, "{…}")),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
         }
     )

@@ -17,6 +17,7 @@ from deepspeed.utils import groups
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
+from kit.engines.adapters import freeze
 from kit.engines.deepspeed import nvme
 from kit.engines.hf import build_model
 from kit.errors import EngineError
@@ -58,7 +59,7 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 
     Under zero.Init a parameter's own shape is empty, ``ds_shape`` is the whole one's.
     """
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) > 1]
     rest = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) <= 1]
     return [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
@@ -74,10 +75,14 @@ def _model(rundir: RunDirectory, settings: dict[str, Any]) -> PreTrainedModel:
     layout = rundir.plan.layout
     bf16_at_birth = layout.zero_stage == 3 and rundir.plan.job.precision == "bf16"
     device = torch.device(get_accelerator().current_device_name())
-    with _zero3_announced(settings, layout.zero_stage == 3):
+    lora = rundir.plan.job.lora
+    # bitsandbytes quantises whole weights: those of QLoRA are partitioned afterwards, by deepspeed.initialize.
+    with _zero3_announced(settings, layout.zero_stage == 3 and not (lora and lora.four_bit)):
         model = build_model(rundir, torch.bfloat16 if bf16_at_birth else torch.float32, device)
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
+    if lora is not None:
+        freeze(model, rundir)
     return model
 
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from kit.engines import experts
+from kit.engines.adapters import InitialAdapters, trainable
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.state import FullyPartitioned, Replicated, parameter_state
@@ -47,13 +48,17 @@ class DeepSpeedEngine:
         self._engine = build_deepspeed(rundir)
         self._state = parameter_state(self._engine)
         # Tied parameters come once, under the name that transformers saves: the first.
-        self._parameters = dict(self._engine.module.named_parameters())
+        self._parameters = trainable(self._engine.module)
         self.dp_rank: int = dist.get_rank(self._engine.data_parallel_group)
         self.dp_size: int = self._engine.dp_world_size
         self.is_main: bool = dist.get_rank() == 0
         self._spec = rundir.plan.model
         self._pending = False  # gradients wait for apply or discard
-        if rundir.run.model_path is not None:
+        self._lora = rundir.plan.job.lora
+        if self._lora is not None:
+            shapes = {name: _whole_shape(parameter) for name, parameter in self._parameters.items()}
+            self.import_state(StateKind.MASTER, InitialAdapters(shapes, rundir.run.seed))
+        elif rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
 
     # ------------------------------------------------------------------ one optimizer step
@@ -118,7 +123,10 @@ class DeepSpeedEngine:
             (directory / NATIVE_TAG).mkdir(exist_ok=True)
             self._state.save(directory / NATIVE_TAG)
         else:
-            self._engine.save_checkpoint(str(directory), tag=NATIVE_TAG, save_latest=False)
+            frozen = self._lora is not None
+            self._engine.save_checkpoint(
+                str(directory), tag=NATIVE_TAG, save_latest=False, exclude_frozen_parameters=frozen
+            )
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote. DeepSpeed unpickles, which runs code: the caller has verified every file's hash
@@ -130,7 +138,7 @@ class DeepSpeedEngine:
         if isinstance(self._state, Swapped):
             self._state.load(directory / NATIVE_TAG)
         else:
-            self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG)
+            self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG, load_module_strict=self._lora is None)
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Engine. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale already."""
@@ -149,7 +157,7 @@ class DeepSpeedEngine:
         """See Engine. Raises CheckpointError where names or shapes are not the model's."""
         if kind is StateKind.GRADIENT:
             raise EngineError("gradients can be exported, not imported; import master, exp_avg or exp_avg_sq")
-        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters.items()}
+        shapes = {name: _whole_shape(parameter) for name, parameter in self._parameters.items()}
         source = experts.Fused(self._spec, source, list(shapes))
         check_names(shapes, source)
         if kind is not StateKind.MASTER:
@@ -202,3 +210,8 @@ class DeepSpeedEngine:
         if not isinstance(self._state, Replicated) or hasattr(self._engine.optimizer, "_global_grad_norm"):
             return None
         return float(torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values()]))
+
+
+def _whole_shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
+    """Also of one that stage 3 has partitioned, whose own shape is empty."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
