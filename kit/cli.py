@@ -50,8 +50,18 @@ def plan(
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")] = None,
     total_tokens: Annotated[float | None, typer.Option(help="Token budget, for days and cost; 1e12 is fine.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan to this YAML file.")] = None,
+    deadline: Annotated[float | None, typer.Option(help="Days for the token budget: choose the cluster too.")] = None,
+    budget: Annotated[float | None, typer.Option(help="USD for the token budget: choose the cluster too.")] = None,
+    max_gpus: Annotated[int | None, typer.Option(help="Most GPUs of a cluster to choose.", min=1)] = None,
+    by: Annotated[str, typer.Option(help="Choose the cluster by gpus, money or time.")] = "gpus",
+    calibrate: Annotated[
+        Path | None, typer.Option(help="A run's summary.json: correct this and later plans on the cluster by it.")
+    ] = None,
 ) -> None:
-    """What to run, whether it fits, how fast, what it costs, and why."""
+    """What to run, whether it fits, how fast, what it costs, and why.
+
+    With --deadline, --budget or --max-gpus the cluster is chosen too: of all node types, or of the one in --gpus.
+    """
     from kit.planner.render import render
 
     if _is_recipe(model):
@@ -66,13 +76,48 @@ def plan(
             raise SpecError(
                 f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is not a recipe file: use the options"
             )
-        if gpus is None:
-            raise SpecError("--gpus is missing, for example --gpus 8xH100")
         job = _job(seq_length=seq_length, global_batch_size=global_batch_size, total_tokens=total_tokens)
+        if deadline is not None or budget is not None or max_gpus is not None:
+            gpus = _chosen_cluster(model, job, _pins(engine, fix or []), gpus, by, deadline, budget, max_gpus)
+        if gpus is None:
+            raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
         result = make_plan(model, gpus, job, _pins(engine, fix or []))
     if save is not None:
         result.save(save)
     typer.echo(render(result))
+
+
+@app.command()
+def explain(
+    target: Annotated[str, typer.Argument(help="Plan file, recipe file, catalog name, or Hugging Face directory.")],
+    overrides: Overrides = None,
+    gpus: Annotated[str | None, typer.Option(help="Cluster, for a model that is no file.")] = None,
+    engine: Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")] = "auto",
+    fix: Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. Repeatable.")] = None,
+    seq_length: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
+    global_batch_size: Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")] = None,
+    what_if: Annotated[
+        list[str] | None, typer.Option("--what-if", help="gpus=16xH200, seq_length=131072, tp=4 …; repeatable.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the step and the schedule to this file.")] = None,
+) -> None:
+    """Every decision of a plan, what binds, where the time goes, and what would change."""
+    from kit.planner.explain import explain as explained
+    from kit.planner.explain_png import draw
+
+    pins = Pins()
+    if _is_recipe(target):
+        result, pins = _plan_or_recipe(Path(target), overrides, engine, fix)
+    else:
+        if gpus is None:
+            raise SpecError("--gpus is missing, for example --gpus 8xH100")
+        pins = _pins(engine, fix or [])
+        job = _job(seq_length=seq_length, global_batch_size=global_batch_size)
+        result = make_plan(target, gpus, job, pins)
+    typer.echo(explained(result, pins, tuple(what_if or ())))
+    if png is not None:
+        draw(result, png)
+        typer.echo(f"\n{png}: the step and the schedule")
 
 
 @app.command()
@@ -175,6 +220,25 @@ def lint(
         raise typer.Exit(1)
 
 
+@app.command()
+def doctor(
+    logs: Annotated[list[Path], typer.Argument(help="Logs of all ranks: files, or directories of them.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """What went wrong in a run: the cause, the rank that had it first, what to do. Exit code 1 where one is found."""
+    import json
+
+    from kit.diagnose.logs import diagnose
+
+    causes = diagnose(logs)
+    if as_json:
+        typer.echo(json.dumps([cause.as_json() for cause in causes], indent=1))
+    else:
+        typer.echo("\n".join(str(cause) for cause in causes) if causes else "no known sign of a failure")
+    if causes:
+        raise typer.Exit(1)
+
+
 @convert_app.command("data")
 def convert_data(
     sources: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or a saved Hugging Face data set.")],
@@ -233,8 +297,45 @@ def main() -> None:
         raise SystemExit(2) from None
 
 
+def _chosen_cluster(
+    model: str,
+    job: JobSpec,
+    pins: Pins,
+    node: str | None,
+    by: str,
+    deadline: float | None,
+    budget: float | None,
+    max_gpus: int | None,
+) -> str:
+    """Print what the node types offer, and return the first."""
+    from kit.planner.purchase import Wish, offers, render_offers
+    from kit.specs.catalog import load_model
+
+    if by not in ("gpus", "money", "time"):
+        raise SpecError(f"--by {by!r} is no goal; use gpus, money or time")
+    wish = Wish(goal=by, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)  # type: ignore[arg-type]
+    found = offers(load_model(model), job, pins, wish, None if node is None else node.rpartition(":")[2] or node)
+    typer.echo(render_offers(found) + "\n")
+    return f"{found[0].cluster.name}:{found[0].cluster.num_nodes}"
+
+
 def _is_recipe(word: str) -> bool:
     return word.endswith((".yaml", ".yml"))
+
+
+def _plan_or_recipe(path: Path, overrides: list[str] | None, engine: str, fix: list[str] | None) -> tuple[Plan, Pins]:
+    """A saved plan as it is, or a recipe's, planned now; with the choices that were pinned."""
+    from kit.planner.explain import pinned
+
+    words = [*(overrides or []), *[f"layout.{word}" for word in fix or []]]
+    words += [f"layout.engine={engine}"] if engine != "auto" else []
+    if "schema_version" in yaml.read(path).data:
+        if words:
+            raise SpecError(f"{words[0]!r}: a plan has every choice made; ask with --what-if, or explain its recipe")
+        saved = Plan.load(path)
+        return saved, pinned(saved)
+    recipe = load_recipe(path, words)
+    return make_plan(recipe), recipe.layout
 
 
 def _plan_recipe(path: Path, overrides: list[str] | None) -> tuple[Plan, Recipe]:

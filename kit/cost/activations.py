@@ -25,22 +25,28 @@ def layer_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> flo
         # One head is repeated by a view, but a rotated key is fp32 under autocast and copied by the cast.
         copies = 2 if model.num_key_value_heads > 1 else int(uses_autocast(job.precision, layout))
         repeated = copies * (model.num_attention_heads - model.num_key_value_heads) * model.head_dim
-        terms["window"] = (2 if job.precision == "bf16" else 4) * (repeated + job.seq_length)
+        terms["window"] = (2 if job.precision != "fp32" else 4) * (repeated + job.seq_length)
     return sum(terms.values())
 
 
 def layer_terms(model: ModelSpec, precision: Precision, layout: Layout) -> dict[str, float]:
     """The same, by operator."""
     if layout.implementation == "torch-native":
-        return _torch_native(model, 2 if precision == "bf16" else 4, layout)
+        return _torch_native(model, 2 if precision != "fp32" else 4, layout)
     if uses_autocast(precision, layout):
         return _huggingface_autocast(model)
-    return _huggingface(model, 2 if precision == "bf16" else 4)
+    return _of_a_rank(_huggingface(model, 2 if precision != "fp32" else 4), layout)
+
+
+def _of_a_rank(terms: dict[str, float], layout: Layout) -> dict[str, float]:
+    """DeepSpeed's AutoTP splits what is between two matrices; norms and residuals are whole on every rank."""
+    return {name: size / (1 if name == "norms" else layout.tp) for name, size in terms.items()}
 
 
 def uses_autocast(precision: Precision, layout: Layout) -> bool:
-    """Whether fp32 parameters are cast by every matmul: the torch engine, except where FSDP2 gathers them in bf16."""
-    return precision == "bf16" and layout.engine == "torch" and layout.zero_stage == 0
+    """Whether fp32 parameters are cast by every matmul: the torch engine, except where FSDP2 gathers them in bf16, and
+    DeepSpeed on request."""
+    return layout.autocast or (precision != "fp32" and layout.engine == "torch" and layout.zero_stage == 0)
 
 
 def layer_input_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
@@ -48,7 +54,7 @@ def layer_input_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) 
 
     Under autocast the residual stream stays fp32: embeddings are not cast.
     """
-    element = 2 if job.precision == "bf16" and not uses_autocast(job.precision, layout) else 4
+    element = 2 if job.precision != "fp32" and not uses_autocast(job.precision, layout) else 4
     return element * model.hidden_size / (layout.tp if layout.sp else 1)
 
 
@@ -59,10 +65,9 @@ def logits_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> fl
     logits exist together in backward (4 + 4 + 4 bytes a token and vocabulary entry). megatron-core
     (tensor_parallel/cross_entropy.py) works in place on one fp32 copy beside the bf16 logits, split over tp.
     """
-    vocabulary = -(-model.vocab_size // layout.tp)
     if layout.implementation == "torch-native":
-        return vocabulary * (6 if job.precision == "bf16" else 4)
-    return vocabulary * 12
+        return -(-model.vocab_size // layout.tp) * (6 if job.precision != "fp32" else 4)
+    return model.vocab_size * 12
 
 
 def working_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
@@ -70,7 +75,7 @@ def working_bytes_per_token(model: ModelSpec, job: JobSpec, layout: Layout) -> f
 
     Three of its width (product, gate and up), two of the hidden size.
     """
-    element = 2 if job.precision == "bf16" else 4
+    element = 2 if job.precision != "fp32" else 4
     return element * max(1, model.experts_per_token) * (3 * model.mlp_width / layout.tp + 2 * model.hidden_size)
 
 
@@ -159,11 +164,16 @@ def _torch_native(model: ModelSpec, element: int, layout: Layout) -> dict[str, f
     statistics = 4 if model.norm == "rmsnorm" else 8
     # The value is a view of the whole projection's output, which therefore stays; query and key are rotated copies.
     inputs = query + key_value + (query + 2 * key_value)
-    output = query
-    if layout.cp > 1:
+    output, sums = query, 4 * heads
+    if layout.recompute == "selective":
+        sums = 0
+    elif layout.cp > 1 and layout.cp_comm_type == "p2p":
+        # A copy of this rank's keys and values (ring.py), and the output once for each order of its dimensions.
+        inputs, output = query + 2 * key_value, 2 * query
+    elif layout.cp > 1:
         # Keys and values of the whole sequence instead (context.py), and both halves of the output beside their sum.
         inputs, output = query + 2 * key_value * layout.cp, 2 * query
-    attention = element * (inputs + output) + 4 * heads
+    attention = element * (inputs + output) + sums
     if model.qk_norm:
         attention += element * query + 4 * (heads + key_value / model.head_dim)
     # Gate and up are one tensor (2f); silu(gate), up + offset and the product are one each (transformer/mlp.py, glu).

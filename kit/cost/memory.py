@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from kit.cost import activations, deepspeed_sizes, offload
 from kit.cost.efficiency import overheads
 from kit.cost.params import count, rank_experts, rank_parameters
+from kit.cost.pipeline import distinct_stages, stage_layers
 from kit.cost.prediction import StageMemory
 from kit.cost.states import state_bytes
 from kit.specs.cluster import ClusterSpec
@@ -21,8 +22,6 @@ from kit.units import GIB, to_gib
 
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 
-ZERO3_LIVE_PARAMETERS = 10**9
-"""Gathered parameters that DeepSpeed keeps (runtime/zero/config.py: max_live_parameters, max_reuse_distance)."""
 ZERO3_SUB_GROUP = 10**9
 """Parameters that a stage-3 step converts at a time (runtime/zero/config.py: sub_group_size)."""
 
@@ -41,9 +40,9 @@ def peak_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: La
 
 
 def peak_gib(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> float:
-    """Peak of the fullest stage. It is the first or the last: those between hold less than the first."""
-    ends = {0, layout.pp - 1}
-    return to_gib(max(sum(stage_bytes(model, cluster, job, layout, stage).values()) for stage in ends))
+    """Peak of the fullest stage. Those after the second hold less than it, but for the last."""
+    stages = distinct_stages(layout)
+    return to_gib(max(sum(stage_bytes(model, cluster, job, layout, stage).values()) for stage in stages))
 
 
 def micro_batches_in_flight(layout: Layout, stage: int) -> float:
@@ -72,14 +71,15 @@ class _Dynamic:
 
 def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, stage: int) -> dict[str, float]:
     """Bytes by component of a rank of one stage, at its fullest moment."""
-    dense = rank_parameters(model, layout.tp, layout.pp, stage)
-    experts = rank_experts(model, layout.pp, layout.ep, layout.etp)
+    layers = stage_layers(model, layout, stage)
+    dense = rank_parameters(model, layout.tp, layout.pp, stage, layers)
+    experts = rank_experts(model, layout.pp, layout.ep, layout.etp, stage, layers)
     parameters = dense + experts
     state = state_bytes(layout, job.precision)
     # Experts are alike on other ranks than the rest, which changes what the distributed optimizer shards over.
     of_experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1), job.precision)
     dynamic = _dynamic(model, job, layout, stage)
-    buffers = _buffers(model, job, layout)
+    buffers = _buffers(model, cluster, job, layout)
     constant = {
         "weights": state.weights * parameters,
         "optimizer": state.optimizer * dense + of_experts.optimizer * experts,
@@ -116,7 +116,7 @@ def stage_bytes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: La
 
 def _dynamic(model: ModelSpec, job: JobSpec, layout: Layout, stage: int) -> _Dynamic:
     tokens = _tokens(job, layout)
-    layers = (model.num_layers + model.encoder_layers) // layout.pp
+    layers = len(stage_layers(model, layout, stage)) + model.encoder_layers // layout.pp
     in_flight = micro_batches_in_flight(layout, stage)
     per_layer = activations.layer_bytes_per_token(model, job, layout) * tokens
     working = activations.working_bytes_per_token(model, job, layout) * tokens
@@ -125,6 +125,9 @@ def _dynamic(model: ModelSpec, job: JobSpec, layout: Layout, stage: int) -> _Dyn
     if layout.recompute == "full":
         kept = activations.layer_input_bytes_per_token(model, job, layout) * tokens * layers * in_flight
         return _Dynamic(kept=kept, one_layer=per_layer + working, logits=logits)
+    if layout.recompute == "selective":
+        whole = activations.layer_bytes_per_token(model, job, replace(layout, recompute="none")) * tokens
+        working += whole - per_layer
     return _Dynamic(kept=per_layer * layers * in_flight, one_layer=working, logits=logits)
 
 
@@ -140,28 +143,30 @@ def _autocast_copies(model: ModelSpec, job: JobSpec, layout: Layout, during_loss
     head = model.vocab_size * model.hidden_size
     if layout.recompute == "full" and during_loss:
         return 2.0 * head
-    counts = count(model)
-    matrices = counts.sum_of_layers(lambda layer: layer.matrices) + counts.sum_of_encoder(lambda layer: layer.matrices)
-    return 2.0 * (matrices + head)
+    return 2.0 * (count(model).layer_matrices + head)
 
 
-def _buffers(model: ModelSpec, job: JobSpec, layout: Layout) -> float:
+def _buffers(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> float:
     """What is gathered, and buckets; those of DDP and Megatron hold the gradients themselves."""
     if layout.engine == "megatron" or layout.zero_stage == 0:
         return 0.0
-    element = 2.0 if job.precision == "bf16" else 4.0
+    element = 2.0 if job.precision != "fp32" else 4.0
     if layout.engine == "torch":
         return _fsdp_buffers(model, layout, element)
-    kept = offload.device_buffer_bytes(model, layout, job.precision)
+    if layout.autocast:
+        element = 4.0
+    # hpZ keeps weights once more, spread over the ranks of a node, from their first gather of a step until its end.
+    second_copy = element * count(model).total / layout.zero_hpz if layout.zero_hpz > 1 else 0.0
+    kept = offload.device_buffer_bytes(model, cluster, layout, job.precision)
     if layout.zero_stage < 3:
-        bucket = deepspeed_sizes.reduce_bucket(model, layout) * element
+        bucket = deepspeed_sizes.reduce_bucket(model, cluster, layout) * element
         return kept + 2 * bucket  # double buffering: contiguous_gradients with overlap_comm
-    prefetched = deepspeed_sizes.largest_layer_matrix(model)
-    live = min(count(model).total, ZERO3_LIVE_PARAMETERS) + prefetched
+    prefetched = deepspeed_sizes.prefetch_bucket(model, cluster, layout)
+    live = deepspeed_sizes.live_parameters(model, cluster, layout) + prefetched
     if layout.offload_param == "nvme":
         # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
         live = min(live, deepspeed_sizes.largest_parameter(model) + 2 * prefetched)
-    return kept + live * element
+    return kept + live * element + second_copy
 
 
 def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> float:

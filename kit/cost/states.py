@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kit.cost.compression import held_bytes
 from kit.specs.job import Precision
 from kit.specs.layout import Layout
 
@@ -72,7 +73,7 @@ def _torch(layout: Layout) -> StateBytes:
         weights=4.0 / ranks,
         gradients=gradients,
         gradients_in_forward=gradients if held else 0.0,
-        optimizer=8.0 / ranks,
+        optimizer=8.0 / ranks + held_bytes(layout.gradient_compression),
     )
 
 
@@ -83,7 +84,7 @@ def _megatron(layout: Layout, precision: Precision) -> StateBytes:
     weights are their own master: 16, or 8 + 8/d.
     """
     ranks = layout.dp * layout.cp if layout.zero_stage else 1
-    weights, optimizer = (2.0, 12.0) if precision == "bf16" else (4.0, 8.0)
+    weights, optimizer = (2.0, 12.0) if precision != "fp32" else (4.0, 8.0)
     return StateBytes(weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=optimizer / ranks)
 
 
@@ -94,8 +95,8 @@ def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
     stage3.py, _create_fp32_partitions, would share them but compares a device with its name). Gradients: see
     ``_deepspeed_gradients``. Agrees with the tensors in the engine term by term (docs/deepspeed-bytes.md).
     """
-    stage, ranks = layout.zero_stage, layout.dp
-    bf16 = precision == "bf16"
+    stage, ranks = layout.zero_stage, layout.dp * layout.cp  # sequence-parallel ranks share out the state too
+    bf16 = precision != "fp32" and not layout.autocast
     element = 2.0 if bf16 else 4.0
     fullest, in_forward, in_step, between = _deepspeed_gradients(layout, precision)
     optimizer = (12.0 if bf16 or stage >= 1 else 8.0) / (ranks if stage >= 1 else 1)
@@ -123,14 +124,15 @@ def _deepspeed_gradients(layout: Layout, precision: Precision) -> tuple[float, f
     they come (async_inplace_copy_grad_to_fp32_buffer_from_gpu), but not the fp32 sums of stages 1 and 2: those are in a
     buffer on the device, whatever the optimizer's place (stage_1_and_2.py, _build_compact_grad_partition_buffer).
     """
-    stage, ranks = layout.zero_stage, layout.dp
+    stage, ranks = layout.zero_stage, layout.dp * layout.cp
     accumulates = layout.gradient_accumulation_steps > 1
-    element = 2.0 if precision == "bf16" else 4.0
-    sums_in_fp32 = precision == "bf16" and accumulates
+    sixteen_bit = precision != "fp32" and not layout.autocast
+    element = 2.0 if sixteen_bit else 4.0
+    sums_in_fp32 = sixteen_bit and accumulates
     offloaded = layout.offload_optimizer != "none"
     if stage == 0:
         return element, element if accumulates else 0.0, element, 0.0
-    if stage == 1 and sums_in_fp32 and not offloaded:
+    if stage == 1 and sums_in_fp32 and precision == "bf16" and not offloaded:
         return 6.0, 6.0, 6.0, 4.0
     # What a rank owns, summed over micro batches.
     own = (4.0 if sums_in_fp32 else element) / ranks

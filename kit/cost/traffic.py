@@ -19,6 +19,9 @@ ATTENTION_RAMP = 512
 BACKWARD_LAUNCHES = 1.5
 """Kernels of backward for each of forward, by the time that autograd's C++ threads take to issue them."""
 
+AFTER_SYNC = 0.3
+"""Share of a layer's kernels that follow the host's wait for the routing; the dispatch, the experts and the way back."""
+
 _KERNELS: dict[Code, float] = {"fused": 60, "compiled": 40, "eager": 50, "huggingface": 50, "torch-native": 40}
 """Operators that a layer issues in forward: counted in the layers' code; Transformer Engine's modules count for more
 than their kernels, they prepare arguments in Python."""

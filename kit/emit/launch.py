@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+import kit.emit.megatron
 from kit.planner.plan import Plan
 
 WORKER = "kit.training"
@@ -46,7 +47,7 @@ def _environment(plan: Plan) -> list[str]:
             "# One thread a process: the processes of a rehearsal share a few cores.",
             "export OMP_NUM_THREADS=1",
         ]
-    elif layout.engine == "megatron" and (layout.tp > 1 or layout.cp > 1):
+    elif kit.emit.megatron.applies(plan) and (layout.tp > 1 or layout.cp > 1):
         lines += [
             "# Kernels start in the order they were issued, so that collectives overlap with the matmul before them.",
             "export CUDA_DEVICE_MAX_CONNECTIONS=1",

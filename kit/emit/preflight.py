@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kit.emit.megatron
 from kit.cost.params import count
 from kit.emit.machine import check_host_memory, check_nvme
 from kit.emit.run_directory import RunDirectory
@@ -20,9 +21,9 @@ from kit.units import to_gib
 PACKAGES = {
     "torch": ("torch", "transformers"),
     "deepspeed": ("torch", "transformers", "deepspeed", "accelerate"),
-    "megatron": ("torch", "transformers", "megatron.core"),
+    "megatron": ("torch", "transformers"),
 }
-"""What each engine imports; the extra of the same name installs it."""
+"""What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
 STATE_BYTES_PER_PARAMETER = 12
 """fp32 master weight and two moments: what one checkpoint writes."""
 
@@ -30,14 +31,15 @@ STATE_BYTES_PER_PARAMETER = 12
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
     problems: list[str] = []
-    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory):
+    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory, _asynchronous):
         try:
             check(rundir)
         except KitError as error:
             problems.append(str(error))
-    if resume_from is not None and not (resume_from / "hub.json").is_file():
+    if resume_from is not None and not any((resume_from / name).is_file() for name in ("hub.json", "manifest.json")):
         raise CheckpointError(
-            f"--resume {resume_from}: not a hub checkpoint (no hub.json); give auto or a hub-step-… directory"
+            f"--resume {resume_from}: not a checkpoint (no hub.json, no manifest.json); give auto, or a hub-step-… or "
+            f"step-… directory"
         )
     if problems:
         raise RunDirectoryError("\n".join(problems))
@@ -50,7 +52,10 @@ def _packages(rundir: RunDirectory) -> None:
     adapters = () if lora is None else ("peft", "bitsandbytes") if lora.four_bit else ("peft",)
     if absent := [name for name in adapters if not _is_installed(name)]:
         raise EngineError(f"job.lora needs {', '.join(absent)}, not installed; use: pip install 'kit[lora]'")
-    missing = [name for name in PACKAGES[engine] if not _is_installed(name)]
+    needed = PACKAGES[engine]
+    if kit.emit.megatron.applies(rundir.plan):
+        needed += ("megatron.core",)
+    missing = [name for name in needed if not _is_installed(name)]
     if missing:
         raise EngineError(
             f"layout.engine={engine} needs {', '.join(missing)}, not installed for {Path(sys.executable).name}; "
@@ -169,6 +174,14 @@ def _nvme(rundir: RunDirectory) -> None:
 
 def _host_memory(rundir: RunDirectory) -> None:
     check_host_memory(rundir.plan)
+
+
+def _asynchronous(rundir: RunDirectory) -> None:
+    if rundir.run.checkpoint.asynchronous and rundir.plan.layout.engine != "megatron":
+        raise EngineError(
+            f"run.checkpoint.asynchronous=true on engine={rundir.plan.layout.engine}, whose own format is written in "
+            f"one go; use false, or layout.engine=megatron"
+        )
 
 
 def _disk(rundir: RunDirectory) -> None:

@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from kit.engines import experts
 from kit.engines.base import TensorSource
-from kit.engines.hf import HfDirectory, build_skeleton, check_names, check_shape
+from kit.engines.hf import HfDirectory, build_skeleton, check_names, check_shape, parameter_shapes
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
@@ -109,6 +109,11 @@ def adapter_shapes(model: ModelSpec, lora: LoraSpec) -> dict[str, tuple[int, ...
     skeleton = build_skeleton(model)
     adapt(skeleton, lora)
     return {name: tuple(parameter.shape) for name, parameter in trainable(skeleton).items()}
+
+
+def checkpoint_shapes(model: ModelSpec, lora: LoraSpec | None) -> dict[str, tuple[int, ...]]:
+    """Name → shape of what a checkpoint holds: all of the model, or its adapters. Allocates nothing."""
+    return parameter_shapes(model) if lora is None else adapter_shapes(model, lora)
 
 
 class InitialAdapters:

@@ -7,11 +7,11 @@ rate), no data order and no logging. Losses are sums over unmasked tokens, divid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +74,8 @@ class Norms:
 
     gradient: float
     """Global L2 norm of the gradient before clipping, each parameter counted once."""
+    skipped: bool = False
+    """fp16: a scaled gradient overflowed, the scale was lowered, no weight has changed; ``gradient`` is infinite."""
 
 
 class TensorSource(Protocol):
@@ -120,6 +122,15 @@ class ParallelExport(Protocol):
 
         All ranks must exhaust the iterator.
         """
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    """An engine whose native checkpoints fit every layout of their model, and can be written while it trains on."""
+
+    def snapshot(self) -> Callable[[Path, Any], None]:
+        """Collective. Copy the state to host memory. What is returned writes it into an existing empty directory,
+        collectively over the process group given as its second argument, and may run in a thread."""
 
 
 class Engine(Protocol):

@@ -11,7 +11,7 @@ from kit.cost.memory import COMPONENTS, peak_memory
 from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.prediction import StageMemory
 from kit.errors import PlanError
-from kit.planner.decisions import describe
+from kit.planner.describe import describe
 from kit.planner.failure import MOST_CHANGES, changes_that_fit, nothing_legal
 from kit.planner.weighing import search
 from kit.specs.cluster import ClusterSpec

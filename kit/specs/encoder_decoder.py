@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs.families import Activation
 from kit.specs.model import ModelSpec
 
-T5_PROJECTIONS: Mapping[str, Activation] = {"relu": "relu", "gated-gelu": "gelu_tanh"}
+T5_PROJECTIONS = ("relu", "gated-gelu")
 """feed_forward_proj: of the first version and of 1.1."""
 
 
@@ -20,8 +19,12 @@ def fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def config(model: ModelSpec) -> dict[str, Any]:
     """ModelSpec → the keys of a ``config.json``, ``model_type`` among them; dropout is off."""
+    if model.num_key_value_heads != model.num_attention_heads:
+        raise SpecError(
+            f"num_key_value_heads={model.num_key_value_heads} for {model.name}: {model.family} has no grouped-query "
+            f"attention; use {model.num_attention_heads}"
+        )
     if model.family == "t5":
-        (projection,) = (key for key, value in T5_PROJECTIONS.items() if value == model.traits.activation)
         return {
             "model_type": "t5",
             "vocab_size": model.vocab_size,
@@ -33,12 +36,17 @@ def config(model: ModelSpec) -> dict[str, Any]:
             "num_heads": model.num_attention_heads,
             "relative_attention_num_buckets": model.relative_attention_buckets,
             "relative_attention_max_distance": model.relative_attention_max_distance,
-            "feed_forward_proj": projection,
+            "feed_forward_proj": model.feed_forward_proj,
             "layer_norm_epsilon": model.norm_eps,
             "tie_word_embeddings": model.tied_embeddings,
             "n_positions": model.max_position_embeddings,
             "dropout_rate": 0.0,
         }
+    if model.head_dim * model.num_attention_heads != model.hidden_size:
+        raise SpecError(
+            f"head_dim={model.head_dim} for {model.name}: the heads of {model.family} split the hidden size "
+            f"{model.hidden_size} evenly; use {model.hidden_size // model.num_attention_heads}"
+        )
     if model.norm_eps != 1e-5:
         raise SpecError(f"norm_eps={model.norm_eps} of {model.name}: {model.family} has no choice of it; use 1e-5")
     own = {"bart": {"decoder_start_token_id": None}, "blenderbot": {}}  # Blenderbot's class insists on a number
@@ -91,7 +99,7 @@ def _t5(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         "rope_theta": None,
         "relative_attention_buckets": config.get("relative_attention_num_buckets", 32),
         "relative_attention_max_distance": config.get("relative_attention_max_distance", 128),
-        "activation": None if projection == "relu" else T5_PROJECTIONS[projection],
+        "feed_forward_proj": projection,
     }
 
 

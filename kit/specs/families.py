@@ -36,11 +36,10 @@ Family = Literal[
     "blenderbot",
 ]
 Norm = Literal["rmsnorm", "layernorm"]
-NormPlacement = Literal["input", "output", "both"]
+NormPlacement = Literal["input", "output", "both", "sum"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 Biases = Literal["none", "qkv", "all"]
 Positions = Literal["rope", "learned", "alibi", "relative"]
-"""relative: T5's table of biases by distance, which the first layer of each stack holds for all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +48,8 @@ class Traits:
 
     norm: Norm = "rmsnorm"
     norm_placement: NormPlacement = "input"
-    """Where attention and MLP have their norm: before, after (inside the residual branch), or on both sides."""
+    """Where attention and MLP have their norm: before, after (inside the residual branch), on both sides, or on the sum
+    with the residual stream; there is no norm at the end then."""
     zero_centred_norm: bool = False
     """Whether a norm scales by 1 + weight."""
     activation: Activation = "silu"
@@ -67,10 +67,6 @@ class Traits:
     """Whether embeddings are multiplied by the root of the hidden size."""
     embedding_norm: bool = False
     """Whether embeddings are normalised before the first layer."""
-    final_norm: bool = True
-    """Whether there is a norm after the last layer."""
-    encoder: bool = False
-    """Whether an encoder reads a source, to which each layer of the decoder attends; both have these traits."""
     attention_sinks: bool = False
     """Whether each head has a learned score that takes part in the softmax and adds nothing."""
     router: Literal["softmax", "sigmoid"] = "softmax"
@@ -108,6 +104,10 @@ _CLASSIC = Traits(
 def _like(base: Traits, **changes: Any) -> Traits:
     return dataclasses.replace(base, **changes)
 
+
+_TWO_STACKS = _like(
+    _CLASSIC, activation="gelu", positions="learned", needs=("encoder_layers",), takes=("scale_embedding",)
+)
 
 FAMILIES: Mapping[Family, Traits] = {
     "llama": Traits(takes=_ROPE),
@@ -160,35 +160,17 @@ FAMILIES: Mapping[Family, Traits] = {
         needs=_EXPERTS,
         takes=(*_ROPE, *_WINDOWS),
     ),
+    # Two stacks. Of T5 1.1 the MLP is gated (feed_forward_proj).
     "t5": Traits(
+        positions="relative",
         activation="relu",
         gated_mlp=False,
-        positions="relative",
-        encoder=True,
         grouped_queries=False,
-        needs=("encoder_layers", "relative_attention_buckets"),
+        needs=("encoder_layers", "relative_attention_buckets", "feed_forward_proj"),
         takes=("relative_attention_max_distance",),
-        choices={"activation": ("relu", "gelu_tanh")},
     ),
-    "bart": _like(
-        _CLASSIC,
-        activation="gelu",
-        positions="learned",
-        position_offset=2,
-        embedding_norm=True,
-        final_norm=False,
-        encoder=True,
-        needs=("encoder_layers",),
-        takes=("scale_embedding",),
-    ),
-    "blenderbot": _like(
-        _CLASSIC,
-        activation="gelu",
-        positions="learned",
-        encoder=True,
-        needs=("encoder_layers",),
-        takes=("scale_embedding",),
-    ),
+    "bart": _like(_TWO_STACKS, norm_placement="sum", embedding_norm=True, position_offset=2),
+    "blenderbot": _TWO_STACKS,
 }
 
 
@@ -203,7 +185,7 @@ def families_with(optional: str) -> tuple[Family, ...]:
 
 WINDOWED: tuple[Family, ...] = families_with("sliding_window")
 """Families whose attention may have a sliding window."""
-ENCODER_DECODER: tuple[Family, ...] = tuple(family for family, traits in FAMILIES.items() if traits.encoder)
-"""Families of two stacks."""
 WITH_EXPERTS: tuple[Family, ...] = families_with("num_experts")
 """Families whose MLPs are mixtures of experts."""
+ENCODER_DECODER: tuple[Family, ...] = families_with("encoder_layers")
+"""Families of two stacks: an encoder reads the source, a decoder writes the target and attends to the encoder."""

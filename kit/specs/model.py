@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -134,9 +134,11 @@ class ModelSpec:
     encoder_layers: int = Field(default=0, ge=0)
     """Layers of the encoder; 0 for a decoder-only model."""
     relative_attention_buckets: int = Field(default=0, ge=0)
-    """T5: rows of its table of attention biases."""
+    """T5: rows of the table of attention biases by distance, which the first layer of each stack holds for all."""
     relative_attention_max_distance: int = Field(default=128, gt=0)
-    """T5: distances from here on share the last row."""
+    """T5: distances from here on share the last bucket."""
+    feed_forward_proj: Literal["relu", "gated-gelu"] | None = None
+    """T5: its MLP, of the first version or of 1.1."""
     scale_embedding: bool = False
     """BART, Blenderbot: whether embeddings are multiplied by the root of the hidden size."""
     source: str = "user"
@@ -151,8 +153,8 @@ class ModelSpec:
         """What the family decides, with this model's own choices."""
         base = FAMILIES[self.family]
         own = {key: value for key in base.choices if (value := getattr(self, key)) is not None}
-        if self.family == "t5" and own.get("activation") == "gelu_tanh":
-            own["gated_mlp"] = True  # 1.1 changed both together
+        if self.feed_forward_proj == "gated-gelu":
+            own |= {"gated_mlp": True, "activation": "gelu_tanh"}
         return dataclasses.replace(base, **own) if own else base
 
     @property
@@ -193,7 +195,7 @@ class ModelSpec:
     @property
     def is_encoder_decoder(self) -> bool:
         """Whether it maps a source to a target, each with a stack of its own."""
-        return self.traits.encoder
+        return self.encoder_layers > 0
 
     def has_experts(self, layer: int) -> bool:
         """Whether this layer (from 0) is a mixture of experts."""
@@ -206,9 +208,9 @@ class ModelSpec:
 
     def windowed(self, seq_length: int) -> bool:
         """Whether a sliding window cuts anything off sequences of this length, in any layer."""
-        return any(
-            window is not None and window < seq_length for window in {self.window(i) for i in range(self.num_layers)}
-        )
+        if self.sliding_window is None or self.sliding_window >= seq_length:
+            return False
+        return any(self.window(layer) is not None for layer in range(self.num_layers))
 
 
 def _of_the_family(model: ModelSpec) -> list[str]:

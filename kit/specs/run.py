@@ -43,6 +43,12 @@ class CheckpointSpec:
     every_steps: int = Field(default=1000, gt=0)
     keep_last: int = Field(default=5, gt=0)
     """Older native checkpoints of this run are removed."""
+    asynchronous: bool = False
+    """Training stops only while the state is copied to host memory; a thread writes it. Needs engine=megatron, and
+    host memory for one checkpoint."""
+
+
+Monitor = Literal["tensorboard", "wandb", "csv_monitor", "comet"]
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -53,6 +59,10 @@ class LoggingSpec:
     """Steps between two lines on the terminal; metrics.jsonl has every step."""
     gradients_at_steps: tuple[int, ...] = ()
     """Steps (from 1) at which full gradients go to ``gradients/step-NNNNNN.safetensors``, for comparisons."""
+    flops_profiler_at_step: int | None = Field(default=None, gt=0)
+    """deepspeed: the step (from 1) that its FLOPS profiler measures, to ``flops_profile.txt``; null: none."""
+    monitors: tuple[Monitor, ...] = ()
+    """deepspeed: where it reports too, in its own words. Each needs its package."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)

@@ -8,6 +8,7 @@ that is killed and resumed makes the same steps.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
@@ -20,6 +21,7 @@ from kit.errors import CheckpointError, EngineError
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
 from kit.training.checkpoint.agreement import together
+from kit.training.checkpoint.background import Background
 from kit.training.checkpoint.hub import Counters, HubCheckpoint, export_hub, export_tensors
 from kit.training.checkpoint.native import NativeCheckpoints
 from kit.training.data.feed import Feed
@@ -90,7 +92,9 @@ class _Run:
             plan_hash=plan.digest,
             world_size=plan.layout.world_size,
             keep_last=self.rundir.run.checkpoint.keep_last,
+            model=f"{plan.layout.engine} {plan.model_digest}",
         )
+        self.background = Background(self.checkpoints) if self.rundir.run.checkpoint.asynchronous else None
 
     def step(self, feed: Feed, counters: Counters, log: MetricsLog | None, is_last: bool) -> Counters:
         """One optimizer step and what is due after it; returns the counters after it."""
@@ -117,7 +121,10 @@ class _Run:
             global_batch_size=batch_size,
         )
         norms = engine.apply(rate)
-        _require_finite("gradient norm", norms.gradient, step)
+        if norms.skipped:
+            counters = dataclasses.replace(counters, optimizer_steps=engine.optimizer_steps)
+        else:
+            _require_finite("gradient norm", norms.gradient, step)
         step_time_s = time.perf_counter() - started
         self.step_times_s.append(step_time_s)
         self.loss = result.mean
@@ -126,7 +133,7 @@ class _Run:
         metrics = StepMetrics(
             step=step,
             loss=result.mean,
-            grad_norm=norms.gradient,
+            grad_norm=None if norms.skipped else norms.gradient,
             learning_rate=rate,
             tokens=result.tokens,
             samples_seen=counters.samples_seen,
@@ -140,7 +147,7 @@ class _Run:
             if _is_due(step, run.logging.every_steps) or is_last:
                 print(metrics.line(self.total_steps), flush=True)
         if _is_due(step, run.checkpoint.every_steps) or is_last:
-            self._checkpoint(counters)
+            self._checkpoint(counters, is_last)
         return counters
 
     def finish(self, feed: Feed, counters: Counters, export_hub_at_end: bool) -> Summary:
@@ -180,9 +187,14 @@ class _Run:
             self.validation_loss = self.engine.evaluate(batches).mean
         return self.validation_loss
 
-    def _checkpoint(self, counters: Counters) -> None:
+    def _checkpoint(self, counters: Counters, is_last: bool) -> None:
         try:
-            self.checkpoints.save(self.engine, counters)
+            if self.background is None:
+                self.checkpoints.save(self.engine, counters)
+                return
+            self.background.start(self.engine, counters)
+            if is_last:
+                self.background.wait()
         except CheckpointError as error:
             if self.engine.is_main:
                 print(f"no checkpoint at step {counters.step}, the run goes on: {error}", flush=True)

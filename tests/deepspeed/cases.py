@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from kit.emit.deepspeed import ds_config
+from kit.emit.megatron import applies, megatron_settings
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.hf import build_model
 from kit.planner.plan import Plan
@@ -65,13 +66,17 @@ def learning_rate(step: int) -> float:
 # ---------------------------------------------------------------------- in the workers
 
 
-def build(chosen: Plan, start: Path | None, directory: Path, settings: dict[str, Any] | None = None) -> Any:
-    """The engine, from the weights at ``start`` (random ones for None)."""
+def build(chosen: Plan, start: Path | None, directory: Path, settings: dict[str, Any] | None = None, **run: Any) -> Any:
+    """The engine, from the weights at ``start`` (random ones for None); ``run`` overrides the RunSpec's defaults."""
     from kit.engines.deepspeed.engine import DeepSpeedEngine
 
     paths = {"model_path": None if start is None else str(start), "nvme_path": str(directory)}
-    rundir = tiny.run_directory(directory, chosen, **paths)
-    rundir = dataclasses.replace(rundir, settings=ds_config(chosen) if settings is None else settings)
+    rundir = tiny.run_directory(directory, chosen, **(paths | run))
+    rundir = dataclasses.replace(
+        rundir,
+        settings=ds_config(chosen) if settings is None else settings,
+        megatron=megatron_settings(chosen) if applies(chosen) else {},
+    )
     return DeepSpeedEngine(rundir)  # type: ignore[arg-type]
 
 

@@ -99,17 +99,15 @@ def _own(rng: random.Random, family: Family, groups: int, heads: int) -> dict[st
 def random_encoder_decoder(rng: random.Random, family: Family) -> ModelSpec:
     """The same with two stacks."""
     heads, head_dim = rng.randint(1, 6), 2 * rng.randint(2, 12)
-    own: dict[str, Any] = {"tied_embeddings": True}
+    own = {}
     if family == "t5":
         own = {
             "relative_attention_buckets": 2 * rng.randint(2, 20),
-            "activation": rng.choice([None, "gelu_tanh"]),
+            "feed_forward_proj": rng.choice(["relu", "gated-gelu"]),
             "tied_embeddings": rng.random() < 0.5,
         }
-    else:
-        own["scale_embedding"] = rng.random() < 0.5
     return ModelSpec(
-        **own,
+        **{"tied_embeddings": True, **own},
         name=f"random-{family}",
         family=family,
         num_layers=rng.randint(1, 5),
@@ -123,6 +121,7 @@ def random_encoder_decoder(rng: random.Random, family: Family) -> ModelSpec:
         max_position_embeddings=rng.randint(16, 200),
         norm_eps=1e-6 if family == "t5" else 1e-5,
         rope_theta=None,
+        scale_embedding=family != "t5" and rng.random() < 0.5,
     )
 
 

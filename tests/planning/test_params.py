@@ -24,7 +24,7 @@ def real_parts(model: ModelSpec) -> dict[str, int]:
             part = "layers"
         elif name.startswith("lm_head"):
             part = "head"
-        elif "embed" in name or "shared" in name or "wte" in name or "wpe" in name:
+        elif any(word in name for word in ("embed", "wte", "wpe", "shared")):
             part = "embedding"
         else:
             part = "final_norm"
@@ -50,7 +50,7 @@ def test_catalog_models(name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_shapes(family: Family) -> None:
-    """25 of each of the 20 families."""
+    """25 of each family of one stack."""
     for seed in range(25):
         model = random_model(random.Random(seed), family)
         assert counted_parts(model) == real_parts(model), model

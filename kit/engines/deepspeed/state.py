@@ -276,6 +276,7 @@ class FullyPartitioned(ParameterState):
         # The end of a step, without the step (stage3.py, step and _post_step).
         optimizer = self._optimizer
         optimizer._partition_all_parameters()
+        optimizer.invalidate_secondary_tensor()  # of hpZ: made anew from the masters in the next forward
         for index in range(len(optimizer.fp16_groups)):
             optimizer._reassign_or_swap_out_partitioned_parameters(index)
         if optimizer.persistent_parameters:

@@ -52,6 +52,10 @@ class LocalState:
         """Whether the data-parallel ranks share one copy of the state."""
         return isinstance(self._optimizer, DistributedOptimizer)
 
+    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        """Of this rank's shard."""
+        return tuple(param.shape)
+
     @torch.no_grad()
     def collect(
         self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from kit.engines.adapters import checkpoint_shapes
 from kit.engines.base import Engine, ParallelExport, StateKind
 from kit.engines.hf import check_names, check_shape
 from kit.engines.shards import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
@@ -22,7 +23,6 @@ from kit.specs.model import ModelSpec
 from kit.training.checkpoint.agreement import together
 from kit.training.checkpoint.files import FileRecord, is_free, partial_name, publish, write_json
 from kit.training.checkpoint.hub_checkpoint import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
-from kit.training.checkpoint.shapes import checkpoint_shapes
 from kit.training.checkpoint.to_huggingface import hub_to_hf
 
 __all__ = ["Counters", "HubCheckpoint", "export_hub", "export_tensors", "hub_to_hf", "import_hub"]

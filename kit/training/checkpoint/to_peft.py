@@ -14,7 +14,6 @@ from kit.engines.hf import HfDirectory, build_skeleton, check_names, parameter_s
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import new_directory
 from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
-from kit.training.checkpoint.shapes import checkpoint_shapes
 
 
 def hub_to_peft(hub: HubCheckpoint, directory: Path, dtype: torch.dtype, base: Path | None = None) -> None:
@@ -31,7 +30,7 @@ def hub_to_peft(hub: HubCheckpoint, directory: Path, dtype: torch.dtype, base: P
     config.inference_mode = True
     config.fan_in_fan_out = hub.model.family == "gpt2"
     source = hub.source(StateKind.MASTER)
-    check_names(checkpoint_shapes(hub.model, hub.lora), source)
+    check_names(adapters.checkpoint_shapes(hub.model, hub.lora), source)
     try:
         with new_directory(directory) as partial:
             tensors = {name: source.read(name).to(dtype) for name in source.names()}
