@@ -340,12 +340,16 @@ def convert_model(
     extras_from: Annotated[
         Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")
     ] = None,
+    merge_into: Annotated[
+        Path | None, typer.Option(help="Adapters: the model that was frozen; writes it with them merged in.")
+    ] = None,
 ) -> None:
-    """Turn a hub checkpoint into a Hugging Face model directory."""
-    from kit.training.checkpoint.hub import hub_to_hf
+    """Turn a hub checkpoint into a Hugging Face model directory; one of adapters into a peft directory."""
+    from kit.training.checkpoint.hub import HubCheckpoint, hub_to_hf
 
-    hub_to_hf(hub, out, dtype=dtype, extras_from=extras_from)
-    typer.echo(f"{out}: a Hugging Face model in {dtype}")
+    hub_to_hf(hub, out, dtype=dtype, extras_from=extras_from, merge_into=merge_into)
+    is_peft = HubCheckpoint(hub).lora is not None and merge_into is None
+    typer.echo(f"{out}: {'peft adapters' if is_peft else 'a Hugging Face model'} in {dtype}")
 
 
 def main() -> None:
