@@ -82,6 +82,8 @@ def plan(
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
         result = make_plan(model, gpus, job, _pins(engine, fix or []))
+    if calibrate is not None:
+        result = _calibrated(result, calibrate)
     if save is not None:
         result.save(save)
     typer.echo(render(result))
@@ -318,6 +320,21 @@ def main() -> None:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         raise SystemExit(2) from None
+
+
+def _calibrated(result: Plan, measurements: Path) -> Plan:
+    """Learn from a run (of the plan beside the file, or else of this one), keep it, and plan again."""
+    from kit.cost import predict
+    from kit.planner import calibration
+    from kit.planner.explain import pinned
+    from kit.planner.search import make_plan as plan_again
+
+    beside = measurements.parent / "plan.yaml"
+    ran = Plan.load(beside) if beside.exists() else result
+    ran = dataclasses.replace(ran, predicted=predict(ran.model, ran.cluster, ran.job, ran.layout))
+    known = calibration.learn(ran, measurements, calibration.load())
+    typer.echo(f"{calibration.save(known)}: what {measurements} says of runs like it\n")
+    return plan_again(result.model, result.cluster, result.job, pinned(result), known)
 
 
 def _chosen_cluster(

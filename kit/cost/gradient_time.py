@@ -58,7 +58,7 @@ def _fully_sharded(
 ) -> float:
     """FSDP and ZeRO-3 gather layer by layer, beside the layer before: for forward, and where weights were dropped after
     it, for backward; gradients leave at the end of each micro batch (FSDP2 and ZeRO-3), in fp32 under FSDP2."""
-    # In a pipeline weights are gathered, and sums of gradients scattered, once a step (Llama 3, arXiv 2407.21783, 3.3.2).
+    # In a pipeline weights are gathered, and sums of gradients scattered, once a step (arXiv 2407.21783, 3.3.2).
     m = setup.micro_batches if setup.pp == 1 or setup.sharding == "full" else 1
     # DeepSpeed gathers module by module: norms, projections, both halves of the MLP.
     layers = setup.shape.num_layers * (6 if program.engine == "deepspeed" else 1)
