@@ -133,8 +133,8 @@ def _short_of_a_node(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins:
 
 
 def _overshoot(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> tuple[int, list[float]]:
-    """How many things there is too little of, and needed over there, the worst first; what a node does not say counts as
-    half of what is needed."""
+    """How many things there is too little of, and needed over there, the worst first; what a node does not say counts
+    as half of what is needed."""
     shares = [peak_gib(model, cluster, job, layout) / usable_gib(cluster.gpu)]
     for needed, there in (
         (host_ram_gib_per_node(model, cluster, layout, job.precision), cluster.host_ram_gib),
