@@ -76,18 +76,18 @@ class MemoryReport:
 
 
 def memory_report(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> MemoryReport:
-    """Of the layout that a plan would take; else of the legal one that misses by least; else of one for which only the
-    node has too little.
+    """Of the layout that a plan would take, else of the one that misses by least: on the GPU, or on its node.
 
-    Raises ``PlanError`` with every broken rule where no layout is legal otherwise.
+    Raises ``PlanError`` with every broken rule where no layout is legal but for what the node lacks.
     """
     found = search(model, cluster, job, pins)
     if found.best:
         return report_of(model, cluster, job, found.best.layout)
-    if found.considered:
-        nearest = min(found.considered, key=lambda candidate: candidate.peak_gib).layout
-    else:
-        nearest = _short_of_a_node(model, cluster, job, pins)
+    legal = [candidate.layout for candidate in found.considered]
+    misses = [*legal, *_short_of_a_node(model, cluster, job, pins)]
+    if not misses:
+        raise PlanError(nothing_legal(model, cluster, job, pins))
+    nearest = min(misses, key=lambda layout: _overshoot(model, cluster, job, layout))
     ways = tuple(itertools.islice(changes_that_fit(model, cluster, job, pins), MOST_CHANGES))
     return report_of(model, cluster, job, nearest, ways)
 
@@ -122,19 +122,24 @@ def report_of(
     )
 
 
-def _short_of_a_node(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Layout:
-    """The layout that breaks no rule but those of host memory and disks: one that fits the GPU, if any, and needs least
-    of the node."""
-    short: list[tuple[bool, float, float, Layout]] = []
-    usable = usable_gib(cluster.gpu)
-    for engine in ENGINES if pins.engine is None else (pins.engine,):
-        for layout in layouts(model, cluster, job, pins, engine, LAST_RESORTS):
-            broken = {violation.rule for violation in violations(model, cluster, job, layout)}
-            if broken and broken <= OF_THE_NODE.keys():
-                needed = host_ram_gib_per_node(model, cluster, layout, job.precision)
-                needed += nvme_gib_per_node(model, cluster, layout, job.precision)
-                peak = peak_gib(model, cluster, job, layout)
-                short.append((peak > usable, needed, peak, layout))
-    if not short:
-        raise PlanError(nothing_legal(model, cluster, job, pins))
-    return min(short, key=lambda entry: entry[:3])[3]
+def _short_of_a_node(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> list[Layout]:
+    """Layouts that break no rule but those of host memory and disks."""
+    return [
+        layout
+        for engine in (ENGINES if pins.engine is None else (pins.engine,))
+        for layout in layouts(model, cluster, job, pins, engine, LAST_RESORTS)
+        if {violation.rule for violation in violations(model, cluster, job, layout)} - OF_THE_NODE.keys() == set()
+    ]
+
+
+def _overshoot(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> tuple[int, list[float]]:
+    """How many things there is too little of, and needed over there, the worst first; what a node does not say counts
+    as half of what is needed."""
+    shares = [peak_gib(model, cluster, job, layout) / usable_gib(cluster.gpu)]
+    for needed, there in (
+        (host_ram_gib_per_node(model, cluster, layout, job.precision), cluster.host_ram_gib),
+        (nvme_gib_per_node(model, cluster, layout, job.precision), cluster.nvme_gib),
+    ):
+        if needed:
+            shares.append(needed / there if there else 2.0)
+    return sum(share > 1 for share in shares), sorted(shares, reverse=True)
