@@ -25,6 +25,10 @@ from kit.specs.model import ModelSpec
 MEGATRON_LAYERS = ("torch-native",)
 """Implementations whose layers are megatron-core's, over which ZeRO can run."""
 
+AUTOTP_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+"""Of the families here, those whose plan in transformers AutoTP takes: module_inject/tp_plan_converter.py refuses the
+fused projections of Phi-3 and of experts, module_inject/auto_tp.py GPT-2's transposed ones."""
+
 # ---------------------------------------------------------------- precision and compression
 
 
@@ -151,6 +155,9 @@ def deepspeed_splits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
         )
         return f"pp={layout.pp} on engine=deepspeed: {why}; use pp=1, or engine=megatron with zero_stage 0 or 1"
     split = [f"{name}={getattr(layout, name)}" for name in ("vp", "ep", "etp") if getattr(layout, name) > 1]
+    split += [
+        f"{name}={size}" for name in ("first_stage_layers", "last_stage_layers") if (size := getattr(layout, name))
+    ]
     if layout.sp and layout.implementation not in MEGATRON_LAYERS:
         split.append("sp=true")
     if split:
@@ -180,6 +187,11 @@ def deepspeed_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSp
         )
     if model.num_experts:
         return f"tp={layout.tp} with the experts of {model.name} on engine=deepspeed; use engine=megatron, or tp=1"
+    if not over_megatron and model.family not in AUTOTP_FAMILIES:
+        return (
+            f"tp={layout.tp} on engine=deepspeed with {model.name}, whose layers AutoTP cannot cut: it knows "
+            f"{', '.join(AUTOTP_FAMILIES)}; use engine=megatron, or implementation=torch-native"
+        )
     if "nvme" in (layout.offload_optimizer, layout.offload_param):
         return (
             f"tp={layout.tp} with offload_optimizer={layout.offload_optimizer}, offload_param={layout.offload_param} "

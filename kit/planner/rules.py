@@ -99,9 +99,10 @@ def stacks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout)
     if model.is_encoder_decoder != (job.objective == "seq2seq"):
         fix = "use seq2seq" if model.is_encoder_decoder else "use pretrain or sft, or an encoder-decoder"
         return f"objective={job.objective} with {model.name} of family {model.family}; {fix}"
-    if model.is_encoder_decoder and layout.engine == "megatron":
+    if model.is_encoder_decoder and layout.implementation != "huggingface-sdpa":
         return (
-            f"{model.name} of family {model.family} on engine=megatron, which has decoders only; use torch or deepspeed"
+            f"{model.name} of family {model.family} on Megatron-core's layers, which make decoders only; "
+            "use implementation=huggingface-sdpa on engine=torch or deepspeed"
         )
     return None
 
@@ -110,10 +111,9 @@ def stacks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout)
 
 
 def data_parallel_only(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """It runs a Hugging Face model whole on every rank."""
-    split = [name for name in ("tp", "pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1] + (
-        ["sp"] if layout.sp else []
-    )
+    """These engines run a Hugging Face model whole on every rank."""
+    split = [name for name in ("tp", "pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1]
+    split += [name for name in ("sp", "first_stage_layers", "last_stage_layers") if getattr(layout, name)]
     if not split:
         return None
     given = ", ".join(f"{name}={getattr(layout, name)}" for name in split)

@@ -20,6 +20,9 @@ class DataSpec:
     """Prefix of the held-out pair."""
     seed: int = 1234
     """Seed of the sample order."""
+    packing: bool = False
+    """sft: put as many rows as fit into a sequence, each with its own positions and attention. A sample, of which
+    job.global_batch_size make a step, is then such a pack."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
