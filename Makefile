@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity held-bytes loading check lint types gpu-smoke
+.PHONY: help setup demo ops test parity held-bytes loading check lint types gpu-smoke failures
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -38,6 +38,9 @@ loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes,
 
 held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurations three minutes (after make ops)
 	@$(BIN)/python -m benchmarks.deepspeed_bytes
+
+failures: setup  ## provoke nine failures on two processes and compare what the doctor says: two minutes
+	@$(BIN)/python -m benchmarks.failures
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .

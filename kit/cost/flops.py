@@ -11,19 +11,30 @@ from kit.specs.model import ModelSpec
 
 
 def layer_matmul_flops_per_token(model: ModelSpec) -> float:
-    """Forward, one layer's matrices: 2 per parameter; of the experts those that the token goes to."""
-    return 2.0 * count(model).layer.active
+    """Forward, one layer's matrices: 2 per parameter; of the experts those that the token goes to.
+
+    The mean over all layers, dense and with experts, and over both stacks of an encoder-decoder, whose source is taken
+    to be as long as its target.
+    """
+    return 2.0 * count(model).active_matrices / (model.num_layers + model.encoder_layers)
 
 
 def layer_attention_flops_per_token(model: ModelSpec, seq_length: int) -> float:
     """Forward, scores and their product with the values: 2·2·s·a·d, halved by the causal mask.
 
-    Through a sliding window of w positions a token sees w − w²/2s of them on average instead of s/2.
+    An encoder sees all of its source, and so does the decoder beside its own causal half; the mean over all layers.
+    Through a sliding window of w positions a token sees w − w²/2s of them on average instead of s/2. Values may be
+    narrower than queries and keys (latent attention).
     """
     seen = seq_length / 2
-    if model.sliding_window is not None and model.sliding_window < seq_length:
-        seen = model.sliding_window - model.sliding_window**2 / (2 * seq_length)
-    return 4.0 * seen * model.num_attention_heads * model.head_dim
+    if model.windowed(seq_length):
+        windows = [min(model.window(layer) or seq_length, seq_length) for layer in range(model.num_layers)]
+        seen = sum(window - window**2 / (2 * seq_length) for window in windows) / model.num_layers
+    if model.is_encoder_decoder:
+        both = model.num_layers + model.encoder_layers
+        seen = seq_length * (1.5 * model.num_layers + model.encoder_layers) / both
+    value_head_dim = model.latent.value_head_dim if model.latent else model.head_dim
+    return 2.0 * seen * model.num_attention_heads * (model.head_dim + value_head_dim)
 
 
 def head_flops_per_token(model: ModelSpec) -> float:
@@ -34,10 +45,10 @@ def head_flops_per_token(model: ModelSpec) -> float:
 def model_flops_per_token(model: ModelSpec, seq_length: int) -> float:
     """Forward and backward of the whole model; what MFU counts."""
     layer = layer_matmul_flops_per_token(model) + layer_attention_flops_per_token(model, seq_length)
-    return 3.0 * (model.num_layers * layer + head_flops_per_token(model))
+    return 3.0 * ((model.num_layers + model.encoder_layers) * layer + head_flops_per_token(model))
 
 
 def recompute_flops_per_token(model: ModelSpec, seq_length: int) -> float:
     """One more forward of every layer, which full recompute costs."""
     layer = layer_matmul_flops_per_token(model) + layer_attention_flops_per_token(model, seq_length)
-    return model.num_layers * layer
+    return (model.num_layers + model.encoder_layers) * layer

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kit.cost import deepspeed_sizes
+from kit.cost.efficiency import overheads
 from kit.cost.params import count
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import Precision
@@ -107,6 +108,8 @@ def device_buffer_bytes(model: ModelSpec, cluster: ClusterSpec, layout: Layout, 
     """What stays on the device between steps: stage 3's bucket, and the way out of offloaded gradients below it."""
     element = _element(layout, precision)
     if layout.zero_stage == 3:
+        # Under autocast gradients of matrices have a bucket in bf16, others one in fp32.
+        element += 2.0 if layout.autocast else 0.0
         return element * deepspeed_sizes.reduce_bucket(model, cluster, layout)
     if layout.zero_stage and layout.offload_optimizer != "none":
         return element * deepspeed_sizes.largest_parameter(model)  # temp_grad_buffer_for_gpu_offload
@@ -123,6 +126,16 @@ def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout
     states = (kept.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total / layout.tp
     rank = states + host_buffer_bytes(model, layout, precision)
     return to_gib(rank * layout.world_size / cluster.num_nodes)
+
+
+def host_load_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
+    """Host memory of a node while weights are read: what offload keeps from the start, a Python process a rank, and the
+    largest parameter, which a rank has whole and in fp32 before it is cut (kit/engines, import_state: one at a time).
+    """
+    kept = host_ram_gib_per_node(model, cluster, layout, precision)
+    ranks = layout.world_size / cluster.num_nodes
+    reading = 4.0 * deepspeed_sizes.largest_parameter(model) / layout.tp
+    return kept + ranks * (overheads().cpu_process_gib + to_gib(reading))
 
 
 def nvme_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from kit.specs.model import ModelSpec
@@ -59,19 +59,23 @@ class ModelParameters:
     """A whole model; a tied head counts nothing."""
 
     embedding: int
-    """Token embedding with its norm, and the position table where positions are learned."""
+    """Token embedding with its norm, and the position tables where positions are learned (or their biases)."""
     positions: int
-    """The position table alone (part of ``embedding``)."""
+    """The position tables alone (part of ``embedding``)."""
     layer: LayerParameters
-    """A layer; of a mixture of experts one with experts."""
+    """A layer; of a mixture of experts one with experts, of an encoder-decoder one of the decoder, its attention to the
+    encoder included."""
     num_layers: int
     first_layer: LayerParameters
     """One of the first, dense layers of a mixture of experts; otherwise as ``layer``."""
     first_layers: int
     """How many of the ``num_layers`` are such."""
     final_norm: int
+    """Norms outside of layers, of both stacks."""
     head: int
     """Output projection; 0 where it is the embedding."""
+    encoder_layer: LayerParameters | None = None
+    encoder_layers: int = 0
 
     @property
     def total(self) -> int:
@@ -87,14 +91,27 @@ class ModelParameters:
 
     @property
     def layers(self) -> int:
-        """All transformer layers together."""
-        return self.sum_of_layers(lambda layer: layer.total)
+        """All transformer layers together, of both stacks."""
+        return self._of_both_stacks(lambda layer: layer.total)
 
-    def sum_of_layers(self, part: Callable[[LayerParameters], int], start: int = 0, end: int | None = None) -> int:
-        """A part of the layers from ``start`` to before ``end`` (all of them by default), together."""
-        end = self.num_layers if end is None else end
-        first = max(0, min(end, self.first_layers) - start)
-        return first * part(self.first_layer) + (end - start - first) * part(self.layer)
+    @property
+    def layer_matrices(self) -> int:
+        """The matrices of all layers together, of both stacks."""
+        return self._of_both_stacks(lambda layer: layer.matrices)
+
+    @property
+    def active_matrices(self) -> int:
+        """The part of them that a token is multiplied with."""
+        return self._of_both_stacks(lambda layer: layer.active)
+
+    def _of_both_stacks(self, part: Callable[[LayerParameters], int]) -> int:
+        encoder = self.encoder_layers * part(self.encoder_layer) if self.encoder_layer else 0
+        return self.sum_over(range(self.num_layers), part) + encoder
+
+    def sum_over(self, layers: Sequence[int], part: Callable[[LayerParameters], int]) -> int:
+        """A part of the layers of these numbers (of the decoder), together."""
+        first = sum(layer < self.first_layers for layer in layers) if self.first_layers else 0
+        return first * part(self.first_layer) + (len(layers) - first) * part(self.layer)
 
 
 def count(model: ModelSpec) -> ModelParameters:
@@ -120,15 +137,31 @@ def _count(key: _Key) -> ModelParameters:
     model = key.model
     traits, h, vocab = model.traits, model.hidden_size, model.vocab_size
     positions = (model.max_position_embeddings + traits.position_offset) * h if model.learned_positions else 0
+    positions += model.relative_attention_buckets * model.num_attention_heads
+    stacks = 2 if model.is_encoder_decoder else 1
+    layer = _layer(model, with_experts=model.num_experts > 0)
     return ModelParameters(
-        embedding=vocab * h + positions + (_norm(model, h) if traits.embedding_norm else 0),
-        positions=positions,
-        layer=_layer(model, with_experts=model.num_experts > 0),
+        embedding=vocab * h + stacks * (positions + (_norm(model, h) if traits.embedding_norm else 0)),
+        positions=stacks * positions,
+        layer=_with_cross_attention(model, layer) if model.is_encoder_decoder else layer,
         num_layers=model.num_layers,
         first_layer=_layer(model, with_experts=False),
         first_layers=min(model.first_dense_layers, model.num_layers),
-        final_norm=_norm(model, h),
+        final_norm=0 if traits.norm_placement == "sum" else stacks * _norm(model, h),
         head=0 if model.tied_embeddings else vocab * h,
+        encoder_layer=layer if model.is_encoder_decoder else None,
+        encoder_layers=model.encoder_layers,
+    )
+
+
+def _with_cross_attention(model: ModelSpec, layer: LayerParameters) -> LayerParameters:
+    """A second attention, whose keys and values are of the encoder's output, and its norm."""
+    h, query = model.hidden_size, model.num_attention_heads * model.head_dim
+    return replace(
+        layer,
+        attention=2 * layer.attention,
+        split_biases=layer.split_biases + (3 * query if model.qkv_bias else 0),
+        replicated=layer.replicated + _norm(model, h) + (h if model.linear_bias else 0),
     )
 
 
@@ -210,26 +243,21 @@ def largest_layer(model: ModelSpec) -> int:
     return max(counts.layer.total, counts.first_layer.total, counts.embedding)
 
 
-def stage_layers(model: ModelSpec, pp: int, stage: int) -> tuple[int, int]:
-    """Number of a stage's first layer, and of the one after its last. ``pp`` divides the layers."""
-    size = model.num_layers // pp
-    return stage * size, (stage + 1) * size
+def rank_experts(
+    model: ModelSpec, pp: int, ep: int, etp: int, stage: int = -1, layers: Sequence[int] | None = None
+) -> int:
+    """Parameters of experts that one rank of a pipeline stage holds; by default of the last, where none are missing.
+    ``layers``: numbers of the stage's; null: an even share."""
+    layers = _even(model, pp, stage) if layers is None else layers
+    return count(model).sum_over(layers, lambda layer: layer.experts + layer.expert_biases) // (ep * etp)
 
 
-def rank_experts(model: ModelSpec, pp: int, ep: int, etp: int, stage: int = -1) -> int:
-    """Parameters of experts that one rank of a pipeline stage holds; by default of the last, where none are missing."""
-    layers = count(model).sum_of_layers(
-        lambda layer: layer.experts + layer.expert_biases, *stage_layers(model, pp, stage % pp)
-    )
-    return layers // (ep * etp)
-
-
-def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
+def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int, layers: Sequence[int] | None = None) -> int:
     """Parameters that one rank of pipeline stage ``stage`` holds beside experts: matrices split over ``tp``, the
-    vocabulary padded.
+    vocabulary padded. ``layers``: numbers of the stage's; null: an even share.
 
     megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings a second
-    copy of the embedding there (models/common/language_module/language_module.py). ``pp`` divides the layers.
+    copy of the embedding there (models/common/language_module/language_module.py).
     """
     counts = count(model)
 
@@ -237,7 +265,7 @@ def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
         split = (layer.attention + layer.mlp + layer.split_biases) // tp
         return split + layer.latent + layer.replicated + layer.router
 
-    local = counts.sum_of_layers(on_rank, *stage_layers(model, pp, stage))
+    local = counts.sum_over(_even(model, pp, stage) if layers is None else layers, on_rank)
     vocabulary = -(-model.vocab_size // tp) * model.hidden_size
     if stage == 0:
         local += vocabulary + counts.embedding - model.vocab_size * model.hidden_size
@@ -246,3 +274,8 @@ def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
         if counts.head or pp > 1:
             local += vocabulary
     return local
+
+
+def _even(model: ModelSpec, pp: int, stage: int) -> range:
+    size = model.num_layers // pp
+    return range(stage % pp * size, (stage % pp + 1) * size)

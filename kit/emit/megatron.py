@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.cost.pipeline import chunk_layers
 from kit.planner.plan import Plan
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -29,6 +30,7 @@ GUARDED: dict[str, str] = {
     "parallel_state.expert_tensor_parallel_size": "layout.etp",
     "transformer_config.tensor_model_parallel_size": "layout.tp",
     "transformer_config.pipeline_model_parallel_size": "layout.pp",
+    "transformer_config.pipeline_model_parallel_layout": "layout.first_stage_layers",
     "transformer_config.virtual_pipeline_model_parallel_size": "layout.vp",
     "transformer_config.context_parallel_size": "layout.cp",
     "transformer_config.expert_model_parallel_size": "layout.ep",
@@ -175,6 +177,8 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         settings |= _experts(model, layout)
     if model.sliding_window is not None and model.windowed(job.seq_length):
         settings["window_size"] = [model.sliding_window - 1, 0]  # the token itself is not counted
+    if layout.cp > 1:
+        settings["cp_comm_type"] = layout.cp_comm_type
     if layout.pp > 1:
         settings["pipeline_dtype"] = dtype
     if layout.pp > 1 and layout.vp == 1:
@@ -189,9 +193,20 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
             "overlap_p2p_comm": True,
             "batch_p2p_comm": False,
         }
+    if layout.first_stage_layers or layout.last_stage_layers:
+        settings["pipeline_model_parallel_layout"] = _stages(model, layout)
     if layout.recompute == "full":
         settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if layout.recompute == "selective":
+        settings |= {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
     return settings
+
+
+def _stages(model: ModelSpec, layout: Layout) -> str:
+    """Embedding, transformer layers and loss, chunk by chunk (transformer/pipeline_parallel_layer_layout.py)."""
+    chunks = ["t" if len(chunk) == 1 else f"t*{len(chunk)}" for chunk in chunk_layers(model.num_layers, layout)]
+    chunks = ["" if chunk == "t*0" else chunk for chunk in chunks]
+    return f"E{'|'.join(chunks)}L"
 
 
 def _model(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:

@@ -31,14 +31,15 @@ STATE_BYTES_PER_PARAMETER = 12
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
     problems: list[str] = []
-    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory):
+    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory, _asynchronous):
         try:
             check(rundir)
         except KitError as error:
             problems.append(str(error))
-    if resume_from is not None and not (resume_from / "hub.json").is_file():
+    if resume_from is not None and not any((resume_from / name).is_file() for name in ("hub.json", "manifest.json")):
         raise CheckpointError(
-            f"--resume {resume_from}: not a hub checkpoint (no hub.json); give auto or a hub-step-… directory"
+            f"--resume {resume_from}: not a checkpoint (no hub.json, no manifest.json); give auto, or a hub-step-… or "
+            f"step-… directory"
         )
     if problems:
         raise RunDirectoryError("\n".join(problems))
@@ -47,6 +48,10 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
 def _packages(rundir: RunDirectory) -> None:
     """The planned engine is installed here; planning alone needs none."""
     engine = rundir.plan.layout.engine
+    lora = rundir.plan.job.lora
+    adapters = () if lora is None else ("peft", "bitsandbytes") if lora.four_bit else ("peft",)
+    if absent := [name for name in adapters if not _is_installed(name)]:
+        raise EngineError(f"job.lora needs {', '.join(absent)}, not installed; use: pip install 'kit[lora]'")
     needed = PACKAGES[engine]
     if kit.emit.megatron.applies(rundir.plan):
         needed += ("megatron.core",)
@@ -68,6 +73,10 @@ def _is_installed(name: str) -> bool:
 def _model(rundir: RunDirectory) -> None:
     """The model to start from has the planned shape, and its tokenizer no more tokens than the model."""
     if rundir.run.model_path is None:
+        if rundir.plan.job.lora is not None:
+            raise RunDirectoryError(
+                "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
+            )
         return
     path = Path(rundir.run.model_path)
     if not (path / "config.json").is_file():
@@ -140,7 +149,18 @@ def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
             f"{rundir.plan.model.vocab_size}; "
             "tokenise the text with this model's tokenizer"
         )
-    if facts["num_tokens"] <= rundir.plan.job.seq_length:
+    written_for, wanted = facts.get("objective", "pretrain"), rundir.plan.job.objective
+    if written_for != wanted:
+        raise DataError(
+            f"{key}={prefix}: was written for objective={written_for} and the job has {wanted}; "
+            f"write it with: kit convert data … --objective {wanted}"
+        )
+    if wanted != "pretrain" and facts["longest"] > rundir.plan.job.seq_length + (wanted == "sft"):
+        raise DataError(
+            f"{key}={prefix}: its longest row has {facts['longest']} tokens and "
+            f"job.seq_length={rundir.plan.job.seq_length}; raise it, or cut rows with: kit convert data … --seq-length"
+        )
+    if wanted == "pretrain" and facts["num_tokens"] <= rundir.plan.job.seq_length:
         raise DataError(
             f"{key}={prefix}: {facts['num_tokens']} tokens make no sample of "
             f"job.seq_length={rundir.plan.job.seq_length}; "
@@ -156,8 +176,18 @@ def _host_memory(rundir: RunDirectory) -> None:
     check_host_memory(rundir.plan)
 
 
+def _asynchronous(rundir: RunDirectory) -> None:
+    if rundir.run.checkpoint.asynchronous and rundir.plan.layout.engine != "megatron":
+        raise EngineError(
+            f"run.checkpoint.asynchronous=true on engine={rundir.plan.layout.engine}, whose own format is written in "
+            f"one go; use false, or layout.engine=megatron"
+        )
+
+
 def _disk(rundir: RunDirectory) -> None:
     """Room for one checkpoint; without it the run would train for hours and lose everything."""
+    if rundir.plan.job.lora is not None:
+        return  # adapters are a hundredth of the model
     needed = STATE_BYTES_PER_PARAMETER * count(rundir.plan.model).total
     free = shutil.disk_usage(rundir.path).free
     if free < needed:

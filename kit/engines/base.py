@@ -7,11 +7,11 @@ rate), no data order and no logging. Losses are sums over unmasked tokens, divid
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -34,12 +34,23 @@ class StateKind(StrEnum):
 class MicroBatch:
     """One micro batch of one data-parallel rank.
 
-    ``input_ids`` and ``labels``: int64, (micro_batch_size, seq_length), on the CPU. Labels are **already
-    shifted**: ``labels[:, i]`` is the token to predict from ``input_ids[:, : i + 1]``, or ``IGNORE_INDEX``.
+    All tensors are int64 on the CPU and (micro_batch_size, s), where s is the job's seq_length in pretraining and at
+    most that otherwise: rows are then padded to the longest of the micro batch, and the lengths of ranks and of micro
+    batches differ. Labels are **already shifted**: ``labels[:, i]`` is the token to predict from
+    ``input_ids[:, : i + 1]``, or ``IGNORE_INDEX``.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
+    position_ids: torch.Tensor | None = None
+    """Positions that start at 0 in every document of a row; None: 0, 1, 2, … over the whole row."""
+    sequence_ids: torch.Tensor | None = None
+    """Number of the document that a token belongs to, -1 for padding. Attention is causal, and within equal numbers;
+    None: every row is one document."""
+    source_ids: torch.Tensor | None = None
+    """An encoder's input, of a length of its own; ``input_ids`` and ``labels`` are then the decoder's."""
+    source_mask: torch.Tensor | None = None
+    """1 where ``source_ids`` is a token, 0 where it is padding."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,15 @@ class ParallelExport(Protocol):
 
         All ranks must exhaust the iterator.
         """
+
+
+@runtime_checkable
+class Snapshots(Protocol):
+    """An engine whose native checkpoints fit every layout of their model, and can be written while it trains on."""
+
+    def snapshot(self) -> Callable[[Path, Any], None]:
+        """Collective. Copy the state to host memory. What is returned writes it into an existing empty directory,
+        collectively over the process group given as its second argument, and may run in a thread."""
 
 
 class Engine(Protocol):

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from kit.engines import encoder_decoder
 from kit.engines.base import TensorSource
 from kit.engines.experts import shapes_on_disk
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
 from kit.specs.huggingface import config_from_model
-from kit.specs.model import ModelSpec
+from kit.specs.model import ENCODER_DECODER, ModelSpec
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -29,11 +31,15 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
     each token about once. Raises SpecError where the class cannot take the shape.
     """
     try:
-        return AutoConfig.for_model(
+        config = AutoConfig.for_model(
             **config_from_model(model), bos_token_id=None, eos_token_id=None, pad_token_id=None, use_cache=True
         )
     except (ValueError, StrictDataclassError) as error:
         raise SpecError(f"transformers refuses the shape of {model.name}: {' '.join(str(error).split())}") from error
+    if model.family == "t5":
+        # The class makes it true whatever it is given, and scales outputs or not by what it was given.
+        config.tie_word_embeddings = model.tied_embeddings
+    return config
 
 
 def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
@@ -45,16 +51,26 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
     return _random_model(rundir.plan.model, rundir.run.seed, dtype, torch.device(device))
 
 
+def build_skeleton(model: ModelSpec) -> PreTrainedModel:
+    """The model without any memory: its modules, and the names and shapes of its parameters."""
+    return _random_model(model, 0, torch.float32, torch.device("meta"))
+
+
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Hugging Face name → shape of every tensor that transformers saves (a tied one once). Allocates nothing.
 
     Experts have the names they have on disk (``kit/engines/experts.py``).
     """
-    skeleton = _random_model(model, 0, torch.float32, torch.device("meta"))
+    skeleton = build_skeleton(model)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in skeleton.named_parameters():
         shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
     return shapes
+
+
+def transformer_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks that repeat, in order: of an encoder-decoder those of both stacks, the encoder's first."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def check_names(expected: Mapping[str, tuple[int, ...]], source: TensorSource) -> None:
@@ -93,16 +109,24 @@ class HfDirectory(SafetensorsSource):
         directory = Path(path)
         config = _read_config(directory)
         files = _weight_files(directory)
-        prefix = "transformer." if config.get("model_type") == "gpt2" else "model."
+        family = config.get("model_type")
+        prefix = {"gpt2": "transformer.", "t5": ""}.get(str(family), "model.")
         renames = {
             stored if stored.startswith((prefix, "lm_head.")) else prefix + stored: stored
             for stored in files
             if not stored.endswith(_BUFFERS)
         }
-        # transformers writes only what differs from a class's defaults; GPT-2's default is tied.
-        if config.get("tie_word_embeddings", config.get("model_type") == "gpt2"):
+        two_stacks = family in ENCODER_DECODER
+        if two_stacks:
+            encoder_decoder.drop_copies(renames)
+        # transformers writes only what differs from a class's defaults; those of GPT-2 and of two stacks are tied. Of
+        # T5 it writes "tied" in any case (see hf_config).
+        tied = config.get("tie_word_embeddings", family == "gpt2" or two_stacks)
+        if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
         super().__init__({name: files[stored] for name, stored in renames.items()}, renames)
+        if two_stacks:
+            encoder_decoder.check_logits_bias(directory, files)
 
 
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
@@ -137,6 +161,12 @@ def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch
     with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
         torch.manual_seed(seed)
         attention = "sdpa" if model.traits.fused_attention else "eager"
-        built = AutoModelForCausalLM.from_config(hf_config(model), dtype=dtype, attn_implementation=attention)
+        config, options = hf_config(model), {"dtype": dtype, "attn_implementation": attention}
+        if model.family == "t5" and not model.tied_embeddings:
+            built = encoder_decoder.UntiedT5._from_config(config, **options)
+        elif model.is_encoder_decoder:
+            built = AutoModelForSeq2SeqLM.from_config(config, **options)
+        else:
+            built = AutoModelForCausalLM.from_config(config, **options)
     built.train()
     return built

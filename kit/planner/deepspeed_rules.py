@@ -155,6 +155,9 @@ def deepspeed_splits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
         )
         return f"pp={layout.pp} on engine=deepspeed: {why}; use pp=1, or engine=megatron with zero_stage 0 or 1"
     split = [f"{name}={getattr(layout, name)}" for name in ("vp", "ep", "etp") if getattr(layout, name) > 1]
+    split += [
+        f"{name}={size}" for name in ("first_stage_layers", "last_stage_layers") if (size := getattr(layout, name))
+    ]
     if layout.sp and layout.implementation not in MEGATRON_LAYERS:
         split.append("sp=true")
     if split:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost.pipeline import middle_stage_layers
 from kit.planner.rule import Rule, divisors, words
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -93,13 +94,35 @@ def tp_divides_mlp(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout:
 
 
 def pipeline_divides_layers(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """transformer_block.py, get_num_layers_to_build: equal stages, unless a custom layout is given."""
+    """transformer_block.py, get_num_layers_to_build: equal stages, unless a custom layout is given, which we give for
+    ends with fewer or more layers."""
     chunks = layout.pp * layout.vp
+    if layout.first_stage_layers or layout.last_stage_layers:
+        return _uneven_stages(model, layout)
     if model.num_layers % chunks:
         given = f"pp={layout.pp}" if layout.vp == 1 else f"pp·vp={layout.pp}·{layout.vp}"
         near = [d for d in divisors(model.num_layers) if d <= 4 * chunks]
         return f"{given} does not divide num_layers={model.num_layers} of {model.name}; use {words(near)}"
     return None
+
+
+def _uneven_stages(model: ModelSpec, layout: Layout) -> str | None:
+    ends = {key: getattr(layout, key) for key in ("first_stage_layers", "last_stage_layers") if getattr(layout, key)}
+    given = ", ".join(f"{key}={value}" for key, value in ends.items())
+    if layout.pp == 1:
+        return f"{given} with pp=1: there is one stage, which has all layers; use pp>1, or leave it out"
+    if min(ends.values()) < layout.vp - 1:
+        # Only the chunk with the embedding or the loss may do without a layer.
+        return f"{given} with vp={layout.vp}: a stage has {layout.vp} chunks; use at least {layout.vp - 1} layers"
+    layers, stages = middle_stage_layers(model, layout)
+    if not stages:
+        wrong = f"{given} are not num_layers={model.num_layers} of {model.name}; use two that add up to it"
+        return wrong if layers else None
+    parts = stages * layout.vp
+    if layers > 0 and layers % parts == 0:
+        return None
+    each = f"{stages} other stages" + (f" of {layout.vp} chunks each" if layout.vp > 1 else "")
+    return f"{given} leave {layers} layers of {model.name} for {each}; leave a multiple of {parts}"
 
 
 def virtual_stages(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
@@ -139,6 +162,20 @@ def context_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
             f"cp={layout.cp} with seq_length={job.seq_length}: 2·cp={2 * layout.cp} equal chunks are needed; "
             f"use a multiple of {2 * layout.cp}"
         )
+    return None
+
+
+def ring(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """kit/engines/megatron/ring.py: whole causal attention by torch's flash kernels, which on CUDA are for 16 bits."""
+    if layout.cp == 1 or layout.cp_comm_type != "p2p":
+        return None
+    if model.windowed(job.seq_length):
+        return (
+            f"cp_comm_type=p2p with sliding_window={model.sliding_window} of {model.name}: the ring computes whole "
+            "attention; use all_gather"
+        )
+    if job.precision == "fp32" and cluster.gpu.device == "cuda":
+        return "cp_comm_type=p2p with precision=fp32, for which CUDA has no flash kernel; use all_gather, or bf16"
     return None
 
 
@@ -193,6 +230,7 @@ MEGATRON_RULES: tuple[Rule, ...] = tuple(
         virtual_stages,
         sequence_parallel,
         context_parallel,
+        ring,
         expert_parallel,
         expert_tensor_parallel,
         experts_need_sequence_parallel,

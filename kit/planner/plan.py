@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
@@ -51,8 +51,13 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 over model, cluster, job and layout: equal means the same computation on the same machines."""
         decisive = {key: yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")}
-        canonical = json.dumps(decisive, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()
+        return _digest(decisive)
+
+    @property
+    def model_digest(self) -> str:
+        """SHA-256 over the model's shape: equal means the same tensors, whatever the model is called."""
+        shape = {key: value for key, value in yaml.to_plain(self.model).items() if key not in ("name", "source")}
+        return _digest(shape)
 
     def to_yaml(self) -> str:
         """The text of ``plan.yaml``: one deterministic spelling."""
@@ -81,3 +86,8 @@ class Plan:
                 f"this kit reads {SCHEMA_VERSION}: plan again"
             )
         return yaml.parse(cls, document.data, document)
+
+
+def _digest(data: dict[str, Any]) -> str:
+    canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -94,14 +94,26 @@ def implementation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout:
     return None
 
 
+def stacks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """Pairs are for an encoder-decoder, and it for pairs; Megatron-core's model here is a decoder."""
+    if model.is_encoder_decoder != (job.objective == "seq2seq"):
+        fix = "use seq2seq" if model.is_encoder_decoder else "use pretrain or sft, or an encoder-decoder"
+        return f"objective={job.objective} with {model.name} of family {model.family}; {fix}"
+    if model.is_encoder_decoder and layout.implementation != "huggingface-sdpa":
+        return (
+            f"{model.name} of family {model.family} on Megatron-core's layers, which make decoders only; "
+            "use implementation=huggingface-sdpa on engine=torch or deepspeed"
+        )
+    return None
+
+
 # ---------------------------------------------------------------- torch
 
 
 def data_parallel_only(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """It runs a Hugging Face model whole on every rank."""
-    split = [name for name in ("tp", "pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1] + (
-        ["sp"] if layout.sp else []
-    )
+    """These engines run a Hugging Face model whole on every rank."""
+    split = [name for name in ("tp", "pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1]
+    split += [name for name in ("sp", "first_stage_layers", "last_stage_layers") if getattr(layout, name)]
     if not split:
         return None
     given = ", ".join(f"{name}={getattr(layout, name)}" for name in split)
@@ -134,6 +146,7 @@ RULES: tuple[Rule, ...] = (
     Rule(precision),
     Rule(positions),
     Rule(implementation),
+    Rule(stacks),
     Rule(data_parallel_only, _TORCH),
     Rule(torch_zero, _TORCH),
     Rule(no_offload, ("torch", "megatron")),

@@ -31,12 +31,15 @@ Family = Literal[
     "deepseek_v2",
     "deepseek_v3",
     "gpt_oss",
+    "t5",
+    "bart",
+    "blenderbot",
 ]
 Norm = Literal["rmsnorm", "layernorm"]
-NormPlacement = Literal["input", "output", "both"]
+NormPlacement = Literal["input", "output", "both", "sum"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 Biases = Literal["none", "qkv", "all"]
-Positions = Literal["rope", "learned", "alibi"]
+Positions = Literal["rope", "learned", "alibi", "relative"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,8 @@ class Traits:
 
     norm: Norm = "rmsnorm"
     norm_placement: NormPlacement = "input"
-    """Where attention and MLP have their norm: before, after (inside the residual branch), or on both sides."""
+    """Where attention and MLP have their norm: before, after (inside the residual branch), on both sides, or on the sum
+    with the residual stream; there is no norm at the end then."""
     zero_centred_norm: bool = False
     """Whether a norm scales by 1 + weight."""
     activation: Activation = "silu"
@@ -101,6 +105,10 @@ def _like(base: Traits, **changes: Any) -> Traits:
     return dataclasses.replace(base, **changes)
 
 
+_TWO_STACKS = _like(
+    _CLASSIC, activation="gelu", positions="learned", needs=("encoder_layers",), takes=("scale_embedding",)
+)
+
 FAMILIES: Mapping[Family, Traits] = {
     "llama": Traits(takes=_ROPE),
     "mistral": Traits(takes=(*_ROPE, "sliding_window")),
@@ -152,6 +160,17 @@ FAMILIES: Mapping[Family, Traits] = {
         needs=_EXPERTS,
         takes=(*_ROPE, *_WINDOWS),
     ),
+    # Two stacks. Of T5 1.1 the MLP is gated (feed_forward_proj).
+    "t5": Traits(
+        positions="relative",
+        activation="relu",
+        gated_mlp=False,
+        grouped_queries=False,
+        needs=("encoder_layers", "relative_attention_buckets", "feed_forward_proj"),
+        takes=("relative_attention_max_distance",),
+    ),
+    "bart": _like(_TWO_STACKS, norm_placement="sum", embedding_norm=True, position_offset=2),
+    "blenderbot": _TWO_STACKS,
 }
 
 
@@ -168,3 +187,5 @@ WINDOWED: tuple[Family, ...] = families_with("sliding_window")
 """Families whose attention may have a sliding window."""
 WITH_EXPERTS: tuple[Family, ...] = families_with("num_experts")
 """Families whose MLPs are mixtures of experts."""
+ENCODER_DECODER: tuple[Family, ...] = families_with("encoder_layers")
+"""Families of two stacks: an encoder reads the source, a decoder writes the target and attends to the encoder."""

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import hf_special, yaml
-from kit.specs.families import FAMILIES, Family
+from kit.specs import encoder_decoder, hf_special, yaml
+from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
 from kit.specs.hf_rope import read_rope, rope_parameters
 from kit.specs.model import ModelSpec
 
-MODEL_TYPES: tuple[str, ...] = tuple(KEYS)
+MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
 """``model_type`` values that are understood: the families of ``ModelSpec``."""
 
 
@@ -35,14 +35,24 @@ def read_config(directory: Path) -> ModelSpec:
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """Keys as in ``config.json`` → ModelSpec. Raises ``SpecError`` for what kit does not compute."""
-    if config.get("model_type") not in KEYS:
+    if config.get("model_type") not in MODEL_TYPES:
         raise SpecError(_unsupported(config, name))
+    family: Family = config["model_type"]
+    fields = encoder_decoder.fields if family in ENCODER_DECODER else _decoder_fields
+    data = fields(config, name) | {"family": family, "name": name, "source": source}
+    model = yaml.parse(ModelSpec, data, yaml.Document(name=f"config.json of {name}", data={}, lines={}))
+    if family not in ENCODER_DECODER:
+        _check_layers(config, model)
+    return model
+
+
+def _decoder_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Fields of a decoder-only model, but family, name and source."""
     family: Family = config["model_type"]
     keys = KEYS[family]
     config = _with_todays_names(config, keys)
     _refuse(config, name, keys)
     data = _fields(config, name, keys)
-    data |= {"family": family, "name": name, "source": source}
     data |= _activation(config, name, keys)
     if FAMILIES[family].positions == "rope":
         data |= read_rope(config, name, keys)
@@ -51,9 +61,7 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     data |= _windows(config, data, keys)
     if family in hf_special.READ:
         data |= hf_special.READ[family](config, data, name)
-    model = yaml.parse(ModelSpec, data, yaml.Document(name=f"config.json of {name}", data={}, lines={}))
-    _check_layers(config, model)
-    return model
+    return data
 
 
 def config_from_model(model: ModelSpec) -> dict[str, Any]:
@@ -61,6 +69,8 @@ def config_from_model(model: ModelSpec) -> dict[str, Any]:
 
     Raises SpecError where the family has no way to say a shape. Keys that no ModelSpec decides (dropout) are off.
     """
+    if model.is_encoder_decoder:
+        return encoder_decoder.config(model)
     keys = KEYS[model.family]
     config: dict[str, Any] = {"model_type": model.family, **keys.writes}
     for name, key in keys.names.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 from kit.errors import SpecError
 from kit.specs.base import SPEC
 from kit.specs.families import (
+    ENCODER_DECODER,
     FAMILIES,
     WINDOWED,
     WITH_EXPERTS,
@@ -23,7 +24,16 @@ from kit.specs.families import (
     families_with,
 )
 
-__all__ = ["FAMILIES", "WINDOWED", "WITH_EXPERTS", "Family", "LatentAttention", "ModelSpec", "Traits"]
+__all__ = [
+    "ENCODER_DECODER",
+    "FAMILIES",
+    "WINDOWED",
+    "WITH_EXPERTS",
+    "Family",
+    "LatentAttention",
+    "ModelSpec",
+    "Traits",
+]
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -48,14 +58,14 @@ class LatentAttention:
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class ModelSpec:
-    """A decoder-only transformer. Sizes are per model, never per rank."""
+    """A decoder-only transformer, or an encoder and a decoder of one width. Sizes are per model, never per rank."""
 
     name: str
     """Catalog name, hub id, or the directory name of a local model."""
     family: Family
     """Decides which biases and norms exist, and which Hugging Face class builds it; see ``traits``."""
     num_layers: int = Field(gt=0)
-    """Transformer layers."""
+    """Transformer layers; of an encoder-decoder those of the decoder."""
     hidden_size: int = Field(gt=0)
     """Width of the residual stream."""
     ffn_hidden_size: int = Field(gt=0)
@@ -121,6 +131,16 @@ class ModelSpec:
     router_top_groups: int = Field(default=1, gt=0)
     routed_scaling_factor: float = Field(default=1.0, gt=0)
     """Factor of the weights of a token's experts."""
+    encoder_layers: int = Field(default=0, ge=0)
+    """Layers of the encoder; 0 for a decoder-only model."""
+    relative_attention_buckets: int = Field(default=0, ge=0)
+    """T5: rows of the table of attention biases by distance, which the first layer of each stack holds for all."""
+    relative_attention_max_distance: int = Field(default=128, gt=0)
+    """T5: distances from here on share the last bucket."""
+    feed_forward_proj: Literal["relu", "gated-gelu"] | None = None
+    """T5: its MLP, of the first version or of 1.1."""
+    scale_embedding: bool = False
+    """BART, Blenderbot: whether embeddings are multiplied by the root of the hidden size."""
     source: str = "user"
     """Where the shape was read."""
 
@@ -133,6 +153,8 @@ class ModelSpec:
         """What the family decides, with this model's own choices."""
         base = FAMILIES[self.family]
         own = {key: value for key in base.choices if (value := getattr(self, key)) is not None}
+        if self.feed_forward_proj == "gated-gelu":
+            own |= {"gated_mlp": True, "activation": "gelu_tanh"}
         return dataclasses.replace(base, **own) if own else base
 
     @property
@@ -170,6 +192,11 @@ class ModelSpec:
         """Whether queries and keys are normalised."""
         return self.traits.qk_norm != "none"
 
+    @property
+    def is_encoder_decoder(self) -> bool:
+        """Whether it maps a source to a target, each with a stack of its own."""
+        return self.encoder_layers > 0
+
     def has_experts(self, layer: int) -> bool:
         """Whether this layer (from 0) is a mixture of experts."""
         return self.num_experts > 0 and layer >= self.first_dense_layers
@@ -181,9 +208,9 @@ class ModelSpec:
 
     def windowed(self, seq_length: int) -> bool:
         """Whether a sliding window cuts anything off sequences of this length, in any layer."""
-        return any(
-            window is not None and window < seq_length for window in {self.window(i) for i in range(self.num_layers)}
-        )
+        if self.sliding_window is None or self.sliding_window >= seq_length:
+            return False
+        return any(self.window(layer) is not None for layer in range(self.num_layers))
 
 
 def _of_the_family(model: ModelSpec) -> list[str]:

@@ -20,6 +20,9 @@ class DataSpec:
     """Prefix of the held-out pair."""
     seed: int = 1234
     """Seed of the sample order."""
+    packing: bool = False
+    """sft: put as many rows as fit into a sequence, each with its own positions and attention. A sample, of which
+    job.global_batch_size make a step, is then such a pack."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -40,6 +43,9 @@ class CheckpointSpec:
     every_steps: int = Field(default=1000, gt=0)
     keep_last: int = Field(default=5, gt=0)
     """Older native checkpoints of this run are removed."""
+    asynchronous: bool = False
+    """Training stops only while the state is copied to host memory; a thread writes it. Needs engine=megatron, and
+    host memory for one checkpoint."""
 
 
 Monitor = Literal["tensorboard", "wandb", "csv_monitor", "comet"]

@@ -21,6 +21,7 @@ from kit.errors import CheckpointError, EngineError
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
 from kit.training.checkpoint.agreement import together
+from kit.training.checkpoint.background import Background
 from kit.training.checkpoint.hub import Counters, HubCheckpoint, export_hub, export_tensors
 from kit.training.checkpoint.native import NativeCheckpoints
 from kit.training.data.feed import Feed
@@ -91,7 +92,9 @@ class _Run:
             plan_hash=plan.digest,
             world_size=plan.layout.world_size,
             keep_last=self.rundir.run.checkpoint.keep_last,
+            model=f"{plan.layout.engine} {plan.model_digest}",
         )
+        self.background = Background(self.checkpoints) if self.rundir.run.checkpoint.asynchronous else None
 
     def step(self, feed: Feed, counters: Counters, log: MetricsLog | None, is_last: bool) -> Counters:
         """One optimizer step and what is due after it; returns the counters after it."""
@@ -144,7 +147,7 @@ class _Run:
             if _is_due(step, run.logging.every_steps) or is_last:
                 print(metrics.line(self.total_steps), flush=True)
         if _is_due(step, run.checkpoint.every_steps) or is_last:
-            self._checkpoint(counters)
+            self._checkpoint(counters, is_last)
         return counters
 
     def finish(self, feed: Feed, counters: Counters, export_hub_at_end: bool) -> Summary:
@@ -154,7 +157,7 @@ class _Run:
             self._validate(feed, counters.step)
         hub = self.rundir.path / "checkpoints" / f"hub-step-{counters.step:08d}"
         if export_hub_at_end and not _is_exported(hub, counters):
-            export_hub(engine, hub, counters, model=plan.model)
+            export_hub(engine, hub, counters, model=plan.model, lora=plan.job.lora)
         if self.memory is None and self.step_times_s:
             self.memory = memory_held_gib(engine)
         summary = Summary(
@@ -184,9 +187,14 @@ class _Run:
             self.validation_loss = self.engine.evaluate(batches).mean
         return self.validation_loss
 
-    def _checkpoint(self, counters: Counters) -> None:
+    def _checkpoint(self, counters: Counters, is_last: bool) -> None:
         try:
-            self.checkpoints.save(self.engine, counters)
+            if self.background is None:
+                self.checkpoints.save(self.engine, counters)
+                return
+            self.background.start(self.engine, counters)
+            if is_last:
+                self.background.wait()
         except CheckpointError as error:
             if self.engine.is_main:
                 print(f"no checkpoint at step {counters.step}, the run goes on: {error}", flush=True)

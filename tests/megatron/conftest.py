@@ -18,14 +18,14 @@ def steps(spec: ModelSpec) -> int:
 @pytest.fixture(scope="session")
 def references(tmp_path_factory):
     """``references(spec) → (directory beside which run directories go, trajectory)``."""
-    known: dict[ModelSpec, tuple] = {}
+    known: dict[tuple, tuple] = {}
 
-    def reference(spec: ModelSpec):
-        key = repr(spec)
+    def reference(spec: ModelSpec, packed: bool = False):
+        key = repr(spec), packed
         if key not in known:
             directory = tmp_path_factory.mktemp(spec.name)
             model = saved_model(spec, directory / "model")
-            known[key] = directory, cases.reference(spec, model, steps(spec))
+            known[key] = directory, cases.reference(spec, model, steps(spec), packed=packed)
         return known[key]
 
     return reference

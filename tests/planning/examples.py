@@ -13,7 +13,8 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import LatentAttention, ModelSpec
 
-FAMILIES: tuple[Family, ...] = tuple(family_traits)
+TWO_STACKS: tuple[Family, ...] = ("t5", "bart", "blenderbot")
+FAMILIES: tuple[Family, ...] = tuple(family for family in family_traits if family not in TWO_STACKS)
 
 
 def random_model(rng: random.Random, family: Family) -> ModelSpec:
@@ -93,6 +94,35 @@ def _own(rng: random.Random, family: Family, groups: int, heads: int) -> dict[st
         if not own["parallel_residual"]:
             own["num_key_value_heads"] = rng.choice([1, heads])
     return own
+
+
+def random_encoder_decoder(rng: random.Random, family: Family) -> ModelSpec:
+    """The same with two stacks."""
+    heads, head_dim = rng.randint(1, 6), 2 * rng.randint(2, 12)
+    own = {}
+    if family == "t5":
+        own = {
+            "relative_attention_buckets": 2 * rng.randint(2, 20),
+            "feed_forward_proj": rng.choice(["relu", "gated-gelu"]),
+            "tied_embeddings": rng.random() < 0.5,
+        }
+    return ModelSpec(
+        **{"tied_embeddings": True, **own},
+        name=f"random-{family}",
+        family=family,
+        num_layers=rng.randint(1, 5),
+        encoder_layers=rng.randint(1, 5),
+        hidden_size=heads * head_dim if family != "t5" else rng.randint(8, 90),
+        ffn_hidden_size=rng.randint(8, 300),
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=head_dim,
+        vocab_size=rng.randint(10, 500),
+        max_position_embeddings=rng.randint(16, 200),
+        norm_eps=1e-6 if family == "t5" else 1e-5,
+        rope_theta=None,
+        scale_embedding=family != "t5" and rng.random() < 0.5,
+    )
 
 
 def job(**changes: object) -> JobSpec:

@@ -11,18 +11,20 @@ from kit.cost.params import count, rank_experts, rank_parameters
 from kit.engines.hf import parameter_shapes
 from kit.specs.catalog import load_model, model_names
 from kit.specs.model import Family, ModelSpec
-from tests.planning.examples import FAMILIES, random_model
+from tests.planning.examples import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
 
 
 def real_parts(model: ModelSpec) -> dict[str, int]:
     """transformers' own parameters, by part."""
     parts = {"embedding": 0, "layers": 0, "final_norm": 0, "head": 0}
     for name, shape in parameter_shapes(model).items():
-        if ".layers." in name or ".h." in name:
+        if "relative_attention_bias" in name:  # in the first layer of a stack, for all of them
+            part = "embedding"
+        elif ".layers." in name or ".h." in name or ".block." in name:
             part = "layers"
         elif name.startswith("lm_head"):
             part = "head"
-        elif "embed" in name or "wte" in name or "wpe" in name:
+        elif any(word in name for word in ("embed", "wte", "wpe", "shared")):
             part = "embedding"
         else:
             part = "final_norm"
@@ -48,10 +50,25 @@ def test_catalog_models(name: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_shapes(family: Family) -> None:
-    """25 of each of the 20 families."""
+    """25 of each family of one stack."""
     for seed in range(25):
         model = random_model(random.Random(seed), family)
         assert counted_parts(model) == real_parts(model), model
+
+
+@pytest.mark.parametrize("family", TWO_STACKS)
+@pytest.mark.parametrize("seed", range(6))
+def test_two_stacks_are_counted_to_the_unit(family: Family, seed: int) -> None:
+    model = random_encoder_decoder(random.Random(seed), family)
+    counts = count(model)
+    assert counted_parts(model) == real_parts(model)
+    encoder = {name: shape for name, shape in parameter_shapes(model).items() if "encoder." in name}
+    of_layers = sum(
+        math.prod(shape)
+        for name, shape in encoder.items()
+        if (".layers." in name or ".block." in name) and "relative_attention_bias" not in name
+    )
+    assert counts.encoder_layers * counts.encoder_layer.total == of_layers
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "llama-3.2-1b", "qwen2.5-7b", "qwen3-8b"])

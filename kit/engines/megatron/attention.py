@@ -1,4 +1,4 @@
-"""Causal attention of a run of queries to all keys before them, whole or through a sliding window."""
+"""Causal attention of a run of queries to all keys before them: whole, through a sliding window, within documents."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from torch.nn.attention.bias import causal_lower_right
 
 
 def causal_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, window: int | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+    documents: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(queries, batch, heads, head_dim); keys and values may be longer and have fewer heads (grouped-query attention).
 
     The last query stands where the last key does. ``window``: positions that a query sees, its own included.
+    ``documents``: (batch, keys), on the CPU, the number of the document that a key belongs to; queries see their own.
     """
+    if documents is not None:
+        rows = zip(*(tensor.split(1, dim=1) for tensor in (query, key, value)), documents, strict=True)
+        return torch.cat([_by_document(*row[:3], scale, window, row[3]) for row in rows], dim=1)
     if window is None or window >= key.shape[0]:
         return _attend(query, key, value, scale, _causal(query.shape[0], key.shape[0]))
     first = key.shape[0] - query.shape[0]
@@ -27,6 +36,26 @@ def causal_attention(
         begin = max(0, first + start + 1 - window)
         mask = _band(block.shape[0], end - begin, window, query.dtype, query.device)
         outputs.append(_attend(block, key[begin:end], value[begin:end], scale, mask))
+    return torch.cat(outputs)
+
+
+def _by_document(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: float | None,
+    window: int | None,
+    documents: torch.Tensor,
+) -> torch.Tensor:
+    """One row, a document at a time: nothing is computed across them, and no mask exists. A kernel launch for each."""
+    first = key.shape[0] - query.shape[0]
+    outputs, start = [], 0
+    for length in torch.unique_consecutive(documents, return_counts=True)[1].tolist():
+        end = start + length
+        if end > first:
+            part = query[max(0, start - first) : end - first]
+            outputs.append(causal_attention(part, key[start:end], value[start:end], scale, window))
+        start = end
     return torch.cat(outputs)
 
 

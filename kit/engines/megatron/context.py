@@ -30,10 +30,12 @@ def attention(
     group: dist.ProcessGroup,
     scale: float | None,
     window: int | None,
+    documents: torch.Tensor | None,
 ) -> torch.Tensor:
     """Causal attention of this rank's queries to the whole sequence; (sequence / cp, batch, heads, head_dim) each.
 
-    Two calls, one a chunk of queries: each sees the keys up to its own end, and its diagonal is at the lower right.
+    ``documents``: (batch, sequence), of whole rows. Two calls, one a chunk of queries: each sees the keys up to its own
+    end, and its diagonal is at the lower right.
     """
     key, value = _GatherSequence.apply(key, group), _GatherSequence.apply(value, group)
     length = query.shape[0] // 2
@@ -41,7 +43,8 @@ def attention(
     outputs = []
     for part, place in zip(query.split(length), places, strict=True):
         end = (place + 1) * length
-        outputs.append(causal_attention(part, key[:end], value[:end], scale, window))
+        seen = None if documents is None else documents[:, :end]
+        outputs.append(causal_attention(part, key[:end], value[:end], scale, window, seen))
     return torch.cat(outputs)
 
 

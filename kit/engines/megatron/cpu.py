@@ -3,7 +3,7 @@
 Only a worker's entry point calls ``install()``, and only where the plan's device is the CPU. Importing this module
 changes nothing. The engine itself is written for CUDA and asks nowhere what it runs on.
 
-Each row names what is replaced, the file of megatron-core 0.16.1 that needs it, and why. After ``install()`` a
+Each row names what is replaced, the file of megatron-core that needs it, and why. After ``install()`` a
 process can no longer use a real GPU.
 """
 
@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-
-MEGATRON_CORE_VERSION = "0.16.1"
-"""The version whose files the table names."""
 
 _CPU = torch.device("cpu")
 
@@ -143,7 +140,7 @@ def _gather_first_dim(
     ) -> torch.Tensor:
         if output_split_sizes is None or group.size() == 1:
             return original(input_, group, None, use_global_buffer)
-        longest = max(output_split_sizes)
+        longest = max(1, *output_split_sizes)  # no rank may have a token for these experts
         padded = input_.new_zeros(longest, *input_.shape[1:])
         padded[: input_.shape[0]] = input_
         whole = original(padded, group)
@@ -162,7 +159,7 @@ def _reduce_scatter_first_dim(
     ) -> torch.Tensor:
         if input_split_sizes is None or group.size() == 1:
             return original(input_, group, None, use_global_buffer)
-        longest = max(input_split_sizes)
+        longest = max(1, *input_split_sizes)
         padded = input_.new_zeros(group.size(), longest, *input_.shape[1:])
         for row, part in zip(padded, input_.split(input_split_sizes), strict=True):
             row[: part.shape[0]] = part

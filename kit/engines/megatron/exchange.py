@@ -21,6 +21,7 @@ from kit.engines.hf import check_names, check_shape, parameter_shapes
 from kit.engines.megatron.outbox import Outbox, receive
 from kit.engines.megatron.places import Place
 from kit.engines.megatron.weights import Group, tensor_groups, weight_map
+from kit.engines.megatron.weights.blocks import Block, blocks
 from kit.engines.megatron.weights.rules import Piece, Shape
 from kit.specs.model import ModelSpec
 
@@ -36,7 +37,7 @@ class Exchange:
         dense: Place,
         experts: Place,
     ) -> None:
-        self._model, self._dense, self._experts = model, dense, experts
+        self.model, self._dense, self._experts = model, dense, experts
         self.groups = list(tensor_groups(weight_map(model), model))
         self._shapes = parameter_shapes(model)
         self.parameters = _global_names(config, chunks)
@@ -108,7 +109,7 @@ class Exchange:
             if group.megatron not in self.parameters:
                 continue
             place = self.place(group)
-            replica, speaker = _turn(number, place)
+            replica, speaker = turn(number, place)
             if (place.data.rank(), place.tensor.rank()) == (replica, speaker):
                 assembly = _Assembly(self, kind, group, outbox)
                 for index, name in enumerate(group.hugging_face):
@@ -135,7 +136,12 @@ class Exchange:
 
     def pieces(self, group: Group, rank: int) -> list[Piece]:
         """What a rank of the group's tensor-parallel ranks holds of it."""
-        return group.rule.pieces(self.shapes(group), self._model, self.place(group).tensor.size(), rank)
+        return group.rule.pieces(self.shapes(group), self.model, self.place(group).tensor.size(), rank)
+
+    def blocks(self, group: Group) -> list[Block]:
+        """Where this rank's shard of it lies in the whole Megatron parameter."""
+        tensor = self.place(group).tensor
+        return blocks(group.rule, self.shapes(group), self.model, tensor.size(), tensor.rank())
 
     def shapes(self, group: Group) -> list[Shape]:
         """Shapes of its Hugging Face tensors."""
@@ -146,7 +152,7 @@ class Exchange:
         for number, group in enumerate(self.groups):
             if group.megatron in self.parameters:
                 place = self.place(group)
-                if (place.data.rank(), place.tensor.rank()) == _turn(number, place):
+                if (place.data.rank(), place.tensor.rank()) == turn(number, place):
                     mine += group.hugging_face
         everyone: list[list[str]] = [[]] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
@@ -238,7 +244,7 @@ class _Blocks:
         return block.t() if piece.transposed else block
 
 
-def _turn(number: int, place: Place) -> tuple[int, int]:
+def turn(number: int, place: Place) -> tuple[int, int]:
     """(data-parallel rank, tensor-parallel rank) whose turn the group of this number is."""
     return number % place.data.size(), number // place.data.size() % place.tensor.size()
 

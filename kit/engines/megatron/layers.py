@@ -27,6 +27,7 @@ from megatron.core.transformer.transformer_layer import TransformerLayer, Transf
 
 from kit.engines.megatron import context
 from kit.engines.megatron.attention import causal_attention
+from kit.engines.megatron.ring import ring_attention
 from kit.errors import EngineError
 
 
@@ -65,11 +66,13 @@ class CausalAttention(torch.nn.Module):
         self,
         config: TransformerConfig,
         softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
         **_: Any,
     ) -> None:
         super().__init__()
         assert pg_collection is not None
+        self.ring = cp_comm_type == "p2p"
         self.softmax_scale = softmax_scale
         self.context_group = pg_collection.cp
         # (to the left, to the right), the token itself not counted (transformer_config.py, window_size)
@@ -89,12 +92,19 @@ class CausalAttention(torch.nn.Module):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> torch.Tensor:
-        """(sequence, batch, heads, head_dim), keys and values with fewer heads → (sequence, batch, heads·head_dim)."""
-        assert (attention_mask, attention_bias, packed_seq_params) == (None, None, None)
-        if self.context_group.size() > 1:
-            attended = context.attention(query, key, value, self.context_group, self.softmax_scale, self.window)
+        """(sequence, batch, heads, head_dim), keys and values with fewer heads → (sequence, batch, heads·head_dim).
+
+        ``attention_mask``, which megatron-core hands down to every layer unread, and through recompute, is None or the
+        documents of ``causal_attention``: (batch, whole sequence) on every rank.
+        """
+        assert (attention_bias, packed_seq_params) == (None, None)
+        how = self.softmax_scale, self.window, attention_mask
+        if self.ring and (self.window, attention_mask) == (None, None):
+            attended = ring_attention(query, key, value, self.context_group, self.softmax_scale)
+        elif self.context_group.size() > 1:
+            attended = context.attention(query, key, value, self.context_group, *how)
         else:
-            attended = causal_attention(query, key, value, self.softmax_scale, self.window)
+            attended = causal_attention(query, key, value, *how)
         return attended.flatten(2)
 
 

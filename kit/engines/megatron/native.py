@@ -1,72 +1,178 @@
-"""Native checkpoints: megatron-core's torch_dist format, for the same layout.
+"""Native checkpoints: megatron-core's torch_dist format, for any layout of the same model.
 
-The distributed optimizer is saved as ``dp_reshardable``: each rank writes its own parts of each bucket, and nothing is
-gathered. Its other format, ``fully_reshardable``, writes a corrupt checkpoint where several buckets are padded,
-with nothing but a line in the log (optimizer/distrib_optimizer.py, "param range exceeds unpadded buffer"). Changes
-of layout go through the hub checkpoint instead.
-
-``dist_checkpointing.save`` spawns a Manager process: a script that calls it guards its top level with
-``if __name__ == "__main__"``. Here that process ends with the save; megatron-core would keep it, and a killed rank
-would leave it behind.
+Every parameter is stored whole, under megatron-core's name, with its optimizer state: what ``fully_reshardable`` of
+the distributed optimizer means (optimizer/distrib_optimizer.py), which itself writes a corrupt checkpoint where
+several buckets are padded, with nothing but a line in the log. Each rank writes blocks of about as many parameters;
+data-parallel ranks that share a parameter's state send it to the one whose turn it is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import dist_checkpointing, parallel_state
-from megatron.core.dist_checkpointing.core import CheckpointingException
-from megatron.core.dist_checkpointing.strategies import filesystem_async
-from megatron.core.optimizer import ChainedOptimizer
-from megatron.core.utils import unwrap_model
+import torch.distributed as dist
 
+from kit.engines.base import StateKind
+from kit.engines.megatron import torch_dist
+from kit.engines.megatron.exchange import Exchange, turn
+from kit.engines.megatron.outbox import Outbox
+from kit.engines.megatron.torch_dist import ReadBlock, WriteBlock
+from kit.engines.megatron.weights import Group
+from kit.engines.megatron.weights.blocks import Block, whole_shape
+from kit.engines.megatron.weights.checkpoint_names import SAVED, WEIGHT, stored
+from kit.engines.megatron.weights.rules import Vocabulary
 from kit.errors import CheckpointError
 
 
-def save(directory: Path, chunks: list[torch.nn.Module], optimizer: ChainedOptimizer) -> None:
-    """Write model and optimizer into an existing empty directory that all ranks see. Raises CheckpointError."""
-    try:
-        dist_checkpointing.save(_sharded(chunks, optimizer, is_loading=False), str(directory))
-    except (CheckpointingException, OSError, RuntimeError) as error:
-        raise CheckpointError(f"{directory} could not be written by megatron-core: {error}") from error
-    finally:
-        filesystem_async._results_queue = None  # the last reference to its Manager
+@dataclass(frozen=True)
+class Snapshot:
+    """What this rank writes of a checkpoint."""
+
+    blocks: list[WriteBlock]
+    common: dict[str, Any]
+
+    def write(self, directory: Path, group: dist.ProcessGroup | None = None) -> None:
+        """Collective over ``group``; see ``torch_dist.write``."""
+        torch_dist.write(directory, self.blocks, self.common, group)
 
 
 @torch.no_grad()
-def load(directory: Path, chunks: list[torch.nn.Module], optimizer: ChainedOptimizer) -> None:
-    """Read what ``save`` wrote with the same layout. Raises CheckpointError.
+def snapshot(exchange: Exchange, param_groups: list[dict[str, Any]], copy: bool) -> Snapshot:
+    """Collective. ``copy``: on the host and apart from the live state, so that training can go on at once."""
+    outbox = Outbox()
+    keep = _Keeper(copy)
+    found = [
+        WriteBlock(
+            key=where.key,
+            shape=where.counts + whole_shape(group.rule, exchange.shapes(group), exchange.model),
+            offsets=where.index + offsets,
+            sizes=(1,) * len(where.index) + tuple(tensor.shape),
+            dtype=tensor.dtype,
+            read=partial(_itself, keep(tensor)),
+        )
+        for group, kind, offsets, tensor in _own_blocks(exchange, outbox)
+        for where in [stored(group.megatron, kind, exchange.model)]
+    ]
+    outbox.wait()
+    keep.finish()
+    return Snapshot(found, _common(param_groups))
 
-    Without ``no_grad`` the distributed optimizer fails on its fp32 parts, which are views of parameters.
-    """
+
+@torch.no_grad()
+def load(directory: Path, exchange: Exchange) -> int:
+    """Collective. Read what ``snapshot`` wrote on any layout; returns Adam's step count. Raises CheckpointError."""
+    problem = None
+    steps = 0
     try:
-        state = dist_checkpointing.load(_sharded(chunks, optimizer, is_loading=True), str(directory))
-    except (CheckpointingException, OSError, RuntimeError, KeyError) as error:
-        raise CheckpointError(
-            f"{directory} cannot be read by megatron-core ({error}); "
-            f"native checkpoints need the layout that wrote them: use the hub checkpoint for another"
-        ) from error
-    for name, chunk in _named(chunks):
-        unwrap_model(chunk).load_state_dict(state[name])
-    optimizer.load_state_dict(state["optimizer"])
+        checkpoint = torch_dist.Checkpoint(directory)
+        steps = optimizer_steps(checkpoint)
+        checkpoint.read(_wanted(exchange))
+    except CheckpointError as error:
+        problem = str(error)
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    for each in problems:
+        if each is not None:
+            raise CheckpointError(each)
+    return steps
 
 
-def _sharded(chunks: list[torch.nn.Module], optimizer: ChainedOptimizer, is_loading: bool) -> dict[str, Any]:
-    metadata = {
-        "distrib_optim_sharding_type": "dp_reshardable",
-        "chained_optim_avoid_prefix": True,
-        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+def optimizer_steps(checkpoint: torch_dist.Checkpoint) -> int:
+    """Adam's step count; 0 where the checkpoint has no optimizer."""
+    optimizer = checkpoint.common().get("optimizer", {})
+    groups = optimizer.get("optimizer", {}).get("param_groups", []) if isinstance(optimizer, dict) else []
+    return max((int(group.get("step", 0)) for group in groups), default=0)
+
+
+def _own_blocks(exchange: Exchange, outbox: Outbox) -> Iterator[tuple[Group, str, tuple[int, ...], torch.Tensor]]:
+    """(group, kind, offsets in the whole parameter, tensor) of what is this rank's turn to write."""
+    for number, group in enumerate(exchange.groups):
+        param = exchange.parameters.get(group.megatron)
+        if param is None:
+            continue
+        place = exchange.place(group)
+        replica, speaker = turn(number, place)
+        if not group.rule.sharded and place.tensor.rank() != speaker:
+            continue
+        for kind in SAVED:
+            if kind == WEIGHT:
+                whole = param.detach() if place.data.rank() == replica else None
+            else:
+                whole = place.state.collect(StateKind(kind), param, replica, outbox)
+            if whole is None:
+                continue
+            for block in exchange.blocks(group):
+                offsets = [0] * whole.ndim
+                offsets[block.dim] = block.start
+                yield group, kind, tuple(offsets), whole.narrow(block.dim, block.at, block.length)
+
+
+def _wanted(exchange: Exchange) -> Iterator[ReadBlock]:
+    """Every block that this rank keeps anything of."""
+    for group in exchange.groups:
+        state = exchange.place(group).state
+        shape = whole_shape(group.rule, exchange.shapes(group), exchange.model)
+        params = [exchange.parameters[name] for name in (group.megatron, group.copy) if name in exchange.parameters]
+        for param in params:
+            for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
+                if not state.wants(kind, param):
+                    continue
+                where = stored(group.megatron, kind, exchange.model)
+                leading = len(where.index)
+                for block in exchange.blocks(group):
+                    offsets, sizes = [0] * len(shape), list(shape)
+                    offsets[block.dim], sizes[block.dim] = block.start, block.length
+                    yield ReadBlock(
+                        key=where.key,
+                        shape=where.counts + shape,
+                        offsets=where.index + tuple(offsets),
+                        sizes=(1,) * leading + tuple(sizes),
+                        take=partial(_put, partial(state.put, kind, param), block, leading),
+                        padded=leading if isinstance(group.rule, Vocabulary) else None,
+                    )
+
+
+def _put(put: Callable[..., None], block: Block, leading: int, offsets: tuple[int, ...], part: torch.Tensor) -> None:
+    """A part reaches over all of the other dimension: no layout cuts a parameter along two."""
+    inside = offsets[leading:]
+    assert all(offset == 0 for dim, offset in enumerate(inside) if dim != block.dim)
+    put(block.dim, block.at + inside[block.dim], part.reshape(part.shape[leading:]))
+
+
+def _common(param_groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """As megatron.training names it, with the type that tells the distributed optimizer what its state looks like."""
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in param_groups]
+    return {
+        "checkpoint_version": 3.0,
+        "optimizer": {"optimizer": {"param_groups": groups}, "param_state_sharding_type": "fully_reshardable"},
+        "content_metadata": {
+            "distrib_optim_sharding_type": "fully_reshardable",
+            "singleton_local_shards": False,
+            "chained_optim_avoid_prefix": True,
+        },
     }
-    model = {name: unwrap_model(chunk).sharded_state_dict(metadata=metadata) for name, chunk in _named(chunks)}
-    # The optimizer finds its parameters in the model's part by identity, in one flat mapping.
-    flat = model if len(chunks) > 1 else model["model"]
-    return {**model, "optimizer": optimizer.sharded_state_dict(flat, is_loading=is_loading, metadata=metadata)}
 
 
-def _named(chunks: list[torch.nn.Module]) -> list[tuple[str, torch.nn.Module]]:
-    """megatron.training's names: ``model``, or ``model0``, ``model1``, … for virtual pipeline stages."""
-    if len(chunks) == 1:
-        return [("model", chunks[0])]
-    return [(f"model{index}", chunk) for index, chunk in enumerate(chunks)]
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+class _Keeper:
+    """Tensors for a checkpoint: the live ones, or copies in host memory that a GPU copies to by itself."""
+
+    def __init__(self, copy: bool) -> None:
+        self._copy = copy
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not self._copy:
+            return tensor.cpu()
+        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return kept.copy_(tensor, non_blocking=True)
+
+    def finish(self) -> None:
+        torch.cuda.synchronize()

@@ -16,6 +16,7 @@ import torch
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch.optim.adam import adam
 
+from kit.engines.megatron.versions import check_adam_arguments
 from kit.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -32,7 +33,9 @@ class Adam(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         adam_w_mode: bool = True,
+        **newer: Any,
     ) -> None:
+        check_adam_arguments(newer)
         self._decoupled = adam_w_mode
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, "step": 0})
 

@@ -10,6 +10,7 @@ from kit.specs import yaml
 from kit.specs.catalog.rows import rows
 from kit.specs.huggingface import read_config
 from kit.specs.model import ModelSpec
+from kit.specs.sizes import is_size, shape_of_size
 
 
 def model_names() -> list[str]:
@@ -18,7 +19,8 @@ def model_names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """A catalog name in any case (``llama-3.1-8b``, also as a hub id), or a directory with config.json.
+    """A catalog name in any case (``llama-3.1-8b``, also as a hub id), a directory with config.json (or that file), or a
+    size (``13B``), for which a shape is made.
 
     Raises ``SpecError`` with the nearest names, or with what a config.json lacks.
     """
@@ -26,10 +28,17 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     key = name.rsplit("/", 1)[-1].lower()
     if (path / "config.json").is_file():
         return read_config(path)
+    if path.name == "config.json" and path.is_file():
+        return read_config(path.parent)
     if key not in rows("models"):
         if name and path.is_dir():
             return read_config(path)  # says what is missing
-        raise SpecError(f"model {name!r} is neither in the catalog nor a directory; {yaml.nearest(key, model_names())}")
+        if is_size(name):
+            return shape_of_size(name)
+        raise SpecError(
+            f"model {name!r} is neither in the catalog, nor a directory, nor a size such as 13B; "
+            f"{yaml.nearest(key, model_names())}"
+        )
     return _catalog_model(key)
 
 

@@ -16,12 +16,12 @@ FAILURES: tuple[type[Exception], ...] = (OSError, SafetensorError, KitError)
 """What reading or writing a checkpoint may raise; anything else is our own bug and ends the process."""
 
 
-def gather(value: Result) -> list[Result]:
-    """Collective. The values of all ranks, in rank order; they must pickle."""
+def gather(value: Result, group: dist.ProcessGroup | None = None) -> list[Result]:
+    """Collective over ``group`` (None: all ranks). The values of its ranks, in rank order; they must pickle."""
     if not dist.is_initialized():
         return [value]
-    values: list[Result] = [value] * dist.get_world_size()
-    dist.all_gather_object(values, value)
+    values: list[Result] = [value] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
     return values
 
 
@@ -31,9 +31,14 @@ def share(items: list[Result]) -> list[Result]:
 
 
 def together(
-    takes_part: bool, work: Callable[[], Result], doing: str, failures: tuple[type[Exception], ...] = FAILURES
+    takes_part: bool,
+    work: Callable[[], Result],
+    doing: str,
+    failures: tuple[type[Exception], ...] = FAILURES,
+    group: dist.ProcessGroup | None = None,
 ) -> list[Result]:
-    """Collective. Runs ``work`` on the ranks that take part; returns their results, on every rank.
+    """Collective over ``group`` (None: all ranks). Runs ``work`` on the ranks that take part; returns their results,
+    on every rank.
 
     If ``work`` raises one of ``failures`` anywhere, every rank raises CheckpointError with the first one's words.
     """
@@ -43,7 +48,7 @@ def together(
             result = work()
         except failures as failure:
             error = failure
-    outcomes = gather((takes_part, None if error is None else _words(error, doing), result))
+    outcomes = gather((takes_part, None if error is None else _words(error, doing), result), group)
     for _, words, _ in outcomes:
         if words is not None:
             raise CheckpointError(words) from error

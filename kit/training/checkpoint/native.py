@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.engines.base import Engine
+import torch.distributed as dist
+
+from kit.engines.base import Engine, Snapshots
 from kit.errors import CheckpointError
 from kit.training.checkpoint.agreement import share, together
 from kit.training.checkpoint.files import (
@@ -47,6 +49,8 @@ class Manifest:
 
     plan_hash: str
     world_size: int
+    model: str
+    """Engine and digest of the model; an engine that reads every layout asks for nothing more."""
     counters: Counters
     files: dict[str, FileRecord]
 
@@ -59,6 +63,8 @@ class NativeCheckpoints:
     plan_hash: str
     world_size: int
     keep_last: int
+    model: str = ""
+    """See ``Manifest``; empty: only the same plan."""
     say: Callable[[str], None] = print
     """Called on the main rank with what a person should know."""
 
@@ -78,25 +84,36 @@ class NativeCheckpoints:
 
         Raises CheckpointError on every rank (a full disk, say) and leaves what was there before.
         """
+        self.write(engine.save, counters, engine.is_main)
+
+    def write(
+        self,
+        save: Callable[[Path], None],
+        counters: Counters,
+        is_main: bool,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """As ``save``, by a function that writes the engine's files, collectively over ``group``."""
         directory = self.directory(counters.step)
         partial = partial_name(directory)
         doing = f"writing the checkpoint {directory}"
         try:
-            together(engine.is_main, lambda: _start_afresh(partial), doing)
+            together(is_main, lambda: _start_afresh(partial), doing, group=group)
             # An engine may raise anything where a disk is full (torch.save: RuntimeError).
-            together(True, lambda: engine.save(partial / STATE), doing, failures=(Exception,))
-            records = together(True, lambda: _my_records(partial / STATE), doing)
+            together(True, lambda: save(partial / STATE), doing, failures=(Exception,), group=group)
+            records = together(True, lambda: _my_records(partial / STATE), doing, group=group)
             manifest = {
                 "format": FORMAT,
                 "version": VERSION,
                 "plan_hash": self.plan_hash,
                 "world_size": self.world_size,
+                "model": self.model,
                 "counters": dataclasses.asdict(counters),
                 "files": {name: dataclasses.asdict(r) for share in records for name, r in sorted(share.items())},
             }
-            together(engine.is_main, lambda: self._publish(partial, directory, manifest), doing)
+            together(is_main, lambda: self._publish(partial, directory, manifest), doing, group=group)
         except CheckpointError:
-            if engine.is_main:
+            if is_main:
                 shutil.rmtree(partial, ignore_errors=True)
             raise
 
@@ -128,7 +145,8 @@ class NativeCheckpoints:
         return None
 
     def load(self, engine: Engine, directory: Path) -> Counters:
-        """Load one checkpoint. Raises CheckpointError where it is damaged, or of another plan or world size."""
+        """Load one checkpoint, of this run or another. Raises CheckpointError where it is damaged, or of another plan
+        or world size and the engine cannot read other layouts."""
         try:
             manifest = self._verified(engine, directory)
         except _DamagedError as error:
@@ -145,6 +163,8 @@ class NativeCheckpoints:
             )
         except CheckpointError as error:
             raise _DamagedError(str(error)) from error
+        if isinstance(engine, Snapshots) and self.model and manifest.model == self.model:
+            return manifest
         if manifest.plan_hash != self.plan_hash:
             raise CheckpointError(
                 f"{directory} was written under plan {manifest.plan_hash[:12]} and this is {self.plan_hash[:12]}; "
@@ -192,6 +212,7 @@ def _read_manifest(directory: Path) -> Manifest:
         return Manifest(
             plan_hash=str(data["plan_hash"]),
             world_size=int(data["world_size"]),
+            model=str(data.get("model", "")),
             counters=Counters(**data["counters"]),
             files=records_from_json(data["files"]),
         )

@@ -1,0 +1,1 @@
+"""Failures provoked on purpose, and what the doctor says of their logs."""

@@ -1,0 +1,182 @@
+"""Lines of all ranks → the cause, who had it first, and what to do."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kit.diagnose.logs.reading import Line, log_files, read_lines
+from kit.diagnose.logs.signs import DOWNLOADING, PHASES, SIGNS, STEP, Sign
+
+TRACEBACK_LINES = 60
+"""How far back from an error its traceback is read for the phase."""
+SLOW = 1.5
+"""A rank whose median step takes this many times the others' is called slow."""
+FEWEST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that went wrong, the likeliest first."""
+
+    cause: str
+    meaning: str
+    fix: str
+    ranks: tuple[int, ...]
+    """Where it showed; empty where the logs do not tell."""
+    place: str
+    """``file:line`` of its first sign."""
+    evidence: str
+    """That line."""
+    weight: int
+    phase: str | None = None
+    step: int | None = None
+
+    def __str__(self) -> str:
+        where = f" on rank {', '.join(map(str, self.ranks))}" if self.ranks else ""
+        phase = f" in {self.phase}" if self.phase else ""
+        step = f" at step {self.step}" if self.step is not None else ""
+        lines = [f"{self.cause}{where}{phase}{step}: {self.meaning}"]
+        lines += [f"  seen   {self.place}: {self.evidence}", f"  do     {self.fix}"]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
+
+
+def diagnose(paths: Iterable[Path]) -> tuple[Cause, ...]:
+    """Read logs (files, or directories of them) of one job; the root cause comes first. Raises ``SpecError``."""
+    files = [list(read_lines(path)) for path in log_files(paths)]
+    causes = [cause for lines in files for cause in _signs(lines)]
+    everything = [line for lines in files for line in lines]
+    causes = _merged([*causes, *_slow_ranks(everything)])
+    return _refined(causes, everything)
+
+
+def _signs(lines: Sequence[Line]) -> list[Cause]:
+    """Every sign in one file, in its order."""
+    found = []
+    step: dict[int | None, int] = {}
+    for index, line in enumerate(lines):
+        if (match := STEP.search(line.text)) or (match := re.search(r"(?i)\bstep[ =:]+(\d+)", line.text)):
+            step[line.rank] = int(match.group(1))
+        for sign in SIGNS:
+            if sign.pattern.search(line.text):
+                found.append(_cause(sign, lines, index, step.get(line.rank)))
+                break
+    return found
+
+
+def _cause(sign: Sign, lines: Sequence[Line], index: int, step: int | None) -> Cause:
+    line = lines[index]
+    rank = line.rank
+    if rank is None and sign.cause in ("killed", "crashed"):
+        rank = _rank_of_exit(lines, index)
+    return Cause(
+        cause=sign.cause,
+        meaning=sign.meaning,
+        fix=sign.fix,
+        ranks=() if rank is None else (rank,),
+        place=line.place,
+        evidence=line.text.strip()[:200],
+        weight=sign.weight,
+        phase=_phase(lines, index) if sign.cause.endswith("out-of-memory") else None,
+        step=step,
+    )
+
+
+def _rank_of_exit(lines: Sequence[Line], index: int) -> int | None:
+    """torchrun prints ``rank : 1 (local_rank: 1)`` beside an exit code, before it in its summary."""
+    here = re.search(r"\blocal_rank: (\d+)", lines[index].text)
+    for line in reversed(lines[max(0, index - 3) : index]):
+        if match := re.search(r"^\s*rank\s*: (\d+)", line.text):
+            return int(match.group(1))
+    return int(here.group(1)) if here else None
+
+
+def _phase(lines: Sequence[Line], index: int) -> str | None:
+    """What the traceback above an error was doing: frames of the same rank, innermost first."""
+    rank = lines[index].rank
+    for line in reversed(lines[max(0, index - TRACEBACK_LINES) : index]):
+        if line.rank != rank:
+            continue
+        if line.text.lstrip().startswith("Traceback"):
+            break
+        for phase, pattern in PHASES:
+            if pattern.search(line.text):
+                return phase
+    return None
+
+
+def _merged(causes: Sequence[Cause]) -> list[Cause]:
+    """The same cause on several lines is one, with all its ranks and its first sign."""
+    groups: dict[str, list[Cause]] = defaultdict(list)
+    for cause in causes:
+        groups[cause.cause].append(cause)
+    merged = []
+    for group in groups.values():
+        first = group[0]
+        ranks = tuple(sorted({rank for cause in group for rank in cause.ranks}))
+        phases = [cause.phase for cause in group if cause.phase]
+        steps = [cause.step for cause in group if cause.step is not None]
+        phase, step = phases[0] if phases else None, min(steps, default=None)
+        merged.append(replace(first, ranks=ranks, phase=phase, step=step))
+    return sorted(merged, key=lambda cause: -cause.weight)
+
+
+def _refined(causes: list[Cause], lines: Sequence[Line]) -> tuple[Cause, ...]:
+    """What only all ranks together show: who was missing, who downloaded, whether one rank alone ran out."""
+    crashed = next((cause.ranks for cause in causes if cause.cause == "crashed"), ())
+    everyone = {line.rank for line in lines if line.rank is not None}
+    refined = []
+    for cause in causes:
+        meaning, fix = cause.meaning, cause.fix
+        missing = sorted(everyone - set(cause.ranks))
+        if cause.cause == "collective-timeout" and cause.ranks and missing:
+            downloading = [line for line in lines if line.rank in (*missing, None) and DOWNLOADING.search(line.text)]
+            names = ", ".join(map(str, missing))
+            if downloading:
+                meaning = f"the others waited while rank {names} downloaded ({downloading[-1].place})"
+                fix = "download to shared storage before the job starts; no node needs the hub then"
+            else:
+                meaning = f"{meaning}: rank {names} did not come"
+        if cause.cause == "gpu-out-of-memory" and len(cause.ranks) == 1 and len(everyone) > 1:
+            meaning = f"{meaning}, and no other: its batch was longer, or another process shares its GPU"
+            fix = f"bucket by length and pad alike; else {fix}"
+        # A library that aborts prints no rank; the launcher tells whose process it was.
+        ranks = cause.ranks or (crashed if cause.cause == "mismatched-collectives" else ())
+        refined.append(replace(cause, meaning=meaning, fix=fix, ranks=ranks))
+    return tuple(refined)
+
+
+def _slow_ranks(lines: Sequence[Line]) -> list[Cause]:
+    """A rank whose own steps take longer; where ranks wait for each other only its own clock shows it."""
+    times: dict[int, list[float]] = defaultdict(list)
+    where: dict[int, Line] = {}
+    for line in lines:
+        match = STEP.search(line.text)
+        if match and line.rank is not None:
+            times[line.rank].append(float(match.group(2)))
+            where[line.rank] = line
+    medians = {rank: statistics.median(values) for rank, values in times.items() if len(values) >= FEWEST_STEPS}
+    found = []
+    for rank, median in medians.items():
+        others = [value for other, value in medians.items() if other != rank]
+        if others and median > SLOW * statistics.median(others):
+            found.append(
+                Cause(
+                    cause="slow-rank",
+                    meaning=f"works {median:.3g} s a step, the others, who wait, {statistics.median(others):.3g} s",
+                    fix="look at clocks, temperature, ECC and neighbours of its GPU (kit doctor), or drain its node",
+                    ranks=(rank,),
+                    place=where[rank].place,
+                    evidence=where[rank].text.strip()[:200],
+                    weight=2,
+                )
+            )
+    return found

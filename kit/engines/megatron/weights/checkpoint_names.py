@@ -1,0 +1,58 @@
+"""Names of parameters in megatron-core's distributed checkpoints.
+
+Layers are one tensor with the layer as first dimension, experts one with the expert as second
+(transformer/transformer_block.py and transformer/moe/experts.py, ``sharded_state_dict``). Norms carry the names that
+Transformer Engine's fused layers give them; megatron-core's torch layers write the same
+(models/gpt/gpt_layer_specs.py, ``sharded_state_dict_keys_map``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.engines.base import StateKind
+from kit.specs.model import ModelSpec
+
+_FUSED_NORMS = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+WEIGHT = "weight"
+"""The kind of the model's own tensors, in the precision of the layers; beside the kinds of ``StateKind``."""
+_PREFIXES = {
+    WEIGHT: "",
+    StateKind.MASTER: "optimizer.state.param.",
+    StateKind.EXP_AVG: "optimizer.state.exp_avg.",
+    StateKind.EXP_AVG_SQ: "optimizer.state.exp_avg_sq.",
+}
+SAVED = tuple(_PREFIXES)
+"""What a checkpoint holds of every parameter."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a parameter lies: ``index`` of ``counts`` along the leading dimensions of the tensor ``key``."""
+
+    key: str
+    index: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+
+
+def stored(name: str, kind: str, model: ModelSpec) -> Stored:
+    """Where one kind of state of a parameter lies; ``name`` counts layers and experts over the whole model."""
+    parts = name.split(".")
+    index: list[int] = []
+    counts: list[int] = []
+    if parts[:2] == ["decoder", "layers"]:
+        index, counts = [int(parts.pop(2))], [model.num_layers]
+    if "local_experts" in parts:
+        place = parts.index("local_experts")
+        index.append(int(parts.pop(place + 1)))
+        counts.append(model.num_experts)
+        parts[place] = "experts"
+    key = ".".join(parts)
+    for plain, fused in _FUSED_NORMS.items():
+        # In front of experts Transformer Engine has nothing to fuse the norm with.
+        if not (model.num_experts and plain.startswith("pre_mlp")):
+            key = key.replace(f"decoder.layers.{plain}", f"decoder.layers.{fused}")
+    return Stored(_PREFIXES[kind] + key, tuple(index), tuple(counts))

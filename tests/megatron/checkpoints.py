@@ -1,0 +1,122 @@
+"""What runs inside a pool of workers: native checkpoints written on one layout and read on another, or in a thread."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kit.engines.base import StateKind
+from kit.errors import CheckpointError
+from kit.training.checkpoint.background import Background
+from kit.training.checkpoint.hub import HubCheckpoint, export_hub, import_hub
+from kit.training.checkpoint.hub_checkpoint import Counters
+from kit.training.checkpoint.native import NativeCheckpoints
+from tests.megatron.cases import LEARNING_RATE, micro_batches
+from tests.training.disk import full_disk
+
+COUNTERS = Counters(step=2, samples_seen=16, tokens_seen=512, optimizer_steps=2)
+KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+
+
+def steps(engine: Any, rundir: Any, first: int, count: int = 2) -> list[float]:
+    """Losses and gradient norms of some steps."""
+    curve = []
+    for step in range(first, first + count):
+        batches = micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size)
+        curve.append(engine.forward_backward(batches).mean)
+        curve.append(engine.apply(LEARNING_RATE).gradient)
+    return curve
+
+
+def checkpoints(rundir: Any, root: Path) -> NativeCheckpoints:
+    plan = rundir.plan
+    model = f"megatron {plan.model_digest}"
+    return NativeCheckpoints(root, plan.digest, plan.layout.world_size, keep_last=9, model=model, say=lambda _: None)
+
+
+def save(rundir: Any, root: Path) -> list[float]:
+    """Train 2 steps, save natively and to a hub checkpoint; returns the curve of the 2 steps after."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    steps(engine, rundir, 0)
+    checkpoints(rundir, root).save(engine, COUNTERS)
+    export_hub(engine, root / "hub", COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+    curve = steps(engine, rundir, 2)
+    engine.close()
+    return curve
+
+
+def load(rundir: Any, root: Path) -> dict[str, Any]:
+    """Load what ``save`` wrote on another layout: whether the state is the hub's bit for bit, and the curve after."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    counters = checkpoints(rundir, root / "elsewhere").load(engine, root / "step-00000002")
+    hub = HubCheckpoint(root / "hub")
+    differing = [
+        (kind.value, name)
+        for kind in KINDS
+        for name, tensor in engine.export_state(kind)
+        if tensor is not None and not torch.equal(tensor, hub.source(kind).read(name))
+    ]
+    found = {"counters": counters, "steps": engine.optimizer_steps, "differing": differing}
+    found["curve"] = steps(engine, rundir, 2)
+    engine.close()
+    return found
+
+
+def through_the_hub(rundir: Any, root: Path) -> list[float]:
+    """The curve after importing the hub checkpoint that ``save`` wrote."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    import_hub(engine, root / "hub")
+    curve = steps(engine, rundir, 2)
+    engine.close()
+    return curve
+
+
+def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
+    """Save in a thread while training goes on, then see that the checkpoint is of the moment at which it was begun."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    steps(engine, rundir, 0)
+    written = checkpoints(rundir, root)
+    background = Background(written)
+    background.start(engine, COUNTERS)
+    expected = steps(engine, rundir, 2)
+    background.wait()
+
+    with full_disk(1_000):
+        background.start(engine, Counters(step=4, samples_seen=32, tokens_seen=1024, optimizer_steps=4))
+        steps(engine, rundir, 4, 1)
+        try:
+            background.wait()
+            failure = "none"
+        except CheckpointError as error:
+            failure = str(error)
+    engine.close()
+    dist.barrier()
+
+    fresh = MegatronEngine(rundir)
+    counters = written.load_newest(fresh)
+    found = steps(fresh, rundir, 2)
+    fresh.close()
+    return {"expected": expected, "found": found, "counters": counters, "failure": failure}
+
+
+def roundtrip(rundir: Any, hub: Path) -> None:
+    """Hugging Face → this layout → a hub checkpoint, in messages smaller than any matrix."""
+    from kit.engines.megatron import outbox
+    from kit.engines.megatron.engine import MegatronEngine
+
+    whole, outbox.BLOCK_BYTES = outbox.BLOCK_BYTES, 1000
+    engine = MegatronEngine(rundir)
+    export_hub(engine, hub, COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+    engine.close()
+    outbox.BLOCK_BYTES = whole

@@ -1,0 +1,78 @@
+"""Native checkpoints on other layouts and in the background; Hugging Face in, any layout, Hugging Face out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kit.engines.hf import HfDirectory
+from kit.training.checkpoint.hub import hub_to_hf
+from tests.megatron import cases, checkpoints
+from tests.training import tiny
+from tests.workers import pool
+
+ZERO = {"dp": 2, "zero_stage": 1}
+# written on → read on
+LAYOUTS = {
+    "llama": [
+        (ZERO, [{}, {"tp": 2}, {"pp": 2}, {"cp": 2}]),
+        ({"tp": 2, "sp": True}, [{}, ZERO]),
+        ({"pp": 2, "vp": 2}, [{"tp": 2}]),
+    ],
+    "mixtral": [({"dp": 2, "ep": 2, "zero_stage": 1}, [{}, {"tp": 2, "sp": True, "ep": 2}, {"pp": 2}])],
+}
+
+
+def spec_of(family):
+    return tiny.model(family, num_layers=4, vocab_size=127, tied_embeddings=family == "llama")
+
+
+@pytest.mark.parametrize(
+    ("family", "index"), [(family, index) for family, found in LAYOUTS.items() for index in range(len(found))]
+)
+def test_another_layout_goes_on_where_one_was(references, tmp_path, family, index):
+    spec = spec_of(family)
+    directory, _ = references(spec)
+    written_on, read_on = LAYOUTS[family][index]
+
+    def rundir(layout):
+        return cases.run_directory(directory / "run", spec, **layout)
+
+    def workers(layout):
+        return pool("megatron", rundir(layout).plan.layout.world_size)
+
+    expected = workers(written_on).run(checkpoints.save, rundir(written_on), tmp_path)[0]
+    for layout in read_on:
+        found = workers(layout).run(checkpoints.load, rundir(layout), tmp_path)[0]
+        assert found["counters"] == checkpoints.COUNTERS
+        assert found["steps"] == 2
+        assert found["differing"] == [], layout
+        assert found["curve"] == pytest.approx(expected, rel=1e-4), layout
+
+
+def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path):
+    spec = spec_of("llama")
+    directory, _ = references(spec)
+    rundir = cases.run_directory(directory / "run", spec, **ZERO)
+    for found in pool("megatron", 2).run(checkpoints.in_the_background, rundir, tmp_path):
+        assert found["found"] == found["expected"]
+        assert found["counters"] == checkpoints.COUNTERS
+        assert "could not be written" in found["failure"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe"])
+def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, family):
+    spec = tiny.model(family, num_layers=4, vocab_size=127, tied_embeddings=family == "gpt2")
+    directory, _ = references(spec)
+    original = HfDirectory(directory / "model")
+    expert = {"ep": 2} if spec.num_experts else {}
+    for number, layout in enumerate(({"tp": 2, "sp": True} | expert, {"pp": 2, "vp": 2}, ZERO | expert)):
+        hub = tmp_path / f"hub{number}"
+        rundir = cases.run_directory(directory / "run", spec, **layout)
+        pool("megatron", 2).run(checkpoints.roundtrip, rundir, hub)
+        hub_to_hf(hub, tmp_path / f"hf{number}", dtype="float32")
+        again = HfDirectory(tmp_path / f"hf{number}")
+        assert sorted(again.names()) == sorted(original.names())
+        for name in original.names():
+            assert torch.equal(again.read(name), original.read(name)), (layout, name)
