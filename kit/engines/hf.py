@@ -22,6 +22,7 @@ from kit.engines.base import TensorSource
 from kit.engines.experts import shapes_on_disk
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
+from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
 from kit.specs.model import ModelSpec
 
@@ -102,19 +103,31 @@ class HfDirectory(SafetensorsSource):
         directory = Path(path)
         config = _read_config(directory)
         files = _weight_files(directory)
-        prefix = "transformer." if config.get("model_type") == "gpt2" else "model."
+        family = config.get("model_type")
+        prefix = _PREFIXES.get(family, "model.")
         renames = {
-            stored if stored.startswith((prefix, "lm_head.")) else prefix + stored: stored
+            stored if stored.startswith((prefix, "lm_head.", "embed_out.")) else prefix + stored: stored
             for stored in files
             if not stored.endswith(_BUFFERS)
         }
-        # transformers writes only what differs from a class's defaults; GPT-2's default is tied.
-        if config.get("tie_word_embeddings", config.get("model_type") == "gpt2"):
+        # transformers writes only what differs from a class's defaults.
+        tied = KEYS[family].defaults.get("tied_embeddings", False) if family in KEYS else False
+        if config.get("tie_word_embeddings", tied):
             renames.pop("lm_head.weight", None)
+        corrections = {name: renames.pop(name) for name in list(renames) if name.endswith(_CORRECTION)}
+        for stored in corrections.values():
+            if SafetensorsSource({stored: files[stored]}, {stored: stored}).read(stored).any():
+                raise CheckpointError(
+                    f"{stored} in {directory} is not zero: it chooses experts, and training here neither keeps nor "
+                    f"changes it; use a model that was not trained with it"
+                )
         super().__init__({name: files[stored] for name, stored in renames.items()}, renames)
 
 
-_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+_CORRECTION = ".mlp.gate.e_score_correction_bias"
+"""Of DeepSeek-V3's router, a buffer."""
+_PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox."}
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names that older versions of transformers saved as buffers."""
 
 
