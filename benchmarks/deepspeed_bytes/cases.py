@@ -40,6 +40,8 @@ class Case:
     accumulation: int
     optimizer: Offload = "none"
     param: Offload = "none"
+    hpz: int = 1
+    autocast: bool = False
 
     @property
     def name(self) -> str:
@@ -51,6 +53,8 @@ class Case:
         ]
         parts += [f"optimizer {self.optimizer}"] if self.optimizer != "none" else []
         parts += [f"weights {self.param}"] if self.param != "none" else []
+        parts += [f"hpZ {self.hpz}"] if self.hpz > 1 else []
+        parts += ["autocast"] if self.autocast else []
         return ", ".join(parts)
 
     @property
@@ -68,13 +72,15 @@ class Case:
             zero_stage=self.stage,
             offload_optimizer=self.optimizer,
             offload_param=self.param,
+            zero_hpz=self.hpz,
+            autocast=self.autocast,
             recompute="none",
             micro_batch_size=1,
         )
         return kit.plan(MODEL, cluster, job, pins)
 
 
-CASES = tuple(
+_EVERY_PLACE = tuple(
     Case(precision, stage, accumulation, optimizer, param)
     for precision in ("bf16", "fp32")
     for stage, optimizer, param in (
@@ -90,4 +96,12 @@ CASES = tuple(
         (3, "nvme", "nvme"),
     )
     for accumulation in (1, 2)
+)
+CASES = (
+    *_EVERY_PLACE,
+    Case("bf16", 3, 2, hpz=2),
+    Case("fp32", 3, 1, hpz=2),
+    Case("bf16", 1, 2, autocast=True),
+    Case("bf16", 2, 2, autocast=True),
+    Case("bf16", 3, 2, autocast=True),
 )

@@ -65,6 +65,7 @@ def _roles(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
     for parameter in inner.module.parameters():
         yield "weights.device", parameter.data
         yield f"weights.{weights_place}", getattr(parameter, "ds_tensor", None)
+        yield f"weights.{weights_place}", getattr(parameter, "ds_secondary_tensor", None)  # hpZ's
     for flat in getattr(optimizer, "param_groups_fp16_flat_cpu_memory", ()):
         yield f"weights.{weights_place}", flat
     for _, master in state.masters():

@@ -51,7 +51,7 @@ def _deepspeed_double_gradients() -> None:
     def doubled(self, loss, **keywords):
         return backward(self, loss * 2, **keywords)
 
-    deepspeed.DeepSpeedEngine.backward = doubled
+    _replace(deepspeed.DeepSpeedEngine, "backward", doubled)
 
 
 def _deepspeed_repeated_data() -> None:
@@ -68,7 +68,7 @@ def _deepspeed_repeated_data() -> None:
             dist.broadcast(micro_batch.labels, src=0)
         return forward_backward(self, micro_batches)
 
-    DeepSpeedEngine.forward_backward = repeated
+    _replace(DeepSpeedEngine, "forward_backward", repeated)
 
 
 def _deepspeed_local_token_count() -> None:
@@ -78,10 +78,10 @@ def _deepspeed_local_token_count() -> None:
     from kit.engines.base import IGNORE_INDEX
     from kit.engines.deepspeed import engine
 
-    def local_tokens(micro_batches, device: torch.device) -> int:
+    def local_tokens(micro_batches, device: torch.device, group) -> int:
         return sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
 
-    engine.global_tokens = local_tokens
+    _replace(engine, "global_tokens", local_tokens)
 
 
 FAULTS["deepspeed-double-gradients"] = Fault("deepspeed-zero3", _deepspeed_double_gradients)
@@ -200,9 +200,9 @@ def _megatron_running_positions() -> None:
 
 def _megatron_unbalanced_context() -> None:
     """Ranks take neighbouring parts of the sequence, while attention believes in the zig-zag order."""
-    from kit.engines.megatron import engine
+    from kit.engines.megatron import forward
 
-    _replace(engine, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
+    _replace(forward, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
 
 
 def _megatron_swapped_experts() -> None:

@@ -6,9 +6,15 @@ Each follows from the model and the layout. DeepSpeed's own defaults (5e8-elemen
 
 from __future__ import annotations
 
+import math
+
+from kit.cost.communication import group
+from kit.cost.efficiency import shared
 from kit.cost.params import count
+from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
+from kit.units import GIB
 
 NVME_BLOCK_BYTES = 1024**2
 """One request to the disk. DeepSpeed swaps only what is at least this large, and never less than 1 MiB
@@ -28,6 +34,36 @@ PARAM_BUFFERS = 5
 """A module of a transformer has one matrix, which is being gathered; the four that follow are read meanwhile
 (partitioned_param_coordinator.py, __prefetch_nvme_param_partitions, as far as buffers are free)."""
 
+LATENCIES = 10
+"""A message this many times longer than the link's latency is bandwidth, within a tenth."""
+BUCKET_SHARE, LIVE_SHARE = 0.02, 0.05
+"""Parts of a GPU's memory for a bucket and for gathered weights."""
+NVME_LATENCY_S = 100e-6
+"""Of a read from a data-centre NVMe drive: an order of magnitude, assumed. ``ds_nvme_tune`` measures a machine's best
+values; those below keep a faster disk busy too."""
+NVME_BYTES_PER_THREAD_S = 2e9
+"""What one thread submits with direct I/O: assumed; below one drive's rate, so that a drive gets two threads."""
+
+
+def nvme_queue_depth(cluster: ClusterSpec) -> int:
+    """Requests in flight on a rank: what its part of the disks delivers within their latency, four times over so that
+    the queue never runs dry; a power of two, 8 to 128."""
+    share = _disk_bytes_per_s(cluster) / cluster.gpus_per_node
+    needed = 4 * share * NVME_LATENCY_S / NVME_BLOCK_BYTES
+    return int(min(128, max(8, 2 ** math.ceil(math.log2(needed)))))
+
+
+def nvme_threads(cluster: ClusterSpec) -> int:
+    """Threads of a rank that submit requests: as many as its part of the disks needs, at most 8."""
+    if cluster.gpu.device == "cpu":
+        return 1
+    share = _disk_bytes_per_s(cluster) / cluster.gpus_per_node
+    return min(8, max(1, math.ceil(share / NVME_BYTES_PER_THREAD_S)))
+
+
+def _disk_bytes_per_s(cluster: ClusterSpec) -> float:
+    return (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9
+
 
 def largest_layer_matrix(model: ModelSpec) -> int:
     """Elements of the largest weight inside a transformer layer (embeddings are outside)."""
@@ -41,19 +77,42 @@ def largest_parameter(model: ModelSpec) -> int:
     return max(largest_layer_matrix(model), model.vocab_size * model.hidden_size, experts)
 
 
-def reduce_bucket(model: ModelSpec, layout: Layout) -> int:
-    """Gradient elements in a reduction.
+def reduce_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
+    """Gradient elements in a reduction: the largest matrix of a layer, which is then reduced through the bucket and not
+    alone, and as many as fill the link, as far as there is memory for them.
 
-    At least the largest matrix of a layer, which is then reduced through the bucket and not alone; and a million per
-    rank, so that a rank's share is bandwidth and not latency (megatron-core takes max(40e6, 1e6·dp):
-    distributed_data_parallel_config.py, bucket_size). DeepSpeed's own default, 5e8, holds 1 GB, twice with overlap.
+    DeepSpeed's own default, 5e8, holds 1 GB, twice with overlap.
     """
-    return max(largest_layer_matrix(model), 1_000_000 * layout.dp)
+    return max(largest_layer_matrix(model), _fills_the_link(cluster, layout))
+
+
+def prefetch_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
+    """Elements of weights under way: the next matrix; more, up to a layer, where a matrix alone does not fill the link.
+    DeepSpeed's default is 5e7."""
+    return max(largest_layer_matrix(model), min(count(model).layer.total, _fills_the_link(cluster, layout)))
+
+
+def live_parameters(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
+    """Elements of weights that may stay gathered at once, and within which one that is used again is not released.
+
+    A twentieth of the GPU's memory, in 16 bits: 1.1e9 on 40 GiB, 2.1e9 on 80 (DeepSpeed: 1e9 everywhere). At least the
+    two layers that follow each other and what is largest, without which nothing computes.
+    """
+    least = 2 * count(model).layer.total + largest_parameter(model)
+    return min(count(model).total, max(least, int(LIVE_SHARE * cluster.gpu.memory_gib * GIB / 2)))
+
+
+def _fills_the_link(cluster: ClusterSpec, layout: Layout) -> int:
+    """Elements of 2 bytes whose ring takes ten times as long as its latency: more gains less than a tenth. At most a
+    fiftieth of the GPU's memory; DeepSpeed holds two such buckets."""
+    ring = group(cluster, layout.dp * layout.cp, layout.tp)
+    elements = int(LATENCIES * ring.latency_s * ring.bytes_per_s / 2)
+    return min(elements, int(BUCKET_SHARE * cluster.gpu.memory_gib * GIB / 2))
 
 
 def partition(elements: int, layout: Layout) -> int:
     """Elements of a parameter that one rank keeps in stage 3, padded so that ranks are equal."""
-    return -(-elements // layout.dp)
+    return -(-elements // (layout.dp * layout.cp))
 
 
 def nvme_param_buffer(model: ModelSpec, layout: Layout) -> int:

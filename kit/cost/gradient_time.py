@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kit.cost.communication import Group
+from kit.cost.compression import zero_times
 from kit.cost.efficiency import shared
 from kit.cost.machine import Machine
 from kit.cost.program import Program
-from kit.cost.rank_params import RankParameters
-from kit.cost.setup import TrainingSetup
+from kit.cost.setup import RankParameters, TrainingSetup
 
 
 def data_parallel_s(
@@ -20,17 +20,18 @@ def data_parallel_s(
         return 0.0
     trained = 0.01 if setup.lora is not None else 1.0
     if setup.sharding == "full" or (setup.sharding == "gradients" and program.engine == "fsdp"):
-        return _fully_sharded(program, setup, held, ranks, expert_ranks, forward, backward)
+        return _fully_sharded(machine, program, setup, held, ranks, expert_ranks, forward, backward)
     sixteen = 2.0 if program.precision != "fp32" else 4.0
     reduced = trained * _gather_s(ranks, expert_ranks, held, program.gradient_bytes)
     weights = trained * _gather_s(ranks, expert_ranks, held, sixteen)
     if program.engine == "deepspeed":
-        return _deepspeed(program, setup, trained * _gather_s(ranks, expert_ranks, held, sixteen), backward)
+        return _deepspeed(program, setup, reduced, weights, backward)
     reduction = reduced * (1 if setup.sharding == "optimizer" else 2)
     gathered = weights if setup.sharding == "optimizer" else 0.0
+    compressed = program.gradient_kernel_bytes * (held.dense + held.experts) / machine.bytes_per_s
     if not program.overlaps_gradients:
-        return reduction + gathered
-    return exposed(reduction, backward) + exposed(gathered, forward)
+        return reduction + gathered + compressed
+    return exposed(reduction, backward) + exposed(gathered, forward) + compressed
 
 
 def expert_dp(setup: TrainingSetup) -> int:
@@ -45,31 +46,44 @@ def _gather_s(ranks: Group, expert_ranks: Group, held: RankParameters, width: fl
 
 
 def _fully_sharded(
-    program: Program, setup: TrainingSetup, held: RankParameters, ranks: Group, experts: Group, forward: float, backward: float
+    machine: Machine,
+    program: Program,
+    setup: TrainingSetup,
+    held: RankParameters,
+    ranks: Group,
+    experts: Group,
+    forward: float,
+    backward: float,
 ) -> float:
     """FSDP and ZeRO-3 gather layer by layer, beside the layer before: for forward, and where weights were dropped after
     it, for backward; gradients leave at the end of each micro batch (FSDP2 and ZeRO-3), in fp32 under FSDP2."""
-    m = setup.micro_batches
+    # In a pipeline weights are gathered, and sums of gradients scattered, once a step (arXiv 2407.21783, 3.3.2).
+    m = setup.micro_batches if setup.pp == 1 or setup.sharding == "full" else 1
     # DeepSpeed gathers module by module: norms, projections, both halves of the MLP.
     layers = setup.shape.num_layers * (6 if program.engine == "deepspeed" else 1)
     width = 1.0 if setup.fp8 is not None and not setup.fp8.keeps_bf16_weights else 2.0
-    gather = _gather_s(ranks, experts, held, width, layers)
+    width = 4.0 if program.precision == "fp32" else width
+    gather = first = _gather_s(ranks, experts, held, width, layers)
     scatter = _gather_s(ranks, experts, held, program.gradient_bytes, layers)
+    if program.zero_plus_plus is not None:
+        times = zero_times(machine, program.zero_plus_plus, ranks.size, held.dense + held.experts, width, layers)
+        first, gather, scatter = times.first_gather, times.gather, times.scatter
     trained = 0.0 if setup.lora is not None else 1.0
     again = gather if setup.sharding == "full" and not program.keeps_gathered else 0.0
     back = again + trained * scatter
     floor = program.unhidden_sharding
-    return m * (max(exposed(gather, forward), floor * gather) + max(exposed(back, backward), floor * back))
+    forwards = [max(exposed(each, forward), floor * each) for each in (first, gather)]
+    return forwards[0] + (m - 1) * forwards[1] + m * max(exposed(back, backward), floor * back)
 
 
-def _deepspeed(program: Program, setup: TrainingSetup, once: float, backward: float) -> float:
+def _deepspeed(program: Program, setup: TrainingSetup, reduced: float, gathered: float, backward: float) -> float:
     """Stage 2 reduces in each micro batch; stages 0 and 1 at the end of the last one, and stages from 1 on gather the
     weights after the step, when nothing is left to hide them (runtime/zero/stage_1_and_2.py)."""
     if setup.sharding == "gradients":
-        return setup.micro_batches * exposed(once, backward) + once
+        return setup.micro_batches * exposed(reduced, backward) + gathered
     if setup.sharding == "optimizer":
-        return (exposed(once, backward) if setup.micro_batches == 1 else once) + once
-    return 2 * once
+        return (exposed(reduced, backward) if setup.micro_batches == 1 else reduced) + gathered
+    return 2 * reduced
 
 
 def exposed(seconds: float, window: float) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kit.cost import deepspeed_sizes
+from kit.cost.efficiency import overheads
 from kit.cost.params import count
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import Precision
@@ -37,29 +38,39 @@ class KeptBytes:
         return self.weights + self.gradients + self.optimizer
 
 
+def _ranks(layout: Layout) -> int:
+    """Ranks over which ZeRO shares out a parameter: sequence-parallel ones too."""
+    return layout.dp * layout.cp
+
+
+def _element(layout: Layout, precision: Precision) -> float:
+    """Bytes of a weight as ZeRO holds it."""
+    return 4.0 if precision == "fp32" or layout.autocast else 2.0
+
+
 def host_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
     """Kept in host memory by one rank, buffers of NVMe apart.
 
     Gradients come twice: as they are summed over micro batches, and in fp32 where the optimizer reads them. In stage 3
     the sum stays in host memory also with the optimizer on NVMe (stage3.py, grad_partitions_flat_buffer).
     """
-    element = 2.0 if precision == "bf16" else 4.0
+    element = _element(layout, precision)
     accumulates = layout.gradient_accumulation_steps > 1
-    weights = element / layout.dp if layout.offload_param == "cpu" else 0.0
+    weights = element / _ranks(layout) if layout.offload_param == "cpu" else 0.0
     if layout.offload_optimizer == "none":
         return KeptBytes(weights=weights)
     if layout.zero_stage < 3:
         # Stepped weights wait for their gather in another copy (param_buffer_of_bit16_for_cpu_offload_groups). fp32
         # gradients are summed in host memory by stage 2 (accumulated_grads_in_cpu), bf16 ones on the device.
-        weights += element / layout.dp
+        weights += element / _ranks(layout)
         summed = 4.0 if accumulates and precision == "fp32" and layout.zero_stage == 2 else 0.0
     else:
         summed = 4.0 if accumulates else element
     in_host = layout.offload_optimizer == "cpu"
     return KeptBytes(
         weights=weights,
-        gradients=(summed + (4.0 if in_host else 0.0)) / layout.dp,
-        optimizer=12.0 / layout.dp if in_host else 0.0,
+        gradients=(summed + (4.0 if in_host else 0.0)) / _ranks(layout),
+        optimizer=12.0 / _ranks(layout) if in_host else 0.0,
     )
 
 
@@ -67,9 +78,9 @@ def nvme_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
     """Kept on NVMe by one rank: fp32 gradients, masters and moments each have their file, and so have weights."""
     optimizer = layout.offload_optimizer == "nvme"
     return KeptBytes(
-        weights=(2.0 if precision == "bf16" else 4.0) / layout.dp if layout.offload_param == "nvme" else 0.0,
-        gradients=4.0 / layout.dp if optimizer else 0.0,
-        optimizer=12.0 / layout.dp if optimizer else 0.0,
+        weights=_element(layout, precision) / _ranks(layout) if layout.offload_param == "nvme" else 0.0,
+        gradients=4.0 / _ranks(layout) if optimizer else 0.0,
+        optimizer=12.0 / _ranks(layout) if optimizer else 0.0,
     )
 
 
@@ -80,7 +91,7 @@ def host_buffer_bytes(model: ModelSpec, layout: Layout, precision: Precision) ->
     the largest weight's part (partitioned_param_swapper.py, _configure_aio), and one for the whole weights of the
     largest sub group, from which stepped ones are written (reserve_partitioned_swap_space).
     """
-    element = 2.0 if precision == "bf16" else 4.0
+    element = _element(layout, precision)
     group = deepspeed_sizes.largest_sub_group(model, layout)
     total = 0.0
     if layout.offload_optimizer == "cpu" and layout.zero_stage < 3:
@@ -89,15 +100,17 @@ def host_buffer_bytes(model: ModelSpec, layout: Layout, precision: Precision) ->
         total += deepspeed_sizes.OPTIMIZER_BUFFERS * 4.0 * group
     if layout.offload_param == "nvme":
         total += deepspeed_sizes.PARAM_BUFFERS * element * deepspeed_sizes.nvme_param_buffer(model, layout)
-        total += element * group * layout.dp
+        total += element * group * _ranks(layout)
     return total
 
 
-def device_buffer_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> float:
+def device_buffer_bytes(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
     """What stays on the device between steps: stage 3's bucket, and the way out of offloaded gradients below it."""
-    element = 2.0 if precision == "bf16" else 4.0
+    element = _element(layout, precision)
     if layout.zero_stage == 3:
-        return element * deepspeed_sizes.reduce_bucket(model, layout)
+        # Under autocast gradients of matrices have a bucket in bf16, others one in fp32.
+        element += 2.0 if layout.autocast else 0.0
+        return element * deepspeed_sizes.reduce_bucket(model, cluster, layout)
     if layout.zero_stage and layout.offload_optimizer != "none":
         return element * deepspeed_sizes.largest_parameter(model)  # temp_grad_buffer_for_gpu_offload
     return 0.0
@@ -110,12 +123,22 @@ def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout
     if layout.zero_stage < 3:
         # Masters too (stage_1_and_2.py, weights_partition); stage 3 leaves them pageable, as Adam leaves its moments.
         pinned += kept.optimizer / 3
-    states = (kept.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total
+    states = (kept.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total / layout.tp
     rank = states + host_buffer_bytes(model, layout, precision)
     return to_gib(rank * layout.world_size / cluster.num_nodes)
 
 
+def host_load_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
+    """Host memory of a node while weights are read: what offload keeps from the start, a Python process a rank, and the
+    largest parameter, which a rank has whole and in fp32 before it is cut (kit/engines, import_state: one at a time).
+    """
+    kept = host_ram_gib_per_node(model, cluster, layout, precision)
+    ranks = layout.world_size / cluster.num_nodes
+    reading = 4.0 * deepspeed_sizes.largest_parameter(model) / layout.tp
+    return kept + ranks * (overheads().cpu_process_gib + to_gib(reading))
+
+
 def nvme_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
     """Disk that offload takes on each node."""
-    share = nvme_state_bytes(layout, precision).total * count(model).total
+    share = nvme_state_bytes(layout, precision).total * count(model).total / layout.tp
     return to_gib(share * layout.world_size / cluster.num_nodes)

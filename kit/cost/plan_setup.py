@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kit.cost.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.machine import ComputePrecision
 from kit.cost.pipeline import chunk_layers
 from kit.cost.program import Program
-from kit.cost.setup import Experts, Fp8, Lora, Shape, TrainingSetup
+from kit.cost.setup import Experts, Fp8, LatentAttention, Lora, Shape, TrainingSetup
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
@@ -21,9 +22,20 @@ def shape_of(model: ModelSpec) -> Shape:
             num_experts=model.num_experts,
             experts_per_token=model.experts_per_token,
             ffn_hidden_size=model.moe_ffn_hidden_size,
+            shared_ffn_hidden_size=model.num_shared_experts * model.moe_ffn_hidden_size,
+        )
+    latent = None
+    if model.latent:
+        latent = LatentAttention(
+            q_lora_rank=model.latent.q_lora_rank,
+            kv_lora_rank=model.latent.kv_lora_rank,
+            nope_head_dim=model.latent.nope_head_dim,
+            rope_head_dim=model.latent.rope_head_dim,
+            value_head_dim=model.latent.value_head_dim,
         )
     return Shape(
-        num_layers=model.num_layers,
+        # Of both stacks; the attention of the decoder to the encoder is left out.
+        num_layers=model.num_layers + model.encoder_layers,
         hidden_size=model.hidden_size,
         ffn_hidden_size=model.ffn_hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -37,9 +49,11 @@ def shape_of(model: ModelSpec) -> Shape:
         linear_bias=model.linear_bias,
         qkv_bias=model.qkv_bias,
         qk_norm=model.qk_norm,
+        latent=latent,
         experts=experts,
-        expert_layers=(True,) * model.num_layers if experts else (),
-        sliding_window=model.sliding_window,
+        expert_layers=tuple(layer >= model.first_dense_layers for layer in range(model.num_layers)) if experts else (),
+        # Layers that see everything decide the slowest kernel; with a window on most, few of them do.
+        sliding_window=model.sliding_window if model.full_attention_every == 0 else None,
     )
 
 
@@ -48,14 +62,14 @@ def compute_precision(job: JobSpec) -> ComputePrecision:
     return job.precision
 
 
-def program_of(job: JobSpec, layout: Layout) -> Program:
+def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
     """How this kit's engines run a layout (kit/emit, kit/engines)."""
     megatron = layout.implementation != "huggingface-sdpa"
     fused = layout.implementation == "transformer-engine"
-    sixteen = 2.0 if job.precision != "fp32" else 4.0
-    engine = "deepspeed" if layout.engine == "deepspeed" else "megatron" if megatron else ("ddp" if layout.zero_stage == 0 else "fsdp")
+    width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
+    engine = layout.engine if layout.engine != "torch" else "ddp" if layout.zero_stage == 0 else "fsdp"
     return Program(
-        engine=engine,  # type: ignore[arg-type]
+        engine=engine,
         code="fused" if fused else "torch-native" if megatron else "huggingface",
         precision=compute_precision(job),
         attention="cudnn" if fused else "flash",
@@ -63,7 +77,9 @@ def program_of(job: JobSpec, layout: Layout) -> Program:
         # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations.
         overlaps_tensor_gradients=True,
         context_exchange=layout.cp_comm_type,
-        gradient_bytes=sixteen if layout.engine == "deepspeed" else 4.0,
+        gradient_bytes=gradient_bytes(model, layout.gradient_compression, width),
+        gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
+        zero_plus_plus=ZeroPlusPlus.of(layout),
     )
 
 

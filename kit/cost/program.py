@@ -5,12 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from kit.cost.compression import ZeroPlusPlus
 from kit.cost.machine import ComputePrecision
 
 Code = Literal["fused", "compiled", "eager", "huggingface", "torch-native"]
 """How element-wise operators of a layer run. fused: Megatron's, Transformer Engine's or nanotron's own kernels.
 compiled: torch.compile. eager: one torch kernel an operator, in 16 bits. huggingface: the same with norms in fp32.
 torch-native: kit's Megatron layers."""
+
+
+UNHIDDEN = 0.65
+"""Of what FSDP and ZeRO-3 exchange. Estimated from rows (llm-foundry, DeepSpeed's Azure and DeepCompile tables): the
+host waits for a gather before it issues the layer, and NCCL's kernels take multiprocessors from the products."""
+PREFETCHED = 0.25
+"""The same where a compiler or Megatron-FSDP schedules the exchanges ahead; estimated from DeepCompile's rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +44,14 @@ class Program:
     context_exchange: Literal["p2p", "all_gather", "a2a"] = "p2p"
     gradient_bytes: float = 4.0
     """Of a gradient that is reduced over data-parallel ranks."""
+    gradient_kernel_bytes: float = 0.0
+    """Memory moved per gradient to compress it, once a step."""
+    zero_plus_plus: ZeroPlusPlus | None = None
     keeps_gathered: bool = False
     """FSDP: whether gathered weights are kept from forward to backward."""
     balanced_context: bool = True
     """Whether context-parallel ranks share out the causal mask evenly (zig-zag order)."""
-    unhidden_sharding: float = 1.0
+    unhidden_sharding: float = UNHIDDEN
     """FSDP, ZeRO-3: share of the exchanged weights and gradients that takes its time whatever compute is beside it."""
     offload_optimizer: Literal["none", "host", "device"] = "none"
     """Optimizer state in host memory: stepped there, or brought to the device for its step."""

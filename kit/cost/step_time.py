@@ -34,7 +34,7 @@ class StepTimer:
 
     def components_s(self, layout: Layout) -> dict[str, float]:
         """Seconds by component, which add up to the step."""
-        program = program_of(self._job, layout)
+        program = program_of(self._model, self._job, layout)
         clock = self._clocks.get(program)
         if clock is None:
             clock = self._clocks[program] = Clock(

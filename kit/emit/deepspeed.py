@@ -2,14 +2,19 @@
 
 Only keys that the chosen stage reads are written; everything else keeps DeepSpeed's default. DeepSpeed ignores
 an unknown top-level key silently, so a test compares the keys written here with those its source reads.
+
+Not written, on purpose: ``activation_checkpointing``, which only a call of ``deepspeed.checkpointing.configure`` reads
+(runtime/activation_checkpointing/checkpointing.py) and no Hugging Face model makes: recompute is the model's own.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from kit.cost import deepspeed_sizes as sizes
+from kit.emit.ds_zero import accumulation_dtype, aio_section, zero_section
 from kit.planner.plan import Plan
+from kit.specs.run import RunSpec
 
 GUARDED: dict[str, str] = {
     "train_batch_size": "job.global_batch_size",
@@ -18,8 +23,14 @@ GUARDED: dict[str, str] = {
     "zero_optimization.stage": "layout.zero_stage",
     "zero_optimization.offload_optimizer.device": "layout.offload_optimizer",
     "zero_optimization.offload_param.device": "layout.offload_param",
+    "zero_optimization.zero_hpz_partition_size": "layout.zero_hpz",
+    "zero_optimization.zero_quantized_weights": "layout.zero_quantized_weights",
+    "zero_optimization.zero_quantized_gradients": "layout.zero_quantized_gradients",
     "bf16.enabled": "job.precision",
     "fp16.enabled": "job.precision",
+    "torch_autocast.enabled": "layout.autocast",
+    "torch_autocast.dtype": "job.precision",
+    "communication_data_type": "layout.gradient_compression",
     "gradient_clipping": "job.grad_clip",
     "optimizer.type": "job.optimizer.name",
     "optimizer.params.lr": "job.learning_rate",
@@ -28,9 +39,13 @@ GUARDED: dict[str, str] = {
     "optimizer.params.weight_decay": "job.optimizer.weight_decay",
     "scheduler.type": "run.schedule",
     "tensor_parallel.autotp_size": "layout.tp",
-    "sequence_parallel_size": "layout.sp",
+    "expert_parallel.enabled": "layout.ep",
+    "sequence_parallel_size": "layout.cp",
 }
 """Dotted key → recipe key that decides it. The ones never emitted would add parallelism, a precision or a schedule."""
+
+FLOPS_PROFILE = "flops_profile.txt"
+"""Where the FLOPS profiler writes, in the run directory."""
 
 
 def ds_config(plan: Plan) -> dict[str, Any]:
@@ -43,15 +58,50 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
         "optimizer": {"type": "AdamW", "params": _adamw(plan)},
         "gradient_clipping": job.grad_clip,
-        "zero_optimization": _zero(plan),
+        "zero_optimization": zero_section(plan),
     }
-    if job.precision == "bf16":
-        config |= _bf16(plan)
+    config |= _precision(plan) | _parallelism(plan)
+    if "tensor_parallel" in config:
+        # Read before AutoTP's groups exist, DeepSpeed takes every rank for a data-parallel one and would refuse the
+        # product (__init__.py, initialize): it multiplies the other two itself.
+        del config["train_batch_size"]
+    dtype = accumulation_dtype(plan)
+    if dtype is not None:
+        config["data_types"] = {"grad_accum_dtype": dtype}
+    if layout.gradient_compression != "none":
+        config["communication_data_type"] = layout.gradient_compression
     if "nvme" in (layout.offload_optimizer, layout.offload_param):
-        config["aio"] = _aio(plan)
+        config["aio"] = aio_section(plan)
     # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
     # be a second log: null turns it off (engine.py, _take_model_step).
     return config | {"wall_clock_breakdown": False, "steps_per_print": None}
+
+
+def observers(run: RunSpec, run_directory: Path) -> dict[str, Any]:
+    """Sections that ``run.logging`` asks for; they are the run's, so the engine adds them when it starts.
+
+    The profiler switches ``wall_clock_breakdown`` on (config.py, _initialize_params): its step and those after it
+    synchronise the device around every phase. Monitors get the learning rate, the loss scale, and those times.
+    """
+    sections: dict[str, Any] = {}
+    step = run.logging.flops_profiler_at_step
+    if step is not None:
+        sections["flops_profiler"] = {
+            "enabled": True,
+            # DeepSpeed counts finished steps: while our step 5 runs, its counter is 4 (engine.py, forward).
+            "profile_step": step - 1,
+            "detailed": True,
+            "output_file": str(run_directory / FLOPS_PROFILE),
+        }
+    for monitor in run.logging.monitors:
+        sections[monitor] = {"enabled": True}
+        if monitor in ("tensorboard", "csv_monitor"):
+            sections[monitor] |= {"output_path": str(run_directory), "job_name": monitor}
+        elif monitor == "wandb":
+            sections[monitor] |= {"project": run_directory.name}
+        else:
+            sections[monitor] |= {"experiment_name": run_directory.name, "samples_log_interval": 1}
+    return sections
 
 
 def _adamw(plan: Plan) -> dict[str, Any]:
@@ -72,104 +122,65 @@ def _adamw(plan: Plan) -> dict[str, Any]:
 
 
 def _torch_adam(plan: Plan) -> bool:
-    """Whether torch's AdamW runs instead of DeepSpeed's FusedAdam, or its CPU Adam under offload.
+    """Whether torch's AdamW runs instead of DeepSpeed's FusedAdam, or its CPU Adam under offload (engine.py,
+    get_optimizer_configuration).
 
-    On a CPU both would be compiled at first use (about 35 and 50 s), for the same result. Without ZeRO in bf16
+    On a CPU both would be compiled at first use (about 35 and 50 s), for the same result. Without ZeRO in 16 bits
     FusedAdam selects an optimizer that flattens all master weights (engine.py, _configure_fp16_optimizer);
     torch's keeps one per parameter.
     """
-    return plan.cluster.gpu.device == "cpu" or (plan.job.precision == "bf16" and plan.layout.zero_stage == 0)
+    return plan.cluster.gpu.device == "cpu" or (plan.job.precision != "fp32" and plan.layout.zero_stage == 0)
 
 
-def _bf16(plan: Plan) -> dict[str, Any]:
-    """bf16 weights and gradients, fp32 master weights and moments.
+def _precision(plan: Plan) -> dict[str, Any]:
+    """16-bit weights and gradients with fp32 masters and moments, or autocast over fp32 weights.
 
-    ``check_grad_overflow`` stays at its default, true: DeepSpeed skips a step with a non-finite gradient, and the
-    engine reports it. Gradients are **accumulated in bf16 by default** (engine.py, get_data_types: in the model's
-    dtype), which loses a micro batch's share once the sum is 256 times larger. With more than one micro batch they
-    are accumulated in fp32: 4 bytes per parameter instead of 2, spread over dp ranks in stages 2 and 3; in stage 1
-    (BF16_Optimizer) whole on each rank, beside the bf16 gradients. Stage 0 has no such choice: DeepSpeed refuses it
-    (engine.py, _do_optimizer_sanity_check). Gradients travel in bf16 either way, as the ZeRO paper counts them.
+    bf16: ``check_grad_overflow`` stays at its default, true: DeepSpeed skips a step with a non-finite gradient, and the
+    engine reports it. Gradients travel in 16 bits in any case, as the ZeRO paper counts them.
     """
-    config: dict[str, Any] = {"bf16": {"enabled": True}}
-    if plan.layout.zero_stage >= 1 and plan.layout.gradient_accumulation_steps > 1:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return config
-
-
-def _zero(plan: Plan) -> dict[str, Any]:
-    layout, stage = plan.layout, plan.layout.zero_stage
-    if stage == 0:
-        return {"stage": 0}
-    bucket = sizes.reduce_bucket(plan.model, layout)
-    zero: dict[str, Any] = {
-        "stage": stage,
-        # Reduce a bucket while backward computes the next. CPU processes have no streams: only a second buffer.
-        "overlap_comm": plan.cluster.gpu.device == "cuda",
-        # Gradients of a bucket lie side by side, and are sent without a copy into a new buffer.
-        "contiguous_gradients": True,
-        "reduce_bucket_size": bucket,
-    }
-    if stage < 3:
-        # Elements gathered at once after a step; the same message size serves. Even, as stage_1_and_2.py asserts.
-        zero["allgather_bucket_size"] = bucket + bucket % 2
-    else:
-        zero |= _stage3(plan)
-    return zero | _offload(plan)
-
-
-def _stage3(plan: Plan) -> dict[str, Any]:
-    model, layout = plan.model, plan.layout
-    zero: dict[str, Any] = {
-        # The next matrix is on its way while this one is multiplied: as much look-ahead as the largest needs.
-        "stage3_prefetch_bucket_size": sizes.largest_layer_matrix(model),
-        # Norms and biases (a few hidden sizes each) stay whole: gathering them is latency alone. No matrix is so small.
-        "stage3_param_persistence_threshold": 10 * model.hidden_size,
-        # Without it save_16bit_model writes empty tensors (engine.py, _zero3_consolidated_16bit_state_dict).
-        "stage3_gather_16bit_weights_on_model_save": True,
-    }
-    if "nvme" in (layout.offload_optimizer, layout.offload_param):
-        # What is stepped, read and written at a time, and what the pinned buffers hold.
-        zero["sub_group_size"] = sizes.sub_group_size(layout)
-    if layout.offload_param == "nvme":
-        # A gathered weight keeps its swap buffer until it is released, and with DeepSpeed's default, 1e9, all that is
-        # used again within a billion parameters stays: the first forward pass ends with "Not enough buffers".
-        zero["stage3_max_reuse_distance"] = 0
-    return zero
-
-
-def _offload(plan: Plan) -> dict[str, Any]:
-    """Where state goes. The directory on NVMe is the run's, not the plan's: the engine adds it (run.nvme_path)."""
-    layout = plan.layout
-    # Page-locked memory is what a GPU's copy engines need; a CPU process would only lock it away.
-    pin_memory = plan.cluster.gpu.device == "cuda"
-    zero: dict[str, Any] = {}
-    if layout.offload_optimizer != "none":
-        zero["offload_optimizer"] = {"device": layout.offload_optimizer, "pin_memory": pin_memory}
-    if layout.offload_optimizer == "nvme":
-        zero["offload_optimizer"]["buffer_count"] = sizes.OPTIMIZER_BUFFERS
-    if layout.offload_param != "none":
-        zero["offload_param"] = {"device": layout.offload_param, "pin_memory": pin_memory}
-    if layout.offload_param == "nvme":
-        zero["offload_param"] |= {
-            "buffer_count": sizes.PARAM_BUFFERS,
-            "buffer_size": sizes.nvme_param_buffer(plan.model, layout),
-            # How many parameters may stay in host memory after all; DeepSpeed's default, 1e9, keeps most models there.
-            "max_in_cpu": 0,
+    if plan.layout.autocast:
+        # Matrix products alone: norms, softmax and the residual stream stay fp32 (torch_autocast.py). Gradients of
+        # these matrices travel in bf16, others in fp32.
+        return {
+            "torch_autocast": {
+                "enabled": True,
+                "dtype": "bfloat16",
+                "lower_precision_safe_modules": ["torch.nn.Linear"],
+            }
         }
-    return zero
+    if plan.job.precision == "bf16":
+        return {"bf16": {"enabled": True}}
+    if plan.job.precision == "fp16":
+        return {"fp16": _loss_scaling(plan)}
+    return {}
 
 
-def _aio(plan: Plan) -> dict[str, Any]:
-    """How the asynchronous I/O library reads and writes; starting values, ``ds_nvme_tune`` measures better ones.
+def _loss_scaling(plan: Plan) -> dict[str, Any]:
+    """Dynamic: start at 2^16, double after a window of clean steps, halve on overflow (fp16/loss_scaler.py).
 
-    Requests of 1 MiB, many in flight, handed over in batches and reaped as they complete. Several threads a rank keep
-    a striped array busy (DeepSpeed's DeepNVMe report used 8); CPU rehearsals share two cores.
+    A run of a few hundred steps never sees DeepSpeed's window of 1,000: a fiftieth of the run, from 50 to 1,000. One
+    overflow is forgiven (hysteresis 2), since single bad batches do not mean that the scale is wrong.
     """
+    steps = plan.job.total_tokens // (plan.job.global_batch_size * plan.job.seq_length)
     return {
-        "block_size": sizes.NVME_BLOCK_BYTES,
-        "queue_depth": 32,
-        "intra_op_parallelism": 4 if plan.cluster.gpu.device == "cuda" else 1,
-        "single_submit": False,
-        "overlap_events": True,
+        "enabled": True,
+        "loss_scale": 0,
+        "initial_scale_power": 16,
+        "loss_scale_window": min(1000, max(50, steps // 50)),
+        "hysteresis": 2,
+        "min_loss_scale": 1,
     }
+
+
+def _parallelism(plan: Plan) -> dict[str, Any]:
+    """AutoTP and Ulysses. ZeRO over Megatron is told by an argument (``mpu``), not by a key."""
+    layout = plan.layout
+    config: dict[str, Any] = {}
+    if layout.tp > 1 and layout.implementation == "huggingface-sdpa":
+        # Whole logits on every rank: the loss is computed from them outside of the model.
+        config["tensor_parallel"] = {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}
+    if layout.cp > 1:
+        config["sequence_parallel_size"] = layout.cp
+        # With sequence parallelism DeepSpeed reduces in fp32 by default (engine.py, _configure_distributed_model).
+        config["seq_parallel_communication_data_type"] = plan.job.precision
+    return config

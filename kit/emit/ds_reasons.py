@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.emit.deepspeed import ds_config
-from kit.emit.trainer import training_arguments
+from kit.emit.trainer import for_trainer, training_arguments
 from kit.planner.plan import Plan
 
 _ROOT = "zero_optimization"
@@ -21,34 +21,64 @@ REASONS: Mapping[str, str] = {
     "the next two and the ranks",
     "train_micro_batch_size_per_gpu": "sequences at once on a rank; the largest that is fast and fits, or pinned",
     "gradient_accumulation_steps": "what is left of the batch",
-    "optimizer.type": "AdamW; DeepSpeed takes its fused one on GPUs, and its CPU one under offload",
+    "optimizer.type": "AdamW; DeepSpeed takes its FusedAdam on GPUs, and DeepSpeedCPUAdam where the optimizer is "
+    "offloaded: any other would be refused there (zero_force_ds_cpu_optimizer)",
     "optimizer.params.lr": "a placeholder: the training loop sets it before every step, and there is no scheduler",
     "optimizer.params.betas": "job.optimizer",
     "optimizer.params.eps": "job.optimizer; added to the root of the second moment",
     "optimizer.params.weight_decay": "job.optimizer; for matrices: norms and biases are in a group without",
     "optimizer.params.torch_adam": "torch's AdamW: on CPUs DeepSpeed's own would be compiled at first use for the same "
-    "result; in bf16 without ZeRO its FusedAdam would flatten all master weights into one tensor",
+    "result; in 16 bits without ZeRO its FusedAdam would flatten all master weights into one tensor",
     "gradient_clipping": "job.grad_clip: the global norm that gradients are scaled down to",
     "bf16.enabled": "bf16 weights and gradients, fp32 masters and moments",
-    "data_types.grad_accum_dtype": "sums over micro batches in fp32; DeepSpeed's default, bf16, loses a micro batch's "
-    "share once the sum is 256 times larger",
+    "fp16.enabled": "fp16 weights and gradients, fp32 masters and moments: for GPUs without bf16",
+    "fp16.loss_scale": "0: the scale is found while training; fp16 gradients below 6e-8 would vanish without one",
+    "fp16.initial_scale_power": "start at 2^16, near fp16's largest number: too large costs a few skipped steps, too "
+    "small loses gradients",
+    "fp16.loss_scale_window": "clean steps after which the scale doubles: a fiftieth of the run, from 50 to 1,000",
+    "fp16.hysteresis": "one overflow is forgiven before the scale halves: a single bad batch says nothing about it",
+    "fp16.min_loss_scale": "below it the run stops: gradients that overflow unscaled are no matter of the scale",
+    "torch_autocast.enabled": "fp32 weights, cast for each matrix product (layout.autocast)",
+    "torch_autocast.dtype": "job.precision",
+    "torch_autocast.lower_precision_safe_modules": "modules whose gradients travel in bf16: matrix products; norms' "
+    "and embeddings' stay fp32",
+    "communication_data_type": "layout.gradient_compression: fp32 gradients are rounded to bf16 to be sent, which "
+    "halves what a slow link carries",
+    "tensor_parallel.autotp_size": "layout.tp: ranks over which DeepSpeed splits the matrices of a Hugging Face model",
+    "tensor_parallel.vocab_parallel_lm_head": "the loss is computed outside of the model, from whole logits; with tied "
+    "embeddings DeepSpeed would choose to split them",
+    "sequence_parallel_size": "layout.cp: ranks that share out each sequence (Ulysses)",
+    "seq_parallel_communication_data_type": "gradients travel as without sequence parallelism; here DeepSpeed's own "
+    "choice is fp32, twice the bytes of 16-bit ones",
+    "data_types.grad_accum_dtype": "sums over micro batches in fp32; DeepSpeed's default, the weights' dtype, loses "
+    "a micro batch's share once the sum is 256 times larger",
     "wall_clock_breakdown": "the training loop measures; these timers synchronise the device around every phase",
     "steps_per_print": "the training loop logs; null turns DeepSpeed's own line off",
     f"{_ROOT}.stage": "what is spread over ranks: 1 optimizer state, 2 gradients too, 3 weights too",
     f"{_ROOT}.overlap_comm": "reduce a bucket while backward computes the next; CPU processes have no streams for it",
     f"{_ROOT}.contiguous_gradients": "gradients of a bucket lie side by side, and are sent without a copy",
     f"{_ROOT}.reduce_bucket_size": "elements; the largest matrix of a layer, so that it goes through the bucket, and "
-    "at least a million per rank, so that a rank's share is bandwidth and not latency. The default, 5e8, is 1 GB",
+    "as many as take ten times the ring's latency, so that messages are bandwidth, up to a fiftieth of the GPU's "
+    "memory. The default, 5e8, is 1 GB",
     f"{_ROOT}.allgather_bucket_size": "elements gathered at once after a step; the size that serves reductions, even",
-    f"{_ROOT}.stage3_prefetch_bucket_size": "elements on their way while a matrix is multiplied: the largest matrix",
+    f"{_ROOT}.stage3_prefetch_bucket_size": "elements on their way while others are multiplied: the largest matrix; "
+    "up to a layer where a matrix is too short a message for the link",
+    f"{_ROOT}.stage3_max_live_parameters": "elements that may stay gathered: a twentieth of the GPU's memory, at most "
+    "the model, at least two layers and the largest weight",
+    f"{_ROOT}.zero_hpz_partition_size": "layout.zero_hpz: a second copy of the weights over the ranks of a node, from "
+    "which backward gathers without the network between nodes",
+    f"{_ROOT}.zero_quantized_weights": "layout.zero_quantized_weights: weights are gathered in int8, half of 16 bits",
+    f"{_ROOT}.zero_quantized_gradients": "layout.zero_quantized_gradients: gradients are exchanged in int4, a quarter "
+    "of 16 bits, first inside nodes, then between them",
     f"{_ROOT}.stage3_param_persistence_threshold": "ten hidden sizes: norms and biases stay whole, whose gathering "
     "is latency alone; every matrix is larger",
     f"{_ROOT}.stage3_gather_16bit_weights_on_model_save": "without it save_16bit_model writes empty tensors",
     f"{_ROOT}.sub_group_size": "elements that a rank reads, steps and writes at a time, and that its pinned buffers "
     "hold: bandwidth, not latency, at 1.6 GB; the default, 1e9, pins 16 GB. Smaller on many ranks with weights on "
     "NVMe, where each rank pins a buffer for whole weights",
-    f"{_ROOT}.stage3_max_reuse_distance": "release a weight after its use, and its swap buffer with it; with the "
-    "default, 1e9, buffers run out in the first forward pass",
+    f"{_ROOT}.stage3_max_reuse_distance": "a weight that is used again within so many elements is not released: those "
+    "that may stay gathered. 0 with weights on NVMe, which keep their swap buffer until they are released: otherwise "
+    "buffers run out in the first forward pass",
     **{f"{_ROOT}.offload_optimizer.{key}": reason for key, reason in _OFFLOAD.items()},
     **{f"{_ROOT}.offload_param.{key}": reason for key, reason in _OFFLOAD.items()},
     f"{_ROOT}.offload_optimizer.buffer_count": "a master, its gradient and two moments are in memory at once",
@@ -56,8 +86,10 @@ REASONS: Mapping[str, str] = {
     f"{_ROOT}.offload_param.buffer_size": "elements of a rank's part of the largest weight: the least that works",
     f"{_ROOT}.offload_param.max_in_cpu": "all weights go to NVMe; the default, 1e9 on each rank, keeps them in memory",
     "aio.block_size": "1 MiB a request; DeepSpeed swaps nothing smaller",
-    "aio.queue_depth": "requests in flight: enough to keep a drive busy; ds_nvme_tune measures better values",
-    "aio.intra_op_parallelism": "threads of a rank, which keep a striped array busy; CPU rehearsals share few cores",
+    "aio.queue_depth": "requests in flight: four times what a rank's part of the disks delivers within their latency "
+    "(cluster.nvme_gbytes_per_s, stated or measured); ds_nvme_tune measures better values",
+    "aio.intra_op_parallelism": "threads of a rank: one for each 2 GB/s of its part of the disks; CPU rehearsals share "
+    "few cores",
     "aio.single_submit": "requests are handed over in batches",
     "aio.overlap_events": "finished requests are collected while others are submitted",
 }
@@ -84,8 +116,15 @@ def ds_config_page(plan: Plan) -> str:
             "own adds it to both offload sections.",
             "",
         ]
+    lines += _trainer(plan)
+    return "\n".join(lines)
+
+
+def _trainer(plan: Plan) -> list[str]:
+    if not for_trainer(plan):
+        return []
     arguments = " ".join(f"--{key} {_word(value)}" for key, value in training_arguments(plan).items())
-    lines += [
+    return [
         "## With the Hugging Face Trainer",
         "",
         "`ds_config.trainer.json` leaves to the Trainer what it fills in from its own arguments, and refuses to differ",
@@ -94,7 +133,6 @@ def ds_config_page(plan: Plan) -> str:
         f"    --deepspeed ds_config.trainer.json {arguments}",
         "",
     ]
-    return "\n".join(lines)
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -79,12 +79,24 @@ GUARDED: dict[str, str] = {
 """Key of the projection → key of the recipe that must change instead."""
 
 
+def applies(plan: Plan) -> bool:
+    """Whether a plan runs Megatron-core's model: always on engine=megatron, and under DeepSpeed by implementation."""
+    return plan.layout.implementation != "huggingface-sdpa"
+
+
 def megatron_settings(plan: Plan) -> dict[str, Any]:
-    """The projection of a plan for the Megatron engine; see the module's docstring. Pure and deterministic."""
-    return {
+    """The projection of a plan for the Megatron engine; see the module's docstring. Pure and deterministic.
+
+    Under DeepSpeed the last two are its own affair, and left out.
+    """
+    settings = {
         "parallel_state": _parallel_state(plan.model, plan.layout),
         "transformer_config": _transformer_config(plan.model, plan.job, plan.layout),
         "model": _model(plan.model, plan.job, plan.layout),
+    }
+    if plan.layout.engine == "deepspeed":
+        return settings
+    return settings | {
         "distributed_data_parallel": {
             "grad_reduce_in_fp32": True,
             "overlap_grad_reduce": overlaps_gradients(plan.layout),

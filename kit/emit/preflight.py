@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kit.emit.megatron
 from kit.cost.params import count
 from kit.emit.machine import check_host_memory, check_nvme
 from kit.emit.run_directory import RunDirectory
@@ -20,9 +21,9 @@ from kit.units import to_gib
 PACKAGES = {
     "torch": ("torch", "transformers"),
     "deepspeed": ("torch", "transformers", "deepspeed", "accelerate"),
-    "megatron": ("torch", "transformers", "megatron.core"),
+    "megatron": ("torch", "transformers"),
 }
-"""What each engine imports; the extra of the same name installs it."""
+"""What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
 STATE_BYTES_PER_PARAMETER = 12
 """fp32 master weight and two moments: what one checkpoint writes."""
 
@@ -47,7 +48,14 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
 def _packages(rundir: RunDirectory) -> None:
     """The planned engine is installed here; planning alone needs none."""
     engine = rundir.plan.layout.engine
-    missing = [name for name in PACKAGES[engine] if not _is_installed(name)]
+    lora = rundir.plan.job.lora
+    adapters = () if lora is None else ("peft", "bitsandbytes") if lora.four_bit else ("peft",)
+    if absent := [name for name in adapters if not _is_installed(name)]:
+        raise EngineError(f"job.lora needs {', '.join(absent)}, not installed; use: pip install 'kit[lora]'")
+    needed = PACKAGES[engine]
+    if kit.emit.megatron.applies(rundir.plan):
+        needed += ("megatron.core",)
+    missing = [name for name in needed if not _is_installed(name)]
     if missing:
         raise EngineError(
             f"layout.engine={engine} needs {', '.join(missing)}, not installed for {Path(sys.executable).name}; "
@@ -65,6 +73,10 @@ def _is_installed(name: str) -> bool:
 def _model(rundir: RunDirectory) -> None:
     """The model to start from has the planned shape, and its tokenizer no more tokens than the model."""
     if rundir.run.model_path is None:
+        if rundir.plan.job.lora is not None:
+            raise RunDirectoryError(
+                "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
+            )
         return
     path = Path(rundir.run.model_path)
     if not (path / "config.json").is_file():
@@ -137,7 +149,18 @@ def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
             f"{rundir.plan.model.vocab_size}; "
             "tokenise the text with this model's tokenizer"
         )
-    if facts["num_tokens"] <= rundir.plan.job.seq_length:
+    written_for, wanted = facts.get("objective", "pretrain"), rundir.plan.job.objective
+    if written_for != wanted:
+        raise DataError(
+            f"{key}={prefix}: was written for objective={written_for} and the job has {wanted}; "
+            f"write it with: kit convert data … --objective {wanted}"
+        )
+    if wanted != "pretrain" and facts["longest"] > rundir.plan.job.seq_length + (wanted == "sft"):
+        raise DataError(
+            f"{key}={prefix}: its longest row has {facts['longest']} tokens and "
+            f"job.seq_length={rundir.plan.job.seq_length}; raise it, or cut rows with: kit convert data … --seq-length"
+        )
+    if wanted == "pretrain" and facts["num_tokens"] <= rundir.plan.job.seq_length:
         raise DataError(
             f"{key}={prefix}: {facts['num_tokens']} tokens make no sample of "
             f"job.seq_length={rundir.plan.job.seq_length}; "
@@ -163,6 +186,8 @@ def _asynchronous(rundir: RunDirectory) -> None:
 
 def _disk(rundir: RunDirectory) -> None:
     """Room for one checkpoint; without it the run would train for hours and lose everything."""
+    if rundir.plan.job.lora is not None:
+        return  # adapters are a hundredth of the model
     needed = STATE_BYTES_PER_PARAMETER * count(rundir.plan.model).total
     free = shutil.disk_usage(rundir.path).free
     if free < needed:

@@ -15,6 +15,12 @@ from kit.planner.plan import Plan
 
 AUTO = "auto"
 
+
+def for_trainer(plan: Plan) -> bool:
+    """Whether the Trainer can run the plan: it takes every rank for a data-parallel one, and no Megatron layers."""
+    return plan.layout.tp == plan.layout.cp == 1 and plan.layout.implementation == "huggingface-sdpa"
+
+
 _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
 
 
@@ -27,8 +33,9 @@ def trainer_config(plan: Plan) -> dict[str, Any]:
         "type": config["optimizer"]["type"],
         "params": adam | dict.fromkeys(("lr", "betas", "eps", "weight_decay"), AUTO),
     }
-    if "bf16" in config:
-        config["bf16"] = {"enabled": AUTO}
+    for precision in ("bf16", "fp16"):
+        if precision in config:
+            config[precision] = config[precision] | {"enabled": AUTO}
     zero = config["zero_optimization"]
     if zero["stage"] == 3:
         config["zero_optimization"] = zero | {"stage3_param_persistence_threshold": AUTO}
@@ -48,8 +55,8 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "adam_epsilon": job.optimizer.eps,
         "weight_decay": job.optimizer.weight_decay,
     }
-    if job.precision == "bf16":
-        arguments["bf16"] = True
+    if job.precision != "fp32" and not layout.autocast:
+        arguments[job.precision] = True
     if layout.recompute == "full":
         arguments["gradient_checkpointing"] = True
     if plan.cluster.gpu.device == "cpu":

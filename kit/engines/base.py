@@ -74,6 +74,8 @@ class Norms:
 
     gradient: float
     """Global L2 norm of the gradient before clipping, each parameter counted once."""
+    skipped: bool = False
+    """fp16: a scaled gradient overflowed, the scale was lowered, no weight has changed; ``gradient`` is infinite."""
 
 
 class TensorSource(Protocol):

@@ -9,13 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSeq2SeqLM,
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kit.engines import encoder_decoder
 from kit.engines.base import TensorSource
@@ -24,7 +19,7 @@ from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
-from kit.specs.model import ModelSpec
+from kit.specs.model import ENCODER_DECODER, ModelSpec
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -37,13 +32,15 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
     each token about once. Raises SpecError where the class cannot take the shape.
     """
     try:
-        if model.is_encoder_decoder:
-            return encoder_decoder.config(model)
-        return AutoConfig.for_model(
+        config = AutoConfig.for_model(
             **config_from_model(model), bos_token_id=None, eos_token_id=None, pad_token_id=None, use_cache=True
         )
     except (ValueError, StrictDataclassError) as error:
         raise SpecError(f"transformers refuses the shape of {model.name}: {' '.join(str(error).split())}") from error
+    if model.family == "t5":
+        # The class makes it true whatever it is given, and scales outputs or not by what it was given.
+        config.tie_word_embeddings = model.tied_embeddings
+    return config
 
 
 def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
@@ -55,16 +52,26 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
     return _random_model(rundir.plan.model, rundir.run.seed, dtype, torch.device(device))
 
 
+def build_skeleton(model: ModelSpec) -> PreTrainedModel:
+    """The model without any memory: its modules, and the names and shapes of its parameters."""
+    return _random_model(model, 0, torch.float32, torch.device("meta"))
+
+
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Hugging Face name → shape of every tensor that transformers saves (a tied one once). Allocates nothing.
 
     Experts have the names they have on disk (``kit/engines/experts.py``).
     """
-    skeleton = _random_model(model, 0, torch.float32, torch.device("meta"))
+    skeleton = build_skeleton(model)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in skeleton.named_parameters():
         shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
     return shapes
+
+
+def transformer_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks that repeat, in order: of an encoder-decoder those of both stacks, the encoder's first."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def check_names(expected: Mapping[str, tuple[int, ...]], source: TensorSource) -> None:
@@ -104,15 +111,20 @@ class HfDirectory(SafetensorsSource):
         config = _read_config(directory)
         files = _weight_files(directory)
         family = config.get("model_type")
-        prefix = _PREFIXES.get(family, "model.")
+        prefix = _PREFIXES.get(str(family), "model.")
         renames = {
             stored if stored.startswith((prefix, "lm_head.", "embed_out.")) else prefix + stored: stored
             for stored in files
             if not stored.endswith(_BUFFERS)
         }
-        # transformers writes only what differs from a class's defaults.
-        tied = KEYS[family].defaults.get("tied_embeddings", False) if family in KEYS else False
-        if config.get("tie_word_embeddings", tied):
+        two_stacks = family in ENCODER_DECODER
+        if two_stacks:
+            encoder_decoder.drop_copies(renames)
+        # transformers writes only what differs from a class's defaults; those of two stacks are tied. Of T5 it writes
+        # "tied" in any case (see hf_config).
+        default = KEYS[family].defaults.get("tied_embeddings", False) if family in KEYS else two_stacks
+        tied = config.get("tie_word_embeddings", default)
+        if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
         corrections = {name: renames.pop(name) for name in list(renames) if name.endswith(_CORRECTION)}
         for stored in corrections.values():
@@ -122,11 +134,13 @@ class HfDirectory(SafetensorsSource):
                     f"changes it; use a model that was not trained with it"
                 )
         super().__init__({name: files[stored] for name, stored in renames.items()}, renames)
+        if two_stacks:
+            encoder_decoder.check_logits_bias(directory, files)
 
 
 _CORRECTION = ".mlp.gate.e_score_correction_bias"
 """Of DeepSeek-V3's router, a buffer."""
-_PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox."}
+_PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox.", "t5": ""}
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names that older versions of transformers saved as buffers."""
 

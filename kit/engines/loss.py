@@ -17,11 +17,14 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
-def global_tokens(micro_batches: Sequence[MicroBatch], device: torch.device) -> int:
-    """Collective. Labels that count, over all ranks and micro batches. Raises EngineError where none does."""
+def global_tokens(
+    micro_batches: Sequence[MicroBatch], device: torch.device, group: dist.ProcessGroup | None = None
+) -> int:
+    """Collective. Labels that count, over a group's ranks (all for None) and micro batches. Raises EngineError where
+    none does."""
     local = sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
     count = torch.tensor(local, dtype=torch.int64, device=device)
-    dist.all_reduce(count)
+    dist.all_reduce(count, group=group)
     tokens = int(count.item())
     if tokens == 0:
         raise EngineError("no label of this step counts (all are masked); check the data's label masks")

@@ -58,12 +58,38 @@ def _torch(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, sco
 def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
     split = _Split.of(pins)
     dp = split.data_parallel(cluster)
+    if pins.engine is None and split != _Split():
+        return  # AutoTP and Ulysses on request only: Megatron's kinds of the same are the faster and the tried ones
+    if split.cp > 1 and pins.cp_comm_type is None:
+        split = replace(split, exchange="a2a")
+    if pins.implementation == "torch-native" and pins.sp is None:
+        split = replace(split, sp=split.tp > 1 and job.seq_length % split.tp == 0)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
     if dp == 1 and pins.engine is None and pins.zero_stage is None and not _offloading(pins, scope):
         return  # one rank has nothing to shard over: ZeRO is then of use for offload alone
     for zero, recompute in itertools.product(stages, _recompute(pins)):
-        for offload in _offloads(pins, zero, scope):
-            yield from _sized("deepspeed", job, pins, split, dp, zero, offload, recompute)
+        for offload, hpz in itertools.product(_offloads(pins, zero, scope), _second_copies(cluster, pins, split, zero)):
+            yield from _sized("deepspeed", job, replace(pins, zero_hpz=hpz), split, dp, zero, offload, recompute)
+    if split == _Split() and pins.implementation is None and pins.sp is None and pins.tp is None:
+        yield from _zero_over_megatron(cluster, job, pins)
+
+
+def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[Layout]:
+    """ZeRO-2 and 3 over Megatron's tensor parallelism; stage 1 is Megatron's own distributed optimizer."""
+    stages = [2, 3] if pins.zero_stage is None else [stage for stage in (2, 3) if stage == pins.zero_stage]
+    layers = replace(pins, implementation="torch-native", zero_hpz=1)
+    for tp, zero, recompute in itertools.product(divisors(cluster.gpus_per_node)[1:], stages, _recompute(pins)):
+        split = _Split(tp=tp, sp=job.seq_length % tp == 0)
+        offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
+        yield from _sized("deepspeed", job, layers, split, split.data_parallel(cluster), zero, offload, recompute)
+
+
+def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -> list[int]:
+    """Sizes of hpZ: off, and over a node where there are several. It changes no number, unlike the rest of ZeRO++."""
+    if pins.zero_hpz is not None:
+        return [pins.zero_hpz]
+    useful = zero == 3 and cluster.num_nodes > 1 and cluster.gpus_per_node > 1 and split == _Split()
+    return [1, cluster.gpus_per_node] if useful else [1]
 
 
 def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
@@ -245,6 +271,8 @@ def _sized(
             zero_hpz=pins.zero_hpz or 1,
             zero_quantized_weights=pins.zero_quantized_weights or False,
             zero_quantized_gradients=pins.zero_quantized_gradients or False,
+            gradient_compression=pins.gradient_compression or "none",
+            autocast=pins.autocast or False,
             recompute=recompute,
             micro_batch_size=size,
             gradient_accumulation_steps=max(1, job.global_batch_size // (size * dp)),

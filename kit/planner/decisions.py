@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kit.cost.efficiency import usable_gib
+from kit.planner.alternatives import alternatives
+from kit.planner.compression_remarks import compression_remarks
+from kit.planner.candidates import ENGINES
+from kit.planner.describe import describe
 from kit.planner.plan import Decision
 from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s
 from kit.specs.cluster import ClusterSpec
@@ -15,7 +19,7 @@ from kit.units import human_seconds
 
 CHOICES = {
     "torch": ("zero_stage", "recompute", "micro_batch_size"),
-    "deepspeed": ("zero_stage", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
+    "deepspeed": ("zero_stage", "zero_hpz", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
     "megatron": ("tp", "cp", "pp", "vp", "sp", "ep", "zero_stage", "recompute", "micro_batch_size"),
 }
 """What is decided for each engine, in the order of the report."""
@@ -33,23 +37,8 @@ def decisions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
         decision = _choice(name, cluster, pins, found.considered, best)
         if decision is not None:
             made.append(decision)
-    return (*made, *_remarks(model, cluster, job, best.layout))
-
-
-def describe(layout: Layout) -> str:
-    """One line: engine, then every size that is not one."""
-    parts: list[str] = [layout.engine]
-    sizes = ("tp", "cp", "pp", "vp", "ep", "etp")
-    parts += [f"{name}={getattr(layout, name)}" for name in sizes if getattr(layout, name) > 1]
-    parts += ["sp"] if layout.sp else []
-    parts += [f"dp={layout.dp}"]
-    parts += [f"ZeRO-{layout.zero_stage}"] if layout.zero_stage else []
-    places = {"cpu": "host", "nvme": "NVMe"}
-    parts += [f"optimizer on {places[layout.offload_optimizer]}"] if layout.offload_optimizer != "none" else []
-    parts += [f"parameters on {places[layout.offload_param]}"] if layout.offload_param != "none" else []
-    parts += [f"{layout.recompute} recompute"] if layout.recompute != "none" else []
-    parts += ["ring"] if layout.cp > 1 and layout.cp_comm_type == "p2p" else []
-    return ", ".join([*parts, f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"])
+    others = alternatives(model, cluster, job, found.considered, best)
+    return (*made, *([others] if others else []), *_remarks(model, cluster, job, best.layout))
 
 
 def cost_of(candidate: Candidate, cluster: ClusterSpec) -> str:
@@ -67,7 +56,7 @@ def _engine(
     if pins.engine is not None:
         return Decision(rule="engine", chosen=chosen, why="pinned")
     rejected = []
-    for engine in ("torch", "deepspeed", "megatron"):
+    for engine in ENGINES:
         if engine == chosen:
             continue
         others = [candidate for candidate in found.considered if candidate.layout.engine == engine]
@@ -75,7 +64,7 @@ def _engine(
             other = _cheapest(others)
             rejected.append(f"{describe(other.layout)}: {cost_of(other, cluster)}")
         else:
-            broken = illegal(model, cluster, job, pins).get(engine, ())
+            broken = illegal(model, cluster, job, pins, (engine,)).get(engine, ())
             rejected += [f"{engine}: {violation}" for violation in broken[:1]]
     return Decision(rule="engine", chosen=chosen, why=_reason(found.considered, best), rejected=tuple(rejected))
 
@@ -113,6 +102,7 @@ def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
 
 _MEANS = {
     "zero_stage": "sharded over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 weights too",
+    "zero_hpz": "weights once more over so many ranks, from which all but the first pass of a step gathers",
     "offload_optimizer": "optimizer state on the host or its disks, stepped by its processors",
     "offload_param": "weights on the host or its disks",
     "tp": "every matrix split inside a node",
@@ -143,6 +133,7 @@ def _remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
             why=f"longer than the {model.max_position_embeddings} positions that {model.name} was made for: "
             "RoPE computes any length, but trained weights may not follow",
         )
+    yield from compression_remarks(model, cluster, job, layout)
     if layout.tp > cluster.gpus_per_node:
         yield Decision(
             rule="tp",

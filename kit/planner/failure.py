@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from kit.cost.efficiency import usable_gib
-from kit.planner.decisions import describe
+from kit.planner.describe import describe
 from kit.planner.rule import Violation
 from kit.planner.weighing import Found, illegal, search
 from kit.specs.catalog import gpu_names, load_gpu
@@ -42,7 +42,7 @@ def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, 
     able = {
         engine: broken
         for engine, broken in reasons.items()
-        if all(violation.rule != "data_parallel_only" for violation in broken)
+        if all(violation.rule not in ("data_parallel_only", "deepspeed_splits") for violation in broken)
     }
     return able or reasons
 

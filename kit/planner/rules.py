@@ -6,7 +6,7 @@ Read in torch 2.13, deepspeed 0.19.8 and megatron-core 0.16.1; a docstring names
 
 from __future__ import annotations
 
-from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.planner.deepspeed_rules import DEEPSPEED_RULES, MEGATRON_LAYERS
 from kit.planner.megatron_rules import MEGATRON_RULES
 from kit.planner.rule import Rule, Violation, divisors, words
 from kit.planner.support_rules import SUPPORT_RULES
@@ -67,7 +67,10 @@ def batch(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) 
 def precision(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """Turing and older have no bf16 units; torch emulates it far slower than fp32."""
     if job.precision == "bf16" and cluster.gpu.bf16_tflops == 0:
-        return f"precision=bf16 on {cluster.gpu.name}, which has no bf16; use precision=fp32, or a GPU from Ampere on"
+        return (
+            f"precision=bf16 on {cluster.gpu.name}, which has no bf16; "
+            "use precision=fp16 with engine=deepspeed, fp32, or a GPU from Ampere on"
+        )
     return None
 
 
@@ -82,8 +85,10 @@ def positions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layo
 
 
 def implementation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """Megatron computes its own layers; torch and DeepSpeed those of transformers."""
+    """Megatron computes its own layers; torch and DeepSpeed those of transformers, DeepSpeed Megatron's too."""
     wanted = "torch-native" if layout.engine == "megatron" else "huggingface-sdpa"
+    if layout.engine == "deepspeed" and layout.implementation in MEGATRON_LAYERS:
+        return None
     if layout.implementation != wanted:
         return f"implementation={layout.implementation} on engine={layout.engine}; use {wanted}"
     return None
@@ -94,14 +99,15 @@ def stacks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout)
     if model.is_encoder_decoder != (job.objective == "seq2seq"):
         fix = "use seq2seq" if model.is_encoder_decoder else "use pretrain or sft, or an encoder-decoder"
         return f"objective={job.objective} with {model.name} of family {model.family}; {fix}"
-    if model.is_encoder_decoder and layout.engine == "megatron":
+    if model.is_encoder_decoder and layout.implementation != "huggingface-sdpa":
         return (
-            f"{model.name} of family {model.family} on engine=megatron, which has decoders only; use torch or deepspeed"
+            f"{model.name} of family {model.family} on Megatron-core's layers, which make decoders only; "
+            "use implementation=huggingface-sdpa on engine=torch or deepspeed"
         )
     return None
 
 
-# ---------------------------------------------------------------- torch and DeepSpeed
+# ---------------------------------------------------------------- torch
 
 
 def data_parallel_only(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
@@ -132,63 +138,7 @@ def no_offload(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Lay
     return None
 
 
-def offload_needs_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """DeepSpeed reads offload_optimizer in its ZeRO optimizers only, offload_param in stage 3 only (stage3.py,
-    _configure_offloading); elsewhere it would be ignored without a word."""
-    param, optimizer, stage = layout.offload_param, layout.offload_optimizer, layout.zero_stage
-    if param != "none" and stage != 3:
-        return f"offload_param={param} with zero_stage={stage}: only stage 3 partitions parameters; use 3"
-    if optimizer == "cpu" and stage == 0:
-        return "offload_optimizer=cpu with zero_stage=0: only the ZeRO optimizers offload; use zero_stage=1, 2 or 3"
-    if optimizer == "nvme" and stage != 3:
-        # Stages 1 and 2 take nvme for cpu (engine.py, zero_cpu_offload).
-        return (
-            f"offload_optimizer=nvme with zero_stage={stage}, which keeps it in host memory: only stage 3 swaps; "
-            "use zero_stage=3, or offload_optimizer=cpu"
-        )
-    return None
-
-
-def host_ram(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """What is offloaded must go somewhere known."""
-    needed = host_ram_gib_per_node(model, cluster, layout, job.precision)
-    if not needed:
-        return None
-    if cluster.host_ram_gib is None:
-        return (
-            f"offload to the host of {cluster.name}, whose memory is unknown; needs {needed:.0f} GiB a node: "
-            "give cluster.host_ram_gib"
-        )
-    usable = 0.9 * cluster.host_ram_gib  # the rest is the system's, the page cache's and the data loader's
-    if needed > usable:
-        return (
-            f"offload needs {needed:.0f} GiB of host memory a node, and of the {cluster.host_ram_gib:.0f} GiB of "
-            f"{cluster.name} {usable:.0f} are usable; offload to nvme, or use more nodes"
-        )
-    return None
-
-
-def nvme(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """Disks must be known and large enough; where they are mounted is the run's to say (run.nvme_path)."""
-    needed = nvme_gib_per_node(model, cluster, layout, job.precision)
-    if not needed:
-        return None
-    if cluster.nvme_gib is None:
-        return (
-            f"offload to NVMe of {cluster.name}, whose disks are unknown; needs {needed:.1f} GiB a node: "
-            "give cluster.nvme_gib"
-        )
-    if needed > cluster.nvme_gib:
-        return (
-            f"offload needs {needed:.1f} GiB of NVMe a node, and {cluster.name} has {cluster.nvme_gib:.1f}; "
-            "use more nodes, or offload to cpu"
-        )
-    return None
-
-
-_HF: tuple[EngineName, ...] = ("torch", "deepspeed")
 _TORCH: tuple[EngineName, ...] = ("torch",)
-_DEEPSPEED: tuple[EngineName, ...] = ("deepspeed",)
 
 RULES: tuple[Rule, ...] = (
     Rule(world_size),
@@ -197,12 +147,10 @@ RULES: tuple[Rule, ...] = (
     Rule(positions),
     Rule(implementation),
     Rule(stacks),
-    Rule(data_parallel_only, _HF),
+    Rule(data_parallel_only, _TORCH),
     Rule(torch_zero, _TORCH),
     Rule(no_offload, ("torch", "megatron")),
-    Rule(offload_needs_zero, _DEEPSPEED),
-    Rule(host_ram, _DEEPSPEED),
-    Rule(nvme, _DEEPSPEED),
+    *DEEPSPEED_RULES,
     *MEGATRON_RULES,
     *SUPPORT_RULES,
 )

@@ -1,4 +1,4 @@
-"""``config.json`` of T5, BART and Blenderbot → the fields of a ModelSpec."""
+"""``config.json`` of T5, BART and Blenderbot ↔ a ModelSpec. Read in transformers 5.23 (``configuration_*.py``)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.errors import SpecError
+from kit.specs.model import ModelSpec
+
+T5_PROJECTIONS = ("relu", "gated-gelu")
+"""feed_forward_proj: of the first version and of 1.1."""
 
 
 def fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -13,10 +17,64 @@ def fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return _t5(config, name) if config["model_type"] == "t5" else _bart_like(config, name)
 
 
+def config(model: ModelSpec) -> dict[str, Any]:
+    """ModelSpec → the keys of a ``config.json``, ``model_type`` among them; dropout is off."""
+    if model.num_key_value_heads != model.num_attention_heads:
+        raise SpecError(
+            f"num_key_value_heads={model.num_key_value_heads} for {model.name}: {model.family} has no grouped-query "
+            f"attention; use {model.num_attention_heads}"
+        )
+    if model.family == "t5":
+        return {
+            "model_type": "t5",
+            "vocab_size": model.vocab_size,
+            "d_model": model.hidden_size,
+            "d_kv": model.head_dim,
+            "d_ff": model.ffn_hidden_size,
+            "num_layers": model.encoder_layers,
+            "num_decoder_layers": model.num_layers,
+            "num_heads": model.num_attention_heads,
+            "relative_attention_num_buckets": model.relative_attention_buckets,
+            "relative_attention_max_distance": model.relative_attention_max_distance,
+            "feed_forward_proj": model.feed_forward_proj,
+            "layer_norm_epsilon": model.norm_eps,
+            "tie_word_embeddings": model.tied_embeddings,
+            "n_positions": model.max_position_embeddings,
+            "dropout_rate": 0.0,
+        }
+    if model.head_dim * model.num_attention_heads != model.hidden_size:
+        raise SpecError(
+            f"head_dim={model.head_dim} for {model.name}: the heads of {model.family} split the hidden size "
+            f"{model.hidden_size} evenly; use {model.hidden_size // model.num_attention_heads}"
+        )
+    if model.norm_eps != 1e-5:
+        raise SpecError(f"norm_eps={model.norm_eps} of {model.name}: {model.family} has no choice of it; use 1e-5")
+    own = {"bart": {"decoder_start_token_id": None}, "blenderbot": {}}  # Blenderbot's class insists on a number
+    return {
+        "model_type": model.family,
+        "vocab_size": model.vocab_size,
+        "max_position_embeddings": model.max_position_embeddings,
+        "encoder_layers": model.encoder_layers,
+        "decoder_layers": model.num_layers,
+        "encoder_ffn_dim": model.ffn_hidden_size,
+        "decoder_ffn_dim": model.ffn_hidden_size,
+        "encoder_attention_heads": model.num_attention_heads,
+        "decoder_attention_heads": model.num_attention_heads,
+        "d_model": model.hidden_size,
+        "scale_embedding": model.scale_embedding,
+        "tie_word_embeddings": model.tied_embeddings,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "forced_eos_token_id": None,
+        **own[model.family],
+    }
+
+
 def _t5(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     encoder = _required(config, "num_layers", name)
     projection = config.get("feed_forward_proj", "relu")
-    if projection not in ("relu", "gated-gelu"):
+    if projection not in T5_PROJECTIONS:
         raise SpecError(
             f"feed_forward_proj={projection!r} of {name} is not computed here; only relu and gated-gelu are"
         )

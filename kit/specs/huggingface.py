@@ -65,10 +65,12 @@ def _decoder_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def config_from_model(model: ModelSpec) -> dict[str, Any]:
-    """A decoder-only ModelSpec → the keys of a ``config.json`` as transformers 5 writes it, ``model_type`` among them.
+    """ModelSpec → the keys of a ``config.json`` as transformers 5 writes it, ``model_type`` among them.
 
     Raises SpecError where the family has no way to say a shape. Keys that no ModelSpec decides (dropout) are off.
     """
+    if model.is_encoder_decoder:
+        return encoder_decoder.config(model)
     keys = KEYS[model.family]
     config: dict[str, Any] = {"model_type": model.family, **keys.writes}
     for name, key in keys.names.items():

@@ -14,6 +14,9 @@ Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 """Where state is kept between uses: on the device, in host memory, or on the node's own disks (ZeRO-Infinity)."""
 Implementation = Literal["huggingface-sdpa", "torch-native", "transformer-engine"]
+GradientCompression = Literal["none", "bf16", "powersgd"]
+"""How fp32 gradients travel between data-parallel ranks: as they are, rounded to bf16, or as factors of low rank
+(PowerSGD, arXiv 1905.13727)."""
 ContextExchange = Literal["all_gather", "p2p", "a2a"]
 """How context-parallel ranks see each other's keys and values, in Megatron's words (``cp_comm_type``): gathered whole,
 passed round a ring, or exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
@@ -56,6 +59,10 @@ class Layout:
     """ZeRO++: weights are gathered in int8."""
     zero_quantized_gradients: bool = False
     """ZeRO++: gradients are reduced in int4, by all-to-all."""
+    gradient_compression: GradientCompression = "none"
+    """torch: a communication hook of DDP. deepspeed: its communication_data_type."""
+    autocast: bool = False
+    """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 masters."""
     recompute: Recompute = "none"
     """full: only each layer's input is kept. selective: all but the inside of attention."""
     micro_batch_size: int = Field(default=1, gt=0)
@@ -100,5 +107,7 @@ class Pins:
     zero_hpz: int | None = Field(default=None, gt=0)
     zero_quantized_weights: bool | None = None
     zero_quantized_gradients: bool | None = None
+    gradient_compression: GradientCompression | None = None
+    autocast: bool | None = None
     recompute: Recompute | None = None
     micro_batch_size: int | None = Field(default=None, gt=0)

@@ -20,6 +20,9 @@ class DataSpec:
     """Prefix of the held-out pair."""
     seed: int = 1234
     """Seed of the sample order."""
+    packing: bool = False
+    """sft: put as many rows as fit into a sequence, each with its own positions and attention. A sample, of which
+    job.global_batch_size make a step, is then such a pack."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -45,6 +48,9 @@ class CheckpointSpec:
     host memory for one checkpoint."""
 
 
+Monitor = Literal["tensorboard", "wandb", "csv_monitor", "comet"]
+
+
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class LoggingSpec:
     """What is written while training."""
@@ -53,6 +59,10 @@ class LoggingSpec:
     """Steps between two lines on the terminal; metrics.jsonl has every step."""
     gradients_at_steps: tuple[int, ...] = ()
     """Steps (from 1) at which full gradients go to ``gradients/step-NNNNNN.safetensors``, for comparisons."""
+    flops_profiler_at_step: int | None = Field(default=None, gt=0)
+    """deepspeed: the step (from 1) that its FLOPS profiler measures, to ``flops_profile.txt``; null: none."""
+    monitors: tuple[Monitor, ...] = ()
+    """deepspeed: where it reports too, in its own words. Each needs its package."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
+import kit.emit.megatron
 from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
 
@@ -83,7 +84,7 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
     import torch
     import torch.distributed as dist
 
-    if on_cpu and rundir.plan.layout.engine == "megatron":
+    if on_cpu and kit.emit.megatron.applies(rundir.plan):
         from kit.engines.megatron import cpu
 
         cpu.install()

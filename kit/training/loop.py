@@ -8,6 +8,7 @@ that is killed and resumed makes the same steps.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import statistics
 import time
@@ -120,7 +121,10 @@ class _Run:
             global_batch_size=batch_size,
         )
         norms = engine.apply(rate)
-        _require_finite("gradient norm", norms.gradient, step)
+        if norms.skipped:
+            counters = dataclasses.replace(counters, optimizer_steps=engine.optimizer_steps)
+        else:
+            _require_finite("gradient norm", norms.gradient, step)
         step_time_s = time.perf_counter() - started
         self.step_times_s.append(step_time_s)
         self.loss = result.mean
@@ -129,7 +133,7 @@ class _Run:
         metrics = StepMetrics(
             step=step,
             loss=result.mean,
-            grad_norm=norms.gradient,
+            grad_norm=None if norms.skipped else norms.gradient,
             learning_rate=rate,
             tokens=result.tokens,
             samples_seen=counters.samples_seen,
@@ -153,7 +157,7 @@ class _Run:
             self._validate(feed, counters.step)
         hub = self.rundir.path / "checkpoints" / f"hub-step-{counters.step:08d}"
         if export_hub_at_end and not _is_exported(hub, counters):
-            export_hub(engine, hub, counters, model=plan.model)
+            export_hub(engine, hub, counters, model=plan.model, lora=plan.job.lora)
         if self.memory is None and self.step_times_s:
             self.memory = memory_held_gib(engine)
         summary = Summary(

@@ -18,8 +18,8 @@ class StepMetrics:
     step: int
     loss: float
     """Nats per token."""
-    grad_norm: float
-    """Before clipping."""
+    grad_norm: float | None
+    """Before clipping; null for a step that fp16's loss scaling skipped."""
     learning_rate: float
     tokens: int
     """Labels that counted in this step."""
@@ -39,7 +39,7 @@ class StepMetrics:
         parts = [
             f"step {self.step}/{total_steps}",
             f"loss {self.loss:.4f}",
-            f"grad norm {self.grad_norm:.3g}",
+            "overflow, skipped" if self.grad_norm is None else f"grad norm {self.grad_norm:.3g}",
             f"lr {self.learning_rate:.3g}",
             f"{human_seconds(self.step_time_s)}/step",
             f"{human_count(self.tokens_per_s)} tokens/s",

@@ -12,7 +12,8 @@ FEW = [
     Case("bf16", 1, 2),
     Case("bf16", 2, 2, optimizer="cpu"),
     Case("bf16", 3, 2, optimizer="cpu", param="cpu"),
-    Case("fp32", 3, 1),
+    Case("fp32", 3, 1, hpz=2),
+    Case("bf16", 2, 2, autocast=True),
 ]
 
 

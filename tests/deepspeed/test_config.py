@@ -6,11 +6,19 @@ import dataclasses
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from kit.cost.deepspeed_sizes import largest_layer_matrix, reduce_bucket
+from kit.cost.deepspeed_sizes import (
+    largest_layer_matrix,
+    live_parameters,
+    nvme_queue_depth,
+    nvme_threads,
+    reduce_bucket,
+)
 from kit.emit.deepspeed import GUARDED, ds_config
+from kit.specs.catalog import load_model, parse_cluster
 from tests.deepspeed import cases
 from tests.workers import pool
 
@@ -22,6 +30,30 @@ LAYOUTS = [
     if (stage > 0 or optimizer == "none") and (stage == 3 or param == "none")
 ]
 NAMES = ["-".join(str(value) for value in layout.values()) for layout in LAYOUTS]
+
+ONE_RANK_OF_DATA = {"dp": 1, "gradient_accumulation_steps": 4}
+VARIANTS = {
+    "fp16": {"stage": 2, "precision": "fp16"},
+    "fp16 stage 3 host": {"stage": 3, "precision": "fp16", "offload_optimizer": "cpu", "offload_param": "cpu"},
+    "autocast": {"stage": 2, "precision": "bf16", "autocast": True},
+    "fp32 sent in bf16": {"stage": 2, "gradient_compression": "bf16"},
+    "hpZ": {"stage": 3, "zero_hpz": 2},
+    "ZeRO++": {
+        "stage": 3,
+        "precision": "bf16",
+        "zero_hpz": 2,
+        "zero_quantized_weights": True,
+        "zero_quantized_gradients": True,
+    },
+    "AutoTP": {"stage": 2, "precision": "bf16", "tp": 2, **ONE_RANK_OF_DATA},
+    "AutoTP stage 3": {"stage": 3, "tp": 2, **ONE_RANK_OF_DATA},
+    "Ulysses": {"stage": 3, "precision": "bf16", "cp": 2, "cp_comm_type": "a2a", **ONE_RANK_OF_DATA},
+    "Ulysses stage 2": {"stage": 2, "cp": 2, "cp_comm_type": "a2a", **ONE_RANK_OF_DATA},
+    "over Megatron": {"stage": 2, "precision": "bf16", "tp": 2, "implementation": "torch-native", **ONE_RANK_OF_DATA},
+    "NVMe": {"stage": 3, "precision": "bf16", "offload_optimizer": "nvme"},
+    "all NVMe": {"stage": 3, "precision": "bf16", "offload_optimizer": "nvme", "offload_param": "nvme"},
+}
+"""What is not stage, offload and the two usual precisions; keys are those of ``cases.plan``."""
 
 
 def on(device, chosen):
@@ -38,7 +70,7 @@ def test_deepspeed_parses_it_as_meant(layout, precision, device):
     assert config == ds_config(chosen)  # plain JSON, and the same again
     parsed = pool("deepspeed", cases.WORLD_SIZE).run(parse, config)[0]
     assert parsed == {
-        "world_size": cases.WORLD_SIZE,
+        "dp": cases.WORLD_SIZE,
         "batch": (8, 2, 2),
         "stage": layout["stage"],
         "offload": (layout["offload_optimizer"], layout["offload_param"]),
@@ -50,8 +82,95 @@ def test_deepspeed_parses_it_as_meant(layout, precision, device):
     }
 
 
-def parse(config):
-    """What DeepSpeedConfig makes of it on 2 ranks (without a process group it takes 1, silently)."""
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_deepspeed_parses_every_variant(name, device):
+    chosen = on(device, cases.plan(**VARIANTS[name]))
+    layout, config = chosen.layout, ds_config(chosen)
+    over_megatron = layout.implementation != "huggingface-sdpa"
+    parsed = pool("deepspeed", cases.WORLD_SIZE).run(parse, config, layout.dp if over_megatron else None)[0]
+    assert parsed["unread"] == []
+    # AutoTP's ranks count as data-parallel ones until its groups exist.
+    assert parsed["dp"] == (layout.dp * layout.tp if "tensor_parallel" in config else layout.dp)
+    assert parsed["batch"][1:] == (layout.micro_batch_size, layout.gradient_accumulation_steps)
+    assert parsed["stage"] == layout.zero_stage
+
+
+def test_what_the_variants_ask_for_is_written():
+    configs = {name: ds_config(on("cuda", cases.plan(**variant))) for name, variant in VARIANTS.items()}
+    scaling = configs["fp16"]["fp16"]
+    assert scaling["enabled"]
+    assert scaling["loss_scale"] == 0
+    assert 2 ** scaling["initial_scale_power"] == 65536
+    assert "bf16" not in configs["fp16"]
+    assert configs["fp16"]["data_types"] == {"grad_accum_dtype": "fp32"}
+    assert "bf16" not in configs["autocast"]
+    assert configs["autocast"]["torch_autocast"]["dtype"] == "bfloat16"
+    assert configs["fp32 sent in bf16"]["communication_data_type"] == "bf16"
+    zero = configs["ZeRO++"]["zero_optimization"]
+    assert zero["zero_hpz_partition_size"] == 2
+    assert zero["zero_quantized_weights"] is zero["zero_quantized_gradients"] is True
+    assert configs["AutoTP"]["tensor_parallel"]["autotp_size"] == 2
+    assert configs["Ulysses"]["sequence_parallel_size"] == 2
+    assert configs["over Megatron"]["train_batch_size"] == 8
+    assert "tensor_parallel" not in configs["over Megatron"]
+    # The plain file has none of it.
+    plain = flat(ds_config(cases.plan(2)))
+    assert not [key for key in plain if "autotp" in key or "hpz" in key or "quantized" in key or "sequence" in key]
+
+
+def test_deepspeed_reads_the_flags_of_zeropp_and_its_dtypes():
+    """Where a key is read but wrong for the stage nothing is said, so the parsed values are looked at."""
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    zero = ds_config(on("cuda", cases.plan(**VARIANTS["ZeRO++"])))["zero_optimization"]
+    parsed = DeepSpeedZeroConfig(**zero)
+    assert (parsed.zero_hpz_partition_size, parsed.zero_quantized_weights, parsed.zero_quantized_gradients) == (2, 1, 1)
+    assert isinstance(parsed, DeepSpeedConfigModel)  # refuses unknown keys, which `unread` cannot see inside a section
+    with pytest.raises(ValueError, match="zero_hpz"):
+        DeepSpeedZeroConfig(**zero, zero_hpz=2)
+
+
+def test_activation_checkpointing_is_read_by_nothing_that_we_start():
+    """Why the section is not written: only ``deepspeed.checkpointing.configure`` reads it, and models must call it."""
+    import deepspeed
+
+    root = Path(deepspeed.__file__).parent
+    readers = [
+        file.relative_to(root).as_posix()
+        for file in root.rglob("*.py")
+        if "activation_checkpointing_config" in file.read_text(encoding="utf-8")
+    ]
+    assert sorted(readers) == ["runtime/activation_checkpointing/checkpointing.py", "runtime/config.py"]
+
+
+@pytest.mark.parametrize("key", ["compression_training", "sparse_gradients", "elasticity"])
+def test_methods_of_the_past_are_refused(key):
+    """docs/deepspeed.md says that they are gone."""
+    message = pool("deepspeed", cases.WORLD_SIZE).run(refused, ds_config(cases.plan(1)) | {key: {"enabled": True}})[0]
+    assert "removed" in message
+
+
+def refused(config):
+    from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+
+    with pytest.raises(DeepSpeedConfigError) as error:
+        DeepSpeedConfig(config)
+    return str(error.value)
+
+
+def test_compressed_optimizers_are_gone():
+    from deepspeed.runtime.config import DEEPSPEED_OPTIMIZERS
+
+    assert not [name for name in DEEPSPEED_OPTIMIZERS if "onebit" in name or "zero" in name]
+
+
+def parse(config, dp=None):
+    """What DeepSpeedConfig makes of it on 2 ranks (without a process group it takes 1, silently).
+
+    ``dp`` is what Megatron's process groups would say, by the argument through which they say it.
+    """
     import deepspeed
     from deepspeed.runtime.config import DeepSpeedConfig
 
@@ -72,11 +191,17 @@ def parse(config):
         def __copy__(self):
             return self
 
-    parsed = DeepSpeedConfig(Recording(config))
+        def __contains__(self, key):
+            if key == "sequence_parallel_size":
+                read.add(key)
+            return super().__contains__(key)
+
+    mpu = None if dp is None else SimpleNamespace(get_data_parallel_world_size=lambda: dp)
+    parsed = DeepSpeedConfig(Recording(config), mpu)
     zero = parsed.zero_config
     devices = (zero.offload_optimizer, zero.offload_param)
     return {
-        "world_size": parsed.world_size,
+        "dp": parsed.world_size,
         "batch": (parsed.train_batch_size, parsed.train_micro_batch_size_per_gpu, parsed.gradient_accumulation_steps),
         "stage": int(zero.stage),
         "offload": tuple("none" if d is None else str(getattr(d.device, "value", d.device)) for d in devices),
@@ -115,8 +240,31 @@ def test_sizes_follow_the_model():
     assert zero["stage3_param_persistence_threshold"] == 40960
     # Norms stay whole, the smallest matrix (a key projection of 8 heads) does not.
     assert 4096 < zero["stage3_param_persistence_threshold"] < 4096 * 1024
-    wide = dataclasses.replace(chosen, layout=dataclasses.replace(chosen.layout, dp=512))
-    assert reduce_bucket(shape, wide.layout) == 512_000_000 > largest_layer_matrix(shape)
+
+
+def test_sizes_follow_links_and_memory():
+    shape, layout = load_model("llama-3.1-8b"), cases.plan(3).layout
+    fabrics = {
+        gpus: dataclasses.replace(layout, dp=parse_cluster(gpus).num_gpus)
+        for gpus in ("8xA100-40", "8xA100-80", "64xA100-80", "512xA100-80")
+    }
+    sizes = {
+        gpus: (reduce_bucket(shape, parse_cluster(gpus), on_it), live_parameters(shape, parse_cluster(gpus), on_it))
+        for gpus, on_it in fabrics.items()
+    }
+    matrix = largest_layer_matrix(shape)
+    assert sizes["8xA100-80"][0] == matrix  # within a node latency is short: a matrix fills the link
+    assert matrix <= sizes["64xA100-80"][0] < sizes["512xA100-80"][0]  # a longer ring needs longer messages
+    assert sizes["512xA100-80"][0] <= 0.02 * 80 * 1024**3 / 2
+    assert 1.9 < sizes["8xA100-80"][1] / sizes["8xA100-40"][1] < 2.1  # a twentieth of the memory
+
+
+def test_disks_set_threads_and_queues():
+    slow, fast = parse_cluster("8xA100-80"), dataclasses.replace(parse_cluster("8xA100-80"), nvme_gbytes_per_s=56.0)
+    assert (nvme_threads(slow), nvme_queue_depth(slow)) == (1, 8)
+    assert (nvme_threads(fast), nvme_queue_depth(fast)) == (4, 8)
+    lone = dataclasses.replace(fast, gpus_per_node=1)
+    assert (nvme_threads(lone), nvme_queue_depth(lone)) == (8, 32)
 
 
 def test_a_gpu_gets_pinned_memory_overlap_and_fused_adam_and_a_cpu_none():
@@ -134,12 +282,9 @@ def test_guarded_keys_are_emitted_or_would_add_what_the_plan_decides():
     for layout in LAYOUTS:
         for precision in ("fp32", "bf16"):
             emitted |= flat(ds_config(cases.plan(precision=precision, **layout)))
-    assert GUARDED.keys() - emitted == {
-        "fp16.enabled",
-        "scheduler.type",
-        "tensor_parallel.autotp_size",
-        "sequence_parallel_size",
-    }
+    for variant in VARIANTS.values():
+        emitted |= flat(ds_config(cases.plan(**variant)))
+    assert GUARDED.keys() - emitted == {"scheduler.type", "expert_parallel.enabled"}
     decided = {
         "train_batch_size",
         "train_micro_batch_size_per_gpu",

@@ -10,9 +10,10 @@ import pytest
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.ds_reasons import REASONS, ds_config_page, flat
+from kit.emit.run_directory import files_of
 from kit.emit.trainer import trainer_config, training_arguments
 from tests.deepspeed import cases
-from tests.deepspeed.test_config import LAYOUTS, on
+from tests.deepspeed.test_config import LAYOUTS, VARIANTS, on
 from tests.workers import pool
 
 NVME = [{"stage": 3, "offload_optimizer": "nvme"}, {"stage": 3, "offload_optimizer": "nvme", "offload_param": "nvme"}]
@@ -22,6 +23,8 @@ PLANS = [
     for precision in ("fp32", "bf16")
     for device in ("cpu", "cuda")
 ]
+PLANS += [on(device, cases.plan(**variant)) for variant in VARIANTS.values() for device in ("cpu", "cuda")]
+FOR_TRAINER = ["fp16", "fp16 stage 3 host", "autocast", "fp32 sent in bf16", "ZeRO++"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,6 +44,22 @@ def test_the_trainer_fills_in_the_plans_numbers(layout, precision, tmp_path):
     # accelerate's way to turn DeepSpeed's progress line off.
     assert filled == ds_config(chosen) | {"steps_per_print": math.inf}
     assert args["gradient_checkpointing"] == (chosen.layout.recompute == "full")
+
+
+@pytest.mark.parametrize("name", FOR_TRAINER)
+def test_the_trainer_fills_in_the_numbers_of_variants(name, tmp_path):
+    """The files of GPU plans; only where the arguments are made is there none, hence ``use_cpu``."""
+    chosen = on("cuda", cases.plan(**VARIANTS[name]))
+    arguments = training_arguments(chosen) | {"use_cpu": True}
+    filled, _ = pool("deepspeed", cases.WORLD_SIZE).run(fill_in, trainer_config(chosen), arguments, tmp_path)[0]
+    assert filled == ds_config(chosen) | {"steps_per_print": math.inf}
+
+
+def test_layouts_that_the_trainer_cannot_run_get_no_file_for_it():
+    files = {name: files_of(on("cuda", cases.plan(**variant))) for name, variant in VARIANTS.items()}
+    without = {name for name in files if "ds_config.trainer.json" not in files[name]}
+    assert without == {"AutoTP", "AutoTP stage 3", "Ulysses", "Ulysses stage 2", "over Megatron"}
+    assert all("Trainer" not in files[name]["ds_config.md"] for name in without)
 
 
 def fill_in(config, arguments, directory):

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.hf import build_model, parameter_shapes
+from kit.engines.inputs import call_arguments
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError, EngineError
 from tests.training import cases, tiny
@@ -229,7 +230,8 @@ def test_stage_3_frees_a_layers_parameters_after_its_forward(tmp_path, zero_stag
 def is_sharded_after_forward(rundir):
     """Whether the first layer is back to its slices between forward and backward."""
     engine = TorchEngine(rundir)
-    logits = engine._state_is.forward(cases.batches(engine, rundir, 0)[0].input_ids, training=True)
+    batch = cases.batches(engine, rundir, 0)[0]
+    logits = engine._state_is.forward(call_arguments(batch, torch.device("cpu")), training=True)
     sharded = isinstance(engine._model.model.layers[0].mlp.up_proj.weight, DTensor)
     logits.sum().backward()
     return sharded

@@ -13,7 +13,7 @@ from kit.planner.plan import Plan, Prediction, StageMemory
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
-from kit.specs.model import FAMILIES, WITH_EXPERTS, Family, LatentAttention, ModelSpec
+from kit.specs.model import ENCODER_DECODER, FAMILIES, WITH_EXPERTS, Family, LatentAttention, ModelSpec
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec, ScheduleSpec
 
 SEQ_LENGTH = 32
@@ -28,6 +28,7 @@ class TinyRunDirectory:
     plan: Plan
     run: RunSpec
     settings: dict[str, Any]
+    megatron: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def model(family: Family = "llama", **changes: Any) -> ModelSpec:
@@ -46,6 +47,10 @@ def model(family: Family = "llama", **changes: Any) -> ModelSpec:
         "tied_embeddings": family == "gpt2",
         "rope_theta": None if family == "gpt2" else 10000.0,
     }
+    if family in ENCODER_DECODER:
+        shape |= {"encoder_layers": 2, "num_key_value_heads": 4, "rope_theta": None, "tied_embeddings": True}
+    if family == "t5":
+        shape |= {"relative_attention_buckets": 8, "feed_forward_proj": "gated-gelu", "tied_embeddings": False}
     if family in WITH_EXPERTS:
         shape |= {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": 64 if family == "mixtral" else 16}
     if family == "deepseek_v3":

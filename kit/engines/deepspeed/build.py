@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import deepspeed
@@ -14,18 +12,17 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
-from transformers import PreTrainedModel
-from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
+from kit.emit.deepspeed import observers
 from kit.engines.deepspeed import nvme
-from kit.engines.hf import build_model
+from kit.engines.deepspeed.split import Split, split_of
 from kit.errors import EngineError
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
 
-def build_deepspeed(rundir: RunDirectory) -> deepspeed.DeepSpeedEngine:
+def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Split]:
     """Model with random weights, optimizer and DeepSpeed engine. Raises EngineError where they are not as planned."""
     settings = copy.deepcopy(dict(rundir.settings))
     _check_settings(settings)
@@ -35,22 +32,27 @@ def build_deepspeed(rundir: RunDirectory) -> deepspeed.DeepSpeedEngine:
     # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
     nvme.prepare(rundir, settings)
-    model = _model(rundir, settings)
-    engine, *_ = deepspeed.initialize(model=model, model_parameters=parameter_groups(model), config=settings)
+    settings |= observers(rundir.run, rundir.path)
+    split = split_of(rundir)
+    model = split.build(settings)
+    engine, *_ = deepspeed.initialize(
+        model=model, model_parameters=parameter_groups(model), config=settings, mpu=split.mpu
+    )
     try:
         _check_engine(engine, rundir)
     except EngineError:
-        release(engine, rundir)
+        release(engine, split, rundir)
         raise
-    return engine
+    return engine, split
 
 
-def release(engine: deepspeed.DeepSpeedEngine, rundir: RunDirectory) -> None:
+def release(engine: deepspeed.DeepSpeedEngine, split: Split, rundir: RunDirectory) -> None:
     """Hooks, buffers, swap files, and the process groups that DeepSpeed keeps in module globals: the next engine must
     not find them once the caller has destroyed the world they belong to."""
     engine.destroy()
     nvme.remove_swap_files(rundir)
     groups._release_process_group_references(group=None)
+    split.close()
 
 
 def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
@@ -58,39 +60,10 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 
     Under zero.Init a parameter's own shape is empty, ``ds_shape`` is the whole one's.
     """
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) > 1]
     rest = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) <= 1]
     return [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]
-
-
-def _model(rundir: RunDirectory, settings: dict[str, Any]) -> PreTrainedModel:
-    """Stage 3: partitioned parameter by parameter while it is built, so that no rank ever holds it whole.
-
-    transformers then initialises it module by module on rank 0, in another order than a whole model: random weights of
-    stage 3 are as good as those of the other stages, but not the same. Below stage 3 the model is built in fp32;
-    DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
-    """
-    layout = rundir.plan.layout
-    bf16_at_birth = layout.zero_stage == 3 and rundir.plan.job.precision == "bf16"
-    device = torch.device(get_accelerator().current_device_name())
-    with _zero3_announced(settings, layout.zero_stage == 3):
-        model = build_model(rundir, torch.bfloat16 if bf16_at_birth else torch.float32, device)
-    if layout.recompute == "full":
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    return model
-
-
-@contextmanager
-def _zero3_announced(settings: dict[str, Any], stage3: bool) -> Iterator[None]:
-    """transformers enters zero.Init, and gathers module by module to initialise, while such an object exists."""
-    # transformers keeps a weak reference: the name must stay bound until the model is built.
-    announcement = HfDeepSpeedConfig(settings) if stage3 else None
-    try:
-        yield
-    finally:
-        if announcement is not None:
-            unset_hf_deepspeed_config()
 
 
 def _complete_environment() -> None:
@@ -139,10 +112,11 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
     found = {
         "engine": type(engine).__name__,
         "zero_stage": int(engine.zero_optimization_stage()),
-        "dp": int(engine.dp_world_size),
+        "dp": int(engine.seq_dp_world_size) // int(engine.sequence_parallel_size),
         "world_size": dist.get_world_size(),
         "device": get_accelerator().device_name(),
-        "precision": "bf16" if engine.bfloat16_enabled() else "fp32",
+        "precision": _precision(engine),
+        "autocast": bool(engine.torch_autocast_enabled()),
         "offload_optimizer": _offload_device(engine.zero_offload_optimizer()),
         "offload_param": _offload_device(engine.zero_offload_param()),
     }
@@ -153,6 +127,7 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
         "world_size": layout.world_size,
         "device": cluster.gpu.device,
         "precision": rundir.plan.job.precision,
+        "autocast": layout.autocast,
         "offload_optimizer": offload[layout.offload_optimizer],
         "offload_param": offload[layout.offload_param],
     }
@@ -162,6 +137,12 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
                 f"{what}={found[what]} was started where the plan has {value}; "
                 "start the run with launch.sh, and DS_ACCELERATOR=cpu on a machine without GPUs"
             )
+
+
+def _precision(engine: Any) -> str:
+    if engine.fp16_enabled():
+        return "fp16"
+    return "bf16" if engine.bfloat16_enabled() or engine.torch_autocast_enabled() else "fp32"
 
 
 def _offload_device(config: Any) -> str | None:

@@ -10,25 +10,26 @@ that of the mean over the step's tokens, however they are spread.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from kit.engines import experts
+from kit.engines.adapters import InitialAdapters, checkpoint_shapes
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.deepspeed.build import build_deepspeed, release
-from kit.engines.deepspeed.state import FullyPartitioned, Replicated, parameter_state
+from kit.engines.deepspeed.state import Replicated, parameter_state
 from kit.engines.deepspeed.swapped import Swapped
-from kit.engines.hf import HfDirectory, check_names, check_shape
-from kit.engines.loss import global_tokens, summed_cross_entropy
+from kit.engines.hf import HfDirectory
+from kit.engines.loss import global_tokens
 from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
+
+_Item = TypeVar("_Item")
 
 NATIVE_TAG = "native"
 """Name of the folder that DeepSpeed makes inside a checkpoint's directory."""
@@ -43,16 +44,19 @@ class DeepSpeedEngine:
 
     def __init__(self, rundir: RunDirectory) -> None:
         self._rundir = rundir
-        self._engine = build_deepspeed(rundir)
+        self._engine, self._split = build_deepspeed(rundir)
         self._state = parameter_state(self._engine)
-        # Tied parameters come once, under the name that transformers saves: the first.
-        self._parameters = dict(self._engine.module.named_parameters())
-        self.dp_rank: int = dist.get_rank(self._engine.data_parallel_group)
-        self.dp_size: int = self._engine.dp_world_size
+        self._split.bind(self._engine, self._state)
+        self.dp_rank: int = self._split.dp_rank
+        self.dp_size: int = self._split.dp_size
         self.is_main: bool = dist.get_rank() == 0
-        self._spec = rundir.plan.model
         self._pending = False  # gradients wait for apply or discard
-        if rundir.run.model_path is not None:
+        self._adapters_only = rundir.plan.job.lora is not None
+        if self._adapters_only:
+            # The frozen weights were loaded while the model was built.
+            shapes = checkpoint_shapes(rundir.plan.model, rundir.plan.job.lora)
+            self.import_state(StateKind.MASTER, InitialAdapters(shapes, rundir.run.seed))
+        elif rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
 
     # ------------------------------------------------------------------ one optimizer step
@@ -62,17 +66,18 @@ class DeepSpeedEngine:
         no label of the step counts, or where gradients of an earlier step are still there."""
         if self._pending:
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
-        tokens = global_tokens(micro_batches, self._device)
+        micro_batches = [self._split.own(micro_batch) for micro_batch in micro_batches]
+        tokens = global_tokens(micro_batches, self._device, self._split.tokens_group)
         self._pending = True
-        scale = self.dp_size / tokens
+        scale = self._split.averaged_over / tokens
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(micro_batches):
             # Set for every backward: stages 0 and 1 reduce, and 2 and 3 hand over, only at the boundary.
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
-            loss = self._loss_sum(micro_batch)
+            loss = self._split.loss_sum(micro_batch)
             self._engine.backward(loss * scale, scale_wrt_gas=False)
             loss_sum += loss.detach()
-        dist.all_reduce(loss_sum)
+        dist.all_reduce(loss_sum, group=self._split.tokens_group)
         return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
 
     def apply(self, learning_rate: float) -> Norms:
@@ -83,6 +88,8 @@ class DeepSpeedEngine:
         self._pending = False
         if norm is None or math.isfinite(norm):
             self._engine.step()
+        if self._engine.fp16_enabled() and not self._engine.was_step_applied():
+            return Norms(gradient=math.inf, skipped=True)  # DeepSpeed has lowered the loss scale
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
         if not math.isfinite(norm) or not self._engine.was_step_applied():
@@ -99,14 +106,16 @@ class DeepSpeedEngine:
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """See Engine."""
+        micro_batches = [self._split.own(micro_batch) for micro_batch in micro_batches]
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self._engine.eval()
         with torch.no_grad():
             for micro_batch in micro_batches:
-                loss_sum += self._loss_sum(micro_batch)
+                loss_sum += self._split.loss_sum(micro_batch)
         self._engine.train()
-        dist.all_reduce(loss_sum)
-        return LossSum(loss_sum=loss_sum.item(), tokens=global_tokens(micro_batches, self._device))
+        dist.all_reduce(loss_sum, group=self._split.tokens_group)
+        tokens = global_tokens(micro_batches, self._device, self._split.tokens_group)
+        return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
 
     # ------------------------------------------------------------------ state
 
@@ -117,7 +126,9 @@ class DeepSpeedEngine:
             (directory / NATIVE_TAG).mkdir(exist_ok=True)
             self._state.save(directory / NATIVE_TAG)
         else:
-            self._engine.save_checkpoint(str(directory), tag=NATIVE_TAG, save_latest=False)
+            self._engine.save_checkpoint(
+                str(directory), tag=NATIVE_TAG, save_latest=False, exclude_frozen_parameters=self._adapters_only
+            )
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote. DeepSpeed unpickles, which runs code: the caller has verified every file's hash
@@ -129,18 +140,28 @@ class DeepSpeedEngine:
         if isinstance(self._state, Swapped):
             self._state.load(directory / NATIVE_TAG)
         else:
-            self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG)
+            self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG, load_module_strict=not self._adapters_only)
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Engine. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale already."""
+        unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1
+        for name, tensor in self._exported(self._split.stream, kind):
+            yield name, tensor if tensor is None or unscaled == 1 else tensor * unscaled
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``."""
+        return self._split.owners
+
+    def export_owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport``."""
+        return self._exported(self._split.owned, kind)
+
+    def _exported(self, stream: Callable[[StateKind], Iterator[_Item]], kind: StateKind) -> Iterator[_Item]:
         if kind not in (StateKind.MASTER, StateKind.GRADIENT):
             self._state.create_moments()
-        read = self._state.gradient if kind is StateKind.GRADIENT else partial(self._state.get, kind=kind)
         try:
-            for name, parameter in self._parameters.items():
-                whole = read(parameter)
-                copied = whole.detach().to("cpu", copy=True) if self.is_main else None
-                yield from experts.split(self._spec, name, copied)
+            yield from stream(kind)
         finally:
             self._state.settle()
 
@@ -148,18 +169,9 @@ class DeepSpeedEngine:
         """See Engine. Raises CheckpointError where names or shapes are not the model's."""
         if kind is StateKind.GRADIENT:
             raise EngineError("gradients can be exported, not imported; import master, exp_avg or exp_avg_sq")
-        shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in self._parameters.items()}
-        source = experts.Fused(self._spec, source, list(shapes))
-        check_names(shapes, source)
         if kind is not StateKind.MASTER:
             self._state.create_moments()
-        for name, parameter in self._parameters.items():
-            check_shape(name, shapes[name], source.shape(name))
-            if isinstance(self._state, FullyPartitioned):
-                part = source.read_flat(name, *self._state.own_range(parameter))
-                self._state.put_part(parameter, kind, part.float())
-            else:
-                self._state.put(parameter, kind, source.read(name).float())
+        self._split.load(kind, source)
         self._state.settle()
         if kind is StateKind.MASTER:
             self._state.publish()
@@ -182,7 +194,7 @@ class DeepSpeedEngine:
 
     def close(self) -> None:
         """See Engine."""
-        release(self._engine, self._rundir)
+        release(self._engine, self._split, self._rundir)
 
     # ------------------------------------------------------------------ helpers
 
@@ -190,14 +202,13 @@ class DeepSpeedEngine:
     def _device(self) -> torch.device:
         return torch.device(self._engine.device)
 
-    def _loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Cross entropy in fp32, summed over the tokens that count."""
-        logits = self._engine(input_ids=micro_batch.input_ids.to(self._device), use_cache=False).logits
-        labels = micro_batch.labels.to(self._device)
-        return summed_cross_entropy(logits, labels)
+    @property
+    def _loss_scale(self) -> float:
+        """By what gradients are too large: 1 but for fp16."""
+        return float(self._engine.optimizer.loss_scale) if self._engine.fp16_enabled() else 1.0
 
     def _unreported_norm(self) -> float | None:
         """The norm where DeepSpeed drops it: stage 0 in fp32 clips and forgets (engine.py, _take_model_step)."""
         if not isinstance(self._state, Replicated) or hasattr(self._engine.optimizer, "_global_grad_norm"):
             return None
-        return float(torch.nn.utils.get_total_norm([p.grad for p in self._parameters.values()]))
+        return self._split.gradient_norm(self._engine)

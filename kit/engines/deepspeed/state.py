@@ -276,6 +276,7 @@ class FullyPartitioned(ParameterState):
         # The end of a step, without the step (stage3.py, step and _post_step).
         optimizer = self._optimizer
         optimizer._partition_all_parameters()
+        optimizer.invalidate_secondary_tensor()  # of hpZ: made anew from the masters in the next forward
         for index in range(len(optimizer.fp16_groups)):
             optimizer._reassign_or_swap_out_partitioned_parameters(index)
         if optimizer.persistent_parameters:
@@ -305,7 +306,7 @@ def _master_pairs(engine: DeepSpeedEngine) -> list[tuple[torch.Tensor, torch.Ten
     if isinstance(optimizer, FP16_UnfusedOptimizer):
         groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
         return [pair for weights, masters in groups for pair in zip(weights, masters, strict=True)]
-    return [(parameter, parameter) for parameter in engine.module.parameters()]
+    return [(parameter, parameter) for parameter in engine.module.parameters() if parameter.requires_grad]
 
 
 def new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:

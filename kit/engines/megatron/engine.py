@@ -14,11 +14,11 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, parameter_shapes
 from kit.engines.megatron import native
-from kit.engines.megatron.context import local_part
 from kit.engines.megatron.exchange import Exchange
+from kit.engines.megatron.forward import forward
 from kit.engines.megatron.model import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.places import places
@@ -197,25 +197,8 @@ class MegatronEngine:
 
 def _forward_step(micro_batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
     """One micro batch through one model chunk (``forward_step_func`` of pipeline_parallel/schedules.py)."""
-    batch = next(micro_batches)
-    device = torch.cuda.current_device()
-    positions = batch.position_ids
-    if positions is None:
-        positions = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
-    group = parallel_state.get_context_parallel_group()
-    input_ids, labels, position_ids = (
-        local_part(whole, 1, group).to(device, non_blocking=True)
-        for whole in (batch.input_ids, batch.labels, positions)
-    )
-    # The documents stay whole, and on the CPU: their boundaries are read in Python (kit/engines/megatron/attention.py).
-    output = model(
-        input_ids,
-        position_ids,
-        attention_mask=batch.sequence_ids,
-        labels=labels,
-        rotate=batch.position_ids is not None,
-    )
-    return output, partial(_sum_loss, labels != IGNORE_INDEX)
+    output, counted = forward(model, next(micro_batches))
+    return output, partial(_sum_loss, counted)
 
 
 def _sum_loss(

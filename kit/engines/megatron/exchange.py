@@ -253,8 +253,8 @@ def _clear_padding(place: Place, kind: StateKind, param: torch.nn.Parameter, pie
     """Rows of the vocabulary that only padding fills."""
     dim = pieces[0].dim
     covered = sum(piece.length for piece in pieces)
-    if missing := param.shape[dim] - covered:
-        shape = list(param.shape)
+    shape = list(place.state.shape(param))
+    if missing := shape[dim] - covered:
         shape[dim] = missing
         place.state.put(kind, param, dim, covered, torch.zeros(shape))
 

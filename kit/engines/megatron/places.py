@@ -7,13 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.optimizer import ChainedOptimizer
 
+from kit.engines.base import StateKind
+from kit.engines.megatron.outbox import Outbox
 from kit.engines.megatron.state import LocalState
+
+
+class ShardState(Protocol):
+    """The state of this rank's tensor-parallel shards, whoever shares it out further; see ``LocalState``."""
+
+    @property
+    def distributed(self) -> bool:
+        """Whether ``collect`` can put the parts of a shard into a tensor of the caller's."""
+
+    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        """Of this rank's shard."""
+
+    def collect(
+        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """fp32, this rank's shard, on rank ``to`` of the data-parallel ranks, which all call it; None elsewhere."""
+
+    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
+        """Whether this rank keeps any of it."""
+
+    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
+        """Set rows (``dim`` 0) or columns (1) of the shard from ``at`` on; blocks cover it, each element once."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +49,7 @@ class Place:
     """Ranks over which each parameter is cut."""
     data: dist.ProcessGroup
     """Ranks that hold the same part."""
-    state: LocalState
+    state: ShardState
 
 
 def places(optimizer: ChainedOptimizer, chunks: Sequence[torch.nn.Module]) -> tuple[Place, Place]:

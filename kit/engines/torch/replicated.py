@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -18,10 +19,10 @@ class Replicated:
         self._model = model
         self._ddp = _wrap(model) if dp_size > 1 else None
 
-    def forward(self, input_ids: torch.Tensor, training: bool) -> torch.Tensor:
+    def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
         """Logits. Evaluation goes around DDP, which has nothing to do there."""
         module = self._ddp if training and self._ddp is not None else self._model
-        return module(input_ids=input_ids, use_cache=False).logits
+        return module(**arguments).logits
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
         """DDP all-reduces in every backward whose forward was not under no_sync; one all-reduce a step is enough."""

@@ -8,6 +8,7 @@ them. The model is built whole on each rank's device before it is sharded, which
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers import PreTrainedModel
+
+from kit.engines.hf import transformer_layers
 
 
 class Sharded:
@@ -26,15 +29,15 @@ class Sharded:
         """``compute_dtype``: parameters are gathered in it; gradients are always reduced in fp32."""
         mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-        for layer in _layers(model):
+        for layer in transformer_layers(model):
             fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=zero_stage == 3)
         # The root holds embedding and output projection: they are needed again at once when backward starts.
         fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
         self._model = model
 
-    def forward(self, input_ids: torch.Tensor, training: bool) -> torch.Tensor:
+    def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
         """Logits."""
-        return self._model(input_ids=input_ids, use_cache=False).logits
+        return self._model(**arguments).logits
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
         """Nothing to hold back: sharded gradients are summed micro batch by micro batch."""
@@ -53,7 +56,3 @@ class Sharded:
         assert isinstance(target, DTensor)
         on_device = full.to(target.device, target.dtype)
         target.copy_(distribute_tensor(on_device, target.device_mesh, target.placements, src_data_rank=None))
-
-
-def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:
-    return list(model.base_model.h if model.config.model_type == "gpt2" else model.base_model.layers)

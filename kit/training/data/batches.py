@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import torch
-
-from kit.engines.base import IGNORE_INDEX, MicroBatch
+from kit.engines.base import MicroBatch
 from kit.training.data.order import order
-from kit.training.data.samples import GptSamples
+from kit.training.data.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -22,25 +18,39 @@ class Share:
     dp_rank: int
     dp_size: int
 
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a step, over all ranks."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.dp_size
+
     def positions(self, micro_batch: int) -> list[int]:
         """Which samples of a step, k = (a·dp + dp_rank)·mbs + b, one micro batch holds."""
         first = (micro_batch * self.dp_size + self.dp_rank) * self.micro_batch_size
         return list(range(first, first + self.micro_batch_size))
 
 
-def training_batches(samples: GptSamples, seed: int, samples_seen: int, share: Share) -> list[MicroBatch]:
+def training_batches(
+    samples: Samples, seed: int, samples_seen: int, share: Share, bucketed: bool = False
+) -> list[MicroBatch]:
     """This rank's micro batches of the step that follows ``samples_seen`` samples.
 
     Over all ranks they are samples ``order(seed, samples_seen)`` to ``order(seed, samples_seen + global batch)``,
-    whatever the layout.
+    whatever the layout. ``bucketed``: dealt out longest first, so that samples of one micro batch, and micro batches
+    that ranks compute at the same time, are about equally long. The step's gradient does not depend on it.
     """
-    return [
-        _micro_batch([samples[order(seed, len(samples), samples_seen + k)] for k in share.positions(a)])
-        for a in range(share.gradient_accumulation_steps)
-    ]
+    if bucketed:
+        drawn = [order(seed, len(samples), samples_seen + k) for k in range(share.global_batch_size)]
+        drawn.sort(key=lambda index: (-samples.length(index), index))
+        indices = [[drawn[k] for k in share.positions(a)] for a in range(share.gradient_accumulation_steps)]
+    else:
+        indices = [
+            [order(seed, len(samples), samples_seen + k) for k in share.positions(a)]
+            for a in range(share.gradient_accumulation_steps)
+        ]
+    return [samples.micro_batch(each) for each in indices]
 
 
-def validation_batches(samples: GptSamples, num_sequences: int, share: Share) -> list[MicroBatch]:
+def validation_batches(samples: Samples, num_sequences: int, share: Share) -> list[MicroBatch]:
     """This rank's part of the first ``num_sequences`` samples, in file order.
 
     Every rank gets the same number of micro batches, as engines require; rows beyond the end are wholly masked.
@@ -48,16 +58,6 @@ def validation_batches(samples: GptSamples, num_sequences: int, share: Share) ->
     total = min(num_sequences, len(samples))
     per_round = share.micro_batch_size * share.dp_size
     return [
-        _micro_batch([samples[k] if k < total else _masked(samples[0]) for k in share.positions(a)])
+        samples.micro_batch([k if k < total else None for k in share.positions(a)])
         for a in range(-(-total // per_round))
     ]
-
-
-def _masked(sample: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    inputs, labels = sample
-    return inputs, np.full_like(labels, IGNORE_INDEX)
-
-
-def _micro_batch(rows: Sequence[tuple[np.ndarray, np.ndarray]]) -> MicroBatch:
-    inputs, labels = zip(*rows, strict=True)
-    return MicroBatch(input_ids=torch.from_numpy(np.stack(inputs)), labels=torch.from_numpy(np.stack(labels)))

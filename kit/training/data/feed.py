@@ -5,29 +5,44 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kit.engines.base import Engine, MicroBatch
+from kit.errors import DataError
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
 from kit.training.data.batches import Share, training_batches, validation_batches
 from kit.training.data.indexed import IndexedTokens
-from kit.training.data.samples import GptSamples
+from kit.training.data.rows import Rows
+from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
 
 
 @dataclass(frozen=True)
 class Feed:
     """Micro batches of one data-parallel rank."""
 
-    training: GptSamples
-    validation: GptSamples | None
+    training: Samples
+    validation: Samples | None
     share: Share
     seed: int
     validation_sequences: int
+    bucketed: bool = False
 
     @classmethod
     def open(cls, plan: Plan, run: RunSpec, engine: Engine) -> Feed:
         """Raises DataError for files that are missing, damaged, too short or not of this model's vocabulary."""
 
-        def samples(prefix: str) -> GptSamples:
-            return GptSamples(IndexedTokens(prefix), plan.job.seq_length, plan.model.vocab_size)
+        def samples(prefix: str) -> Samples:
+            job, vocabulary = plan.job, plan.model.vocab_size
+            if job.objective == "pretrain":
+                return GptSamples(IndexedTokens(prefix), job.seq_length, vocabulary)
+            rows = Rows(IndexedTokens(prefix), job.objective, job.seq_length, vocabulary)
+            # Megatron's pipeline and its sequence and context parallelism divide a length that is known beforehand.
+            kind = PackedSamples if run.data.packing else RowSamples
+            return kind(rows, job.seq_length, fixed=plan.layout.engine == "megatron")
+
+        if run.data.packing and plan.job.objective != "sft":
+            raise DataError(
+                f"run.data.packing with objective={plan.job.objective}: rows of sft are packed, text fills its "
+                "sequences anyway and pairs have two lengths; leave it out"
+            )
 
         return cls(
             training=samples(run.data.train),
@@ -40,11 +55,12 @@ class Feed:
             ),
             seed=run.data.seed,
             validation_sequences=run.validation_sequences,
+            bucketed=plan.job.objective != "pretrain",
         )
 
     def step(self, samples_seen: int) -> list[MicroBatch]:
         """The step after ``samples_seen`` samples."""
-        return training_batches(self.training, self.seed, samples_seen, self.share)
+        return training_batches(self.training, self.seed, samples_seen, self.share, self.bucketed)
 
     def held_out(self) -> list[MicroBatch] | None:
         """One evaluation; None where the run has no held-out data."""

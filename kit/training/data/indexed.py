@@ -4,6 +4,9 @@ PREFIX.bin    the tokens of all documents, one after the other
 PREFIX.idx    magic, version, dtype code, counts; then per sequence its length and byte offset, and the
               sequence index at which each document ends (megatron/core/datasets/indexed_dataset.py)
 PREFIX.json   tokenizer, its vocabulary, largest token id, counts, hashes: what the index does not say
+
+A document of text is one sequence. A row for fine-tuning is a document of several: what is read and what is to be
+written take turns, context first (``rows``). No file of masks is needed, and Megatron's reader takes both.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from kit.errors import DataError
+from kit.specs.job import Objective
 
 MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
@@ -43,6 +47,12 @@ class Sidecar:
     num_tokens: int
     num_documents: int
     bin_sha256: str
+    objective: Objective = "pretrain"
+    """What the documents are: text, rows for sft, or pairs for seq2seq."""
+    longest: int = 0
+    """Tokens of the longest row; of pairs, of the longest source or target. 0 for text."""
+    decoder_start_token_id: int | None = None
+    """Pairs: what the decoder is given first."""
 
 
 class IndexedTokens:
@@ -97,9 +107,20 @@ class IndexedWriter:
     Raises DataError where a file of that prefix exists already or cannot be written.
     """
 
-    def __init__(self, prefix: str | Path, *, tokenizer: str, vocab_size: int) -> None:
+    def __init__(
+        self,
+        prefix: str | Path,
+        *,
+        tokenizer: str,
+        vocab_size: int,
+        objective: Objective = "pretrain",
+        decoder_start_token_id: int | None = None,
+    ) -> None:
         self._prefix = str(prefix)
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._objective: Objective = objective
+        self._decoder_start = decoder_start_token_id
+        self._boundaries, self._longest = [0], 0
         self._dtype = np.dtype(np.uint16 if vocab_size < UINT16_VOCABULARY else np.int32)
         self._lengths: list[int] = []
         self._max_token_id = -1
@@ -119,10 +140,21 @@ class IndexedWriter:
 
     def add_document(self, tokens: Sequence[int]) -> None:
         """Append one document, its end-of-document token included. Empty documents are dropped."""
-        if not len(tokens):
-            return
-        array = np.asarray(tokens)
-        low, high = int(array.min()), int(array.max())
+        if len(tokens):
+            self._append(tokens)
+            self._boundaries.append(len(self._lengths))
+
+    def add_row(self, parts: Sequence[Sequence[int]]) -> None:
+        """Append one row: context, target, context, target, … (see ``rows``); a part may be empty, the row not."""
+        for part in parts:
+            self._append(part)
+        self._boundaries.append(len(self._lengths))
+        sizes = [len(part) for part in parts]
+        self._longest = max(self._longest, max(sizes) if self._objective == "seq2seq" else sum(sizes))
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        array = np.asarray(tokens, dtype=np.int64)
+        low, high = (int(array.min()), int(array.max())) if len(array) else (0, -1)
         if low < 0 or high >= self._vocab_size:
             raise DataError(
                 f"token id {high if high >= self._vocab_size else low} of {self._tokenizer} is outside its vocabulary "
@@ -144,8 +176,11 @@ class IndexedWriter:
             vocab_size=self._vocab_size,
             max_token_id=self._max_token_id,
             num_tokens=sum(self._lengths),
-            num_documents=len(self._lengths),
+            num_documents=len(self._boundaries) - 1,
             bin_sha256=self._hash.hexdigest(),
+            objective=self._objective,
+            longest=self._longest,
+            decoder_start_token_id=self._decoder_start,
         )
 
     def __exit__(self, exception_type: type | None, *_: object) -> None:
@@ -167,10 +202,10 @@ class IndexedWriter:
         np.cumsum(lengths[:-1].astype("<i8") * self._dtype.itemsize, out=pointers[1:])
         (code,) = (code for code, dtype in DTYPES.items() if dtype == self._dtype)
         with open(self._partial[".idx"], "wb") as file:
-            file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(lengths) + 1))
+            file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(self._boundaries)))
             file.write(lengths.tobytes())
             file.write(pointers.tobytes())
-            file.write(np.arange(len(lengths) + 1, dtype="<i8").tobytes())
+            file.write(np.array(self._boundaries, dtype="<i8").tobytes())
         self._partial[".json"].write_text(json.dumps(dataclasses.asdict(self.sidecar()), indent=2) + "\n")
         for suffix, path in self._partial.items():
             path.rename(self._prefix + suffix)

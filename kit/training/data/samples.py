@@ -1,24 +1,50 @@
-"""Pretraining samples: fixed windows over the concatenated documents."""
+"""What an epoch consists of: windows of text, rows, or packs of rows."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import Protocol
 
+import numpy as np
+import torch
+
+from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.errors import DataError
+from kit.training.data.collate import packed, padded
 from kit.training.data.indexed import IndexedTokens
+from kit.training.data.packing import packs
+from kit.training.data.rows import Row, Rows
+
+
+class Samples(Protocol):
+    """Numbered samples, and micro batches of them."""
+
+    def __len__(self) -> int:
+        """Samples in an epoch."""
+
+    def length(self, index: int) -> int:
+        """Tokens that a sample computes; reads nothing."""
+
+    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
+        """These samples together; None: a sample of which nothing counts."""
 
 
 class GptSamples:
     """Sample i reads tokens i·s to i·s + s + 1: inputs are the first s of them, labels the last s.
 
     Documents follow each other with their end-of-document tokens; attention is not reset between them, as in
-    Megatron-LM's default. Raises DataError where there is less than one sample, or where the data's largest token
-    id, as far as it is known, has no row in the model's embedding.
+    Megatron-LM's default. Raises DataError where there is less than one sample, where the pair holds rows, or where the
+    data's largest token id, as far as it is known, has no row in the model's embedding.
     """
 
     def __init__(self, tokens: IndexedTokens, seq_length: int, vocab_size: int) -> None:
         self._tokens, self._seq_length, self._vocab_size = tokens, seq_length, vocab_size
         self._length = (len(tokens) - 1) // seq_length
+        if tokens.sidecar is not None and tokens.sidecar.objective != "pretrain":
+            raise DataError(
+                f"{tokens.prefix} was written for objective={tokens.sidecar.objective} and the job has pretrain; "
+                f"use job.objective={tokens.sidecar.objective}, or convert text"
+            )
         if self._length < 1:
             raise DataError(
                 f"{tokens.prefix} has {len(tokens)} tokens, and one sample of seq_length={seq_length} takes "
@@ -38,9 +64,69 @@ class GptSamples:
         self._check(int(window.max()))
         return window[:-1], window[1:]
 
+    def length(self, index: int) -> int:
+        """The same for all."""
+        return self._seq_length
+
+    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
+        """See Samples."""
+        inputs, labels = zip(*(self._masked() if index is None else self[index] for index in indices), strict=True)
+        return MicroBatch(input_ids=torch.from_numpy(np.stack(inputs)), labels=torch.from_numpy(np.stack(labels)))
+
+    def _masked(self) -> tuple[np.ndarray, np.ndarray]:
+        inputs, labels = self[0]
+        return inputs, np.full_like(labels, IGNORE_INDEX)
+
     def _check(self, token_id: int) -> None:
         if token_id >= self._vocab_size:
             raise DataError(
                 f"token id {token_id} in {self._tokens.prefix} is outside the model's vocabulary of "
                 f"{self._vocab_size}; tokenise with the model's own tokenizer"
             )
+
+
+class RowSamples:
+    """A sample is a row, padded to the longest of its micro batch."""
+
+    def __init__(self, rows: Rows, seq_length: int, fixed: bool = False) -> None:
+        """``fixed``: every micro batch has ``seq_length``, for engines that cannot take another."""
+        self._rows, self._seq_length, self._fixed = rows, seq_length, fixed
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self._rows)
+
+    def length(self, index: int) -> int:
+        """Of the longer of source and target."""
+        return int(max(self._rows.lengths[index], self._rows.source_lengths[index]))
+
+    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
+        """See Samples."""
+        rows = [_masked(self._rows[0]) if index is None else self._rows[index] for index in indices]
+        return padded(rows, self._seq_length, self._fixed)
+
+
+class PackedSamples:
+    """A sample is as many rows as fit into ``seq_length``, each for itself (``collate.packed``)."""
+
+    def __init__(self, rows: Rows, seq_length: int, fixed: bool = False) -> None:
+        self._rows, self._seq_length, self._fixed = rows, seq_length, fixed
+        self._packs = packs(rows.lengths.tolist(), seq_length)
+
+    def __len__(self) -> int:
+        """Packs."""
+        return len(self._packs)
+
+    def length(self, index: int) -> int:
+        """Of all its rows."""
+        return int(self._rows.lengths[self._packs[index]].sum())
+
+    def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
+        """See Samples."""
+        filler = [_masked(self._rows[0])]
+        chosen = [filler if i is None else [self._rows[row] for row in self._packs[i]] for i in indices]
+        return packed(chosen, self._seq_length, self._fixed)
+
+
+def _masked(row: Row) -> Row:
+    return Row(inputs=row.inputs, labels=np.full_like(row.labels, IGNORE_INDEX), source=row.source)

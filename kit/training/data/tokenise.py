@@ -44,14 +44,7 @@ def tokenise(
     Raises DataError for a source or tokenizer that cannot be read, a tokenizer without an end-of-sequence token or
     with ids that the model has no embedding for, and a full disk.
     """
-    loaded = _load_tokenizer(Path(tokenizer))
-    tokenizer_vocab = max(loaded.get_vocab().values()) + 1
-    limit = vocab_size if vocab_size is not None else _model_vocab(Path(tokenizer))
-    if limit is not None and tokenizer_vocab > limit:
-        raise DataError(
-            f"the tokenizer in {tokenizer} has ids up to {tokenizer_vocab - 1}, and the model's vocabulary ends at "
-            f"{limit - 1}; use the model's own tokenizer or enlarge vocab_size"
-        )
+    loaded, tokenizer_vocab = load_tokenizer(Path(tokenizer), vocab_size)
     eod = loaded.eos_token_id
     if eod is None:
         raise DataError(f"the tokenizer in {tokenizer} has no end-of-sequence token; set eos_token in its config")
@@ -62,6 +55,19 @@ def tokenise(
                 if ids:
                     writer.add_document([*ids, eod])
     return Tokenised(prefix=str(out), sidecar=writer.sidecar())
+
+
+def load_tokenizer(directory: Path, vocab_size: int | None = None) -> tuple[Any, int]:
+    """A tokenizer and the number of its ids, no more than ``vocab_size`` or the model's beside it. Raises DataError."""
+    loaded = _load_tokenizer(directory)
+    ids = max(loaded.get_vocab().values()) + 1
+    limit = vocab_size if vocab_size is not None else _model_vocab(directory)
+    if limit is not None and ids > limit:
+        raise DataError(
+            f"the tokenizer in {directory} has ids up to {ids - 1}, and the model's vocabulary ends at "
+            f"{limit - 1}; use the model's own tokenizer or enlarge vocab_size"
+        )
+    return loaded, ids
 
 
 def _load_tokenizer(directory: Path) -> Any:

@@ -1,0 +1,178 @@
+"""ZeRO over Megatron's tensor parallelism: megatron-core's GPTModel under DeepSpeed, as Megatron-DeepSpeed did it.
+
+Ranks are numbered with tensor parallelism fastest. Those of a tensor-parallel group cut every matrix and compute one
+sample together; DeepSpeed partitions each rank's cut over the data-parallel ranks that hold the same one. What the
+Megatron engine does after backward (distributed/finalize_model_grads.py) happens here in backward, before DeepSpeed
+sees a gradient: parameters that tensor-parallel ranks hold alike, but whose gradients each of them computes from its
+own part of the sequence or of the heads, get the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+
+from kit.engines.base import MicroBatch, StateKind, TensorSource
+from kit.engines.deepspeed.split import Split
+from kit.engines.deepspeed.state import ParameterState
+from kit.engines.hf import parameter_shapes
+from kit.engines.megatron.exchange import Exchange
+from kit.engines.megatron.forward import forward
+from kit.engines.megatron.model import build_chunks, transformer_config
+from kit.engines.megatron.outbox import Outbox
+from kit.engines.megatron.places import Place
+from kit.engines.megatron.weights.random import RandomSource
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+
+class TensorParallelUnit:
+    """The names by which DeepSpeed asks for groups (utils/groups.py, engine.py), answered by megatron-core."""
+
+    get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
+    get_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
+    get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
+    get_tensor_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
+    get_tensor_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
+    get_tensor_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
+    get_pipeline_model_parallel_world_size = staticmethod(parallel_state.get_pipeline_model_parallel_world_size)
+    get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
+    get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
+    get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
+
+
+class OverMegatron(Split):
+    """Tensor and sequence parallelism by Megatron-core, ZeRO by DeepSpeed."""
+
+    tensor_group: dist.ProcessGroup
+
+    def __init__(self, rundir: RunDirectory) -> None:
+        self._rundir, self._settings = rundir, rundir.megatron
+        parallel_state.initialize_model_parallel(**self._settings["parallel_state"])
+        model_parallel_cuda_manual_seed(rundir.run.seed)
+        self.mpu = TensorParallelUnit()
+        self.dp_rank = parallel_state.get_data_parallel_rank()
+        self.dp_size = parallel_state.get_data_parallel_world_size()
+        self.tokens_group = parallel_state.get_data_parallel_group()
+        self.tensor_group = parallel_state.get_tensor_model_parallel_group()
+        self._config = transformer_config(self._settings["transformer_config"])
+
+    def build(self, settings: dict[str, Any]) -> torch.nn.Module:
+        """Stage 3: each matrix of this rank's cut is partitioned as soon as it exists."""
+        plan = self._rundir.plan
+        with self._partitioned_at_birth(settings):
+            (model,) = build_chunks(plan.model, self._config, self._settings["model"])
+        for name, parameter in model.named_parameters():
+            if self._is_partial(name, parameter):
+                parameter.register_hook(partial(_sum_over, self.tensor_group))
+        return model
+
+    def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
+        """See Split. Random weights are those of the Megatron engine, the same on every layout."""
+        plan = self._rundir.plan
+        self._engine = engine
+        data = parallel_state.get_data_parallel_group()
+        place = Place(self.tensor_group, data, _Shards(state, data))
+        self._exchange = Exchange(plan.model, self._config, [engine.module], place, place)
+        if self._rundir.run.model_path is None:
+            self.load(StateKind.MASTER, RandomSource(parameter_shapes(plan.model), self._rundir.run.seed))
+            state.settle()
+            state.publish()
+
+    def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """See Split; the same on all ranks of a tensor-parallel group."""
+        losses, counted = forward(self._engine, micro_batch)
+        return (losses * counted).sum()
+
+    def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """See Split."""
+        return self._exchange.stream(kind)
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``."""
+        return self._exchange.owners
+
+    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport``."""
+        return self._exchange.owned(kind)
+
+    def load(self, kind: StateKind, source: TensorSource) -> None:
+        """See Split."""
+        self._exchange.load(kind, source)
+
+    def close(self) -> None:
+        """Forget megatron-core's process groups."""
+        parallel_state.destroy_model_parallel()
+
+    def _partitioned_at_birth(self, settings: dict[str, Any]) -> AbstractContextManager[Any]:
+        if self._rundir.plan.layout.zero_stage < 3:
+            return nullcontext()
+        # megatron-core gives each tensor its dtype. By default all of them are overridden, the fp32 frequencies of RoPE
+        # too: 1 % in the gradients; and a dtype passed here is bf16 wherever fp16 is not supported
+        # (partition_parameters.py, _set_dtype: ``dtype or fp16 if … else bf16``).
+        return deepspeed.zero.Init(
+            data_parallel_group=parallel_state.get_data_parallel_group(),
+            config_dict_or_path=settings,
+            mpu=self.mpu,
+            tensor_overrides=[DeepSpeedTensorOverride.device],
+        )
+
+    def _is_partial(self, name: str, parameter: torch.nn.Parameter) -> bool:
+        """Whether each tensor-parallel rank computes only a part of this gradient of a parameter that all of them hold:
+        under sequence parallelism norms and biases of row-parallel layers, and always norms of single heads."""
+        if self._config.tensor_model_parallel_size == 1:
+            return False
+        of_heads = self._config.qk_layernorm and ("q_layernorm" in name or "k_layernorm" in name)
+        return of_heads or getattr(parameter, "sequence_parallel", False)
+
+
+class _Shards:
+    """``ShardState`` over what DeepSpeed's optimizer holds, which takes and gives whole shards only."""
+
+    distributed = False
+
+    def __init__(self, state: ParameterState, data: dist.ProcessGroup) -> None:
+        self._state, self._data = state, data
+        self._param: torch.nn.Parameter | None = None
+        self._held = torch.empty(0)
+        self._missing = 0
+
+    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        return tuple(getattr(param, "ds_shape", param.shape))
+
+    def collect(
+        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        whole = self._state.gradient(param) if kind is StateKind.GRADIENT else self._state.get(param, kind)
+        return whole.detach() if self._data.rank() == to else None
+
+    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
+        return True
+
+    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
+        if self._param is not param:
+            assert not self._missing, "blocks of a shard come one after the other"
+            self._param, self._held = param, torch.empty(self.shape(param), dtype=torch.float32)
+            self._missing = self._held.numel()
+        self._held.narrow(dim, at, block.shape[dim]).copy_(block)
+        self._missing -= block.numel()
+        if not self._missing:
+            self._state.put(param, kind, self._held)
+            self._param = None
+
+
+def _sum_over(group: dist.ProcessGroup, gradient: torch.Tensor) -> torch.Tensor:
+    gradient = gradient.contiguous()
+    dist.all_reduce(gradient, group=group)
+    return gradient

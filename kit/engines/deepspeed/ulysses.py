@@ -1,0 +1,76 @@
+"""Ulysses (DeepSpeed's ALST, arXiv 2506.13996): ranks share out every sequence, and attention exchanges it for heads.
+
+Each rank of a group has neighbouring positions of the same samples; around attention an all-to-all gives it the whole
+sequence of a part of the heads (arXiv 2309.14509, figure 2). Everything else computes a position alone. ZeRO partitions
+over the ranks of all groups.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.sequence_parallel import parallel_state_sp
+from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from kit.engines.base import MicroBatch
+from kit.engines.deepspeed.whole import Whole
+from kit.engines.loss import summed_cross_entropy
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+_ATTENTION = "sdpa"
+
+
+class Ulysses(Whole):
+    """Context parallelism by all-to-all; neighbouring ranks form a group."""
+
+    def __init__(self, rundir: RunDirectory) -> None:
+        super().__init__(rundir)
+        self._layout = rundir.plan.layout
+        self._place = dist.get_rank() % self._layout.cp
+        self.dp_rank, self.dp_size = dist.get_rank() // self._layout.cp, self._layout.dp
+        self._attention = ALL_ATTENTION_FUNCTIONS[_ATTENTION]
+
+    @property
+    def averaged_over(self) -> int:
+        """Stages 0 to 2 divide by the data-parallel ranks alone (stage_1_and_2.py: the group's size over
+        ``sequence_parallel_size``), stage 3 by all ranks of the group (comm/coalesced_collectives.py,
+        reduce_scatter_coalesced)."""
+        return self.dp_size * (self._layout.cp if self._layout.zero_stage == 3 else 1)
+
+    def build(self, settings: dict[str, Any]) -> torch.nn.Module:
+        """DeepSpeed puts its attention in the place of torch's, for every model of this process: see ``close``."""
+        model = super().build(settings)
+        self.mpu = UlyssesSPAttentionHF.register_with_transformers(
+            model,
+            core_attn_implementation=_ATTENTION,
+            sequence_parallel_size=self._layout.cp,
+            micro_batch_size=self._layout.micro_batch_size,
+            seq_length_is_variable=True,
+        )
+        return model
+
+    def own(self, micro_batch: MicroBatch) -> MicroBatch:
+        """Neighbouring positions, and their labels: those were shifted before the sequence is cut."""
+        inputs, labels = (
+            whole.chunk(self._layout.cp, dim=1)[self._place] for whole in (micro_batch.input_ids, micro_batch.labels)
+        )
+        return MicroBatch(inputs, labels)
+
+    def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """See Split. Positions are those in the whole sequence."""
+        device = self.engine.device
+        inputs = micro_batch.input_ids.to(device)
+        first = self._place * inputs.shape[1]
+        positions = torch.arange(first, first + inputs.shape[1], device=device).expand_as(inputs)
+        logits = self.engine(input_ids=inputs, position_ids=positions, use_cache=False).logits
+        return summed_cross_entropy(logits, micro_batch.labels.to(device))
+
+    def close(self) -> None:
+        """Give torch's attention back to transformers, and forget the groups, which live in a module of DeepSpeed's."""
+        ALL_ATTENTION_FUNCTIONS[_ATTENTION] = self._attention
+        parallel_state_sp._release_sequence_parallel_groups()

@@ -1,0 +1,141 @@
+"""Every rank computes its own samples with a Hugging Face model; the base of what DeepSpeed splits of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+from kit.engines import experts
+from kit.engines.adapters import freeze, trainable
+from kit.engines.base import MicroBatch, StateKind, TensorSource
+from kit.engines.deepspeed.split import Split
+from kit.engines.deepspeed.state import FullyPartitioned, ParameterState
+from kit.engines.hf import build_model, check_names, check_shape
+from kit.engines.inputs import call_arguments
+from kit.engines.loss import summed_cross_entropy
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Whole(Split):
+    """All ranks are data-parallel."""
+
+    def __init__(self, rundir: RunDirectory) -> None:
+        self.rundir = rundir
+        self._spec = rundir.plan.model
+        self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
+
+    def build(self, settings: dict[str, Any]) -> torch.nn.Module:
+        """Stage 3: partitioned parameter by parameter while it is built, so that no rank ever holds it whole.
+
+        transformers then initialises it module by module on rank 0, in another order than a whole model: random weights
+        of stage 3 are as good as those of the other stages, but not the same. Below stage 3 the model is built in fp32;
+        DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
+        """
+        layout = self.rundir.plan.layout
+        # Stage 3 clones masters from what is partitioned here, so under autocast that is fp32.
+        precision = "fp32" if layout.autocast or layout.zero_stage < 3 else self.rundir.plan.job.precision
+        device = torch.device(get_accelerator().current_device_name())
+        lora = self.rundir.plan.job.lora
+        # bitsandbytes quantises whole weights: those of QLoRA are partitioned afterwards, by deepspeed.initialize.
+        with _zero3_announced(settings, layout.zero_stage == 3 and not (lora and lora.four_bit)):
+            model = build_model(self.rundir, DTYPES[precision], device)
+        if layout.recompute == "full":
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        if lora is not None:
+            freeze(model, self.rundir)
+        return model
+
+    def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
+        """See Split."""
+        self.engine, self.state = engine, state
+        # Tied parameters come once, under the name that transformers saves: the first.
+        self.parameters = trainable(engine.module)
+
+    def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """See Split."""
+        device = self.engine.device
+        logits = self.engine(**call_arguments(micro_batch, device)).logits
+        return summed_cross_entropy(logits, micro_batch.labels.to(device))
+
+    def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """See Split."""
+        for name, whole in self._each(kind):
+            yield from experts.split(self._spec, name, _copied(whole) if dist.get_rank() == 0 else None)
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``. Every rank is given every tensor by ZeRO: they take turns in writing them."""
+        ranks = dist.get_world_size()
+        return {
+            on_disk: number % ranks
+            for number, name in enumerate(self.parameters)
+            for on_disk in experts.names_on_disk(self._spec, name)
+        }
+
+    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport``."""
+        for number, (name, whole) in enumerate(self._each(kind)):
+            if number % dist.get_world_size() == dist.get_rank():
+                for on_disk, tensor in experts.split(self._spec, name, _copied(whole)):
+                    assert tensor is not None
+                    yield on_disk, tensor
+
+    def _each(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        read = self.state.gradient if kind is StateKind.GRADIENT else partial(self.state.get, kind=kind)
+        for name, parameter in self.parameters.items():
+            yield name, self.join(name, read(parameter))
+
+    def load(self, kind: StateKind, source: TensorSource) -> None:
+        """See Split. Raises CheckpointError where names or shapes are not the model's."""
+        shapes = {name: self.shape(name) for name in self.parameters}
+        source = experts.Fused(self._spec, source, list(shapes))
+        check_names(shapes, source)
+        for name, parameter in self.parameters.items():
+            check_shape(name, shapes[name], source.shape(name))
+            self.put(name, parameter, kind, source)
+
+    def put(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.Fused) -> None:
+        """Set one parameter from ``source``; at stage 3 only this rank's part is read."""
+        if isinstance(self.state, FullyPartitioned):
+            part = source.read_flat(name, *self.state.own_range(parameter))
+            self.state.put_part(parameter, kind, part.float())
+        else:
+            self.state.put(parameter, kind, source.read(name).float())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole parameter, as transformers has it."""
+        parameter = self.parameters[name]
+        return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+    def join(self, name: str, held: torch.Tensor) -> torch.Tensor:
+        """What ZeRO's ranks hold together of a parameter → the whole parameter."""
+        return held
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+@contextmanager
+def _zero3_announced(settings: dict[str, Any], stage3: bool) -> Iterator[None]:
+    """transformers enters zero.Init, and gathers module by module to initialise, while such an object exists."""
+    # transformers keeps a weak reference: the name must stay bound until the model is built.
+    announcement = HfDeepSpeedConfig(settings) if stage3 else None
+    try:
+        yield
+    finally:
+        if announcement is not None:
+            unset_hf_deepspeed_config()

@@ -1,0 +1,84 @@
+"""Rows for fine-tuning: documents of a pair whose sequences take turns, what is read and what is to be written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kit.engines.base import IGNORE_INDEX
+from kit.errors import DataError
+from kit.specs.job import Objective
+from kit.training.data.indexed import IndexedTokens
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row, ready for a decoder; int64, (length,) each."""
+
+    inputs: np.ndarray
+    labels: np.ndarray
+    """Already shifted; ``IGNORE_INDEX`` where the next token is only read."""
+    source: np.ndarray | None = None
+    """What the encoder reads (pairs)."""
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+class Rows:
+    """The rows of a pair of files.
+
+    sft: a token counts when it belongs to a target and another came before it. seq2seq: the context is the source, the
+    target is written whole, after the decoder's start token. Raises DataError where the pair was not written for this
+    objective, a row is longer than ``seq_length``, or a token id has no row in the model's embedding.
+    """
+
+    def __init__(self, tokens: IndexedTokens, objective: Objective, seq_length: int, vocab_size: int) -> None:
+        sidecar = tokens.sidecar
+        found = "pretrain" if sidecar is None else sidecar.objective
+        if sidecar is None or found != objective:
+            raise DataError(
+                f"{tokens.prefix} was written for objective={found} and the job has {objective}; write it again with: "
+                f"kit convert data ROWS.jsonl --objective {objective}"
+            )
+        if sidecar.max_token_id >= vocab_size:
+            raise DataError(
+                f"token id {sidecar.max_token_id} in {tokens.prefix} is outside the model's vocabulary of "
+                f"{vocab_size}; tokenise with the model's own tokenizer"
+            )
+        self._tokens, self._objective, self._vocab_size = tokens, objective, vocab_size
+        self._start = sidecar.decoder_start_token_id
+        self._bounds = tokens.document_indices.astype(np.int64)
+        self._ends = np.cumsum(tokens.sequence_lengths, dtype=np.int64)
+        before = np.concatenate([np.zeros(1, np.int64), self._ends])
+        whole = before[self._bounds[1:]] - before[self._bounds[:-1]]
+        if objective == "sft":
+            self.lengths = whole - 1
+            """Inputs of every row; of pairs those of the decoder."""
+            self.source_lengths = np.zeros_like(self.lengths)
+        else:
+            self.source_lengths = tokens.sequence_lengths[::2].astype(np.int64)
+            self.lengths = tokens.sequence_lengths[1::2].astype(np.int64)
+        longest = int(max(self.lengths.max(), self.source_lengths.max()))
+        if longest > seq_length:
+            raise DataError(
+                f"{tokens.prefix} has a row of {longest} tokens and job.seq_length is {seq_length}; raise it, or cut "
+                f"the rows: kit convert data ROWS.jsonl --seq-length {seq_length}"
+            )
+
+    def __len__(self) -> int:
+        """Rows."""
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Row:
+        """One row, from disk."""
+        first, last = int(self._bounds[index]), int(self._bounds[index + 1])
+        lengths = self._tokens.sequence_lengths[first:last]
+        start = int(self._ends[first]) - int(lengths[0])
+        tokens = self._tokens.read(start, int(lengths.sum()))
+        if self._objective == "seq2seq":
+            source, target = tokens[: lengths[0]], tokens[lengths[0] :]
+            return Row(inputs=np.concatenate([[self._start], target[:-1]]), labels=target, source=source)
+        counts = np.repeat(np.arange(last - first) % 2 == 1, lengths)
+        return Row(inputs=tokens[:-1], labels=np.where(counts, tokens, IGNORE_INDEX)[1:])

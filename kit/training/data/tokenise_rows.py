@@ -1,0 +1,140 @@
+"""Rows for fine-tuning, as JSON Lines → the ``.bin``/``.idx`` pair that the engines read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kit.errors import DataError
+from kit.training.data.chat import Parts, chat_parts, pair_parts, prompt_parts
+from kit.training.data.indexed import IndexedWriter, Sidecar
+from kit.training.data.tokenise import load_tokenizer
+
+PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target"), ("prompt", "completion"))}
+"""Fields of a row that is not a chat."""
+
+
+@dataclass(frozen=True)
+class TokenisedRows:
+    """What was written, and what was not."""
+
+    prefix: str
+    sidecar: Sidecar
+    cut: int
+    """Rows that lost their end."""
+    dropped: int
+    """Rows of which nothing was left to learn."""
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.prefix}: {self.sidecar.num_documents:,} rows for {self.sidecar.objective}, "
+            f"{self.sidecar.num_tokens:,} tokens, longest {self.sidecar.longest}"
+        )
+        return (
+            text
+            + (f"; {self.cut:,} cut" if self.cut else "")
+            + (f"; {self.dropped:,} left out" if self.dropped else "")
+        )
+
+
+def tokenise_rows(
+    sources: Sequence[Path],
+    tokenizer: Path,
+    out: Path,
+    *,
+    objective: Literal["sft", "seq2seq"],
+    seq_length: int | None = None,
+    vocab_size: int | None = None,
+) -> TokenisedRows:
+    """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite.
+
+    sft rows: ``{"messages": [{"role", "content"}, …]}`` through the tokenizer's chat template, or ``{"prompt",
+    "completion"}``; replies and completions are what is learned. seq2seq rows: ``{"source", "target"}``. Rows longer
+    than ``seq_length`` lose their end, and both kinds of loss are counted. Raises DataError for a row of another form.
+    """
+    loaded, ids = load_tokenizer(Path(tokenizer), vocab_size)
+    if objective == "sft" and loaded.eos_token_id is None:
+        raise DataError(f"the tokenizer in {tokenizer} has no end-of-sequence token; set eos_token in its config")
+    start = _decoder_start(Path(tokenizer)) if objective == "seq2seq" else None
+    cut = dropped = 0
+    with IndexedWriter(
+        out, tokenizer=Path(tokenizer).name, vocab_size=ids, objective=objective, decoder_start_token_id=start
+    ) as writer:
+        for where, row in (found for source in sources for found in _rows(Path(source))):
+            whole = _parts(loaded, row, objective, where)
+            parts = _shortened(whole, objective, seq_length)
+            cut += parts != whole
+            if _learns(parts, objective):
+                writer.add_row(parts)
+            else:
+                dropped += 1
+    return TokenisedRows(prefix=str(out), sidecar=writer.sidecar(), cut=cut, dropped=dropped)
+
+
+def _parts(tokenizer: Any, row: dict[str, Any], objective: str, where: str) -> Parts:
+    if objective == "sft" and "messages" in row:
+        return chat_parts(tokenizer, row["messages"], where)
+    for first, second in PAIR_KEYS[objective]:
+        if isinstance(row.get(first), str) and isinstance(row.get(second), str):
+            write = pair_parts if objective == "seq2seq" else prompt_parts
+            return write(tokenizer, row[first], row[second])
+    wanted = " or ".join("{" + ", ".join(keys) + "}" for keys in PAIR_KEYS[objective])
+    raise DataError(
+        f"{where} has the fields {', '.join(map(str, row)) or 'of nothing'}; for objective={objective} give "
+        + ("{messages} or " if objective == "sft" else "")
+        + wanted
+    )
+
+
+def _shortened(parts: Parts, objective: str, seq_length: int | None) -> Parts:
+    """sft: the row has one token more than it has inputs. seq2seq: source and target each."""
+    if seq_length is None:
+        return parts
+    if objective == "seq2seq":
+        return [part[:seq_length] for part in parts]
+    room, kept = seq_length + 1, []
+    for part in parts:
+        kept.append(part[:room])
+        room -= len(kept[-1])
+    return [part for place, part in enumerate(kept) if part or any(kept[place:])]
+
+
+def _learns(parts: Parts, objective: str) -> bool:
+    if objective == "seq2seq":
+        return all(parts)
+    # The first token of all has nothing before it, so it is never a label.
+    return sum(map(len, parts[1::2])) - (not parts[0]) > 0
+
+
+def _decoder_start(directory: Path) -> int:
+    path = directory / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = {}
+    start = config.get("decoder_start_token_id")
+    if not isinstance(start, int):
+        raise DataError(
+            f"{path} has no decoder_start_token_id, which a decoder is given first; copy the model's config.json there"
+        )
+    return start
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(where, row) of a ``.jsonl`` file."""
+    if path.suffix not in (".jsonl", ".ndjson"):
+        raise DataError(f"{path}: rows for fine-tuning are read from .jsonl files; save the data set as one")
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if not isinstance(row, dict):
+                    raise DataError(f"{path}:{number} holds a {type(row).__name__}; one JSON object a line is needed")
+                yield f"{path}:{number}", row
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not JSON Lines ({error}); one JSON object a line is needed") from error

@@ -1,0 +1,272 @@
+"""Rows of unequal length: written, read, padded, bucketed, packed; the same gradient on every layout."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from kit.emit.deepspeed import ds_config
+from kit.engines.base import IGNORE_INDEX, StateKind
+from kit.engines.hf import build_model
+from kit.errors import DataError
+from kit.specs.job import OptimizerSpec
+from kit.specs.run import DataSpec
+from kit.training.data.batches import Share, training_batches
+from kit.training.data.feed import Feed
+from kit.training.data.indexed import IndexedTokens, IndexedWriter
+from kit.training.data.packing import packs
+from kit.training.data.rows import Rows
+from kit.training.data.samples import PackedSamples, RowSamples
+from kit.training.data.tokenise_rows import tokenise_rows
+from tests.training import tiny
+from tests.workers import pool
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One id a byte, and the special tokens of ChatML; a config.json beside it."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = {word: i for i, word in enumerate(["</s>", "<|im_start|>", "<|im_end|>", *alphabet])}
+    inner = Tokenizer(models.BPE(vocab=words, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    directory = tmp_path_factory.mktemp("tokenizer")
+    special = {"eos_token": "</s>", "additional_special_tokens": ["<|im_start|>", "<|im_end|>"]}
+    PreTrainedTokenizerFast(tokenizer_object=inner, **special).save_pretrained(directory)
+    config = {"model_type": "bart", "vocab_size": len(words), "decoder_start_token_id": 0}
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def templated(tokenizer: Path, directory: Path, template: str) -> Path:
+    """The same tokenizer with a chat template."""
+    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    loaded.chat_template = template
+    loaded.save_pretrained(directory)
+    return directory
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+def read(prefix: Path, tokenizer: Path, seq_length: int = 200) -> list[tuple[str, str]]:
+    """(all that a row says, the part of it that counts) of each row."""
+    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    rows = Rows(IndexedTokens(prefix), "sft", seq_length, 1000)
+    texts = []
+    for row in (rows[k] for k in range(len(rows))):
+        whole = [*row.inputs[:1], *np.where(row.labels == IGNORE_INDEX, [*row.inputs[1:], -1], row.labels)]
+        counted = row.labels[row.labels != IGNORE_INDEX]
+        texts.append((loaded.decode([t for t in whole if t >= 0]), loaded.decode(counted)))
+    return texts
+
+
+def chat(*turns: str) -> dict[str, Any]:
+    """Turns of user and assistant by turns."""
+    return {"messages": [{"role": ("user", "assistant")[k % 2], "content": turn} for k, turn in enumerate(turns)]}
+
+
+class TestConversion:
+    def test_only_what_the_assistant_says_counts(self, tokenizer, tmp_path):
+        directory = templated(tokenizer, tmp_path / "t", CHATML)
+        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."), chat("a", "b"))
+        result = tokenise_rows([source], directory, tmp_path / "out", objective="sft")
+        assert "2 rows for sft" in str(result)
+        (whole, counted), second = read(tmp_path / "out", directory)
+        assert whole.startswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!<|im_end|>")
+        # The last newline is a token that nothing follows, but a label all the same.
+        assert counted == "Hello!<|im_end|>\nNo.<|im_end|>\n"
+        assert second[1] == "b<|im_end|>\n"
+
+    def test_without_a_template_replies_end_with_eos(self, tokenizer, tmp_path):
+        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!"))
+        tokenise_rows([source], tokenizer, tmp_path / "out", objective="sft")
+        ((_, counted),) = read(tmp_path / "out", tokenizer)
+        assert counted == "Hello!</s>"
+
+    def test_prompt_and_completion(self, tokenizer, tmp_path):
+        source = write(tmp_path / "x.jsonl", {"prompt": "2+2=", "completion": "4"})
+        tokenise_rows([source], tokenizer, tmp_path / "out", objective="sft")
+        assert read(tmp_path / "out", tokenizer) == [("2+2=4</s>", "4</s>")]
+
+    def test_a_template_that_rewrites_history_is_refused(self, tokenizer, tmp_path):
+        forgetful = "{% for m in messages %}{{ m.content if loop.last else '…' }}{% endfor %}"
+        directory = templated(tokenizer, tmp_path / "t", forgetful)
+        source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."))
+        with pytest.raises(DataError, match=r"x\.jsonl:1: the tokenizer's chat template writes a turn otherwise"):
+            tokenise_rows([source], directory, tmp_path / "out", objective="sft")
+        assert not list(tmp_path.glob("out*"))
+
+    def test_long_rows_lose_their_end_and_empty_ones_are_left_out(self, tokenizer, tmp_path):
+        rows = [{"prompt": "abcd", "completion": "efgh"}, {"prompt": "abcdefghij", "completion": "k"}]
+        source = write(tmp_path / "x.jsonl", *rows)
+        result = tokenise_rows([source], tokenizer, tmp_path / "out", objective="sft", seq_length=6)
+        assert (result.cut, result.dropped, result.sidecar.longest) == (2, 1, 7)
+        assert read(tmp_path / "out", tokenizer, seq_length=6) == [("abcdefg", "efg")]
+        with pytest.raises(DataError, match=r"has a row of 6 tokens and job\.seq_length is 5"):
+            read(tmp_path / "out", tokenizer, seq_length=5)
+
+    def test_pairs(self, tokenizer, tmp_path):
+        source = write(tmp_path / "x.jsonl", {"source": "ab", "target": "cde"})
+        tokenise_rows([source], tokenizer, tmp_path / "out", objective="seq2seq")
+        row = Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 8, 1000)[0]
+        loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+        assert loaded.decode(row.source) == "ab"
+        assert loaded.decode(row.labels) == "cde"
+        assert row.inputs.tolist() == [0, *row.labels[:-1]]
+
+    @pytest.mark.parametrize(
+        ("row", "message"),
+        [
+            ({"text": "a"}, r"fields text; for objective=sft give \{messages\} or \{prompt, completion\}"),
+            ({"messages": [{"role": "user", "content": "a"}]}, "at least one role=assistant"),
+            ({"messages": "a"}, "should be a list"),
+        ],
+    )
+    def test_rows_of_another_form(self, tokenizer, tmp_path, row, message):
+        with pytest.raises(DataError, match=message):
+            tokenise_rows([write(tmp_path / "x.jsonl", row)], tokenizer, tmp_path / "out", objective="sft")
+
+
+@pytest.mark.parametrize("capacity", [10, 37, 64])
+def test_packs_hold_every_row_once_and_leave_little_room(capacity):
+    lengths = np.random.default_rng(capacity).integers(1, capacity + 1, 500).tolist()
+    found = packs(lengths, capacity)
+    assert sorted(row for pack in found for row in pack) == list(range(500))
+    assert all(sum(lengths[row] for row in pack) <= capacity for pack in found)
+    assert len(found) <= 11 / 9 * (sum(lengths) / capacity) + 4 or capacity < 20
+    # No two packs fit into one: best fit would have put them together.
+    sizes = sorted(sum(lengths[row] for row in pack) for pack in found)
+    assert sizes[0] + sizes[1] > capacity
+
+
+def rows_on_disk(prefix: Path, count: int = 60) -> Path:
+    """Chats of one to three turns of random tokens, 4 to 30 in all."""
+    generator = np.random.default_rng(3)
+    with IndexedWriter(prefix, tokenizer="tiny", vocab_size=tiny.VOCAB_SIZE, objective="sft") as writer:
+        for _ in range(count):
+            cuts = np.sort(generator.choice(np.arange(1, generator.integers(4, 30)), 3, replace=False))
+            sizes = [b - a for a, b in pairwise([0, *cuts])]
+            writer.add_row([generator.integers(0, tiny.VOCAB_SIZE, size).tolist() for size in sizes])
+    return prefix
+
+
+def test_bucketing_changes_who_computes_a_row_and_not_which_are_computed(tmp_path):
+    samples = RowSamples(Rows(IndexedTokens(rows_on_disk(tmp_path / "x")), "sft", 32, 128), 32)
+
+    def tokens(bucketed: bool) -> tuple[list[Any], int]:
+        shares = [Share(2, 4, rank, 2) for rank in range(2)]
+        batches = [batch for share in shares for batch in training_batches(samples, 5, 16, share, bucketed)]
+        rows = sorted(row[row != IGNORE_INDEX].tolist() for batch in batches for row in batch.labels)
+        return rows, sum(batch.input_ids.numel() for batch in batches)
+
+    (plain, computed), (bucketed, computed_bucketed) = tokens(False), tokens(True)
+    assert plain == bucketed
+    assert computed_bucketed < computed
+
+
+JOB = {"objective": "sft", "optimizer": OptimizerSpec(eps=1e-3), "grad_clip": 0.5}
+
+
+def gradients_of_a_step(rundir: tiny.TinyRunDirectory, packing: bool) -> dict[str, Any]:
+    """The first step of a run, with the data as the loop would feed it."""
+    if rundir.plan.layout.engine == "torch":
+        from kit.engines.torch.engine import TorchEngine as Engine
+    else:
+        from kit.engines.deepspeed.engine import DeepSpeedEngine as Engine
+
+        rundir = dataclasses.replace(rundir, settings=ds_config(rundir.plan))
+    run = dataclasses.replace(rundir.run, data=dataclasses.replace(rundir.run.data, packing=packing))
+    engine = Engine(rundir)
+    loss = engine.forward_backward(Feed.open(rundir.plan, run, engine).step(0))
+    gradients = {n: t for n, t in engine.export_state(StateKind.GRADIENT) if t is not None}
+    engine.discard()
+    engine.close()
+    return {"loss": loss, "gradients": gradients}
+
+
+def unpadded(model: torch.nn.Module, rows: list[Any]) -> tuple[float, int]:
+    """transformers alone, each row for itself: the mean over all labels that count."""
+    tokens = sum(int((row.labels != IGNORE_INDEX).sum()) for row in rows)
+    total = 0.0
+    for row in rows:
+        logits = model(torch.from_numpy(row.inputs)[None]).logits[0]
+        loss = torch.nn.functional.cross_entropy(logits, torch.from_numpy(row.labels), reduction="sum") / tokens
+        loss.backward()
+        total += loss.item()
+    return total, tokens
+
+
+@pytest.mark.parametrize(
+    ("family", "packing", "layouts"),
+    [
+        ("llama", False, [("torch", 0), ("torch", 2), ("deepspeed", 2), ("deepspeed", 3)]),
+        ("llama", True, [("torch", 0), ("torch", 3), ("deepspeed", 2), ("deepspeed", 3)]),
+        ("gpt2", True, [("torch", 0)]),
+        ("mistral", True, [("torch", 0)]),
+    ],
+)
+def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packing, layouts):
+    """Every step's mean is over all its tokens: neither padding, nor packing, nor who computes what may show."""
+    spec = tiny.model(family, **({"sliding_window": 5} if family == "mistral" else {}))
+    rows_on_disk(tmp_path / "train")
+    rows = Rows(IndexedTokens(tmp_path / "train"), "sft", tiny.SEQ_LENGTH, tiny.VOCAB_SIZE)
+    samples = (PackedSamples if packing else RowSamples)(rows, tiny.SEQ_LENGTH)
+    model = build_model(tiny.run_directory(tmp_path / "seed", tiny.plan(spec, job=JOB)), torch.float32, "cpu")
+    model.save_pretrained(tmp_path / "hf")
+    data = DataSpec(train=str(tmp_path / "train"))
+    drawn = [training_batches(samples, data.seed, 0, Share(1, 8, 0, 1))[k] for k in range(8)]
+    expected_tokens = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in drawn)
+    expected_loss, tokens = unpadded(model, rows_of(samples, rows, data.seed))
+    assert tokens == expected_tokens
+    for engine, stage in layouts:
+        layout = {"engine": engine, "zero_stage": stage, "dp": 2, "micro_batch_size": 2}
+        plan = tiny.plan(spec, job=JOB, gradient_accumulation_steps=2, **layout)
+        rundir = tiny.run_directory(tmp_path / "run", plan, model_path=str(tmp_path / "hf"), data=data)
+        found = pool(engine, 2).run(gradients_of_a_step, rundir, packing)[0]
+        assert found["loss"].tokens == tokens
+        assert found["loss"].mean == pytest.approx(expected_loss, rel=1e-6)
+        for name, parameter in model.named_parameters():
+            difference = (found["gradients"][name] - parameter.grad).abs().max() / parameter.grad.abs().max()
+            assert difference < 1e-5, (engine, stage, name)
+
+
+def rows_of(samples: Any, rows: Rows, seed: int) -> list[Any]:
+    """The rows of a run's first eight samples."""
+    from kit.training.data.order import order
+
+    drawn = [order(seed, len(samples), k) for k in range(8)]
+    if isinstance(samples, PackedSamples):
+        return [rows[row] for index in drawn for row in samples._packs[index]]
+    return [rows[index] for index in drawn]
+
+
+def test_packing_is_of_rows_alone(tmp_path):
+    rows_on_disk(tmp_path / "train")
+    data = DataSpec(train=str(tmp_path / "train"), packing=True)
+    rundir = tiny.run_directory(tmp_path, tiny.plan(job={"objective": "pretrain"}), data=data)
+
+    class Engine:
+        dp_rank, dp_size = 0, 1
+
+    with pytest.raises(DataError, match="packing with objective=pretrain"):
+        Feed.open(rundir.plan, rundir.run, Engine())
+    plain = dataclasses.replace(rundir.run, data=dataclasses.replace(data, packing=False))
+    with pytest.raises(DataError, match="was written for objective=sft and the job has pretrain"):
+        Feed.open(rundir.plan, plain, Engine())
