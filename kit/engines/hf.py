@@ -51,12 +51,17 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
     return _random_model(rundir.plan.model, rundir.run.seed, dtype, torch.device(device))
 
 
+def build_skeleton(model: ModelSpec) -> PreTrainedModel:
+    """The model without any memory: its modules, and the names and shapes of its parameters."""
+    return _random_model(model, 0, torch.float32, torch.device("meta"))
+
+
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Hugging Face name → shape of every tensor that transformers saves (a tied one once). Allocates nothing.
 
     Experts have the names they have on disk (``kit/engines/experts.py``).
     """
-    skeleton = _random_model(model, 0, torch.float32, torch.device("meta"))
+    skeleton = build_skeleton(model)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in skeleton.named_parameters():
         shapes |= shapes_on_disk(model, name, tuple(parameter.shape))

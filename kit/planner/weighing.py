@@ -84,11 +84,11 @@ def _search(weigh: _Scales, pins: Pins, scope: Scope) -> Found:
 
 
 def illegal(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, engines: tuple[EngineName, ...] | None = None
 ) -> dict[EngineName, tuple[Violation, ...]]:
-    """For each engine without a legal layout: the rules broken by the layout that breaks the fewest."""
+    """For each engine (of those given) without a legal layout: the rules broken by the layout that breaks the fewest."""
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
-    for engine in _engines(pins):
+    for engine in engines or _engines(pins):
         broken = (
             violations(model, cluster, job, layout)
             for layout in layouts(model, cluster, job, pins, engine, LAST_RESORTS)
@@ -101,8 +101,10 @@ def illegal(
 
 def simplicity(layout: Layout) -> tuple[int, ...]:
     """Smaller is simpler: fewer moving parts, then less memory traffic."""
+    # DeepSpeed over Megatron's layers is two engines at once.
+    both = layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa"
     return (
-        ENGINES.index(layout.engine),
+        len(ENGINES) if both else ENGINES.index(layout.engine),
         _FARNESS[layout.offload_optimizer] + _FARNESS[layout.offload_param],
         layout.pp,
         layout.tp * layout.cp,

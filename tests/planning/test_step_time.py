@@ -48,11 +48,13 @@ def test_bubble(pp: int, vp: int, m: int, expected: float) -> None:
 
 
 def test_the_bubble_component_is_its_fraction_of_an_otherwise_perfect_step() -> None:
-    model, machines = load_model("llama-3-70b"), cluster("64xA100-80")
+    # Without a vocabulary worth the name all stages take the same time, but for the look-up.
+    model = dataclasses.replace(load_model("llama-3-70b"), vocab_size=8)
+    machines = cluster("64xA100-80")
     layout = megatron(tp=8, pp=8, sp=True, gradient_accumulation_steps=128)
     parts = step_time_components_s(model, machines, job(), layout)
     busy = parts["compute"] + parts["recompute"] + parts["tensor_parallel"]
-    assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(bubble_fraction(layout))
+    assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(bubble_fraction(layout), rel=2e-3)
 
 
 def test_causal_model_flops() -> None:

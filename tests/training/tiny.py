@@ -50,7 +50,7 @@ def model(family: Family = "llama", **changes: Any) -> ModelSpec:
     if family in ENCODER_DECODER:
         shape |= {"encoder_layers": 2, "num_key_value_heads": 4, "rope_theta": None, "tied_embeddings": True}
     if family == "t5":
-        shape |= {"relative_attention_buckets": 8, "activation": "gelu_tanh", "tied_embeddings": False}
+        shape |= {"relative_attention_buckets": 8, "feed_forward_proj": "gated-gelu", "tied_embeddings": False}
     if family in WITH_EXPERTS:
         shape |= {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": 64 if family == "mixtral" else 16}
     return ModelSpec(**(shape | changes))

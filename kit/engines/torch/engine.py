@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from kit.engines import experts
+from kit.engines.adapters import InitialAdapters, freeze, trainable
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.inputs import call_arguments
@@ -47,19 +48,24 @@ class TorchEngine:
         self._device = _device(plan.cluster.gpu.device)
         self._spec = plan.model
         self._grad_clip = plan.job.grad_clip
+        self._lora = plan.job.lora
         self._model = build_model(rundir, torch.float32, self._device)
         if plan.layout.recompute == "full":
             self._model.activation_checkpointing_enable({"use_reentrant": False})
+        if self._lora is not None:
+            freeze(self._model, rundir)
         bf16 = torch.bfloat16 if plan.job.precision == "bf16" else None
         self._state_is: Replicated | Sharded
         if plan.layout.zero_stage == 0:
             self._state_is, self._autocast_dtype = Replicated(self._model, self.dp_size), bf16
         else:
             self._state_is, self._autocast_dtype = Sharded(self._model, plan.layout.zero_stage, bf16), None
-        self._parameters = dict(self._model.named_parameters())  # a tied one once, as transformers saves it
+        self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._optimizer = build_adamw(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
-        if rundir.run.model_path is not None:
+        if self._lora is not None:
+            self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
+        elif rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
@@ -168,7 +174,7 @@ class TorchEngine:
 
         parameters = list(self._parameters.values())
         held = {
-            "weights": num_bytes(parameters),
+            "weights": num_bytes(self._model.parameters()),
             "gradients": num_bytes(parameter.grad for parameter in parameters),
             "optimizer": num_bytes(moment for p in parameters for moment in moments_of(self._optimizer, p)),
         }
