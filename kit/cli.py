@@ -29,7 +29,9 @@ app = typer.Typer(
 convert_app = typer.Typer(
     help="Between formats, offline: text to tokens, a hub checkpoint to a Hugging Face model.", no_args_is_help=True
 )
+recipes_app = typer.Typer(help="The recipes that come with kit: list them, copy one.", no_args_is_help=True)
 app.add_typer(convert_app, name="convert")
+app.add_typer(recipes_app, name="recipes")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.")]
 OutDir = Annotated[
@@ -172,9 +174,22 @@ def memory(
 
 @app.command()
 def emit(
-    recipe: Annotated[Path, typer.Argument(help="Recipe file.")], out: OutDir, overrides: Overrides = None
+    recipe: Annotated[Path | None, typer.Argument(help="Recipe file.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="New run directory; an existing one is never overwritten.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option(help="Compare ds_configs/ and launch/ of this checkout with its recipes.")
+    ] = False,
+    write_shipped: Annotated[bool, typer.Option(help="Write ds_configs/ and launch/ again.")] = False,
 ) -> None:
     """Plan a recipe and write its run directory."""
+    if check or write_shipped:
+        _shipped(write=write_shipped)
+        return
+    if recipe is None or out is None:
+        raise SpecError("kit emit needs a recipe and --out NEW_DIRECTORY")
     result, loaded = _plan_recipe(recipe, overrides)
     rundir = _emit(loaded, result, out)
     typer.echo(f"{out}: {', '.join(sorted(p.name for p in rundir.path.iterdir()))}")
@@ -268,6 +283,27 @@ def doctor(
         raise typer.Exit(1)
 
 
+@recipes_app.command("list")
+def list_recipes() -> None:
+    """Every recipe, with what it is for."""
+    from kit.specs.shipped import headline, recipe_names, recipe_path
+
+    for name in recipe_names():
+        typer.echo(f"{name}\n    {headline(recipe_path(name))}")
+
+
+@recipes_app.command("copy")
+def copy_recipe(
+    name: Annotated[str, typer.Argument(help="Recipe, as kit recipes list shows it.")],
+    directory: Annotated[Path, typer.Argument(help="New directory; an existing one is never overwritten.")],
+) -> None:
+    """A directory to run from: the recipe in one file, its run directory, and a README with the commands."""
+    from kit.emit.copied import copy_recipe
+
+    made = copy_recipe(name, directory)
+    typer.echo(f"{made}: {', '.join(sorted(path.name for path in made.iterdir()))}; read README.md")
+
+
 @convert_app.command("data")
 def convert_data(
     sources: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or a saved Hugging Face data set.")],
@@ -304,12 +340,16 @@ def convert_model(
     extras_from: Annotated[
         Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")
     ] = None,
+    merge_into: Annotated[
+        Path | None, typer.Option(help="Adapters: the model that was frozen; writes it with them merged in.")
+    ] = None,
 ) -> None:
-    """Turn a hub checkpoint into a Hugging Face model directory."""
-    from kit.training.checkpoint.hub import hub_to_hf
+    """Turn a hub checkpoint into a Hugging Face model directory; one of adapters into a peft directory."""
+    from kit.training.checkpoint.hub import HubCheckpoint, hub_to_hf
 
-    hub_to_hf(hub, out, dtype=dtype, extras_from=extras_from)
-    typer.echo(f"{out}: a Hugging Face model in {dtype}")
+    hub_to_hf(hub, out, dtype=dtype, extras_from=extras_from, merge_into=merge_into)
+    is_peft = HubCheckpoint(hub).lora is not None and merge_into is None
+    typer.echo(f"{out}: {'peft adapters' if is_peft else 'a Hugging Face model'} in {dtype}")
 
 
 def main() -> None:
@@ -357,6 +397,20 @@ def _chosen_cluster(
     found = offers(load_model(model), job, pins, wish, None if node is None else node.rpartition(":")[2] or node)
     typer.echo(render_offers(found) + "\n")
     return f"{found[0].cluster.name}:{found[0].cluster.num_nodes}"
+
+
+def _shipped(write: bool) -> None:
+    """``ds_configs/`` and ``launch/`` of the checkout that the recipes come from."""
+    from kit.emit import shipped
+    from kit.specs.shipped import recipes_directory
+
+    root = recipes_directory().parent
+    lines = shipped.write(root) if write else shipped.check(root)
+    for line in lines:
+        typer.echo(line)
+    typer.echo(f"{len(lines)} files {'written or removed' if write else 'differ'}")
+    if lines and not write:
+        raise typer.Exit(1)
 
 
 def _is_recipe(word: str) -> bool:

@@ -11,8 +11,8 @@ from kit.cost.gradient_time import data_parallel_s, expert_dp
 from kit.cost.layer_time import embedding_s, head_s, layer_time
 from kit.cost.machine import Machine
 from kit.cost.program import Program
-from kit.cost.rank_params import RankParameters, rank_parameters
-from kit.cost.setup import TrainingSetup
+from kit.cost.rank_params import rank_parameters
+from kit.cost.setup import RankParameters, TrainingSetup
 from kit.cost.stages import stage_layers
 
 COMPONENTS = (

@@ -7,8 +7,7 @@ from kit.cost.compression import zero_times
 from kit.cost.efficiency import shared
 from kit.cost.machine import Machine
 from kit.cost.program import Program
-from kit.cost.rank_params import RankParameters
-from kit.cost.setup import TrainingSetup
+from kit.cost.setup import RankParameters, TrainingSetup
 
 
 def data_parallel_s(

@@ -14,18 +14,22 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     return _refused(
         {
             "precision": (job.precision, (*(("fp16",) if layout.engine == "deepspeed" else ()), "bf16", "fp32")),
-            "objective": (job.objective, _OBJECTIVES[layout.engine]),
-            "lora": (job.lora and "{…}", (None,)),
+            "objective": (job.objective, _objectives(layout)),
+            "lora": (job.lora and "{…}", (None, "{…}") if _whole(layout) else (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
         }
     )
 
 
-_OBJECTIVES: dict[EngineName, tuple[object, ...]] = {
-    "torch": ("pretrain", "sft", "seq2seq"),
-    "deepspeed": ("pretrain", "sft", "seq2seq"),
-    "megatron": ("pretrain",),
-}
+def _whole(layout: Layout) -> bool:
+    """Every rank computes its own samples with a Hugging Face model, whose state stays in memory."""
+    in_memory = "nvme" not in (layout.offload_optimizer, layout.offload_param)
+    return layout.implementation == "huggingface-sdpa" and layout.tp == layout.cp == 1 and in_memory
+
+
+def _objectives(layout: Layout) -> tuple[str, ...]:
+    """Rows and pairs have lengths of their own, positions and a source, which not every split hands on."""
+    return ("pretrain", "sft", "seq2seq") if _whole(layout) else ("pretrain",)
 
 
 def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:

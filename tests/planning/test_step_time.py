@@ -10,7 +10,7 @@ from kit.cost import predict
 from kit.cost.communication import group, zero_volume
 from kit.cost.efficiency import shared
 from kit.cost.flops import model_flops_per_token
-from kit.cost.memory import micro_batches_in_flight, peak_gib
+from kit.cost.memory import peak_gib
 from kit.cost.step_time import bubble_fraction, step_time_components_s
 from kit.specs.catalog import load_model
 from tests.planning.examples import cluster, deepspeed, job, megatron
@@ -57,22 +57,6 @@ def test_the_bubble_component_is_its_fraction_of_an_otherwise_perfect_step() -> 
     assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(
         bubble_fraction(layout), rel=2e-3
     )
-
-
-@pytest.mark.parametrize(
-    ("pp", "vp", "m", "stage", "expected"),
-    [
-        (1, 1, 4, 0, 1),
-        (4, 1, 8, 0, 4),
-        (4, 1, 8, 3, 1),
-        (4, 1, 2, 0, 2),
-        (4, 2, 8, 0, (2 * 3 + 1 * 4 + 1) / 2),
-        (4, 2, 8, 3, (0 + 4 + 1) / 2),
-        (2, 2, 1, 0, 1),
-    ],
-)
-def test_micro_batches_in_flight(pp: int, vp: int, m: int, stage: int, expected: float) -> None:
-    assert micro_batches_in_flight(megatron(pp=pp, vp=vp, gradient_accumulation_steps=m), stage) == expected
 
 
 def test_causal_model_flops() -> None:

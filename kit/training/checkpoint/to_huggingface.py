@@ -16,9 +16,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from kit.engines.base import StateKind
+from kit.engines.base import StateKind, TensorSource
 from kit.engines.hf import check_names, hf_config, parameter_shapes
-from kit.engines.shards import SafetensorsSource, SafetensorsWriter, plan_files
+from kit.engines.shards import SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import new_directory, write_json
 from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
@@ -48,18 +48,31 @@ def hub_to_hf(
     dtype: str = "bfloat16",
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
+    merge_into: Path | None = None,
 ) -> None:
     """Write the master weights of a hub checkpoint as a model that transformers' Auto classes load.
 
     ``extras_from``: the Hugging Face directory that the run started from; its tokenizer files, generation config
-    and special token ids are taken over. Nothing is downloaded; one tensor is in memory at a time.
-    Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty, a full disk.
+    and special token ids are taken over. Of adapters a peft directory is written, or, with ``merge_into`` (the
+    directory of the frozen model), the model with its adapters merged in. Nothing is downloaded; one tensor is in
+    memory at a time. Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty,
+    a full disk.
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     hub = HubCheckpoint(hub_dir)
     hub.verify()
-    source = hub.source(StateKind.MASTER)
+    source: TensorSource = hub.source(StateKind.MASTER)
+    if (hub.lora is None) != (merge_into is None):
+        if hub.lora is None:
+            raise CheckpointError(f"{hub_dir} holds a whole model and no adapters; leave merge_into={merge_into} out")
+        from kit.training.checkpoint.to_peft import hub_to_peft
+
+        return hub_to_peft(hub, Path(hf_dir), DTYPES[dtype], base=extras_from)
+    if merge_into is not None:
+        from kit.training.checkpoint.to_peft import Merged
+
+        source, extras_from = Merged(hub, merge_into), extras_from or merge_into
     shapes = parameter_shapes(hub.model)
     check_names(shapes, source)
     extras = _extras(extras_from)
@@ -85,7 +98,7 @@ def hub_to_hf(
 
 
 def _write_weights(
-    source: SafetensorsSource, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, into: Path, shard_bytes: int
+    source: TensorSource, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, into: Path, shard_bytes: int
 ) -> None:
     """Shards ``model-0000k-of-0000n.safetensors`` with their index; ``model.safetensors`` where one is enough."""
     files = plan_files(shapes, shapes, dtype.itemsize, shard_bytes)
