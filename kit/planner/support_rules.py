@@ -13,12 +13,17 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     """Precisions, objectives and optimizers that the engines have."""
     return _refused(
         {
-            "precision": (job.precision, (*(("fp16",) if layout.engine == "deepspeed" else ()), "bf16", "fp32")),
+            "precision": (job.precision, (*(("fp16",) if _scales_losses(layout) else ()), "bf16", "fp32")),
             "objective": (job.objective, _objectives(layout)),
             "lora": (job.lora and "{…}", (None, "{…}") if _whole(layout) else (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
         }
     )
+
+
+def _scales_losses(layout: Layout) -> bool:
+    """DeepSpeed does for fp16, with its own models; Megatron's settings have no fp16 (kit/emit/megatron.py, _dtype)."""
+    return layout.engine == "deepspeed" and layout.implementation == "huggingface-sdpa"
 
 
 def _whole(layout: Layout) -> bool:
