@@ -167,7 +167,10 @@ def read_by_megatron(rundir: Any, directory: Path, hub: Path) -> list[str]:
             for param in chunk.parameters():
                 param.zero_()
         sharded = chunk.sharded_state_dict(metadata={"dp_cp_group": engine._exchange._dense.data})
-        chunk.load_state_dict(dist_checkpointing.load(sharded, str(directory)))
+        # What it calls extra state (of fp8 products, None here) is not in the checkpoint.
+        found, missing, _ = dist_checkpointing.load(sharded, str(directory), strict="return_all")
+        assert all("_extra_state" in key for key in missing), missing
+        chunk.load_state_dict(found, strict=False)
     source = HubCheckpoint(hub).source(StateKind.MASTER)
     differing = [
         name
