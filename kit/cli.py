@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 convert_app = typer.Typer(
-    help="Between formats, offline: text to tokens, a hub checkpoint to a Hugging Face model.", no_args_is_help=True
+    help="Between formats, offline: text to tokens, checkpoints and models to one another.", no_args_is_help=True
 )
 recipes_app = typer.Typer(help="The recipes that come with kit: list them, copy one.", no_args_is_help=True)
 app.add_typer(convert_app, name="convert")
@@ -334,8 +334,11 @@ def convert_data(
 
 @convert_app.command("model")
 def convert_model(
-    hub: Annotated[Path, typer.Argument(help="Hub checkpoint, such as RUN/checkpoints/hub-step-00000060.")],
+    source: Annotated[
+        Path, typer.Argument(help="Hub checkpoint (RUN/checkpoints/hub-step-…), Hugging Face model, or Megatron's.")
+    ],
     out: OutDir,
+    to: Annotated[str, typer.Option(help="hf, hub or megatron.")] = "hf",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     extras_from: Annotated[
         Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")
@@ -343,13 +346,18 @@ def convert_model(
     merge_into: Annotated[
         Path | None, typer.Option(help="Adapters: the model that was frozen; writes it with them merged in.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="What a Megatron checkpoint is of: Hugging Face or run directory, catalog name.")
+    ] = None,
 ) -> None:
-    """Turn a hub checkpoint into a Hugging Face model directory; one of adapters into a peft directory."""
-    from kit.training.checkpoint.hub import HubCheckpoint, hub_to_hf
+    """Between Hugging Face models, hub checkpoints and Megatron's, offline and a parameter at a time.
 
-    hub_to_hf(hub, out, dtype=dtype, extras_from=extras_from, merge_into=merge_into)
-    is_peft = HubCheckpoint(hub).lora is not None and merge_into is None
-    typer.echo(f"{out}: {'peft adapters' if is_peft else 'a Hugging Face model'} in {dtype}")
+    A hub checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
+    """
+    from kit.training.checkpoint.convert import convert
+
+    what = convert(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
+    typer.echo(f"{out}: {what}")
 
 
 def main() -> None:
