@@ -1,8 +1,8 @@
 """``python -m benchmarks.parity.launchers``: one run directory, three launchers, the same numbers.
 
-accelerate launch (what launch.sh does for DeepSpeed), DeepSpeed's own launcher and torchrun start the same worker on two
-CPU processes. Losses and gradient norms must be equal to the last digit, on ZeRO-3 and on ZeRO-2 over Megatron's tensor
-parallelism; exit code 1 where they are not.
+accelerate launch (what launch.sh does for DeepSpeed), DeepSpeed's own launcher and torchrun start the same worker on
+two CPU processes. Losses and gradient norms must be equal to the last digit, on ZeRO-3 and on ZeRO-2 over Megatron's
+tensor parallelism; exit code 1 where they are not.
 """
 
 from __future__ import annotations
