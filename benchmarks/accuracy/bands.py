@@ -64,7 +64,8 @@ def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:
 def as_yaml(found: list[Band], source: str) -> str:
     """``kit/specs/catalog/bands.yaml``."""
     lines = [
-        "# Bands of step-time predictions by the code that runs: 80 % of published rows of the kind, predicted without their own",
+        "# Bands of step-time predictions by the code that runs: 80 % of published rows of the",
+        "kind, predicted without their own",
         f"# source, lie within. Generated: python -m benchmarks.accuracy throughput --data {source} --bands FILE.",
         "",
     ]

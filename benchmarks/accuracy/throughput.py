@@ -6,11 +6,11 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.accuracy.memory import rank_memory
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.throughput_rows import RunOfRow, run_of, with_recompute
 from kit.cost.clock import Clock
 from kit.cost.machine import machine_of
+from kit.cost.memory import memory_of
 from kit.units import to_gib
 
 MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")
@@ -150,7 +150,7 @@ def _interleavings(row: Row) -> list[int | None]:
 
 def _over_gib(run: RunOfRow) -> float:
     """Predicted peak less the GPU's memory."""
-    peaks = (rank_memory(run.setup, stage).peak for stage in {0, run.setup.pp - 1})
+    peaks = (memory_of(run.setup, stage).peak for stage in {0, run.setup.pp - 1})
     return max(to_gib(sum(peak.values())) for peak in peaks) - run.cluster.gpu.memory_gib
 
 

@@ -88,7 +88,7 @@ def _require(row: Row) -> None:
 
 
 def with_recompute(setup: TrainingSetup, words: str) -> TrainingSetup:
-    """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing (Megatron's default)."""
+    """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing."""
     if words.startswith("full"):
         return replace(setup, recompute="full", recompute_modules=frozenset(), recompute_layers=None)
     if not words.startswith("selective"):

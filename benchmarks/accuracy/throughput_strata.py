@@ -134,7 +134,7 @@ def _weighted_median(pairs: list[tuple[str, float]]) -> float:
 # ---------------------------------------------------------------- leave one source out
 
 OTHER_PRECISION = {"mxfp8": "fp8", "nvfp4": "fp8", "fp8": "bf16/fp16"}
-"""Whose share is assumed on a kind of which no other source has rows: that of Hopper's fp8, and of its 16 bits for it."""
+"""Whose share is assumed on a kind of which no other source has rows: Hopper's in fp8, and for that its 16 bits'."""
 
 
 def without_own_source(results: Iterable[Result]) -> dict[str, float]:
@@ -171,7 +171,8 @@ def estimates(results: Iterable[Result]) -> dict[str, dict[str, float]]:
 
 def _times(result: Result) -> list[float]:
     """Predicted over measured, less one, at each factor of the grid (two points and the hyperbola between)."""
-    assert result.run is not None and result.measured_s
+    assert result.run is not None
+    assert result.measured_s
     measured = result.measured_s
     return [sum(components_s(result.run, Constants(matmul=factor)).values()) / measured - 1 for factor in GRID]
 

@@ -51,7 +51,7 @@ def _deepspeed_double_gradients() -> None:
     def doubled(self, loss, **keywords):
         return backward(self, loss * 2, **keywords)
 
-    deepspeed.DeepSpeedEngine.backward = doubled
+    _replace(deepspeed.DeepSpeedEngine, "backward", doubled)
 
 
 def _deepspeed_repeated_data() -> None:
@@ -68,7 +68,7 @@ def _deepspeed_repeated_data() -> None:
             dist.broadcast(micro_batch.labels, src=0)
         return forward_backward(self, micro_batches)
 
-    DeepSpeedEngine.forward_backward = repeated
+    _replace(DeepSpeedEngine, "forward_backward", repeated)
 
 
 def _deepspeed_local_token_count() -> None:
@@ -81,7 +81,7 @@ def _deepspeed_local_token_count() -> None:
     def local_tokens(micro_batches, device: torch.device, group) -> int:
         return sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
 
-    engine.global_tokens = local_tokens
+    _replace(engine, "global_tokens", local_tokens)
 
 
 FAULTS["deepspeed-double-gradients"] = Fault("deepspeed-zero3", _deepspeed_double_gradients)
@@ -180,7 +180,7 @@ def _megatron_joined_documents() -> None:
     from kit.engines.megatron import context
 
     attend = context.causal_attention
-    _replace(context, "causal_attention", lambda *tensors_and_how: attend(*tensors_and_how[:5]))
+    _replace(context, "causal_attention", lambda *tensors_and_how: attend(*tensors_and_how[:4]))
 
 
 def _megatron_running_positions() -> None:

@@ -11,8 +11,8 @@ from kit.cost.gradient_time import data_parallel_s, expert_dp
 from kit.cost.layer_time import embedding_s, head_s, layer_time
 from kit.cost.machine import Machine
 from kit.cost.program import Program
-from kit.cost.rank_params import RankParameters, rank_parameters
-from kit.cost.setup import TrainingSetup
+from kit.cost.rank_params import rank_parameters
+from kit.cost.setup import RankParameters, TrainingSetup
 from kit.cost.stages import stage_layers
 
 COMPONENTS = (
@@ -65,7 +65,7 @@ class Clock:
         stages = _distinct_stages(setup)
         totals = {stage: self._stage(setup, stage) for stage in stages}
         slowest = max(totals.values(), key=lambda part: part.total)
-        m, p, v = setup.micro_batches, setup.pp, setup.vp
+        m, v = setup.micro_batches, setup.vp
         # A micro batch passes every stage once while the pipeline fills and drains; then the slowest sets the pace.
         others = _sum_of_stages(setup, totals) - slowest.total
         transfer = self._transfer(setup, slowest, self._restart_s(setup))
@@ -134,7 +134,7 @@ class Clock:
             0.0, again_launch + layer.launch_backward - backward - again
         )
         if has_experts and self.program.graphs != "full":
-            # The host reads how many tokens each expert gets before it goes on (megatron-core, moe/token_dispatcher.py):
+            # The host reads how many tokens each expert gets before it goes on (megatron-core, token_dispatcher.py):
             # the kernels after that are issued while the GPU waits.
             launch = max(launch, traffic.AFTER_SYNC * (layer.launch_forward + layer.launch_backward))
         return Part(layer.forward, layer.backward, layer.again, launch, tensor.total, context.total, expert.total)
@@ -163,7 +163,7 @@ class Clock:
         )
 
     def _transfer(self, setup: TrainingSetup, slowest: Part, restart: float) -> float:
-        """Activations forward and gradients back; in 1F1B a stage waits for them, interleaved they run beside compute."""
+        """Activations forward, gradients back: in 1F1B a stage waits for them, interleaved they run beside compute."""
         if setup.pp == 1:
             return 0.0
         size = setup.shard_tokens * setup.shape.hidden_size * 2.0

@@ -16,11 +16,11 @@ GPU_HOURS_PER_FAILURE = 50_700.0
 BLOOM on 384 A100 lost one or two GPUs a week, 32,000 to 65,000 hours each (arXiv 2211.05100, section 3.2)."""
 WRITE_GBYTES_PER_S_PER_NODE = 0.71
 READ_GBYTES_PER_S_PER_NODE = 2.6
-"""A parallel file system under 384 nodes: 273 GB/s written, 1 TB/s read (Narayanan et al. 2021, arXiv 2104.04473, section
-5.10: checkpoints of a trillion parameters)."""
+"""A parallel file system under 384 nodes: 273 GB/s written, 1 TB/s read (Narayanan et al. 2021, arXiv 2104.04473,
+section 5.10: checkpoints of a trillion parameters)."""
 RESTART_S = 600.0
-"""To notice, replace the node, start processes and build the model: ten minutes, assumed. Reading the checkpoint comes on
-top."""
+"""To notice, replace the node, start processes and build the model: ten minutes, assumed. Reading the checkpoint comes
+on top."""
 TOKEN_BYTES = 4
 
 

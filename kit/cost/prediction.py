@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from pydantic.dataclasses import dataclass
 
 from kit.specs.base import SPEC
@@ -15,6 +17,8 @@ class StageMemory:
     """Pipeline stage, from 0."""
     components_gib: dict[str, float]
     """weights, gradients, optimizer, activations, logits, buffers, overhead."""
+    phases_gib: dict[str, float] = field(default_factory=dict)
+    """Peak of load, forward, backward, step and save."""
 
     @property
     def peak_gib(self) -> float:

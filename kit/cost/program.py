@@ -15,8 +15,8 @@ torch-native: kit's Megatron layers."""
 
 
 UNHIDDEN = 0.65
-"""Of what FSDP and ZeRO-3 exchange. Estimated from rows (llm-foundry, DeepSpeed's Azure and DeepCompile tables): the host
-waits for a gather before it issues the layer, and NCCL's kernels take multiprocessors from the products."""
+"""Of what FSDP and ZeRO-3 exchange. Estimated from rows (llm-foundry, DeepSpeed's Azure and DeepCompile tables): the
+host waits for a gather before it issues the layer, and NCCL's kernels take multiprocessors from the products."""
 PREFETCHED = 0.25
 """The same where a compiler or Megatron-FSDP schedules the exchanges ahead; estimated from DeepCompile's rows."""
 

@@ -26,8 +26,8 @@ def launch_script(plan: Plan) -> str:
         "set -euo pipefail",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         'PYTHON="${PYTHON:-python}"',
-        *_environment(plan),
-        *_nodes(plan),
+        *environment(plan),
+        *nodes(plan),
         " ".join(["exec", '"$PYTHON"', *_launcher(plan), WORKER, ".", '"$@"']),
     ]
     return "\n".join(lines) + "\n"
@@ -40,7 +40,8 @@ def hostfile(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _environment(plan: Plan) -> list[str]:
+def environment(plan: Plan) -> list[str]:
+    """Lines that set what the processes read."""
     layout, lines = plan.layout, []
     if plan.cluster.gpu.device == "cpu":
         lines += [
@@ -60,7 +61,8 @@ def _environment(plan: Plan) -> list[str]:
     return lines
 
 
-def _nodes(plan: Plan) -> list[str]:
+def nodes(plan: Plan) -> list[str]:
+    """Lines that ask for what differs between nodes; none on a single one."""
     if plan.cluster.num_nodes == 1:
         return []
     return [
@@ -72,7 +74,7 @@ def _nodes(plan: Plan) -> list[str]:
 
 def _launcher(plan: Plan) -> list[str]:
     """Words between the interpreter and the worker's module; only constants and quoted variables."""
-    nodes, per_node = plan.cluster.num_nodes, processes_per_node(plan)
+    nodes = plan.cluster.num_nodes
     if by_accelerate(plan):
         words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
         if nodes > 1:
@@ -87,9 +89,15 @@ def _launcher(plan: Plan) -> list[str]:
         return [*words, "--module"]
     if plan.layout.world_size == 1:
         return ["-m"]
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", shlex.quote(str(per_node))]
+    return [*torchrun(plan), "-m"]
+
+
+def torchrun(plan: Plan) -> list[str]:
+    """Words between the interpreter and what every process runs; only constants and quoted variables."""
+    nodes = plan.cluster.num_nodes
+    words = ["-m", "torch.distributed.run", "--nproc-per-node", shlex.quote(str(processes_per_node(plan)))]
     if nodes == 1:
-        return [*words, "--standalone", "-m"]
+        return [*words, "--standalone"]
     rendezvous = [
         "--nnodes",
         str(nodes),
@@ -100,7 +108,7 @@ def _launcher(plan: Plan) -> list[str]:
         "--master-port",
         '"$MASTER_PORT"',
     ]
-    return [*words, *rendezvous, "-m"]
+    return [*words, *rendezvous]
 
 
 def processes_per_node(plan: Plan) -> int:

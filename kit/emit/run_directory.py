@@ -4,7 +4,7 @@
     run.yaml          data, schedule, checkpoints, logging
     ds_config.md, ds_config.trainer.json
                       why each key of ds_config.json, and the same for the Hugging Face Trainer
-    ds_config.json, accelerate.yaml, megatron.yaml, launch.sh, hostfile, slurm.sbatch
+    ds_config.json, accelerate.yaml, megatron.yaml, launch.sh, hostfile, slurm.sbatch, pretrain_gpt.sh
                       projections of the plan for the programs that read them
     manifest.json     the hash of each, as written
 
@@ -27,7 +27,7 @@ from typing import Any
 import kit.emit.accelerate
 import kit.emit.deepspeed
 import kit.emit.megatron
-from kit.emit import launch, slurm
+from kit.emit import launch, pretrain_gpt, slurm
 from kit.emit.ds_reasons import ds_config_page
 from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import RunDirectoryError, SpecError
@@ -132,6 +132,7 @@ PROJECTIONS: tuple[Projection, ...] = (
         kit.emit.megatron.GUARDED,
         kit.emit.megatron.applies,
     ),
+    Projection("pretrain_gpt.sh", pretrain_gpt.pretrain_gpt_script, {}, pretrain_gpt.expressible),
     Projection("launch.sh", launch.launch_script, {}, lambda plan: True),
     Projection("hostfile", launch.hostfile, {}, lambda plan: plan.cluster.num_nodes > 1),
     Projection("slurm.sbatch", slurm.sbatch, {}, lambda plan: plan.cluster.gpu.device == "cuda"),
@@ -165,7 +166,9 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
         staging.mkdir(parents=True)
         for name, text in files.items():
             (staging / name).write_text(text, encoding="utf-8")
-        (staging / "launch.sh").chmod(0o755)
+        for name in files:
+            if name.endswith(".sh"):
+                (staging / name).chmod(0o755)
         staging.rename(path)
     except OSError as error:
         shutil.rmtree(staging, ignore_errors=True)

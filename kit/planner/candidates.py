@@ -70,6 +70,18 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
     for zero, recompute in itertools.product(stages, _recompute(pins)):
         for offload, hpz in itertools.product(_offloads(pins, zero, scope), _second_copies(cluster, pins, split, zero)):
             yield from _sized("deepspeed", job, replace(pins, zero_hpz=hpz), split, dp, zero, offload, recompute)
+    if split == _Split() and pins.implementation is None and pins.sp is None and pins.tp is None:
+        yield from _zero_over_megatron(cluster, job, pins)
+
+
+def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[Layout]:
+    """ZeRO-2 and 3 over Megatron's tensor parallelism; stage 1 is Megatron's own distributed optimizer."""
+    stages = [2, 3] if pins.zero_stage is None else [stage for stage in (2, 3) if stage == pins.zero_stage]
+    layers = replace(pins, implementation="torch-native", zero_hpz=1)
+    for tp, zero, recompute in itertools.product(divisors(cluster.gpus_per_node)[1:], stages, _recompute(pins)):
+        split = _Split(tp=tp, sp=job.seq_length % tp == 0)
+        offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
+        yield from _sized("deepspeed", job, layers, split, split.data_parallel(cluster), zero, offload, recompute)
 
 
 def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -> list[int]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from kit.cost.efficiency import usable_gib
 from kit.planner.alternatives import alternatives
 from kit.planner.compression_remarks import compression_remarks
+from kit.planner.candidates import ENGINES
 from kit.planner.describe import describe
 from kit.planner.plan import Decision
 from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s
@@ -55,7 +56,7 @@ def _engine(
     if pins.engine is not None:
         return Decision(rule="engine", chosen=chosen, why="pinned")
     rejected = []
-    for engine in ("torch", "deepspeed", "megatron"):
+    for engine in ENGINES:
         if engine == chosen:
             continue
         others = [candidate for candidate in found.considered if candidate.layout.engine == engine]
@@ -63,7 +64,7 @@ def _engine(
             other = _cheapest(others)
             rejected.append(f"{describe(other.layout)}: {cost_of(other, cluster)}")
         else:
-            broken = illegal(model, cluster, job, pins).get(engine, ())
+            broken = illegal(model, cluster, job, pins, (engine,)).get(engine, ())
             rejected += [f"{engine}: {violation}" for violation in broken[:1]]
     return Decision(rule="engine", chosen=chosen, why=_reason(found.considered, best), rejected=tuple(rejected))
 

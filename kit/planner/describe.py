@@ -7,7 +7,8 @@ from kit.specs.layout import Layout
 
 def describe(layout: Layout) -> str:
     """One line: engine, then every size that is not one."""
-    parts: list[str] = [layout.engine]
+    over = layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa"
+    parts: list[str] = [layout.engine + (" over megatron" if over else "")]
     sizes = ("tp", "cp", "pp", "vp", "ep", "etp")
     parts += [f"{name}={getattr(layout, name)}" for name in sizes if getattr(layout, name) > 1]
     parts += ["sp"] if layout.sp else []

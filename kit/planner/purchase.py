@@ -47,8 +47,8 @@ class Offer:
 def offers(model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, node: str | None = None) -> tuple[Offer, ...]:
     """The best number of nodes of each type (or of one), the best offer first.
 
-    Powers of two of nodes, and three times those, are tried: from what the deadline needs at the highest MFU to what fits the limits. Raises
-    ``PlanError`` with the nearest miss where none fulfils the wish.
+    Powers of two of nodes, and three times those, are tried, from what the deadline needs at the
+    highest MFU to what fits the limits. Raises ``PlanError`` with the nearest miss where none fulfils the wish.
     """
     if node is not None and node not in node_names():
         raise SpecError(f"node {node!r} is not in the catalog; use one of {', '.join(node_names())}")

@@ -73,7 +73,9 @@ def _time(plan: Plan) -> str:
         if seconds >= 0.001 * predicted.step_time_s
     ]
     lines = [
-        f"step {human_seconds(predicted.step_time_s)}" + _speed_band(predicted),
+        *textwrap.wrap(
+            f"step {human_seconds(predicted.step_time_s)}" + _speed_band(predicted), WIDTH, subsequent_indent="  "
+        ),
         *textwrap.wrap(" + ".join(parts), WIDTH, initial_indent="  ", subsequent_indent="  "),
         f"{human_count(predicted.tokens_per_s)} tokens/s, {human_count(predicted.tokens_per_s / gpus)} a GPU; "
         f"MFU {predicted.mfu:.1%}" + (f"; bubble {predicted.bubble_fraction:.1%}" if plan.layout.pp > 1 else ""),

@@ -111,9 +111,12 @@ def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
 
 
 def roundtrip(rundir: Any, hub: Path) -> None:
-    """Hugging Face → this layout → a hub checkpoint."""
+    """Hugging Face → this layout → a hub checkpoint, in messages smaller than any matrix."""
+    from kit.engines.megatron import outbox
     from kit.engines.megatron.engine import MegatronEngine
 
+    whole, outbox.BLOCK_BYTES = outbox.BLOCK_BYTES, 1000
     engine = MegatronEngine(rundir)
     export_hub(engine, hub, COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
     engine.close()
+    outbox.BLOCK_BYTES = whole

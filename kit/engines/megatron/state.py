@@ -17,7 +17,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.base import StateKind
 from kit.engines.megatron.optimizer import Adam
-from kit.engines.megatron.outbox import Outbox
+from kit.engines.megatron.outbox import Outbox, receive
 
 
 class LocalState:
@@ -79,7 +79,7 @@ class LocalState:
             if rank == to and part is not None:
                 flat[lower:upper].copy_(part)
             elif lower < upper:
-                dist.recv(flat[lower:upper], src=dist.get_global_rank(self._group, rank))
+                receive(flat[lower:upper], dist.get_global_rank(self._group, rank))
         return whole
 
     def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:

@@ -118,7 +118,7 @@ class Checkpoint:
     def common(self) -> dict[str, Any]:
         """What is not sharded, as far as it is plain values; empty where it holds a program's own classes."""
         try:
-            return dict(torch.load(self.directory / COMMON, map_location="cpu", weights_only=True))
+            return dict(torch.load(self.directory / COMMON, weights_only=True))
         except (OSError, pickle.UnpicklingError, RuntimeError, EOFError):
             return {}
 

@@ -1,0 +1,219 @@
+"""Plan → ``pretrain_gpt.sh``: the same plan as flags of Megatron-LM's own trainer, for people who run that.
+
+Made from megatron.yaml's settings, key by key, so that the two cannot differ. Read in Megatron-LM at tag
+core_v0.16.1, ``megatron/training/arguments.py``; a test holds every flag against the recorded table of its parser.
+Data, schedule and checkpoints are run.yaml's: they are given as arguments of the script.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kit.emit.launch import environment, nodes, torchrun
+from kit.emit.megatron import megatron_settings
+from kit.planner.plan import Plan
+
+TAG = "core_v0.16.1"
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
+"""Those whose layers Megatron-LM's flags can say; ``_ROPE`` limits their positions."""
+
+_ROPE = ("default", "llama3")
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Fixed in models/common/embeddings/rotary_pos_embedding.py, ``_apply_scaling``."""
+
+Words = list[str]
+
+
+def expressible(plan: Plan) -> bool:
+    """Whether Megatron-LM's flags can say this plan; where not, no script is written."""
+    if plan.layout.engine != "megatron":
+        return False
+    model = plan.model
+    scaling = model.rope_scaling or {}
+    kind = scaling.get("rope_type", "default")
+    known = {f"{section}.{key}" for section, keys in megatron_settings(plan).items() for key in keys} <= _FLAGS.keys()
+    return (
+        known
+        and model.family in FAMILIES
+        and kind in _ROPE
+        and (kind != "llama3" or all(scaling.get(key) == value for key, value in _LLAMA3.items()))
+        # --rotary-base is an int there
+        and float(model.rope_theta or 0).is_integer()
+    )
+
+
+def pretrain_gpt_arguments(plan: Plan) -> list[Words]:
+    """Flags and their values, one list each, unquoted. Pure and deterministic."""
+    settings = megatron_settings(plan)
+    found = [
+        _FLAGS[f"{section}.{key}"](value, settings) for section, keys in settings.items() for key, value in keys.items()
+    ]
+    found += _of_the_run(plan)
+    return [words for words in found if words]
+
+
+def pretrain_gpt_script(plan: Plan) -> str:
+    """A bash script that starts this node's processes of Megatron-LM's pretrain_gpt.py."""
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# The plan of this directory for Megatron-LM's own trainer (tag {TAG}), in its flags. Arguments go to it,",
+        "# and win over those below. It needs data, a number of steps and where to save, for example:",
+        "#   MEGATRON_LM=/path/to/Megatron-LM ./pretrain_gpt.sh --data-path data/train --split 99,1,0 \\",
+        "#       --train-iters 1000 --lr-warmup-iters 100 --save checkpoints --save-interval 500 --load converted",
+        "# Weights to start from: kit convert model DIRECTORY --to megatron --out converted",
+        "set -euo pipefail",
+        ': "${MEGATRON_LM:?directory of a Megatron-LM checkout}"',
+        'PYTHON="${PYTHON:-python}"',
+        *environment(plan),
+        *nodes(plan),
+        "arguments=(",
+        *(f"    {shlex.join(words)}" for words in pretrain_gpt_arguments(plan)),
+        ")",
+        " ".join(["exec", '"$PYTHON"', *torchrun(plan), '"$MEGATRON_LM/pretrain_gpt.py"', '"${arguments[@]}"', '"$@"']),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _of_the_run(plan: Plan) -> list[Words]:
+    """What megatron.yaml leaves to our own loop."""
+    model, job, layout = plan.model, plan.job, plan.layout
+    words = [
+        ["--seq-length", str(job.seq_length)],
+        ["--micro-batch-size", str(layout.micro_batch_size)],
+        ["--global-batch-size", str(job.global_batch_size)],
+        ["--lr-decay-style", "cosine"],
+        # The data are tokens already; this tokenizer counts one token more than it is told, for the end of a text.
+        ["--tokenizer-type", "NullTokenizer"],
+        ["--vocab-size", str(model.vocab_size - 1)],
+        ["--make-vocab-size-divisible-by", "1"],
+        # Its torch layers know no sequence or context parallelism; the sizes mean the same.
+        ["--transformer-impl", "transformer_engine"],
+        ["--ckpt-format", "torch_dist"],
+    ]
+    if model.num_key_value_heads != model.num_attention_heads:
+        words.append(["--group-query-attention"])
+    if model.rope_theta is not None:
+        words.append(["--rotary-base", str(int(model.rope_theta))])
+    scaling = model.rope_scaling or {}
+    if scaling.get("rope_type", "default") == "llama3":
+        words += [["--use-rope-scaling"], ["--rope-scaling-factor", str(scaling["factor"])]]
+    return words
+
+
+def _value(flag: str) -> Callable[[Any, Mapping[str, Any]], Words]:
+    return lambda value, _: [flag, str(value)]
+
+
+def _if(flag: str, when: Any = True) -> Callable[[Any, Mapping[str, Any]], Words]:
+    """The flag alone, where the setting is ``when``."""
+    return lambda value, _: [flag] if value == when else []
+
+
+def _same(expected: Any) -> Callable[[Any, Mapping[str, Any]], Words]:
+    """No flag: Megatron-LM does this by itself, for these values."""
+
+    def words(value: Any, _: Mapping[str, Any]) -> Words:
+        assert value in expected, (value, expected)
+        return []
+
+    return words
+
+
+def _elsewhere(value: Any, settings: Mapping[str, Any]) -> Words:
+    """Said by another key's flag."""
+    return []
+
+
+def _query_groups(value: Any, settings: Mapping[str, Any]) -> Words:
+    if value == settings["transformer_config"]["num_attention_heads"]:
+        return []
+    return ["--num-query-groups", str(value)]  # with --group-query-attention below
+
+
+def _activation(value: Any, settings: Mapping[str, Any]) -> Words:
+    gated = settings["transformer_config"]["gated_linear_unit"]
+    # Without a flag: gelu fused with the bias, by the tangent (fusions/fused_bias_gelu.py).
+    return {("silu", True): ["--swiglu"], ("gelu_tanh", False): []}[value, gated]
+
+
+_DTYPES = ("float32", "bfloat16", "float16")
+_FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Words]] = {
+    "parallel_state.tensor_model_parallel_size": _elsewhere,
+    "parallel_state.pipeline_model_parallel_size": _elsewhere,
+    "parallel_state.context_parallel_size": _elsewhere,
+    "parallel_state.virtual_pipeline_model_parallel_size": _elsewhere,
+    "parallel_state.expert_model_parallel_size": _elsewhere,
+    "parallel_state.expert_tensor_parallel_size": _elsewhere,
+    "transformer_config.num_layers": _value("--num-layers"),
+    "transformer_config.hidden_size": _value("--hidden-size"),
+    "transformer_config.ffn_hidden_size": _value("--ffn-hidden-size"),
+    "transformer_config.num_attention_heads": _value("--num-attention-heads"),
+    "transformer_config.num_query_groups": _query_groups,
+    "transformer_config.kv_channels": _value("--kv-channels"),
+    "transformer_config.normalization": _value("--normalization"),
+    "transformer_config.layernorm_epsilon": _value("--norm-epsilon"),
+    "transformer_config.activation_func": _activation,
+    "transformer_config.gated_linear_unit": _elsewhere,
+    "transformer_config.add_bias_linear": _if("--disable-bias-linear", when=False),
+    "transformer_config.add_qkv_bias": _if("--add-qkv-bias"),
+    "transformer_config.qk_layernorm": _if("--qk-layernorm"),
+    "transformer_config.hidden_dropout": _value("--hidden-dropout"),
+    "transformer_config.attention_dropout": _value("--attention-dropout"),
+    "transformer_config.gradient_accumulation_fusion": _if("--no-gradient-accumulation-fusion", when=False),
+    "transformer_config.calculate_per_token_loss": _if("--calculate-per-token-loss"),
+    "transformer_config.bf16": _if("--bf16"),
+    "transformer_config.fp16": _if("--fp16"),
+    "transformer_config.params_dtype": _same(_DTYPES),
+    "transformer_config.pipeline_dtype": _same(_DTYPES),
+    "transformer_config.tensor_model_parallel_size": _value("--tensor-model-parallel-size"),
+    "transformer_config.pipeline_model_parallel_size": _value("--pipeline-model-parallel-size"),
+    "transformer_config.context_parallel_size": _value("--context-parallel-size"),
+    "transformer_config.virtual_pipeline_model_parallel_size": _value("--num-virtual-stages-per-pipeline-rank"),
+    "transformer_config.num_layers_in_first_pipeline_stage": _value("--decoder-first-pipeline-num-layers"),
+    "transformer_config.num_layers_in_last_pipeline_stage": _value("--decoder-last-pipeline-num-layers"),
+    "transformer_config.cp_comm_type": _value("--cp-comm-type"),
+    "transformer_config.sequence_parallel": _if("--sequence-parallel"),
+    "transformer_config.num_moe_experts": _value("--num-experts"),
+    "transformer_config.moe_router_topk": _value("--moe-router-topk"),
+    "transformer_config.moe_ffn_hidden_size": _value("--moe-ffn-hidden-size"),
+    "transformer_config.moe_router_pre_softmax": _if("--moe-router-pre-softmax"),
+    "transformer_config.moe_router_load_balancing_type": _value("--moe-router-load-balancing-type"),
+    "transformer_config.moe_router_dtype": _value("--moe-router-dtype"),
+    "transformer_config.moe_token_dispatcher_type": _value("--moe-token-dispatcher-type"),
+    "transformer_config.expert_model_parallel_size": _value("--expert-model-parallel-size"),
+    "transformer_config.expert_tensor_parallel_size": _value("--expert-tensor-parallel-size"),
+    "transformer_config.window_size": lambda value, _: ["--window-size", ",".join(map(str, value))],
+    # arguments.py sets all three where stages are interleaved, and frees outputs by default.
+    "transformer_config.deallocate_pipeline_outputs": _same((True,)),
+    "transformer_config.overlap_p2p_comm": _same((True,)),
+    "transformer_config.batch_p2p_comm": _same((False,)),
+    "transformer_config.recompute_granularity": _value("--recompute-granularity"),
+    "transformer_config.recompute_method": _value("--recompute-method"),
+    "transformer_config.recompute_num_layers": _value("--recompute-num-layers"),
+    "transformer_config.recompute_modules": lambda value, _: ["--recompute-modules", *value],
+    "transformer_config.fp8": _value("--fp8-format"),
+    "transformer_config.fp8_recipe": _value("--fp8-recipe"),
+    "model.vocab_size": _elsewhere,
+    "model.max_sequence_length": _value("--max-position-embeddings"),
+    "model.share_embeddings_and_output_weights": _if("--untie-embeddings-and-output-weights", when=False),
+    "model.position_embedding_type": _value("--position-embedding-type"),
+    "distributed_data_parallel.grad_reduce_in_fp32": _if("--accumulate-allreduce-grads-in-fp32"),
+    "distributed_data_parallel.overlap_grad_reduce": _if("--overlap-grad-reduce"),
+    "distributed_data_parallel.overlap_param_gather": _if("--overlap-param-gather"),
+    "distributed_data_parallel.use_distributed_optimizer": _if("--use-distributed-optimizer"),
+    "optimizer.optimizer": _value("--optimizer"),
+    "optimizer.lr": _value("--lr"),
+    "optimizer.adam_beta1": _value("--adam-beta1"),
+    "optimizer.adam_beta2": _value("--adam-beta2"),
+    "optimizer.adam_eps": _value("--adam-eps"),
+    "optimizer.weight_decay": _value("--weight-decay"),
+    "optimizer.clip_grad": _value("--clip-grad"),
+    "optimizer.bf16": _elsewhere,
+    "optimizer.fp16": _elsewhere,
+    "optimizer.params_dtype": _same(_DTYPES),
+    "optimizer.use_distributed_optimizer": _elsewhere,
+    "optimizer.overlap_param_gather": _elsewhere,
+}
+"""Key of megatron.yaml → the flag for its value."""

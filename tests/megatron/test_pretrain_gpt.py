@@ -1,0 +1,119 @@
+"""pretrain_gpt.sh: every flag is one of Megatron-LM's, and says what megatron.yaml says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kit.emit.megatron import megatron_settings
+from kit.emit.pretrain_gpt import _FLAGS, expressible, pretrain_gpt_arguments, pretrain_gpt_script
+from tests.megatron.test_settings import plans
+from tests.training import tiny
+
+TABLE = json.loads((Path(__file__).parent / "pretrain_gpt_arguments.json").read_text(encoding="utf-8"))["arguments"]
+KINDS = {"int": int, "float": float, "str": str, "tuple_type": lambda text: tuple(map(int, text.split(",")))}
+
+
+def parsed(plan):
+    """Flag → value, as the recorded parser would read it."""
+    found = {}
+    for flag, *values in pretrain_gpt_arguments(plan):
+        assert flag in TABLE, f"{flag} is not one of Megatron-LM's"
+        row = TABLE[flag]
+        assert flag not in found, f"{flag} twice"
+        if row["kind"] == "flag":
+            assert not values, flag
+            found[flag] = True
+            continue
+        assert "nargs" in row or len(values) == 1, (flag, values)
+        assert all(value in row.get("choices", [value]) for value in values), (flag, values)
+        read = [KINDS[row["kind"]](value) for value in values]
+        found[flag] = read if "nargs" in row else read[0]
+    return found
+
+
+def test_every_flag_is_in_the_recorded_table_and_agrees_with_the_plan():
+    seen = 0
+    for plan in plans():
+        assert expressible(plan), (plan.model.family, plan.layout)
+        model, job, layout, flags = plan.model, plan.job, plan.layout, parsed(plan)
+        assert flags["--num-layers"] == model.num_layers
+        assert flags["--hidden-size"] == model.hidden_size
+        assert flags["--ffn-hidden-size"] == model.ffn_hidden_size
+        assert flags["--num-attention-heads"] == model.num_attention_heads
+        assert flags.get("--num-query-groups", model.num_attention_heads) == model.num_key_value_heads
+        assert ("--num-query-groups" in flags) == ("--group-query-attention" in flags)
+        assert flags["--tensor-model-parallel-size"] == layout.tp
+        assert flags["--pipeline-model-parallel-size"] == layout.pp
+        assert flags["--context-parallel-size"] == layout.cp
+        assert flags.get("--num-virtual-stages-per-pipeline-rank", 1) == layout.vp
+        assert flags.get("--sequence-parallel", False) == layout.sp
+        assert flags.get("--num-experts", 0) == model.num_experts
+        assert flags.get("--expert-model-parallel-size", 1) == (layout.ep if model.num_experts else 1)
+        assert flags.get("--expert-tensor-parallel-size", 1) == (layout.etp if model.num_experts else 1)
+        assert flags["--micro-batch-size"] == layout.micro_batch_size
+        assert flags["--global-batch-size"] == job.global_batch_size
+        assert flags["--seq-length"] == job.seq_length
+        assert flags.get("--bf16", False) == (job.precision == "bf16")
+        assert ("--untie-embeddings-and-output-weights" in flags) != model.tied_embeddings
+        assert ("--swiglu" in flags) == model.gated_mlp
+        assert ("--disable-bias-linear" in flags) != model.linear_bias
+        assert ("--add-qkv-bias" in flags) == model.qkv_bias
+        assert ("--qk-layernorm" in flags) == model.qk_norm
+        assert flags["--norm-epsilon"] == model.norm_eps
+        assert flags.get("--rotary-base") == (None if model.learned_positions else model.rope_theta)
+        assert ("--recompute-granularity" in flags) == (layout.recompute != "none")
+        assert ("--use-distributed-optimizer" in flags) == (layout.zero_stage == 1)
+        assert ("--window-size" in flags) == model.windowed(job.seq_length)
+        # NullTokenizer counts one more than it is told; rows are then padded to a multiple of 1·tp.
+        rows = -(-(flags["--vocab-size"] + 1) // (flags["--make-vocab-size-divisible-by"] * layout.tp)) * layout.tp
+        assert rows == megatron_settings(plan)["model"]["vocab_size"]
+        seen |= sum(1 << i for i, f in enumerate(sorted(TABLE)) if f in flags)
+    assert seen.bit_count() > 50
+
+
+def test_what_flags_cannot_say_is_not_written():
+    other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0}
+    linear = {"rope_type": "linear", "factor": 2.0}
+    for rope in ({"rope_scaling": linear}, {"rope_scaling": other}, {"rope_theta": 0.5}):
+        spec = tiny.model(**rope)
+        assert not expressible(tiny.plan(spec, engine="megatron", implementation="torch-native"))
+    assert not expressible(tiny.plan())
+
+
+def test_every_setting_has_a_flag_or_a_reason():
+    settings = [megatron_settings(plan) for plan in plans()]
+    keys = {f"{section}.{key}" for each in settings for section, found in each.items() for key in found}
+    assert keys <= _FLAGS.keys()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_bash_passes_on_what_was_planned(tmp_path, nodes):
+    import dataclasses
+
+    plan = next(plan for plan in plans() if plan.layout.tp == 2)
+    plan = dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, num_nodes=nodes))
+    python = tmp_path / "python"
+    python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n', encoding="utf-8")
+    python.chmod(0o755)
+    script = tmp_path / "pretrain_gpt.sh"
+    script.write_text(pretrain_gpt_script(plan), encoding="utf-8")
+    variables = {"PYTHON": str(python), "MEGATRON_LM": "/a dir/with $(spaces)", "NODE_RANK": "0", "MASTER_ADDR": "h"}
+    command = ["bash", str(script), "--data-path", "my data"]
+    ran = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    words = ran.stdout.splitlines()
+    expected = [word for words in pretrain_gpt_arguments(plan) for word in words]
+    assert words[-len(expected) - 3 :] == [
+        "/a dir/with $(spaces)/pretrain_gpt.py",
+        *expected,
+        "--data-path",
+        "my data",
+    ]
+    assert ("--nnodes" in words) == (nodes > 1)
+    missing = subprocess.run(["bash", str(script)], env={"PATH": os.environ["PATH"]}, capture_output=True, text=True)
+    assert missing.returncode != 0
+    assert "MEGATRON_LM: directory of a Megatron-LM checkout" in missing.stderr
