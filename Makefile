@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity parity-all held-bytes loading check lint types gpu-smoke failures
+.PHONY: help setup demo ops test parity parity-all held-bytes loading check lint types gpu-smoke failures rehearse-all
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -48,6 +48,9 @@ held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurati
 
 failures: setup  ## provoke nine failures on two processes and compare what the doctor says: two minutes
 	@$(BIN)/python -m benchmarks.failures
+
+rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes (after make ops)
+	@$(BIN)/python -m benchmarks.rehearsals
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .
