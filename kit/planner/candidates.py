@@ -77,7 +77,7 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
 def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[Layout]:
     """ZeRO-2 and 3 over Megatron's tensor parallelism; stage 1 is Megatron's own distributed optimizer."""
     stages = [2, 3] if pins.zero_stage is None else [stage for stage in (2, 3) if stage == pins.zero_stage]
-    layers = replace(pins, implementation="torch-native", zero_hpz=1)
+    layers = replace(pins, implementation="torch-native", zero_hpz=pins.zero_hpz or 1)
     for tp, zero, recompute in itertools.product(divisors(cluster.gpus_per_node)[1:], stages, _recompute(pins)):
         split = _Split(tp=tp, sp=job.seq_length % tp == 0)
         offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
