@@ -1,4 +1,4 @@
-"""How long a cold ``kit plan`` takes: one process a measurement, imports included.
+"""How long a cold ``kit plan`` or ``kit memory`` takes: one process a measurement, imports included.
 
     python -m benchmarks.plan_time [--runs 5]
 
@@ -8,6 +8,7 @@ Prints the median and the fastest of some runs, and fails when a median is above
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import subprocess
 import sys
@@ -21,9 +22,9 @@ CASES = (
 )
 
 
-def cold_plan_s(model: str, gpus: str, global_batch_size: str) -> float:
-    """Seconds of one ``kit plan`` in a new process. Raises CalledProcessError where it fails."""
-    command = [sys.executable, "-m", "kit", "plan", model, "--gpus", gpus, "--global-batch-size", global_batch_size]
+def cold_s(verb: str, model: str, gpus: str, global_batch_size: str) -> float:
+    """Seconds of one ``kit plan`` or ``kit memory`` in a new process. Raises CalledProcessError where it fails."""
+    command = [sys.executable, "-m", "kit", verb, model, "--gpus", gpus, "--global-batch-size", global_batch_size]
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
@@ -35,11 +36,12 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=5)
     runs = parser.parse_args().runs
     kept = True
-    for case in CASES:
-        seconds = [cold_plan_s(*case) for _ in range(runs)]
+    for verb, case in itertools.product(("plan", "memory"), CASES):
+        seconds = [cold_s(verb, *case) for _ in range(runs)]
         median = statistics.median(seconds)
         kept = kept and median <= PROMISE_S
-        print(f"{case[0]:>16} on {case[1]:<12} median {median * 1e3:4.0f} ms, fastest {min(seconds) * 1e3:4.0f} ms")
+        times = f"median {median * 1e3:4.0f} ms, fastest {min(seconds) * 1e3:4.0f} ms"
+        print(f"{verb:>6} {case[0]:>16} on {case[1]:<12} {times}")
     return 0 if kept else 1
 
 

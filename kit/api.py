@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from kit.planner import calibration
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
 from kit.specs.catalog import load_model, parse_cluster
@@ -25,19 +26,22 @@ def plan(
     ``model``: a catalog name, a Hugging Face directory, a shape, or a whole recipe (then nothing else is given).
     ``cluster``: ``"8xH100"``, ``"aws:p5.48xlarge:4"`` or a description. ``pins`` are choices already made.
 
-    Raises ``SpecError`` for unknown names and impossible values, ``PlanError`` where nothing is legal or fits.
+    Residuals of earlier runs on the cluster correct it, where ``kit-calibration.yaml`` of the working directory (or
+    KIT_CALIBRATION) has them. Raises ``SpecError`` for unknown names and impossible values,
+    ``PlanError`` where nothing is legal or fits.
     """
+    known = calibration.load()
     if isinstance(model, Recipe):
         if cluster is not None or job is not None or pins is not None:
             raise TypeError(
                 "a recipe names its own cluster, job and layout; change them with load_recipe(path, overrides)"
             )
-        return make_plan(model.model, model.cluster, model.job, model.layout)
+        return make_plan(model.model, model.cluster, model.job, model.layout, known)
     if cluster is None:
         raise TypeError("plan() needs a cluster, for example '8xH100'")
     model = model if isinstance(model, ModelSpec) else load_model(str(model))
     cluster = cluster if isinstance(cluster, ClusterSpec) else parse_cluster(cluster)
-    return make_plan(model, cluster, job or JobSpec(), pins or Pins())
+    return make_plan(model, cluster, job or JobSpec(), pins or Pins(), known)
 
 
 __all__ = ["load_recipe", "plan"]

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.accuracy memory --data FILE [--json OUT] [--markdown OUT] [--rows]``."""
+"""``python -m benchmarks.accuracy memory|throughput --data FILE [--json OUT] [--markdown OUT] [--quiet]``."""
 
 from __future__ import annotations
 
@@ -6,26 +6,41 @@ import argparse
 import json
 from pathlib import Path
 
+from benchmarks.accuracy import bands, report, throughput_report
 from benchmarks.accuracy.memory import results_of
-from benchmarks.accuracy.report import as_json, as_markdown, as_text
 from benchmarks.accuracy.rows import load
+from benchmarks.accuracy.throughput import result_of
 
 
 def main() -> None:
     """Parse, predict, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
-    parser.add_argument("what", choices=["memory"])
+    parser.add_argument("what", choices=["memory", "throughput"])
     parser.add_argument("--data", type=Path, required=True, help="rows of published measurements, JSON")
     parser.add_argument("--json", type=Path, help="write predictions and strata there")
     parser.add_argument("--markdown", type=Path, help="write the accuracy page there")
+    parser.add_argument("--bands", type=Path, help="throughput: write the planner's bands there")
     parser.add_argument("--quiet", action="store_true", help="print the strata without the rows")
     given = parser.parse_args()
-    results = [result for row in load(given.data) for result in results_of(row)]
-    print(as_text(results, every_row=not given.quiet))
+    rows = load(given.data)
+    if given.what == "throughput":
+        found = throughput_report.report_of([result_of(row) for row in rows])
+        text, page = (
+            throughput_report.as_text(found, not given.quiet),
+            throughput_report.as_markdown(found, given.data.name),
+        )
+        figures = throughput_report.as_json(found)
+        if given.bands:
+            given.bands.write_text(bands.as_yaml(found.bands, given.data.name))
+    else:
+        results = [result for row in rows for result in results_of(row)]
+        text, page = report.as_text(results, every_row=not given.quiet), report.as_markdown(results, given.data.name)
+        figures = report.as_json(results)
+    print(text)
     if given.json:
-        given.json.write_text(json.dumps(as_json(results), indent=1) + "\n")
+        given.json.write_text(json.dumps(figures, indent=1) + "\n")
     if given.markdown:
-        given.markdown.write_text(as_markdown(results, given.data.name))
+        given.markdown.write_text(page)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.rows import excluded, setup_of
-from kit.cost.megatron_memory import RankMemory
-from kit.cost.megatron_memory import rank_memory as megatron_rank
+from kit.cost.memory import memory_of
+from kit.cost.rank_memory import RankMemory
 from kit.cost.setup import TrainingSetup
-from kit.cost.torch_memory import rank_memory as torch_rank
 from kit.units import to_gib
 
 RESERVED_OVER_ALLOCATED = 1.08
@@ -40,13 +39,6 @@ class Result:
         return None if self.predicted_gib is None else self.predicted_gib / self.measured_gib - 1
 
 
-def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
-    """By the implementation that ran."""
-    if setup.kernels in ("transformer-engine", "megatron-local"):
-        return megatron_rank(setup, stage)
-    return torch_rank(setup, stage)
-
-
 def results_of(row: Row) -> list[Result]:
     """The row's peak, and for Megatron's the memory allocated when a step has ended, where measured."""
     measured = row["measured"]
@@ -73,7 +65,7 @@ def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
 
 def predict(row: Row, setup: TrainingSetup, statistic: Statistic) -> dict[str, float]:
     """GiB by component, of the rank that the row is about (the fullest, where it is about the largest or unstated)."""
-    moments = [_moment(rank_memory(setup, stage), statistic, row) for stage in _stages(row, setup)]
+    moments = [_moment(memory_of(setup, stage), statistic, row) for stage in _stages(row, setup)]
     fullest = max(moments, key=lambda parts: sum(parts.values()))
     components = {name: to_gib(size) for name, size in fullest.items()}
     if statistic == "max_reserved":

@@ -37,7 +37,9 @@ def ranked_sets(results: Iterable[Result]) -> list[RankedSet]:
         measured = [statistics.mean(row.measured_s or 0.0 for row in rows) for rows in layouts.values()]
         predicted = [statistics.mean(row.predicted_s or 0.0 for row in rows) for rows in layouts.values()]
         first = measured[predicted.index(min(predicted))]
-        ranked.append(RankedSet(" ".join(map(str, key)), len(layouts), first / min(measured) - 1, spearman(measured, predicted)))
+        ranked.append(
+            RankedSet(" ".join(map(str, key)), len(layouts), first / min(measured) - 1, spearman(measured, predicted))
+        )
     return ranked
 
 
@@ -60,14 +62,35 @@ def _set_key(result: Result) -> tuple[object, ...]:
     model, cluster = row["model"], row["cluster"]
     precision = str(row["job"].get("precision")).split(" ")[0]
     return (
-        result.source, model.get("name"), f"h{model.get('num_attention_heads')}", f"{cluster.get('num_gpus')}x{cluster.get('gpu')}",
-        f"s{model.get('seq_length')}", f"batch {row['job'].get('global_batch_size')}", precision, "LoRA" if row["job"].get("lora") else "",
+        result.source,
+        model.get("name"),
+        f"h{model.get('num_attention_heads')}",
+        f"{cluster.get('num_gpus')}x{cluster.get('gpu')}",
+        f"s{model.get('seq_length')}",
+        f"batch {row['job'].get('global_batch_size')}",
+        precision,
+        "LoRA" if row["job"].get("lora") else "",
     )
 
 
 def _layout_key(result: Result) -> tuple[object, ...]:
     job = result.row["job"]
-    sizes = ("engine", "zero_stage", "tp", "pp", "vp", "cp", "ep", "etp", "sp", "micro_batch_size", "recompute", "offload")
+    sizes = (
+        "engine",
+        "zero_stage",
+        "tp",
+        "pp",
+        "vp",
+        "cp",
+        "ep",
+        "etp",
+        "sp",
+        "micro_batch_size",
+        "recompute",
+        "offload",
+    )
     program = result.run.program if result.run else None
-    own = result.row["id"] if result.source in ("xtuner", "dcomp") else None  # variants that the columns do not tell apart
+    own = (
+        result.row["id"] if result.source in ("xtuner", "dcomp") else None
+    )  # variants that the columns do not tell apart
     return (*(job.get(size) for size in sizes), program and program.graphs, program and program.once_per_node, own)

@@ -10,7 +10,9 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.accuracy.deepspeed_rows import with_deepspeed
 from benchmarks.accuracy.pipelines import NotPredictedError, Row, stage_layers_of
+from kit.cost.planned import gpu_generation
 from kit.cost.setup import Attention, CrossEntropy, Experts, Fp8, Kernels, LatentAttention, Lora, Shape, TrainingSetup
 
 Recompute = Literal["none", "selective", "full"]
@@ -54,7 +56,7 @@ def setup_of(row: Row) -> TrainingSetup:
     if "empty module list" in detail:
         recompute = "none"
     weight_bytes, gradient_bytes, optimizer_bytes = state_widths(row)
-    return TrainingSetup(
+    setup = TrainingSetup(
         shape=shape_of(row),
         kernels=kernels,
         attention=attention_of(row, generation),
@@ -97,6 +99,7 @@ def setup_of(row: Row) -> TrainingSetup:
         lora=lora_of(job),
         gpu_generation=generation,
     )
+    return with_deepspeed(row, setup) if kernels == "huggingface" else setup
 
 
 def _stated(detail: str, method: str) -> int:
@@ -189,18 +192,6 @@ def kernels_of(row: Row) -> Kernels:
     if engine not in names:
         raise NotPredictedError(f"no implementation of engine {engine!r} is described")
     return names[engine]
-
-
-def gpu_generation(name: str) -> Any:
-    """By marketing name; decides attention back ends and workspace sizes."""
-    for generation, marks in {
-        "blackwell": ("GB200", "B200", "Blackwell", "GB300", "B300"),
-        "hopper": ("H100", "H200", "H800", "H20"),
-        "ampere": ("A100", "A800", "A10G", "3090"),
-    }.items():
-        if any(mark in name for mark in marks):
-            return generation
-    return "other"
 
 
 def attention_of(row: Row, generation: str) -> Attention:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.accuracy.memory import rank_memory
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.throughput_rows import RunOfRow, run_of, with_recompute
 from kit.cost.clock import Clock
 from kit.cost.machine import machine_of
+from kit.cost.memory import memory_of
 from kit.units import to_gib
 
 MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")
@@ -84,13 +85,15 @@ def result_of(row: Row) -> Result:
     notes = str(row.get("notes") or "")
     excluded = next((f"marked {mark}" for mark in MARKS if mark in notes), None)
     if measured is None:
-        return Result(row, None, None, {}, None, None, excluded, "neither a step time nor what implies one is published")
+        return Result(
+            row, None, None, {}, None, None, excluded, "neither a step time nor what implies one is published"
+        )
     try:
         run, assumed = _run(row)
         components = components_s(run)
     except NotPredictedError as error:
         return Result(row, measured, None, {}, None, None, excluded, str(error))
-    except (KeyError, ValueError, TypeError, ZeroDivisionError, ArithmeticError) as error:
+    except (LookupError, ValueError, TypeError, ArithmeticError) as error:
         return Result(row, measured, None, {}, None, None, excluded, f"sizes that do not fit together: {error!r}")
     return Result(row, measured, sum(components.values()), components, run, assumed, excluded, None)
 
@@ -114,23 +117,40 @@ def _run(row: Row) -> tuple[RunOfRow, str | None]:
     if job.get("recompute") is not None and job.get("micro_batch_size") is not None:
         return run_of(row), None
     share = max(1, (job.get("global_batch_size") or 1) // (job.get("dp") or 1))
-    sizes = [job["micro_batch_size"]] if job.get("micro_batch_size") else [n for n in ASSUMED_MICRO_BATCHES if share % n == 0]
+    sizes = (
+        [job["micro_batch_size"]]
+        if job.get("micro_batch_size")
+        else [n for n in ASSUMED_MICRO_BATCHES if share % n == 0]
+    )
     modes = [job["recompute"]] if job.get("recompute") is not None else list(ASSUMED_MODES)
     tried: list[tuple[float, float, RunOfRow, str]] = []
-    for size in sizes:
-        base = run_of({**row, "job": {**job, "micro_batch_size": size, "recompute": "none"}})
+    for size, vp in itertools.product(sizes, _interleavings(row)):
+        try:
+            base = run_of({**row, "job": {**job, "micro_batch_size": size, "recompute": "none", "vp": vp}})
+        except IndexError:
+            continue
         for mode in modes:
             run = replace(base, setup=with_recompute(base.setup, mode))
-            words = f"micro batch {size}, recompute {mode}"
+            words = f"micro batch {size}, recompute {mode}" + (f", vp {vp}" if vp != job.get("vp") else "")
             tried.append((_over_gib(run), sum(components_s(run).values()), run, words))
     fitting = [entry for entry in tried if entry[0] <= 0]
     _, _, run, words = min(fitting, key=lambda entry: entry[1]) if fitting else min(tried, key=lambda entry: entry[0])
     return run, words
 
 
+def _interleavings(row: Row) -> list[int | None]:
+    """Virtual stages: as stated; any that divide the layers where the notes say that they are not published."""
+    job, notes = row["job"], str(row.get("notes") or "").lower()
+    pp, layers = job.get("pp") or 1, row["model"].get("num_layers") or 1
+    if job.get("vp") or pp == 1 or "not published" not in notes or not ("virtual" in notes or "vp" in notes):
+        return [job.get("vp")]
+    units = layers if layers % pp == 0 else layers + 2
+    return [vp for vp in range(1, 9) if units % (pp * vp) == 0] or [None]
+
+
 def _over_gib(run: RunOfRow) -> float:
     """Predicted peak less the GPU's memory."""
-    peaks = (rank_memory(run.setup, stage).peak for stage in {0, run.setup.pp - 1})
+    peaks = (memory_of(run.setup, stage).peak for stage in {0, run.setup.pp - 1})
     return max(to_gib(sum(peak.values())) for peak in peaks) - run.cluster.gpu.memory_gib
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from benchmarks.accuracy.hardware import cluster_of
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from kit.cost.machine import ComputePrecision
-from kit.cost.program import Program
+from kit.cost.program import PREFETCHED, UNHIDDEN, Program
 from kit.cost.setup import Experts, Fp8, Kernels, LatentAttention, Lora, Shape, TrainingSetup
 from kit.cost.stages import even_chunks
 from kit.specs.cluster import ClusterSpec
@@ -88,7 +88,7 @@ def _require(row: Row) -> None:
 
 
 def with_recompute(setup: TrainingSetup, words: str) -> TrainingSetup:
-    """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing (Megatron's default)."""
+    """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing."""
     if words.startswith("full"):
         return replace(setup, recompute="full", recompute_modules=frozenset(), recompute_layers=None)
     if not words.startswith("selective"):
@@ -121,6 +121,11 @@ def old_megatron(row: Row) -> bool:
     return row["job"]["engine"] == "megatron" and str(row["source"].get("date") or "9") < OLD_MEGATRON
 
 
+def before_cudnn(row: Row) -> bool:
+    """Transformer Engine's context parallelism ran on flash-attn until release 1.7 of mid-2024."""
+    return (row["job"].get("cp") or 1) > 1 and "2023" <= str(row["source"].get("date") or "9") < "2024-06"
+
+
 def kernels_of(row: Row) -> Kernels:
     """Whose layers ran."""
     engine = row["job"]["engine"]
@@ -135,7 +140,7 @@ def kernels_of(row: Row) -> Kernels:
 
 def program_of(row: Row, precision: ComputePrecision) -> Program:
     """Engine, fusion, overlap."""
-    job, notes, address = row["job"], str(row.get("notes") or ""), str(row["source"].get("address"))
+    job, notes = row["job"], str(row.get("notes") or "")
     engine = job["engine"]
     generation = str(row["cluster"].get("gpu"))
     ampere = generation.startswith(("A100", "A800", "V100"))
@@ -146,27 +151,37 @@ def program_of(row: Row, precision: ComputePrecision) -> Program:
             engine="fsdp" if engine == "fsdp" else "megatron",
             code="fused",
             precision=precision,
-            attention="unfused" if unfused else ("flash" if ampere or engine == "nanotron" else "cudnn"),
-            overlaps_gradients=not old and "sailor" not in row["id"],
+            attention="unfused"
+            if unfused
+            else ("flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"),
+            overlaps_gradients=not old and "sailor" not in row["id"] and "without ZeRO overlap" not in notes,
             overlaps_tensor_gradients=not old or bool(job.get("sp")),
             overlaps_tensor_parallel=nvidia,
             overlaps_experts="all-to-all overlapped" in notes,
             once_per_node="hybridep" in notes or "deepep" in notes or "deepep" in row["id"],
             graphs=_graphs(notes),
             gradient_bytes=float(gradient_bytes(row)),
-            unhidden_sharding=0.05,
+            unhidden_sharding=PREFETCHED,
         )
     compiled = "compile" in row["id"] or ", compile" in notes or "nanochat" in row["id"]
     # torchtune's table adds one setting a row to those before it: all but the first are compiled.
     compiled = compiled or ("tune-" in row["id"] and "packed" not in row["id"])
     return Program(
         engine="deepspeed" if engine == "deepspeed" else ("ddp" if engine == "ddp" else "fsdp"),
-        code="compiled" if compiled else _code(row, engine),
+        # DeepSpeed's hooks break the graph at every module: compiled ZeRO-3 is no faster than eager in the same table.
+        code="compiled" if compiled and "zero3-compile" not in row["id"] else _code(row, engine),
+        unhidden_sharding=PREFETCHED if "deepcompile" in row["id"] else UNHIDDEN,
         precision=precision,
-        attention="unfused" if "azure" in row["id"] or "sc21" in row["id"] else "flash1" if "foundry" in row["id"] else "flash",
+        attention="unfused"
+        if "azure" in row["id"] or "sc21" in row["id"]
+        else "flash1"
+        if "foundry" in row["id"]
+        else "flash",
         balanced_context="titan" not in row["id"],
         offload_optimizer=_offload(str(job.get("offload") or "")),
-        overlaps_tensor_parallel="asyncTP" in address and "async" in row["id"],
+        # DTensor waits for each collective; asynchronous tensor parallelism cuts them up beside the products.
+        overlaps_tensor_parallel=row["id"].endswith("asynctp"),
+        overlaps_tensor_gradients=row["id"].endswith("asynctp"),
         context_exchange="a2a" if "Ulysses" in notes else "p2p",
         gradient_bytes=float(gradient_bytes(row)),
     )

@@ -58,7 +58,9 @@ def strata(results: Iterable[Result], error: Callable[[Result], float] | None = 
     """Headlines, rows with assumptions, then each dimension of all counted rows."""
     results = list(results)
     counted = [result for result in results if result.counted]
-    assumed = [result for result in results if result.assumed and result.relative_error is not None and not result.excluded]
+    assumed = [
+        result for result in results if result.assumed and result.relative_error is not None and not result.excluded
+    ]
     chosen: dict[str, list[Result]] = {
         "Megatron dense bf16/fp16": [result for result in counted if headline(result)],
         "all rows": counted,
@@ -95,7 +97,7 @@ def constant_mfu_errors(results: Iterable[Result]) -> dict[str, float]:
 
 
 def _ideal_s(result: Result) -> float:
-    """Model FLOPs (causal, without recompute) at the data sheet's peak."""
+    """FLOPs (causal, a third more with full recompute) at the data sheet's peak."""
     assert result.run is not None
     setup, cluster = result.run.setup, result.run.cluster
     shape = setup.shape
@@ -112,6 +114,7 @@ def _ideal_s(result: Result) -> float:
     flops = 6.0 * (weights + shape.vocab_size * h) + 6.0 * shape.num_layers * setup.seq_length * shape.query_width
     tokens = setup.micro_batch_size * setup.micro_batches * setup.dp * setup.seq_length
     ranks = setup.dp * setup.tp * setup.pp * setup.cp
+    flops *= 4 / 3 if setup.recompute == "full" else 1.0
     return flops * tokens / ranks / peak_flops_per_s(cluster.gpu, result.run.program.precision)
 
 
@@ -131,7 +134,7 @@ def _weighted_median(pairs: list[tuple[str, float]]) -> float:
 # ---------------------------------------------------------------- leave one source out
 
 OTHER_PRECISION = {"mxfp8": "fp8", "nvfp4": "fp8", "fp8": "bf16/fp16"}
-"""Whose share is assumed on a kind of which no other source has rows: that of Hopper's fp8, and of its 16 bits for it."""
+"""Whose share is assumed on a kind of which no other source has rows: Hopper's in fp8, and for that its 16 bits'."""
 
 
 def without_own_source(results: Iterable[Result]) -> dict[str, float]:
@@ -168,7 +171,8 @@ def estimates(results: Iterable[Result]) -> dict[str, dict[str, float]]:
 
 def _times(result: Result) -> list[float]:
     """Predicted over measured, less one, at each factor of the grid (two points and the hyperbola between)."""
-    assert result.run is not None and result.measured_s
+    assert result.run is not None
+    assert result.measured_s
     measured = result.measured_s
     return [sum(components_s(result.run, Constants(matmul=factor)).values()) / measured - 1 for factor in GRID]
 

@@ -17,7 +17,7 @@ class Fault:
     """One mistake."""
 
     case: str
-    """Name of the parity case that must turn red."""
+    """Name of the parity case that must turn red; empty: a cell of ``megatron_layouts.py`` only."""
     install: Callable[[], None]
     """Plants it in this process."""
 
@@ -51,7 +51,7 @@ def _deepspeed_double_gradients() -> None:
     def doubled(self, loss, **keywords):
         return backward(self, loss * 2, **keywords)
 
-    deepspeed.DeepSpeedEngine.backward = doubled
+    _replace(deepspeed.DeepSpeedEngine, "backward", doubled)
 
 
 def _deepspeed_repeated_data() -> None:
@@ -68,7 +68,7 @@ def _deepspeed_repeated_data() -> None:
             dist.broadcast(micro_batch.labels, src=0)
         return forward_backward(self, micro_batches)
 
-    DeepSpeedEngine.forward_backward = repeated
+    _replace(DeepSpeedEngine, "forward_backward", repeated)
 
 
 def _deepspeed_local_token_count() -> None:
@@ -81,7 +81,7 @@ def _deepspeed_local_token_count() -> None:
     def local_tokens(micro_batches, device: torch.device, group) -> int:
         return sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
 
-    engine.global_tokens = local_tokens
+    _replace(engine, "global_tokens", local_tokens)
 
 
 FAULTS["deepspeed-double-gradients"] = Fault("deepspeed-zero3", _deepspeed_double_gradients)
@@ -144,17 +144,58 @@ def _megatron_batched_interleaving() -> None:
 
 
 def _megatron_shifted_stages() -> None:
-    """Stages hold each other's layers: the layer offset counts from the wrong end."""
-    from megatron.core.transformer.transformer_block import get_num_layers_to_build as count
-
+    """Each stage holds the layers from one further on."""
     from kit.engines.megatron import exchange
 
-    offset = exchange.get_transformer_layer_offset
+    names = exchange._global_names
 
-    def from_the_end(config, vp_stage=None, pp_rank=None):
-        return config.num_layers - offset(config, vp_stage, pp_rank) - count(config, vp_stage, pp_rank)
+    def shifted(config, chunks):
+        def later(name):
+            parts = name.split(".")
+            if parts[:2] == ["decoder", "layers"]:
+                parts[2] = str((int(parts[2]) + 1) % config.num_layers)
+            return ".".join(parts)
 
-    _replace(exchange, "get_transformer_layer_offset", from_the_end)
+        return {later(name): param for name, param in names(config, chunks).items()}
+
+    _replace(exchange, "_global_names", shifted)
+
+
+def _megatron_ring_forgets_a_part() -> None:
+    """The gradients of a part of the keys and values go on before they are added to."""
+    from kit.engines.megatron import ring
+
+    backward = ring._kernel_backward
+
+    def forgetful(*tensors_and_how):
+        of_query, *of_part = backward(*tensors_and_how)
+        own = tensors_and_how[5]
+        return of_query, *(gradient if own else 0 * gradient for gradient in of_part)
+
+    _replace(ring, "_kernel_backward", forgetful)
+
+
+def _megatron_joined_documents() -> None:
+    """Attention does not stop at the end of a document."""
+    from kit.engines.megatron import context
+
+    attend = context.causal_attention
+    _replace(context, "causal_attention", lambda *tensors_and_how: attend(*tensors_and_how[:4]))
+
+
+def _megatron_running_positions() -> None:
+    """Positions go on counting where a document begins. Rotary ones matter by their differences only: learned ones."""
+    import torch
+
+    from kit.engines.megatron.model import LanguageModel
+
+    forward = LanguageModel.forward
+
+    def running(self, input_ids, position_ids, *args, **keywords):
+        positions = torch.arange(position_ids.shape[1]).expand_as(position_ids)
+        return forward(self, input_ids, positions, *args, **keywords)
+
+    _replace(LanguageModel, "forward", running)
 
 
 def _megatron_unbalanced_context() -> None:
@@ -197,6 +238,9 @@ FAULTS["megatron-skip-sequence-parallel-reduction"] = Fault(
 FAULTS["megatron-double-gradients"] = Fault("megatron-dp2-distributed-optimizer", _megatron_double_gradients)
 FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _megatron_batched_interleaving)
 FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
+FAULTS["megatron-ring-forgets-a-part"] = Fault("", _megatron_ring_forgets_a_part)
+FAULTS["megatron-joined-documents"] = Fault("", _megatron_joined_documents)
+FAULTS["megatron-running-positions"] = Fault("", _megatron_running_positions)
 FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)
 FAULTS["megatron-swapped-experts"] = Fault("megatron-ep2-mixtral", _megatron_swapped_experts)
 FAULTS["megatron-unbalanced-context"] = Fault("megatron-cp2", _megatron_unbalanced_context)

@@ -8,11 +8,11 @@ from kit.cost import traffic
 from kit.cost.efficiency import shared
 from kit.cost.exchange_time import Exchange, context_parallel, expert_parallel, tensor_parallel
 from kit.cost.gradient_time import data_parallel_s, expert_dp
-from kit.cost.layer_time import LayerTime, embedding_s, head_s, layer_time
+from kit.cost.layer_time import embedding_s, head_s, layer_time
 from kit.cost.machine import Machine
 from kit.cost.program import Program
-from kit.cost.rank_params import RankParameters, rank_parameters
-from kit.cost.setup import TrainingSetup
+from kit.cost.rank_params import rank_parameters
+from kit.cost.setup import RankParameters, TrainingSetup
 from kit.cost.stages import stage_layers
 
 COMPONENTS = (
@@ -65,10 +65,10 @@ class Clock:
         stages = _distinct_stages(setup)
         totals = {stage: self._stage(setup, stage) for stage in stages}
         slowest = max(totals.values(), key=lambda part: part.total)
-        m, p, v = setup.micro_batches, setup.pp, setup.vp
+        m, v = setup.micro_batches, setup.vp
         # A micro batch passes every stage once while the pipeline fills and drains; then the slowest sets the pace.
         others = _sum_of_stages(setup, totals) - slowest.total
-        transfer = self._transfer(setup, slowest)
+        transfer = self._transfer(setup, slowest, self._restart_s(setup))
         held = max((rank_parameters(setup, stage) for stage in stages), key=lambda part: part.total)
         return {
             "compute": m * (slowest.forward + slowest.backward),
@@ -90,13 +90,29 @@ class Clock:
         layers = stage_layers(setup, stage)
         flags = setup.shape.expert_layers
         with_experts = sum(flags[layer] for layer in layers) if flags else 0
-        parts = [(self._layer(setup, False), len(layers) - with_experts), (self._layer(setup, True), with_experts)] if flags else [(self._layer(setup, False), len(layers))]
+        parts = (
+            [(self._layer(setup, False), len(layers) - with_experts), (self._layer(setup, True), with_experts)]
+            if flags
+            else [(self._layer(setup, False), len(layers))]
+        )
         once = self._once(setup, stage, parts[-1][0])
-        return Part(*(sum(getattr(part, name) * count for part, count in parts) + getattr(once, name) for name in Part.__dataclass_fields__))
+        return Part(
+            *(
+                sum(getattr(part, name) * count for part, count in parts) + getattr(once, name)
+                for name in Part.__dataclass_fields__
+            )
+        )
 
     def _layer(self, setup: TrainingSetup, has_experts: bool) -> Part:
         key = (
-            has_experts, setup.micro_batch_size, setup.tp, setup.cp, setup.sp, setup.ep, setup.etp, setup.recompute,
+            has_experts,
+            setup.micro_batch_size,
+            setup.tp,
+            setup.cp,
+            setup.sp,
+            setup.ep,
+            setup.etp,
+            setup.recompute,
             setup.recompute_layers and (setup.recompute_layers, setup.pp * setup.vp),
         )
         found = self._parts.get(key)
@@ -114,7 +130,13 @@ class Clock:
         backward = layer.backward + tensor.backward + context.backward + expert.backward
         # A GPU that waits for the next kernel is as slow as the process that launches them.
         again_launch = layer.launch_forward if setup.recompute == "full" else 0.0
-        launch = max(0.0, layer.launch_forward - forward) + max(0.0, again_launch + layer.launch_backward - backward - again)
+        launch = max(0.0, layer.launch_forward - forward) + max(
+            0.0, again_launch + layer.launch_backward - backward - again
+        )
+        if has_experts and self.program.graphs != "full":
+            # The host reads how many tokens each expert gets before it goes on (megatron-core, token_dispatcher.py):
+            # the kernels after that are issued while the GPU waits.
+            launch = max(launch, traffic.AFTER_SYNC * (layer.launch_forward + layer.launch_backward))
         return Part(layer.forward, layer.backward, layer.again, launch, tensor.total, context.total, expert.total)
 
     def _once(self, setup: TrainingSetup, stage: int, layer: Part) -> Part:
@@ -131,12 +153,17 @@ class Clock:
             backward += summed * rank_parameters(setup, stage).total / self.machine.bytes_per_s
         extra = setup.shape.mtp_layers if stage == setup.pp - 1 else 0
         return Part(
-            forward + extra * layer.forward, backward + extra * layer.backward, extra * layer.again, extra * layer.launch,
-            extra * layer.tensor, extra * layer.context, extra * layer.expert,
+            forward + extra * layer.forward,
+            backward + extra * layer.backward,
+            extra * layer.again,
+            extra * layer.launch,
+            extra * layer.tensor,
+            extra * layer.context,
+            extra * layer.expert,
         )
 
-    def _transfer(self, setup: TrainingSetup, slowest: Part) -> float:
-        """Activations forward and gradients back; in 1F1B a stage waits for them, interleaved they run beside compute."""
+    def _transfer(self, setup: TrainingSetup, slowest: Part, restart: float) -> float:
+        """Activations forward, gradients back: in 1F1B a stage waits for them, interleaved they run beside compute."""
         if setup.pp == 1:
             return 0.0
         size = setup.shard_tokens * setup.shape.hidden_size * 2.0
@@ -144,9 +171,17 @@ class Clock:
         link = self.machine.group(2, stride)
         bytes_per_s = link.port_bytes_per_s if link.nodes > 1 else link.bytes_per_s
         per_micro_batch = 2 * setup.vp * (size / bytes_per_s + link.latency_s)
-        if setup.vp > 1:
+        if setup.vp == 1:
+            # Each transfer is waited for on the host (batch_p2p_sync): the next layer is issued to an idle GPU.
+            per_micro_batch += restart
+        else:
             per_micro_batch = max(0.0, per_micro_batch - shared().overlap * slowest.total)
         return setup.micro_batches * per_micro_batch
+
+    def _restart_s(self, setup: TrainingSetup) -> float:
+        """Half of a layer's kernels, in forward and in backward."""
+        kernels = traffic.layer_kernels(setup, self.program, bool(setup.shape.expert_layers))
+        return kernels * self.machine.rates.kernel_launch_us * 1e-6
 
     def _offload(self, setup: TrainingSetup, held: RankParameters) -> float:
         """Optimizer state in host memory. Stepped there by Adam, which is bound by the host's memory (30 bytes a
@@ -169,7 +204,9 @@ class Clock:
         ranks, expert_ranks = (setup.dp * setup.cp, expert_dp(setup)) if sharded else (1, 1)
         updated = held.dense / ranks + held.experts / expert_ranks
         trained = 0.01 if setup.lora is not None else 1.0
-        return trained * traffic.optimizer_bytes_per_parameter(self.program.precision) * updated / self.machine.bytes_per_s
+        return (
+            trained * traffic.optimizer_bytes_per_parameter(self.program.precision) * updated / self.machine.bytes_per_s
+        )
 
 
 def _distinct_stages(setup: TrainingSetup) -> list[int]:

@@ -27,7 +27,9 @@ class Exchange:
         return self.forward + self.backward + self.again
 
 
-def tensor_parallel(machine: Machine, program: Program, setup: TrainingSetup, layer: LayerTime, experts: bool) -> Exchange:
+def tensor_parallel(
+    machine: Machine, program: Program, setup: TrainingSetup, layer: LayerTime, experts: bool
+) -> Exchange:
     """Two all-reduces a layer forward, two backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
 
     Sequence parallelism turns each into a reduce-scatter and an all-gather: the same volume, and one gather more in

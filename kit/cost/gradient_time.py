@@ -7,8 +7,7 @@ from kit.cost.compression import zero_times
 from kit.cost.efficiency import shared
 from kit.cost.machine import Machine
 from kit.cost.program import Program
-from kit.cost.rank_params import RankParameters
-from kit.cost.setup import TrainingSetup
+from kit.cost.setup import RankParameters, TrainingSetup
 
 
 def data_parallel_s(
@@ -58,7 +57,8 @@ def _fully_sharded(
 ) -> float:
     """FSDP and ZeRO-3 gather layer by layer, beside the layer before: for forward, and where weights were dropped after
     it, for backward; gradients leave at the end of each micro batch (FSDP2 and ZeRO-3), in fp32 under FSDP2."""
-    m = setup.micro_batches
+    # In a pipeline weights are gathered, and sums of gradients scattered, once a step (arXiv 2407.21783, 3.3.2).
+    m = setup.micro_batches if setup.pp == 1 or setup.sharding == "full" else 1
     # DeepSpeed gathers module by module: norms, projections, both halves of the MLP.
     layers = setup.shape.num_layers * (6 if program.engine == "deepspeed" else 1)
     width = 1.0 if setup.fp8 is not None and not setup.fp8.keeps_bf16_weights else 2.0

@@ -13,7 +13,7 @@ from kit.cost import traffic
 from kit.cost.machine import Machine
 from kit.cost.matmul_time import matmul_s
 from kit.cost.program import Program
-from kit.cost.setup import Shape, TrainingSetup
+from kit.cost.setup import TrainingSetup
 
 Product = tuple[float, float, float, float]
 """(rows, columns, inner, count) of a forward product."""
@@ -110,7 +110,10 @@ def _attention_products(setup: TrainingSetup) -> list[Product]:
         return [(tokens, shape.query_width / tp + 2 * key_value, h, 1.0), out]
     latent = shape.latent
     up = shape.num_attention_heads * (latent.nope_head_dim + latent.value_head_dim) / tp
-    products = [(setup.shard_tokens, latent.kv_lora_rank + latent.rope_head_dim, h, 1.0), (tokens, up, latent.kv_lora_rank, 1.0)]
+    products = [
+        (setup.shard_tokens, latent.kv_lora_rank + latent.rope_head_dim, h, 1.0),
+        (tokens, up, latent.kv_lora_rank, 1.0),
+    ]
     if latent.q_lora_rank is None:
         products.append((tokens, shape.query_width / tp, h, 1.0))
     else:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-TILES = ((256, 128, 1.0), (128, 128, 0.93), (128, 64, 0.8), (64, 64, 0.6))
-"""(rows, columns, rate relative to the largest): smaller tiles reuse what they load less often. Rates: cuBLAS figures of
-the guide above (figure 5: 256x128 against 128x128 and 64x64 on A100)."""
+TILES = ((256, 128, 1.0), (128, 128, 0.80), (128, 64, 0.6), (64, 64, 0.4))
+"""(rows, columns, rate relative to the largest): smaller tiles reuse less of what they load. The guide above shows the
+order (figure 5: 256x128 against 128x128 and 64x64 on A100); the rates were chosen with rows in view."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,9 @@ class Processor:
     """Of an element of either input."""
 
 
-def matmul_s(gpu: Processor, rows: float, columns: float, inner: float, count: float = 1, output_bytes: float = 2) -> float:
+def matmul_s(
+    gpu: Processor, rows: float, columns: float, inner: float, count: float = 1, output_bytes: float = 2
+) -> float:
     """Seconds of ``count`` products of rows×inner by inner×columns in one launch."""
     if rows < 1 or columns < 1 or count <= 0:
         return 0.0

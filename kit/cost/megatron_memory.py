@@ -1,14 +1,14 @@
-"""Memory of a Megatron rank: at the fullest moment of a step, and when a step has ended."""
+"""Memory of a Megatron rank, beside its states: what layers keep, the loss, workspaces."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from kit.cost import native_layer
 from kit.cost.megatron_layer import ELEMENT, kept_terms, layer_input, layer_terms
-from kit.cost.megatron_states import state_bytes
-from kit.cost.rank_params import layer_parameters, rank_parameters
+from kit.cost.rank_memory import RankParts
+from kit.cost.rank_params import layer_parameters
+from kit.cost.rank_states import rank_states
 from kit.cost.setup import TrainingSetup
-from kit.cost.stages import chunks, chunks_in_flight, stage_layers
+from kit.cost.stages import chunks, chunks_in_flight, kinds, stage_layers
 
 MIB = 2.0**20
 
@@ -19,46 +19,33 @@ DEFERRED_GRADIENTS = 2
 """Micro batches whose head gradients may wait: ``--wgrad-deferral-limit`` as Megatron-LM's own test of it sets it."""
 
 
-@dataclass(frozen=True)
-class RankMemory:
-    """Bytes by component."""
-
-    peak: dict[str, float]
-    end_of_step: dict[str, float]
-    first_step_peak: dict[str, float]
-    """Of a run's first step: moments do not exist until the optimizer has stepped."""
-
-
-def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
+def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     """Of a rank of one pipeline stage."""
-    states = state_bytes(setup, stage)
-    fixed = workspace_bytes(setup, stage)
-    kept = kept_activations(setup, stage)
-    last = stage == setup.pp - 1
-    deepest = max(
-        (sum(layer_terms(setup, _expert(setup, layer)).values()) for layer in stage_layers(setup, stage)), default=0.0
-    )
     # The layer whose backward runs is computed again, or fetched from the host.
-    again = deepest * setup.recompute_every if setup.recompute == "full" or setup.activation_offload else 0.0
-    waiting, loss = logits_bytes(setup) if last else (0.0, 0.0)
-    layer_back = again + working_bytes(setup, stage)
-    constant = {**states, "buffers": fixed + gathered_bytes(setup, stage)}
-    loss_moment = constant | {"activations": kept, "logits": waiting + loss}
-    layer_moment = constant | {"activations": kept + layer_back, "logits": 0.0}
-    peak = max(loss_moment, layer_moment, key=lambda parts: sum(parts.values()))
-    optimizer_moments = setup.optimizer_bytes - 4 if setup.weight_bytes == 2 else setup.optimizer_bytes
-    before = peak | {"optimizer": peak["optimizer"] * (1 - optimizer_moments / setup.optimizer_bytes)}
-    after = {**states, "buffers": fixed, "gradients": states["gradients"] + _gradient_copies(setup, stage)}
-    first = max(before, after, key=lambda parts: sum(parts.values()))
-    return RankMemory(peak=peak, end_of_step=after, first_step_peak=first)
-
-
-def _gradient_copies(setup: TrainingSetup, stage: int) -> float:
-    """fp32 copies of 16-bit gradients, from the optimizer step until the next begins (optimizer/optimizer.py,
-    _copy_model_grads_to_main_grads, zero_grad); a precision-aware optimizer makes none."""
-    if setup.main_gradient_bytes == 4 or setup.optimizer_bytes < 12:
-        return 0.0
-    return 4.0 * rank_parameters(setup, stage).total
+    again = 0.0
+    if setup.recompute == "full" or setup.activation_offload:
+        dense, experts = kinds(setup.shape, stage_layers(setup, stage))
+        present = [kind for kind, count in ((False, dense), (True, experts)) if count]
+        deepest = max((sum(layer_terms(setup, kind).values()) for kind in present), default=0.0)
+        again = deepest * setup.recompute_every
+    waiting, loss = logits_bytes(setup) if stage == setup.pp - 1 else (0.0, 0.0)
+    planned = setup.planned
+    gathered = gathered_bytes(setup, stage)
+    of_plan = planned.gathered if planned else (0.0, 0.0, 0.0)
+    return RankParts(
+        states=rank_states(setup, stage),
+        buffers=workspace_bytes(setup, stage) + (planned.buffers if planned else 0.0),
+        gathered_in_loss=gathered + of_plan[0],
+        gathered=gathered + of_plan[1],
+        gathered_at_end=gathered + of_plan[2],
+        kept=kept_activations(setup, stage),
+        again=again,
+        working=working_bytes(setup, stage),
+        waiting=waiting,
+        loss=loss,
+        # An export gathers a parameter's shards in fp32, and joins them (kit/engines/megatron/exchange.py).
+        save=(8.0 if setup.tp > 1 else 4.0) * planned.largest_parameter if planned else 0.0,
+    )
 
 
 def kept_activations(setup: TrainingSetup, stage: int) -> float:
@@ -70,13 +57,15 @@ def kept_activations(setup: TrainingSetup, stage: int) -> float:
             one += setup.shape.hidden_size * setup.shard_tokens
         if stage == setup.pp - 1 and virtual == setup.vp - 1:
             one += _after_last_layer(setup)
+        elif setup.keeps_outputs:
+            one += layer_input(setup)
         total += one * count
     return total
 
 
 def _after_last_layer(setup: TrainingSetup) -> float:
     """Final norm, and the layers of multi-token prediction with their norms and projection."""
-    hidden = ELEMENT * setup.shape.hidden_size * setup.shard_tokens
+    hidden = setup.element * setup.shape.hidden_size * setup.shard_tokens
     final = 2 * hidden
     per_mtp = _layer_kept(setup, bool(setup.shape.expert_layers) and setup.shape.expert_layers[-1]) + 6 * hidden
     return final + setup.shape.mtp_layers * per_mtp
@@ -85,7 +74,9 @@ def _after_last_layer(setup: TrainingSetup) -> float:
 def _chunk_kept(setup: TrainingSetup, layers: tuple[int, ...]) -> float:
     """Inputs of recomputed layers, the whole of the others (megatron-core, transformer/transformer_block.py)."""
     if setup.recompute != "full":
-        return sum(_layer_kept(setup, _expert(setup, layer)) for layer in layers)
+        dense, experts = kinds(setup.shape, layers)
+        kept = dense * _layer_kept(setup, False) if dense else 0.0
+        return kept + (experts * _layer_kept(setup, True) if experts else 0.0)
     again = len(layers) if setup.recompute_layers is None else min(setup.recompute_layers, len(layers))
     inputs = -(-again // setup.recompute_every)
     whole = sum(sum(layer_terms(setup, _expert(setup, layer)).values()) for layer in layers[again:])
@@ -120,6 +111,8 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
         waiting = min(setup.micro_batches - 1, DEFERRED_GRADIENTS)
         hidden = ELEMENT * setup.shape.hidden_size * setup.tokens
         return waiting * (2 * entries + hidden), 6 * entries
+    if setup.kernels == "torch-native":
+        return 0.0, native_layer.loss_bytes(setup, entries)
     if setup.weight_bytes == 4:
         return 4 * entries * setup.shape.mtp_layers, 4 * entries  # fp32 already: in place throughout
     kept, fullest = {"unfused": (4, 6), "native": (4, 10), "te": (2, 2)}[setup.cross_entropy]
@@ -128,18 +121,21 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
 
 def working_bytes(setup: TrainingSetup, stage: int) -> float:
     """Gradients that exist at once in the backward of the last layer: of two widths of the MLP, or of the scores."""
+    if setup.kernels == "torch-native":
+        return native_layer.working_bytes(setup, kinds(setup.shape, stage_layers(setup, stage))[1] > 0)
     shape = setup.shape
-    hidden = 2 * ELEMENT * shape.hidden_size * setup.tokens
+    element = setup.element
+    hidden = 2 * element * shape.hidden_size * setup.tokens
     layers = stage_layers(setup, stage)
-    widest = 2 * (3 if shape.gated_mlp else 2) * shape.ffn_hidden_size / setup.tp * setup.tokens
+    widest = element * (3 if shape.gated_mlp else 2) * shape.ffn_hidden_size / setup.tp * setup.tokens
     if layers and _expert(setup, layers[-1]) and shape.experts:
         gate = 3 if shape.gated_mlp else 2
         moe = shape.experts
         arrived = setup.shard_tokens * moe.experts_per_token
-        widest = ELEMENT * (gate * moe.ffn_hidden_size + shape.hidden_size) * arrived
+        widest = element * (gate * moe.ffn_hidden_size + shape.hidden_size) * arrived
     scores = 0.0
     if setup.attention == "unfused":
-        scores = 2 * ELEMENT * shape.num_attention_heads / setup.tp * setup.seq_length * setup.tokens
+        scores = 2 * element * shape.num_attention_heads / setup.tp * setup.seq_length * setup.tokens
     return hidden + max(widest, scores)
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kit.cost.adapters import adapter_parameters
-from kit.cost.rank_params import RankParameters, rank_parameters
-from kit.cost.setup import TrainingSetup
+from kit.cost.rank_params import rank_parameters
+from kit.cost.setup import RankParameters, TrainingSetup
 
 
 def state_bytes(setup: TrainingSetup, stage: int) -> dict[str, float]:
@@ -41,3 +41,11 @@ def _optimizer(setup: TrainingSetup, parameters: RankParameters, dense_owners: f
     rest = parameters.vectors + parameters.vocabulary
     dense = per_matrix * parameters.dense_matrices + setup.optimizer_bytes * rest
     return dense / dense_owners + per_matrix * parameters.experts / expert_owners
+
+
+def gradient_copies(setup: TrainingSetup, stage: int) -> float:
+    """fp32 copies of 16-bit gradients, from the optimizer step until the next begins (optimizer/optimizer.py,
+    _copy_model_grads_to_main_grads, zero_grad); a precision-aware optimizer makes none."""
+    if setup.main_gradient_bytes == 4 or setup.optimizer_bytes < 12:
+        return 0.0
+    return 4.0 * rank_parameters(setup, stage).total

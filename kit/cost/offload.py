@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kit.cost import deepspeed_sizes
+from kit.cost.efficiency import overheads
 from kit.cost.params import count
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import Precision
@@ -20,6 +21,9 @@ PINNED_ROUNDING = 1.5
 """Page-locked blocks are rounded up to a power of two (torch, aten/src/ATen/core/CachingHostAllocator.h): 1 to 2.
 DeepSpeed's own estimate takes 1.5 for all of it (stage3.py, estimate_zero3_model_states_mem_needs); buffers of NVMe
 are allocated as large as they are (csrc/aio, deepspeed_pin_tensor.cpp)."""
+
+HOST_SHARE = 0.9
+"""Of a node's host memory that offload may take: the rest is the system's, the page cache's and the data loader's."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,16 @@ def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout
     states = (kept.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total / layout.tp
     rank = states + host_buffer_bytes(model, layout, precision)
     return to_gib(rank * layout.world_size / cluster.num_nodes)
+
+
+def host_load_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
+    """Host memory of a node while weights are read: what offload keeps from the start, a Python process a rank, and the
+    largest parameter, which a rank has whole and in fp32 before it is cut (kit/engines, import_state: one at a time).
+    """
+    kept = host_ram_gib_per_node(model, cluster, layout, precision)
+    ranks = layout.world_size / cluster.num_nodes
+    reading = 4.0 * deepspeed_sizes.largest_parameter(model) / layout.tp
+    return kept + ranks * (overheads().cpu_process_gib + to_gib(reading))
 
 
 def nvme_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -106,13 +106,12 @@ class ModelParameters:
 
     def _of_both_stacks(self, part: Callable[[LayerParameters], int]) -> int:
         encoder = self.encoder_layers * part(self.encoder_layer) if self.encoder_layer else 0
-        return self.sum_of_layers(part) + encoder
+        return self.sum_over(range(self.num_layers), part) + encoder
 
-    def sum_of_layers(self, part: Callable[[LayerParameters], int], start: int = 0, end: int | None = None) -> int:
-        """A part of the layers (of the decoder) from ``start`` to before ``end``, all of them by default, together."""
-        end = self.num_layers if end is None else end
-        first = max(0, min(end, self.first_layers) - start)
-        return first * part(self.first_layer) + (end - start - first) * part(self.layer)
+    def sum_over(self, layers: Sequence[int], part: Callable[[LayerParameters], int]) -> int:
+        """A part of the layers of these numbers (of the decoder), together."""
+        first = sum(layer < self.first_layers for layer in layers) if self.first_layers else 0
+        return first * part(self.first_layer) + (len(layers) - first) * part(self.layer)
 
 
 def count(model: ModelSpec) -> ModelParameters:
@@ -244,26 +243,21 @@ def largest_layer(model: ModelSpec) -> int:
     return max(counts.layer.total, counts.first_layer.total, counts.embedding)
 
 
-def stage_layers(model: ModelSpec, pp: int, stage: int) -> tuple[int, int]:
-    """Number of a stage's first layer, and of the one after its last. ``pp`` divides the layers."""
-    size = model.num_layers // pp
-    return stage * size, (stage + 1) * size
+def rank_experts(
+    model: ModelSpec, pp: int, ep: int, etp: int, stage: int = -1, layers: Sequence[int] | None = None
+) -> int:
+    """Parameters of experts that one rank of a pipeline stage holds; by default of the last, where none are missing.
+    ``layers``: numbers of the stage's; null: an even share."""
+    layers = _even(model, pp, stage) if layers is None else layers
+    return count(model).sum_over(layers, lambda layer: layer.experts + layer.expert_biases) // (ep * etp)
 
 
-def rank_experts(model: ModelSpec, pp: int, ep: int, etp: int, stage: int = -1) -> int:
-    """Parameters of experts that one rank of a pipeline stage holds; by default of the last, where none are missing."""
-    layers = count(model).sum_of_layers(
-        lambda layer: layer.experts + layer.expert_biases, *stage_layers(model, pp, stage % pp)
-    )
-    return layers // (ep * etp)
-
-
-def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
+def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int, layers: Sequence[int] | None = None) -> int:
     """Parameters that one rank of pipeline stage ``stage`` holds beside experts: matrices split over ``tp``, the
-    vocabulary padded.
+    vocabulary padded. ``layers``: numbers of the stage's; null: an even share.
 
     megatron-core: embedding on the first stage, final norm and head on the last, and with tied embeddings a second
-    copy of the embedding there (models/common/language_module/language_module.py). ``pp`` divides the layers.
+    copy of the embedding there (models/common/language_module/language_module.py).
     """
     counts = count(model)
 
@@ -271,7 +265,7 @@ def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
         split = (layer.attention + layer.mlp + layer.split_biases) // tp
         return split + layer.latent + layer.replicated + layer.router
 
-    local = counts.sum_of_layers(on_rank, *stage_layers(model, pp, stage))
+    local = counts.sum_over(_even(model, pp, stage) if layers is None else layers, on_rank)
     vocabulary = -(-model.vocab_size // tp) * model.hidden_size
     if stage == 0:
         local += vocabulary + counts.embedding - model.vocab_size * model.hidden_size
@@ -280,3 +274,8 @@ def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int) -> int:
         if counts.head or pp > 1:
             local += vocabulary
     return local
+
+
+def _even(model: ModelSpec, pp: int, stage: int) -> range:
+    size = model.num_layers // pp
+    return range(stage % pp * size, (stage % pp + 1) * size)

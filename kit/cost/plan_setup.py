@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from kit.cost.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.machine import ComputePrecision
+from kit.cost.pipeline import chunk_layers
 from kit.cost.program import Program
-from kit.cost.setup import Experts, Fp8, Lora, Shape, TrainingSetup
+from kit.cost.setup import Experts, Fp8, LatentAttention, Lora, Shape, TrainingSetup
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
@@ -21,6 +22,16 @@ def shape_of(model: ModelSpec) -> Shape:
             num_experts=model.num_experts,
             experts_per_token=model.experts_per_token,
             ffn_hidden_size=model.moe_ffn_hidden_size,
+            shared_ffn_hidden_size=model.num_shared_experts * model.moe_ffn_hidden_size,
+        )
+    latent = None
+    if model.latent:
+        latent = LatentAttention(
+            q_lora_rank=model.latent.q_lora_rank,
+            kv_lora_rank=model.latent.kv_lora_rank,
+            nope_head_dim=model.latent.nope_head_dim,
+            rope_head_dim=model.latent.rope_head_dim,
+            value_head_dim=model.latent.value_head_dim,
         )
     return Shape(
         # Of both stacks; the attention of the decoder to the encoder is left out.
@@ -38,9 +49,11 @@ def shape_of(model: ModelSpec) -> Shape:
         linear_bias=model.linear_bias,
         qkv_bias=model.qkv_bias,
         qk_norm=model.qk_norm,
+        latent=latent,
         experts=experts,
-        expert_layers=(True,) * model.num_layers if experts else (),
-        sliding_window=model.sliding_window,
+        expert_layers=tuple(layer >= model.first_dense_layers for layer in range(model.num_layers)) if experts else (),
+        # Layers that see everything decide the slowest kernel; with a window on most, few of them do.
+        sliding_window=model.sliding_window if model.full_attention_every == 0 else None,
     )
 
 
@@ -54,9 +67,9 @@ def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
     megatron = layout.implementation != "huggingface-sdpa"
     fused = layout.implementation == "transformer-engine"
     width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
-    engine = "deepspeed" if layout.engine == "deepspeed" else "megatron" if megatron else ("ddp" if layout.zero_stage == 0 else "fsdp")
+    engine = layout.engine if layout.engine != "torch" else "ddp" if layout.zero_stage == 0 else "fsdp"
     return Program(
-        engine=engine,  # type: ignore[arg-type]
+        engine=engine,
         code="fused" if fused else "torch-native" if megatron else "huggingface",
         precision=compute_precision(job),
         attention="cudnn" if fused else "flash",
@@ -74,7 +87,7 @@ def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
     """The rank's share of the work, for times."""
     split: tuple[tuple[int, ...], ...] = ()
     if layout.first_stage_layers is not None or layout.last_stage_layers is not None:
-        split = _uneven(shape.num_layers, layout)
+        split = chunk_layers(shape.num_layers, layout)
     return TrainingSetup(
         shape=shape,
         kernels="huggingface" if layout.implementation == "huggingface-sdpa" else "transformer-engine",
@@ -99,19 +112,3 @@ def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
         fp8=Fp8() if job.precision == "fp8" else None,
         lora=Lora(rank=job.lora.rank, targets=frozenset({"query"}), four_bit=job.lora.four_bit) if job.lora else None,
     )
-
-
-def _uneven(num_layers: int, layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """Layers of each stage where the first or the last has a number of its own (megatron-core, transformer_block.py,
-    get_num_layers_to_build); the others share the rest."""
-    ends = [layout.first_stage_layers, layout.last_stage_layers]
-    rest = num_layers - sum(size or 0 for size in ends)
-    middle = layout.pp - sum(size is not None for size in ends)
-    sizes = [rest // max(1, middle)] * middle
-    sizes = ([ends[0]] if ends[0] else []) + sizes + ([ends[1]] if ends[1] else [])
-    starts = [sum(sizes[:index]) for index in range(len(sizes))]
-    whole = tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
-    if layout.vp == 1:
-        return whole
-    parts = [[stage[len(stage) * v // layout.vp : len(stage) * (v + 1) // layout.vp] for stage in whole] for v in range(layout.vp)]
-    return tuple(part for chunk in parts for part in chunk)

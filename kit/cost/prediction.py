@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import field
+
 from pydantic.dataclasses import dataclass
 
 from kit.specs.base import SPEC
@@ -15,11 +17,31 @@ class StageMemory:
     """Pipeline stage, from 0."""
     components_gib: dict[str, float]
     """weights, gradients, optimizer, activations, logits, buffers, overhead."""
+    phases_gib: dict[str, float] = field(default_factory=dict)
+    """Peak of load, forward, backward, step and save."""
 
     @property
     def peak_gib(self) -> float:
         """Sum of the components."""
         return sum(self.components_gib.values())
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class Operation:
+    """A run beside its steps: checkpoints and failures."""
+
+    checkpoint_gb: float
+    """Weights and optimizer state."""
+    checkpoint_s: float
+    """To write one, all nodes at once, while training waits."""
+    checkpoint_interval_s: float
+    """That loses least."""
+    hours_between_failures: float
+    """Of the whole cluster."""
+    goodput: float
+    """Share of the time that becomes steps."""
+    data_mbytes_per_s: float
+    """Tokens read, over all ranks."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -35,8 +57,7 @@ class Prediction:
     step_time_s: float
     """One optimizer step."""
     step_time_components_s: dict[str, float]
-    """compute, recompute, tensor_parallel, context_parallel, pipeline_transfer, pipeline_bubble, data_parallel,
-    offload, optimizer; they add up to the step."""
+    """By the names of ``kit.cost.clock.COMPONENTS``; they add up to the step."""
     tokens_per_s: float
     """Over all GPUs."""
     mfu: float
@@ -50,7 +71,11 @@ class Prediction:
     memory_band: float | None = None
     """Relative error of memory predictions of this kind against measurements; null = not yet measured."""
     step_time_band: float | None = None
-    """The same for step time."""
+    """The same for step time; of the same implementation."""
+    step_time_evidence: str = ""
+    """Whose measurements the band is from, or whose are nearest."""
+    operation: Operation | None = None
+    """Checkpoints and failures; null in plans of earlier versions."""
 
     @property
     def peak_gib(self) -> float:

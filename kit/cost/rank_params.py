@@ -2,32 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from kit.cost.setup import Shape, TrainingSetup
+from kit.cost.setup import RankParameters, Shape, TrainingSetup
 from kit.cost.stages import stage_layers
-
-
-@dataclass(frozen=True)
-class RankParameters:
-    """Counts on one rank. Dense ones are replicated over dp·cp, experts over dp·cp·tp/(ep·etp)."""
-
-    dense_matrices: float
-    vectors: float
-    """Norms and biases."""
-    vocabulary: float
-    """Embedding, position table, head (a tied head on the embedding's own stage counts nothing)."""
-    experts: float
-
-    @property
-    def dense(self) -> float:
-        """Everything but experts."""
-        return self.dense_matrices + self.vectors + self.vocabulary
-
-    @property
-    def total(self) -> float:
-        """All of the rank."""
-        return self.dense + self.experts
 
 
 def attention_matrices(shape: Shape, tp: int) -> float:
@@ -84,6 +60,8 @@ def rank_parameters(setup: TrainingSetup, stage: int) -> RankParameters:
     of the embedding there (models/common/language_module/language_module.py). Multi-token prediction adds a layer, a
     projection of 2h onto h, norms, and a copy of the embedding where it is not on that stage.
     """
+    if setup.planned is not None:
+        return setup.planned.parameters[stage]
     shape, tp = setup.shape, setup.tp
     h = shape.hidden_size
     matrices = vectors = experts = 0.0

@@ -7,12 +7,27 @@ describes runs of other programs, with latent attention, experts, uneven pipelin
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
+from kit.cost.states import StateBytes
+from kit.specs.layout import ContextExchange
+from kit.specs.model import Family
+
 Kernels = Literal[
-    "transformer-engine", "megatron-local", "nanotron", "litgpt", "torchtune", "torchtitan", "huggingface"
+    "transformer-engine",
+    "megatron-local",
+    "torch-native",
+    "huggingface",
+    "nanotron",
+    "litgpt",
+    "torchtune",
+    "torchtitan",
 ]
-"""Whose code computes a layer, which decides what autograd keeps of it."""
+"""Whose code computes a layer, which decides what autograd keeps of it. torch-native: megatron-core's layer with norms
+and attention of ``kit/engines/megatron``. huggingface: transformers with torch's sdpa."""
+
+Generation = Literal["ampere", "hopper", "blackwell", "other"]
 
 Attention = Literal["flash", "cudnn", "unfused"]
 """flash: flash-attn's kernels. cudnn: cuDNN's fused attention. unfused: scores are materialised."""
@@ -54,8 +69,63 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RankParameters:
+    """Counts on one rank. Dense ones are replicated over dp·cp, experts over dp·cp·tp/(ep·etp)."""
+
+    dense_matrices: float
+    vectors: float
+    """Norms and biases."""
+    vocabulary: float
+    """Embedding, position table, head (a tied head on the embedding's own stage counts nothing)."""
+    experts: float
+
+    @property
+    def dense(self) -> float:
+        """Everything but experts."""
+        return self.dense_matrices + self.vectors + self.vocabulary
+
+    @property
+    def total(self) -> float:
+        """All of the rank."""
+        return self.dense + self.experts
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMemory:
+    """What a planned engine holds beside activations, where that follows from model and layout alone.
+
+    Bytes per parameter for dense parameters and experts, and absolute bytes of buffers.
+    """
+
+    dense: StateBytes
+    experts: StateBytes
+    parameters: tuple[RankParameters, ...]
+    """Of each pipeline stage, exact."""
+    adapters: tuple[float, ...] = ()
+    """LoRA's parameters on each stage; then everything else is frozen. Empty without."""
+    of_adapters: StateBytes | None = None
+    matrix_weights: float | None = None
+    """Bytes of an element of the layers' matrices where they are quantised; null: as all weights."""
+    most_step_extra: float = float("inf")
+    """Bytes that a step converts at a time."""
+    buffers: float = 0.0
+    """Buckets that stay."""
+    gathered: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Weights, gradients and buckets that come and go: in the loss, in a layer's backward, at the end of backward."""
+    autocast_copies: tuple[float, float] = (0.0, 0.0)
+    """16-bit casts of fp32 weights that exist: when forward has ended, while the loss is computed and after."""
+    load: float = 0.0
+    """Bytes per parameter while the model is built; 0: no more than what stays."""
+    largest_parameter: int = 0
+    """Elements; what an export gathers at a time."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Shape:
-    """A decoder-only transformer. Sizes are per model, never per rank."""
+    """A decoder-only transformer. Sizes are per model, never per rank. Compared by identity: it keys caches."""
+
+    family: Family | None = None
+    """Decides details of Hugging Face layers; null where none of them runs."""
 
     num_layers: int
     hidden_size: int
@@ -85,6 +155,8 @@ class Shape:
     """Multi-token-prediction layers, after the last."""
     sliding_window: int | None = None
     """Positions that a token attends to; null = all before it."""
+    full_attention_every: int = 0
+    """Every such layer attends to all positions all the same; 0 = none does."""
 
     @property
     def query_width(self) -> int:
@@ -174,18 +246,28 @@ class TrainingSetup:
     gradient_accumulation_fusion: bool = True
     defer_embedding_gradient: bool = False
     """Megatron's ``--defer-embedding-wgrad-compute``."""
+    keeps_outputs: bool = False
+    """Pipeline stages keep what they have sent (megatron-core's ``deallocate_pipeline_outputs`` off)."""
     deterministic: bool = False
     """Megatron's ``--deterministic-mode``: larger cuBLAS workspaces, fewer attention kernels."""
     fp8: Fp8 | None = None
     lora: Lora | None = None
-    gpu_generation: Literal["ampere", "hopper", "blackwell", "other"] = "other"
+    gpu_generation: Generation = "other"
+    element: int = 2
+    """Bytes of an element that layers compute with."""
+    autocast: bool = False
+    """fp32 weights and residual stream, matrix products in 16 bits (torch.autocast)."""
+    exchange: ContextExchange = "p2p"
+    """How context-parallel ranks see each other's keys and values."""
+    planned: EngineMemory | None = None
+    """States and buffers of a plan's engine; null: they follow from the widths above."""
 
-    @property
+    @cached_property
     def tokens(self) -> float:
         """Tokens of a micro batch on one context-parallel rank."""
         return self.micro_batch_size * self.seq_length / self.cp
 
-    @property
+    @cached_property
     def shard_tokens(self) -> float:
         """The same where sequence parallelism splits them further."""
         return self.tokens / (self.tp if self.sp else 1)

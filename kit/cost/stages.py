@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from kit.cost.setup import TrainingSetup
+from functools import lru_cache
+
+from kit.cost.setup import Shape, TrainingSetup
 
 
 def chunks(setup: TrainingSetup, stage: int) -> tuple[tuple[int, ...], ...]:
@@ -11,6 +13,7 @@ def chunks(setup: TrainingSetup, stage: int) -> tuple[tuple[int, ...], ...]:
     return tuple(every[stage + virtual * setup.pp] for virtual in range(setup.vp))
 
 
+@lru_cache(maxsize=1024)
 def even_chunks(num_layers: int, parts: int) -> tuple[tuple[int, ...], ...]:
     """``parts`` runs of layers of one length; where they do not divide, the first are longer by one."""
     sizes = [num_layers // parts + (part < num_layers % parts) for part in range(parts)]
@@ -23,6 +26,13 @@ def stage_layers(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
     return tuple(layer for chunk in chunks(setup, stage) for layer in chunk)
 
 
+@lru_cache(maxsize=4096)
+def kinds(shape: Shape, layers: tuple[int, ...]) -> tuple[int, int]:
+    """(dense layers, layers with experts) among ``layers``."""
+    experts = sum(shape.expert_layers[layer] for layer in layers) if shape.expert_layers else 0
+    return len(layers) - experts, experts
+
+
 def chunks_in_flight(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
     """Micro batches of each virtual chunk that are kept when the last forward before a backward has run.
 
@@ -30,7 +40,12 @@ def chunks_in_flight(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
     Interleaved: 2(p−i−1) + (v−1)p warm-up forwards and one more, which run in groups of p micro batches through the
     chunks in order (megatron-core, pipeline_parallel/schedules.py, get_pp_rank_microbatches, get_schedule_table).
     """
-    p, v, m = setup.pp, setup.vp, setup.micro_batches
+    return in_flight(setup.pp, setup.vp, setup.micro_batches, stage)
+
+
+@lru_cache(maxsize=4096)
+def in_flight(p: int, v: int, m: int, stage: int) -> tuple[int, ...]:
+    """The same from sizes: stages, chunks of each, micro batches."""
     if v == 1:
         return (min(m, p - stage),)
     # Groups of p; where that left a group smaller than p, which the schedule refuses, a larger group must be set.

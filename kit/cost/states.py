@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kit.cost.compression import held_bytes
-from kit.specs.job import Precision
+from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout
+
+NF4_BYTES = 0.5 + 4 / 64
+"""Four bits a weight and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class StateBytes:
     """After a step; null: as many as in forward."""
     extra_in_step: float = 0.0
     """Only while the optimizer steps: fp32 copies of gradients."""
+    optimizer_of_matrices: float | None = None
+    """The same as ``optimizer`` for matrices of layers, where they are treated otherwise (Muon); null: as all."""
 
     @property
     def held(self) -> float:
@@ -50,45 +55,86 @@ def zero_paper(stage: int, ranks: int) -> StateBytes:
     )
 
 
-def state_bytes(layout: Layout, precision: Precision) -> StateBytes:
+@dataclass(frozen=True)
+class Moments:
+    """Bytes per parameter of what an optimizer remembers, masters apart."""
+
+    matrices: float
+    """Of the layers' matrices."""
+    rest: float
+
+
+MOMENTS: dict[OptimizerName, Moments] = {
+    "adamw": Moments(matrices=8.0, rest=8.0),
+    # Two 8-bit moments, an fp32 scale for each block of 256 (arXiv 2110.02861; bitsandbytes, optim/optimizer.py).
+    "adamw-8bit": Moments(matrices=2 + 2 * 4 / 256, rest=2 + 2 * 4 / 256),
+    # Sums of rows and columns of the second moment, no first one (arXiv 1804.04235): a few vectors.
+    "adafactor": Moments(matrices=0.0, rest=0.0),
+    "sgd": Moments(matrices=4.0, rest=4.0),
+    # One momentum for matrices of layers, AdamW for embeddings, head and vectors (Keller Jordan's Muon, 2024).
+    "muon": Moments(matrices=4.0, rest=8.0),
+}
+
+
+def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:
     """What the engine really holds on the device, per parameter of the rank."""
+    moments = MOMENTS[optimizer]
     if layout.engine == "torch":
-        return _torch(layout)
+        return _torch(layout, moments)
     if layout.engine == "megatron":
-        return _megatron(layout, precision)
-    return _deepspeed(layout, precision)
+        return _megatron(layout, precision, moments)
+    return _deepspeed(layout, precision, moments)
 
 
-def _torch(layout: Layout) -> StateBytes:
+def _torch(layout: Layout, moments: Moments) -> StateBytes:
     """fp32 weights, gradients and moments: 16, also under autocast, whose casts are counted as buffers.
 
     DistributedDataParallel keeps its buckets, in which the gradients live (gradient_as_bucket_view); otherwise each
     step releases the gradients (zero_grad(set_to_none=True)), and only accumulation finds them in forward. FSDP2
     shards all of it, in stage 2 as in stage 3; what it gathers is counted as buffers.
     """
-    ranks = layout.dp if layout.zero_stage >= 2 else 1
+    ranks = layout.dp * layout.cp if layout.zero_stage >= 2 else 1
     held = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
     gradients = 4.0 / ranks
-    return StateBytes(
-        weights=4.0 / ranks,
-        gradients=gradients,
-        gradients_in_forward=gradients if held else 0.0,
-        optimizer=8.0 / ranks + held_bytes(layout.gradient_compression),
+    return _with(
+        StateBytes(
+            weights=4.0 / ranks,
+            gradients=gradients,
+            gradients_in_forward=gradients if held else 0.0,
+            optimizer=moments.rest / ranks + held_bytes(layout.gradient_compression),
+        ),
+        moments,
+        0.0,
+        ranks,
     )
 
 
-def _megatron(layout: Layout, precision: Precision) -> StateBytes:
+def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBytes:
     """18 bytes, or 6 + 12/d with the distributed optimizer (megatron-core, docs of dist_optimizer).
 
     Gradients are accumulated into one fp32 buffer that exists from the start (grad_reduce_in_fp32). In fp32 the
     weights are their own master: 16, or 8 + 8/d.
     """
     ranks = layout.dp * layout.cp if layout.zero_stage else 1
-    weights, optimizer = (2.0, 12.0) if precision != "fp32" else (4.0, 8.0)
-    return StateBytes(weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=optimizer / ranks)
+    weights, masters = (4.0, 0.0) if precision == "fp32" else (2.0, 4.0)
+    return _with(
+        StateBytes(
+            weights=weights, gradients=4.0, gradients_in_forward=4.0, optimizer=(masters + moments.rest) / ranks
+        ),
+        moments,
+        masters,
+        ranks,
+    )
 
 
-def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
+def _with(state: StateBytes, moments: Moments, masters: float, ranks: float) -> StateBytes:
+    """Matrices' own optimizer state, where it differs."""
+    if moments.matrices == moments.rest:
+        return state
+    return replace(state, optimizer_of_matrices=(masters + moments.matrices) / ranks)
+
+
+def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateBytes:
     """DeepSpeed 0.19: runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py, fp16/unfused_optimizer.py.
 
     Differences from the paper. In fp32 too, masters are a copy (stage_1_and_2.py, single_partition_of_fp32_groups;
@@ -96,24 +142,25 @@ def _deepspeed(layout: Layout, precision: Precision) -> StateBytes:
     ``_deepspeed_gradients``. Agrees with the tensors in the engine term by term (docs/deepspeed-bytes.md).
     """
     stage, ranks = layout.zero_stage, layout.dp * layout.cp  # sequence-parallel ranks share out the state too
-    bf16 = precision != "fp32" and not layout.autocast
-    element = 2.0 if bf16 else 4.0
+    short = precision != "fp32" and not layout.autocast
+    element = 2.0 if short else 4.0
     fullest, in_forward, in_step, between = _deepspeed_gradients(layout, precision)
-    optimizer = (12.0 if bf16 or stage >= 1 else 8.0) / (ranks if stage >= 1 else 1)
-    # bf16 gradients are converted to fp32, in stage 3 a sub group at a time in any case; fp32 sums need no conversion.
+    masters = 4.0 if short or stage >= 1 else 0.0
+    shards = ranks if stage >= 1 else 1
+    # 16-bit gradients are converted to fp32, in stage 3 a sub group at a time in any case; fp32 sums are not.
     accumulates = layout.gradient_accumulation_steps > 1
-    step_copy = 4.0 / (ranks if stage >= 1 else 1) if bf16 and not (accumulates and stage in (1, 2)) else 0.0
-    if layout.offload_optimizer != "none":
-        optimizer = step_copy = 0.0
-    return StateBytes(
+    step_copy = 4.0 / shards if short and not (accumulates and stage in (1, 2)) else 0.0
+    offloaded = layout.offload_optimizer != "none"
+    state = StateBytes(
         weights=0.0 if layout.offload_param != "none" else element / (ranks if stage >= 3 else 1),
         gradients=fullest,
         gradients_in_forward=in_forward,
-        optimizer=optimizer,
+        optimizer=0.0 if offloaded else (masters + moments.rest) / shards,
         gradients_in_step=in_step,
         gradients_between_steps=between,
-        extra_in_step=step_copy,
+        extra_in_step=0.0 if offloaded else step_copy,
     )
+    return state if offloaded else _with(state, moments, masters, shards)
 
 
 def _deepspeed_gradients(layout: Layout, precision: Precision) -> tuple[float, float, float, float]:

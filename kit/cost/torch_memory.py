@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from kit.cost.adapters import adapter_parameters
-from kit.cost.megatron_memory import MIB, RankMemory
+from kit.cost.megatron_memory import MIB
+from kit.cost.rank_memory import RankParts
 from kit.cost.rank_params import layer_parameters, rank_parameters
+from kit.cost.rank_states import RankStates
 from kit.cost.setup import TrainingSetup
 from kit.cost.stages import chunks, chunks_in_flight
+from kit.cost.states import NF4_BYTES
 from kit.cost.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
 
-DEEPSPEED_BUCKET = 5e8
-"""Elements (reduce_bucket_size)."""
-DEEPSPEED_LIVE_PARAMETERS = 1e9
-"""Elements (stage3_max_live_parameters)."""
-NF4_BYTES = 0.5 + 4 / 64
-"""Four bits a weight and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
 
-
-def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
+def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     """Of a rank of one pipeline stage."""
     if setup.lora is not None:
         states = _adapter_states(setup)
@@ -25,32 +21,38 @@ def rank_memory(setup: TrainingSetup, stage: int) -> RankMemory:
         states = _sharded_states(setup, stage)
     else:
         states = _states(setup, stage)
-    fixed = 2 * (32 * MIB if setup.gpu_generation == "hopper" else 8.125 * MIB)
     kept = sum(
         kept_bytes(setup) * len(layers) * count
         for layers, count in zip(chunks(setup, stage), chunks_in_flight(setup, stage), strict=True)
     )
-    layer = sum(layer_terms(setup).values()) if setup.recompute != "none" else 0.0
-    logits = logits_bytes(setup) if stage == setup.pp - 1 else 0.0
     gradients = states["gradients"]
     # Gradients are made by backward, unless earlier micro batches left theirs or a flat buffer holds them.
     held = setup.kernels == "nanotron" or setup.micro_batches > 1 or setup.lora is not None
-    constant = {
-        "weights": states["weights"],
-        "optimizer": states["optimizer"],
-        "buffers": fixed + _gathered(setup, stage),
-    }
     # In a pipeline FSDP adds up whole gradients in its reduction's fp32 until the last micro batch (_fsdp_param.py).
     whole = 4.0 * rank_parameters(setup, stage).total if setup.sharding == "full" and setup.pp > 1 else 0.0
-    before = gradients + whole if held else 0.0
     after = 0.0 if setup.optimizer_in_backward else gradients
-    moments = (
-        constant | {"gradients": before, "activations": kept, "logits": logits},
-        constant | {"gradients": before, "activations": kept + layer + working_bytes(setup), "logits": 0.0},
-        constant | {"gradients": after + whole + _unreduced(setup, stage), "activations": layer + working_bytes(setup)},
+    gathered = _gathered(setup, stage)
+    return RankParts(
+        states=RankStates(
+            weights=states["weights"],
+            optimizer=states["optimizer"],
+            gradients_in_forward=gradients + whole if held else 0.0,
+            gradients=after + whole,
+            gradients_in_step=after,
+            gradients_between_steps=after,
+            extra_in_step=0.0,
+            moments=0.0,
+        ),
+        buffers=2 * (32 * MIB if setup.gpu_generation == "hopper" else 8.125 * MIB),
+        gathered_in_loss=gathered,
+        gathered=gathered,
+        gathered_at_end=gathered,
+        kept=kept,
+        again=sum(layer_terms(setup).values()) if setup.recompute != "none" else 0.0,
+        working=working_bytes(setup),
+        loss=logits_bytes(setup) if stage == setup.pp - 1 else 0.0,
+        after_backward=_unreduced(setup, stage),
     )
-    peak = max(moments, key=lambda parts: sum(parts.values()))
-    return RankMemory(peak=peak, end_of_step={**states, "buffers": fixed}, first_step_peak=peak)
 
 
 def _states(setup: TrainingSetup, stage: int) -> dict[str, float]:
@@ -100,8 +102,6 @@ def _gathered(setup: TrainingSetup, stage: int) -> float:
     if setup.kernels == "nanotron":
         # Buckets of torch's DistributedDataParallel, copies of 16-bit gradients (nanotron/trainer.py)
         return 2.0 * rank_parameters(setup, stage).total if setup.dp > 1 else 0.0
-    if setup.kernels == "huggingface":
-        return _deepspeed_buffers(setup, stage)
     if setup.sharding != "full":
         return _dequantised(setup)
     layer = sum(layer_parameters(setup, False))
@@ -109,15 +109,6 @@ def _gathered(setup: TrainingSetup, stage: int) -> float:
     if setup.pp > 1:
         return 2.0 * parameters.total
     return 2.0 * (parameters.vocabulary + 2 * layer) + (2.0 + 4.0) * layer
-
-
-def _deepspeed_buffers(setup: TrainingSetup, stage: int) -> float:
-    """DeepSpeed's defaults: a bucket of gradients (reduce_bucket_size), and in stage 3 gathered weights
-    (stage3_max_live_parameters), in 16 bits (deepspeed/runtime/zero/config.py)."""
-    parameters = rank_parameters(setup, stage).total
-    bucket = min(DEEPSPEED_BUCKET, parameters) if setup.sharding != "none" else 0.0
-    live = min(DEEPSPEED_LIVE_PARAMETERS, parameters) if setup.sharding == "full" else 0.0
-    return 2.0 * (bucket + live)
 
 
 def _unreduced(setup: TrainingSetup, stage: int) -> float:

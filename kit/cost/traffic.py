@@ -19,6 +19,9 @@ ATTENTION_RAMP = 512
 BACKWARD_LAUNCHES = 1.5
 """Kernels of backward for each of forward, by the time that autograd's C++ threads take to issue them."""
 
+AFTER_SYNC = 0.3
+"""Share of a layer's kernels that follow the host's wait for the routing: dispatch, experts and the way back."""
+
 _KERNELS: dict[Code, float] = {"fused": 60, "compiled": 40, "eager": 50, "huggingface": 50, "torch-native": 40}
 """Operators that a layer issues in forward: counted in the layers' code; Transformer Engine's modules count for more
 than their kernels, they prepare arguments in Python."""
@@ -26,8 +29,8 @@ _FP8_KERNELS = 40
 """Scales and casts of four products' inputs and weights."""
 _ROUTING_KERNELS = 150
 _EXPERT_KERNELS: dict[Code, float] = {"fused": 20, "compiled": 8, "eager": 8, "huggingface": 1, "torch-native": 12}
-"""For each expert of a rank. transformers computes all experts in one grouped product, megatron-core's SequentialMLP one
-after the other, Transformer Engine quantises and multiplies each."""
+"""For each expert of a rank. transformers computes all experts in one grouped product, megatron-core's SequentialMLP
+one after the other, Transformer Engine quantises and multiplies each."""
 
 
 def layer_kernels(setup: TrainingSetup, program: Program, has_experts: bool) -> float:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.cost.pipeline import chunk_layers
 from kit.planner.plan import Plan
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -29,6 +30,7 @@ GUARDED: dict[str, str] = {
     "parallel_state.expert_tensor_parallel_size": "layout.etp",
     "transformer_config.tensor_model_parallel_size": "layout.tp",
     "transformer_config.pipeline_model_parallel_size": "layout.pp",
+    "transformer_config.pipeline_model_parallel_layout": "layout.first_stage_layers",
     "transformer_config.virtual_pipeline_model_parallel_size": "layout.vp",
     "transformer_config.context_parallel_size": "layout.cp",
     "transformer_config.expert_model_parallel_size": "layout.ep",
@@ -37,6 +39,12 @@ GUARDED: dict[str, str] = {
     "transformer_config.num_moe_experts": "model.num_experts",
     "transformer_config.moe_router_topk": "model.experts_per_token",
     "transformer_config.moe_ffn_hidden_size": "model.moe_ffn_hidden_size",
+    "transformer_config.moe_shared_expert_intermediate_size": "model.num_shared_experts",
+    "transformer_config.moe_layer_freq": "model.first_dense_layers",
+    "transformer_config.moe_router_score_function": "model.family",
+    "transformer_config.moe_router_num_groups": "model.router_groups",
+    "transformer_config.moe_router_group_topk": "model.router_top_groups",
+    "transformer_config.moe_router_topk_scaling_factor": "model.routed_scaling_factor",
     "transformer_config.moe_router_pre_softmax": "model.norm_topk_prob",
     "transformer_config.num_layers": "model.num_layers",
     "transformer_config.hidden_size": "model.hidden_size",
@@ -52,6 +60,9 @@ GUARDED: dict[str, str] = {
     "transformer_config.add_qkv_bias": "model.family",
     "transformer_config.qk_layernorm": "model.family",
     "transformer_config.window_size": "model.sliding_window",
+    "transformer_config.window_attn_skip_freq": "model.full_attention_every",
+    "transformer_config.softmax_scale": "model.query_pre_attn_scalar",
+    "transformer_config.layernorm_zero_centered_gamma": "model.family",
     "transformer_config.bf16": "job.precision",
     "transformer_config.params_dtype": "job.precision",
     "transformer_config.pipeline_dtype": "job.precision",
@@ -129,7 +140,7 @@ def _expert_parallel(layout: Layout) -> dict[str, Any]:
 
 def _experts(model: ModelSpec, layout: Layout) -> dict[str, Any]:
     """Routing as transformers computes it: no auxiliary loss, no token dropped, whatever its experts' load."""
-    return {
+    settings: dict[str, Any] = {
         "num_moe_experts": model.num_experts,
         "moe_router_topk": model.experts_per_token,
         "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
@@ -138,7 +149,18 @@ def _experts(model: ModelSpec, layout: Layout) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": "fp32",
         "moe_token_dispatcher_type": "alltoall",
-    } | _expert_parallel(layout)
+    }
+    if model.traits.router == "sigmoid":
+        settings |= {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}
+    if model.router_groups > 1:
+        settings |= {"moe_router_num_groups": model.router_groups, "moe_router_group_topk": model.router_top_groups}
+    if model.routed_scaling_factor != 1:
+        settings["moe_router_topk_scaling_factor"] = model.routed_scaling_factor
+    if model.num_shared_experts:
+        settings["moe_shared_expert_intermediate_size"] = model.num_shared_experts * model.moe_ffn_hidden_size
+    if model.first_dense_layers:
+        settings["moe_layer_freq"] = [int(model.has_experts(layer)) for layer in range(model.num_layers)]
+    return settings | _expert_parallel(layout)
 
 
 def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:
@@ -152,7 +174,7 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "kv_channels": model.head_dim,
         "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm],
         "layernorm_epsilon": model.norm_eps,
-        "activation_func": "silu" if model.gated_mlp else "gelu_tanh",
+        "activation_func": model.traits.activation,
         "gated_linear_unit": model.gated_mlp,
         "add_bias_linear": model.linear_bias,
         "add_qkv_bias": model.qkv_bias,
@@ -175,6 +197,14 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         settings |= _experts(model, layout)
     if model.sliding_window is not None and model.windowed(job.seq_length):
         settings["window_size"] = [model.sliding_window - 1, 0]  # the token itself is not counted
+        if model.full_attention_every:
+            settings["window_attn_skip_freq"] = model.full_attention_every
+    if model.traits.zero_centred_norm:
+        settings["layernorm_zero_centered_gamma"] = True
+    if model.query_pre_attn_scalar is not None:
+        settings["softmax_scale"] = model.query_pre_attn_scalar**-0.5
+    if layout.cp > 1:
+        settings["cp_comm_type"] = layout.cp_comm_type
     if layout.pp > 1:
         settings["pipeline_dtype"] = dtype
     if layout.pp > 1 and layout.vp == 1:
@@ -189,9 +219,20 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
             "overlap_p2p_comm": True,
             "batch_p2p_comm": False,
         }
+    if layout.first_stage_layers or layout.last_stage_layers:
+        settings["pipeline_model_parallel_layout"] = _stages(model, layout)
     if layout.recompute == "full":
         settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if layout.recompute == "selective":
+        settings |= {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
     return settings
+
+
+def _stages(model: ModelSpec, layout: Layout) -> str:
+    """Embedding, transformer layers and loss, chunk by chunk (transformer/pipeline_parallel_layer_layout.py)."""
+    chunks = ["t" if len(chunk) == 1 else f"t*{len(chunk)}" for chunk in chunk_layers(model.num_layers, layout)]
+    chunks = ["" if chunk == "t*0" else chunk for chunk in chunks]
+    return f"E{'|'.join(chunks)}L"
 
 
 def _model(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:

@@ -48,6 +48,10 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
 def _packages(rundir: RunDirectory) -> None:
     """The planned engine is installed here; planning alone needs none."""
     engine = rundir.plan.layout.engine
+    lora = rundir.plan.job.lora
+    adapters = () if lora is None else ("peft", "bitsandbytes") if lora.four_bit else ("peft",)
+    if absent := [name for name in adapters if not _is_installed(name)]:
+        raise EngineError(f"job.lora needs {', '.join(absent)}, not installed; use: pip install 'kit[lora]'")
     needed = PACKAGES[engine]
     if kit.emit.megatron.applies(rundir.plan):
         needed += ("megatron.core",)
@@ -69,6 +73,10 @@ def _is_installed(name: str) -> bool:
 def _model(rundir: RunDirectory) -> None:
     """The model to start from has the planned shape, and its tokenizer no more tokens than the model."""
     if rundir.run.model_path is None:
+        if rundir.plan.job.lora is not None:
+            raise RunDirectoryError(
+                "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
+            )
         return
     path = Path(rundir.run.model_path)
     if not (path / "config.json").is_file():
@@ -178,6 +186,8 @@ def _asynchronous(rundir: RunDirectory) -> None:
 
 def _disk(rundir: RunDirectory) -> None:
     """Room for one checkpoint; without it the run would train for hours and lose everything."""
+    if rundir.plan.job.lora is not None:
+        return  # adapters are a hundredth of the model
     needed = STATE_BYTES_PER_PARAMETER * count(rundir.plan.model).total
     free = shutil.disk_usage(rundir.path).free
     if free < needed:

@@ -28,13 +28,14 @@ Words = list[str]
 
 def expressible(plan: Plan) -> bool:
     """Whether Megatron-LM's flags can say this plan; where not, no script is written."""
+    if plan.layout.engine != "megatron":
+        return False
     model = plan.model
     scaling = model.rope_scaling or {}
     kind = scaling.get("rope_type", "default")
     known = {f"{section}.{key}" for section, keys in megatron_settings(plan).items() for key in keys} <= _FLAGS.keys()
     return (
-        plan.layout.engine == "megatron"
-        and known
+        known
         and model.family in FAMILIES
         and kind in _ROPE
         and (kind != "llama3" or all(scaling.get(key) == value for key, value in _LLAMA3.items()))

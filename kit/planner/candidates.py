@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kit.planner.rule import divisors
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import EngineName, Layout, Offload, Pins, Recompute
+from kit.specs.layout import ContextExchange, EngineName, Layout, Offload, Pins, Recompute
 from kit.specs.model import ModelSpec
 
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
@@ -60,6 +60,8 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
     dp = split.data_parallel(cluster)
     if pins.engine is None and split != _Split():
         return  # AutoTP and Ulysses on request only: Megatron's kinds of the same are the faster and the tried ones
+    if split.cp > 1 and pins.cp_comm_type is None:
+        split = replace(split, exchange="a2a")
     if pins.implementation == "torch-native" and pins.sp is None:
         split = replace(split, sp=split.tp > 1 and job.seq_length % split.tp == 0)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
@@ -68,6 +70,18 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
     for zero, recompute in itertools.product(stages, _recompute(pins)):
         for offload, hpz in itertools.product(_offloads(pins, zero, scope), _second_copies(cluster, pins, split, zero)):
             yield from _sized("deepspeed", job, replace(pins, zero_hpz=hpz), split, dp, zero, offload, recompute)
+    if split == _Split() and pins.implementation is None and pins.sp is None and pins.tp is None:
+        yield from _zero_over_megatron(cluster, job, pins)
+
+
+def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[Layout]:
+    """ZeRO-2 and 3 over Megatron's tensor parallelism; stage 1 is Megatron's own distributed optimizer."""
+    stages = [2, 3] if pins.zero_stage is None else [stage for stage in (2, 3) if stage == pins.zero_stage]
+    layers = replace(pins, implementation="torch-native", zero_hpz=1)
+    for tp, zero, recompute in itertools.product(divisors(cluster.gpus_per_node)[1:], stages, _recompute(pins)):
+        split = _Split(tp=tp, sp=job.seq_length % tp == 0)
+        offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
+        yield from _sized("deepspeed", job, layers, split, split.data_parallel(cluster), zero, offload, recompute)
 
 
 def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -> list[int]:
@@ -85,11 +99,15 @@ def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
     offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
     for tp, pp, cp in _splits(model, cluster, job, pins, scope):
         sp = pins.sp if pins.sp is not None else tp > 1 and job.seq_length % (tp * cp) == 0
-        for vp in _virtual(model, pins, pp):
-            split = _Split(tp=tp, pp=pp, vp=vp, cp=cp, sp=sp)
+        first, last = _ends(model, pins, pp)
+        for vp in _virtual(model, pins, pp, first):
+            split = _Split(tp=tp, pp=pp, vp=vp, first=first, last=last, cp=cp, sp=sp)
             dp = split.data_parallel(cluster)
-            for (ep, etp), recompute in itertools.product(_experts(model, pins, tp, dp * cp * tp), _recompute(pins)):
-                whole = replace(split, ep=ep, etp=etp)
+            experts = _experts(model, pins, tp, dp * cp * tp)
+            for (ep, etp), exchange, recompute in itertools.product(
+                experts, _exchanges(pins, cp), _recompute(pins, cp)
+            ):
+                whole = replace(split, ep=ep, etp=etp, exchange=exchange)
                 yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute)
 
 
@@ -100,7 +118,11 @@ class _Split:
     tp: int = 1
     pp: int = 1
     vp: int = 1
+    first: int | None = None
+    last: int | None = None
+    """Layers of uneven first and last stages."""
     cp: int = 1
+    exchange: ContextExchange = "all_gather"
     sp: bool = False
     ep: int = 1
     etp: int = 1
@@ -112,7 +134,10 @@ class _Split:
             tp=pins.tp or 1,
             pp=pins.pp or 1,
             vp=pins.vp or 1,
+            first=pins.first_stage_layers,
+            last=pins.last_stage_layers,
             cp=pins.cp or 1,
+            exchange=pins.cp_comm_type or "all_gather",
             sp=pins.sp or False,
             ep=pins.ep or 1,
             etp=pins.etp or 1,
@@ -128,9 +153,7 @@ def _splits(
     """(tp, pp, cp). Tensor parallelism stays inside a node: two exchanges a layer need its links."""
     tps = [pins.tp] if pins.tp else divisors(cluster.gpus_per_node)
     for tp in tps:
-        pps = (
-            [pins.pp] if pins.pp else [p for p in divisors(max(1, cluster.num_gpus // tp)) if model.num_layers % p == 0]
-        )
+        pps = [pins.pp] if pins.pp else [p for p in divisors(max(1, cluster.num_gpus // tp)) if _cuts(model, pins, p)]
         for pp in pps:
             rest = max(1, cluster.num_gpus // (tp * pp))
             if pins.cp:
@@ -154,14 +177,47 @@ def _experts(model: ModelSpec, pins: Pins, tp: int, ranks: int) -> list[tuple[in
     return [(ep, pins.etp or (tp if ep == 1 else 1)) for ep in eps]
 
 
-def _virtual(model: ModelSpec, pins: Pins, pp: int) -> list[int]:
+def _cuts(model: ModelSpec, pins: Pins, pp: int) -> bool:
+    """Whether so many stages are worth a thought: equal ones, or ends as ``_ends`` makes them."""
+    return model.num_layers % pp == 0 or _ends(model, pins, pp) != (None, None)
+
+
+def _ends(model: ModelSpec, pins: Pins, pp: int) -> tuple[int | None, int | None]:
+    """Layers of the first and last stage where they are uneven.
+
+    The embedding and the loss weigh about as much as a layer each: with one layer fewer at either end, 126 layers make
+    16 stages (Llama 3, arXiv 2407.21783, section 3.3.2).
+    """
+    if pins.first_stage_layers or pins.last_stage_layers:
+        return pins.first_stage_layers, pins.last_stage_layers
+    each = (model.num_layers + 2) // pp
+    if model.num_layers % pp == 0 or (model.num_layers + 2) % pp or each == 1:
+        return None, None
+    return each - 1, each - 1
+
+
+def _virtual(model: ModelSpec, pins: Pins, pp: int, first: int | None) -> list[int]:
     if pins.vp:
         return [pins.vp]
-    return [1] if pp == 1 or model.num_layers % pp else divisors(model.num_layers // pp)
+    if pp == 1:
+        return [1]
+    if first is not None and not (pins.first_stage_layers or pins.last_stage_layers):
+        return divisors(first + 1)
+    return divisors(model.num_layers // pp)
 
 
-def _recompute(pins: Pins) -> Sequence[Recompute]:
-    return ("none", "full") if pins.recompute is None else (pins.recompute,)
+def _recompute(pins: Pins, cp: int = 1) -> Sequence[Recompute]:
+    """Fused attention keeps little that could be computed again, but for gathered keys and values."""
+    if pins.recompute is not None:
+        return (pins.recompute,)
+    return ("none", "selective", "full") if cp > 1 else ("none", "full")
+
+
+def _exchanges(pins: Pins, cp: int) -> Sequence[ContextExchange]:
+    """The ring sends as much forward and twice as much back, but beside attention, and keeps no gathered sequence."""
+    if pins.cp_comm_type is not None:
+        return (pins.cp_comm_type,)
+    return ("all_gather", "p2p") if cp > 1 else ("all_gather",)
 
 
 def _offloading(pins: Pins, scope: Scope) -> bool:
@@ -202,10 +258,10 @@ def _sized(
             tp=split.tp,
             pp=split.pp,
             vp=split.vp,
-            first_stage_layers=pins.first_stage_layers,
-            last_stage_layers=pins.last_stage_layers,
+            first_stage_layers=split.first,
+            last_stage_layers=split.last,
             cp=split.cp,
-            cp_comm_type=pins.cp_comm_type or ("a2a" if engine == "deepspeed" and split.cp > 1 else "all_gather"),
+            cp_comm_type=split.exchange,
             sp=split.sp,
             ep=split.ep,
             etp=split.etp,

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kit.cost.efficiency import usable_gib
+from kit.planner.alternatives import alternatives
 from kit.planner.compression_remarks import compression_remarks
+from kit.planner.candidates import ENGINES
+from kit.planner.describe import describe
 from kit.planner.plan import Decision
 from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s
 from kit.specs.cluster import ClusterSpec
@@ -34,27 +37,8 @@ def decisions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
         decision = _choice(name, cluster, pins, found.considered, best)
         if decision is not None:
             made.append(decision)
-    return (*made, *_remarks(model, cluster, job, best.layout))
-
-
-def describe(layout: Layout) -> str:
-    """One line: engine, then every size that is not one."""
-    parts: list[str] = [layout.engine]
-    sizes = ("tp", "cp", "pp", "vp", "ep", "etp")
-    parts += [f"{name}={getattr(layout, name)}" for name in sizes if getattr(layout, name) > 1]
-    parts += ["sp"] if layout.sp else []
-    parts += [f"dp={layout.dp}"]
-    parts += [f"ZeRO-{layout.zero_stage}"] if layout.zero_stage else []
-    parts += [f"hpZ {layout.zero_hpz}"] if layout.zero_hpz > 1 else []
-    parts += ["int8 weights sent"] if layout.zero_quantized_weights else []
-    parts += ["int4 gradients sent"] if layout.zero_quantized_gradients else []
-    parts += [f"{layout.gradient_compression} gradients sent"] if layout.gradient_compression != "none" else []
-    parts += ["autocast"] if layout.autocast else []
-    places = {"cpu": "host", "nvme": "NVMe"}
-    parts += [f"optimizer on {places[layout.offload_optimizer]}"] if layout.offload_optimizer != "none" else []
-    parts += [f"parameters on {places[layout.offload_param]}"] if layout.offload_param != "none" else []
-    parts += ["full recompute"] if layout.recompute == "full" else []
-    return ", ".join([*parts, f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"])
+    others = alternatives(model, cluster, job, found.considered, best)
+    return (*made, *([others] if others else []), *_remarks(model, cluster, job, best.layout))
 
 
 def cost_of(candidate: Candidate, cluster: ClusterSpec) -> str:
@@ -72,7 +56,7 @@ def _engine(
     if pins.engine is not None:
         return Decision(rule="engine", chosen=chosen, why="pinned")
     rejected = []
-    for engine in ("torch", "deepspeed", "megatron"):
+    for engine in ENGINES:
         if engine == chosen:
             continue
         others = [candidate for candidate in found.considered if candidate.layout.engine == engine]
@@ -80,7 +64,7 @@ def _engine(
             other = _cheapest(others)
             rejected.append(f"{describe(other.layout)}: {cost_of(other, cluster)}")
         else:
-            broken = illegal(model, cluster, job, pins).get(engine, ())
+            broken = illegal(model, cluster, job, pins, (engine,)).get(engine, ())
             rejected += [f"{engine}: {violation}" for violation in broken[:1]]
     return Decision(rule="engine", chosen=chosen, why=_reason(found.considered, best), rejected=tuple(rejected))
 

@@ -7,7 +7,7 @@ and sequences over ranks that exchange them for heads (Ulysses: cp with cp_comm_
 
 from __future__ import annotations
 
-from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.planner.megatron_rules import (
     megatron_family,
     megatron_rope,
@@ -155,6 +155,9 @@ def deepspeed_splits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
         )
         return f"pp={layout.pp} on engine=deepspeed: {why}; use pp=1, or engine=megatron with zero_stage 0 or 1"
     split = [f"{name}={getattr(layout, name)}" for name in ("vp", "ep", "etp") if getattr(layout, name) > 1]
+    split += [
+        f"{name}={size}" for name in ("first_stage_layers", "last_stage_layers") if (size := getattr(layout, name))
+    ]
     if layout.sp and layout.implementation not in MEGATRON_LAYERS:
         split.append("sp=true")
     if split:
@@ -264,7 +267,7 @@ def host_ram(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
             f"offload to the host of {cluster.name}, whose memory is unknown; needs {needed:.0f} GiB a node: "
             "give cluster.host_ram_gib"
         )
-    usable = 0.9 * cluster.host_ram_gib  # the rest is the system's, the page cache's and the data loader's
+    usable = HOST_SHARE * cluster.host_ram_gib
     if needed > usable:
         return (
             f"offload needs {needed:.0f} GiB of host memory a node, and of the {cluster.host_ram_gib:.0f} GiB of "

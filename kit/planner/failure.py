@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from kit.cost.efficiency import usable_gib
-from kit.planner.decisions import describe
+from kit.planner.describe import describe
 from kit.planner.rule import Violation
 from kit.planner.weighing import Found, illegal, search
 from kit.specs.catalog import gpu_names, load_gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost.pipeline import middle_stage_layers
 from kit.planner.rule import Rule, divisors, words
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -17,6 +18,10 @@ MEGATRON_FAMILIES: tuple[Family, ...] = (
     "gpt2",
     "mixtral",
     "qwen3_moe",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neox",
+    "deepseek_v3",
 )
 """Families with a weight map (kit/engines/megatron/weights/families.py)."""
 
@@ -33,16 +38,14 @@ def megatron_family(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
 
 def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """kit/engines/megatron/rope.py: kinds that frequencies alone express."""
-    kind = (model.rope_scaling or {}).get("rope_type", "default")
+    scaling = model.rope_scaling or {}
+    kind = scaling.get("rope_type", "default")
+    if kind == "yarn" and model.latent and scaling.get("mscale", 1) == scaling.get("mscale_all_dim", 0):
+        return None  # the factor of queries and keys is then 1, and that of scores is the layer's
     if kind not in ("default", "linear", "llama3"):
         return (
             f"rope_type={kind} of {model.name} on engine=megatron, which computes default, linear and llama3; "
             "use engine=deepspeed or torch"
-        )
-    if model.partial_rotary_factor != 1:
-        return (
-            f"partial_rotary_factor={model.partial_rotary_factor} of {model.name} on engine=megatron, which rotates "
-            "whole heads; use engine=deepspeed or torch"
         )
     return None
 
@@ -83,7 +86,8 @@ def tp_fits_kv_heads(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
 
 def tp_divides_mlp(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """tensor_parallel/layers.py: ColumnParallelLinear divides its output size."""
-    if not model.num_experts and model.ffn_hidden_size % layout.tp:
+    dense = not model.num_experts or model.first_dense_layers > 0
+    if dense and model.ffn_hidden_size % layout.tp:
         fitting = [d for d in divisors(model.num_attention_heads) if model.ffn_hidden_size % d == 0]
         return (
             f"tp={layout.tp} does not divide ffn_hidden_size={model.ffn_hidden_size} of {model.name}; "
@@ -93,13 +97,35 @@ def tp_divides_mlp(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout:
 
 
 def pipeline_divides_layers(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """transformer_block.py, get_num_layers_to_build: equal stages, unless a custom layout is given."""
+    """transformer_block.py, get_num_layers_to_build: equal stages, unless a custom layout is given, which we give for
+    ends with fewer or more layers."""
     chunks = layout.pp * layout.vp
+    if layout.first_stage_layers or layout.last_stage_layers:
+        return _uneven_stages(model, layout)
     if model.num_layers % chunks:
         given = f"pp={layout.pp}" if layout.vp == 1 else f"pp·vp={layout.pp}·{layout.vp}"
         near = [d for d in divisors(model.num_layers) if d <= 4 * chunks]
         return f"{given} does not divide num_layers={model.num_layers} of {model.name}; use {words(near)}"
     return None
+
+
+def _uneven_stages(model: ModelSpec, layout: Layout) -> str | None:
+    ends = {key: getattr(layout, key) for key in ("first_stage_layers", "last_stage_layers") if getattr(layout, key)}
+    given = ", ".join(f"{key}={value}" for key, value in ends.items())
+    if layout.pp == 1:
+        return f"{given} with pp=1: there is one stage, which has all layers; use pp>1, or leave it out"
+    if min(ends.values()) < layout.vp - 1:
+        # Only the chunk with the embedding or the loss may do without a layer.
+        return f"{given} with vp={layout.vp}: a stage has {layout.vp} chunks; use at least {layout.vp - 1} layers"
+    layers, stages = middle_stage_layers(model, layout)
+    if not stages:
+        wrong = f"{given} are not num_layers={model.num_layers} of {model.name}; use two that add up to it"
+        return wrong if layers else None
+    parts = stages * layout.vp
+    if layers > 0 and layers % parts == 0:
+        return None
+    each = f"{stages} other stages" + (f" of {layout.vp} chunks each" if layout.vp > 1 else "")
+    return f"{given} leave {layers} layers of {model.name} for {each}; leave a multiple of {parts}"
 
 
 def virtual_stages(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
@@ -142,6 +168,24 @@ def context_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
     return None
 
 
+def ring(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """kit/engines/megatron/ring.py: whole causal attention by torch's flash kernels, which on CUDA are for 16 bits."""
+    if layout.cp == 1 or layout.cp_comm_type != "p2p":
+        return None
+    if model.latent:
+        return f"cp_comm_type=p2p with the latent attention of {model.name}, whose values are narrower; use all_gather"
+    if not model.traits.fused_attention or model.attention_softcap is not None:
+        return f"cp_comm_type=p2p with {model.name}, whose scores no flash kernel computes; use all_gather"
+    if model.windowed(job.seq_length):
+        return (
+            f"cp_comm_type=p2p with sliding_window={model.sliding_window} of {model.name}: the ring computes whole "
+            "attention; use all_gather"
+        )
+    if job.precision == "fp32" and cluster.gpu.device == "cuda":
+        return "cp_comm_type=p2p with precision=fp32, for which CUDA has no flash kernel; use all_gather, or bf16"
+    return None
+
+
 def expert_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """moe_layer.py: experts are dealt out evenly; parallel_state.py: their ranks are those of a pipeline stage."""
     ep, etp, experts = layout.ep, layout.etp, model.num_experts
@@ -159,6 +203,24 @@ def expert_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
         return (
             f"ep·etp={ep}·{etp} does not divide the dp·cp·tp={ranks} ranks of a pipeline stage; "
             f"use sizes whose product is {words(divisors(ranks))}"
+        )
+    return None
+
+
+def expert_router(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """moe_utils.py, topk_routing_with_score_function: sigmoid scores of several experts are always made to add up to 1,
+    and groups are chosen by their best topk/group_topk experts, where DeepSeek takes two."""
+    if model.traits.router != "sigmoid" or not model.num_experts:
+        return None
+    if not model.norm_topk_prob or model.experts_per_token == 1:
+        return (
+            f"norm_topk_prob={model.norm_topk_prob}, experts_per_token={model.experts_per_token} of {model.name} on "
+            "engine=megatron, whose weights of two experts or more add up to 1; use engine=deepspeed or torch"
+        )
+    if model.router_groups > 1 and model.experts_per_token != 2 * model.router_top_groups:
+        return (
+            f"router_top_groups={model.router_top_groups} with experts_per_token={model.experts_per_token} of "
+            f"{model.name} on engine=megatron, which has two experts for each group; use engine=deepspeed or torch"
         )
     return None
 
@@ -193,7 +255,9 @@ MEGATRON_RULES: tuple[Rule, ...] = tuple(
         virtual_stages,
         sequence_parallel,
         context_parallel,
+        ring,
         expert_parallel,
+        expert_router,
         expert_tensor_parallel,
         experts_need_sequence_parallel,
     )

@@ -7,8 +7,8 @@ import textwrap
 from kit.cost.efficiency import usable_gib
 from kit.cost.memory import COMPONENTS
 from kit.cost.params import count
-from kit.cost.prediction import StageMemory
-from kit.planner.decisions import describe
+from kit.cost.prediction import Operation, Prediction, StageMemory
+from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
 from kit.units import human_count, human_seconds
 
@@ -18,7 +18,7 @@ STAGES_SHOWN = 6
 
 def render(plan: Plan) -> str:
     """Plain text, at most 110 columns, ending without a newline."""
-    blocks = [_title(plan), _memory(plan), _time(plan), _reasons(plan.decisions)]
+    blocks = [_title(plan), _memory(plan), _time(plan), reasons(plan.decisions)]
     return "\n\n".join(blocks)
 
 
@@ -73,13 +73,32 @@ def _time(plan: Plan) -> str:
         if seconds >= 0.001 * predicted.step_time_s
     ]
     lines = [
-        f"step {human_seconds(predicted.step_time_s)}" + _band(predicted.step_time_band),
+        *textwrap.wrap(
+            f"step {human_seconds(predicted.step_time_s)}" + _speed_band(predicted), WIDTH, subsequent_indent="  "
+        ),
         *textwrap.wrap(" + ".join(parts), WIDTH, initial_indent="  ", subsequent_indent="  "),
         f"{human_count(predicted.tokens_per_s)} tokens/s, {human_count(predicted.tokens_per_s / gpus)} a GPU; "
         f"MFU {predicted.mfu:.1%}" + (f"; bubble {predicted.bubble_fraction:.1%}" if plan.layout.pp > 1 else ""),
         f"{human_seconds(predicted.days * 86400)} for {human_count(plan.job.total_tokens)} tokens" + _money(plan),
     ]
+    if predicted.operation is not None and plan.cluster.gpu.device == "cuda":
+        lines.append(_operation(predicted.operation))
     return "\n".join(lines)
+
+
+def _operation(operation: Operation) -> str:
+    return (
+        f"checkpoint {operation.checkpoint_gb:,.0f} GB in {human_seconds(operation.checkpoint_s)}, best every "
+        f"{human_seconds(operation.checkpoint_interval_s)}; a failure every "
+        f"{human_seconds(operation.hours_between_failures * 3600)}: goodput {operation.goodput:.1%}"
+    )
+
+
+def _speed_band(predicted: Prediction) -> str:
+    words = predicted.step_time_evidence or "not yet compared with measurements"
+    if predicted.step_time_band is None:
+        return f" (predicted; {words})"
+    return f" (± {predicted.step_time_band:.0%}: {words})"
 
 
 def _money(plan: Plan) -> str:
@@ -93,7 +112,8 @@ def _band(band: float | None) -> str:
     return " (predicted; not yet compared with measurements)" if band is None else f" (± {band:.0%})"
 
 
-def _reasons(decisions: tuple[Decision, ...]) -> str:
+def reasons(decisions: tuple[Decision, ...]) -> str:
+    """Each decision, and what was rejected for it."""
     lines = ["why"]
     for decision in decisions:
         head = f"  {decision.rule}={decision.chosen}: {decision.why}"

@@ -111,10 +111,9 @@ def stacks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout)
 
 
 def data_parallel_only(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """It runs a Hugging Face model whole on every rank."""
-    split = [name for name in ("tp", "pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1] + (
-        ["sp"] if layout.sp else []
-    )
+    """These engines run a Hugging Face model whole on every rank."""
+    split = [name for name in ("tp", "pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1]
+    split += [name for name in ("sp", "first_stage_layers", "last_stage_layers") if getattr(layout, name)]
     if not split:
         return None
     given = ", ".join(f"{name}={getattr(layout, name)}" for name in split)

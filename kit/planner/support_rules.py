@@ -14,33 +14,41 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     return _refused(
         {
             "precision": (job.precision, (*(("fp16",) if layout.engine == "deepspeed" else ()), "bf16", "fp32")),
-            "objective": (job.objective, _OBJECTIVES[layout.engine]),
-            "lora": (job.lora and "{…}", (None,)),
+            "objective": (job.objective, _objectives(layout)),
+            "lora": (job.lora and "{…}", (None, "{…}") if _whole(layout) else (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
         }
     )
 
 
-_OBJECTIVES: dict[EngineName, tuple[object, ...]] = {
-    "torch": ("pretrain", "sft", "seq2seq"),
-    "deepspeed": ("pretrain", "sft", "seq2seq"),
-    "megatron": ("pretrain",),
-}
+def _whole(layout: Layout) -> bool:
+    """Every rank computes its own samples with a Hugging Face model, whose state stays in memory."""
+    in_memory = "nvme" not in (layout.offload_optimizer, layout.offload_param)
+    return layout.implementation == "huggingface-sdpa" and layout.tp == layout.cp == 1 and in_memory
+
+
+def _objectives(layout: Layout) -> tuple[str, ...]:
+    """Rows and pairs have lengths of their own, positions and a source, which not every split hands on."""
+    return ("pretrain", "sft", "seq2seq") if _whole(layout) else ("pretrain",)
 
 
 def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """Ways to divide the work that the engines have."""
     return _refused(
         {
-            "recompute": (layout.recompute, ("none", "full")),
-            "first_stage_layers": (layout.first_stage_layers, (None,)),
-            "last_stage_layers": (layout.last_stage_layers, (None,)),
-            "cp_comm_type": (
-                layout.cp_comm_type,
-                ("all_gather", "a2a") if layout.engine == "deepspeed" else ("all_gather",),
-            ),
+            # Attention alone is computed again by megatron-core's layer (transformer/attention.py, core_attn).
+            "recompute": (layout.recompute, ("none", "full", *(["selective"] if layout.engine == "megatron" else []))),
+            "cp_comm_type": (layout.cp_comm_type, _EXCHANGES[layout.engine]),
         }
     )
+
+
+_EXCHANGES: dict[EngineName, tuple[str, ...]] = {
+    "torch": ("all_gather",),
+    "deepspeed": ("all_gather", "a2a"),
+    "megatron": ("all_gather", "p2p"),
+}
+"""With cp=1 the first is the default, and is not read."""
 
 
 def _refused(values: dict[str, tuple[object, tuple[object, ...]]]) -> str | None:

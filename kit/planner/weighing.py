@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from kit.cost.efficiency import usable_gib
 from kit.cost.memory import peak_gib
-from kit.cost.step_time import step_time_components_s
+from kit.cost.step_time import StepTimer
+from kit.planner import calibration
+from kit.planner.calibration import Calibration
 from kit.planner.candidates import ENGINES, Scope, layouts
 from kit.planner.rule import Violation
 from kit.planner.rules import is_legal, violations
@@ -47,27 +49,46 @@ class Found:
     scope: Scope
 
 
-def search(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Found:
+def search(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, known: Calibration = calibration.NONE
+) -> Found:
     """Search the usual layouts, and what is slower only where those do not fit."""
-    usual = _search(model, cluster, job, pins, USUAL)
+    weigh = _Scales(model, cluster, job, known)
+    usual = _search(weigh, pins, USUAL)
     if usual.best is not None:
         return usual
-    return _search(model, cluster, job, pins, LAST_RESORTS)
+    return _search(weigh, pins, LAST_RESORTS)
 
 
-def _search(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Found:
-    considered = tuple(
-        candidate for engine in _engines(pins) for candidate in _considered(model, cluster, job, pins, engine, scope)
-    )
+class _Scales:
+    """What is asked of every layout of one model, cluster and job."""
+
+    def __init__(self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, known: Calibration) -> None:
+        self.model, self.cluster, self.job, self.known = model, cluster, job, known
+        self._timer = StepTimer(model, cluster, job)
+
+    def peak_gib(self, layout: Layout) -> float:
+        extra = self.known.of(self.model, self.cluster, self.job, layout).extra_gib if self.known.residuals else 0.0
+        return peak_gib(self.model, self.cluster, self.job, layout) + extra
+
+    def step_time_s(self, layout: Layout) -> float:
+        seconds = sum(self._timer.components_s(layout).values())
+        if not self.known.residuals:
+            return seconds
+        return seconds * self.known.of(self.model, self.cluster, self.job, layout).step_time_factor
+
+
+def _search(weigh: _Scales, pins: Pins, scope: Scope) -> Found:
+    considered = tuple(candidate for engine in _engines(pins) for candidate in _considered(weigh, pins, engine, scope))
     return Found(best=_best(considered), considered=considered, scope=scope)
 
 
 def illegal(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, engines: tuple[EngineName, ...] | None = None
 ) -> dict[EngineName, tuple[Violation, ...]]:
-    """For each engine without a legal layout: the rules broken by the layout that breaks the fewest."""
+    """For each engine (of those given) without a legal layout: the rules broken by the layout that breaks the fewest."""
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
-    for engine in _engines(pins):
+    for engine in engines or _engines(pins):
         broken = (
             violations(model, cluster, job, layout)
             for layout in layouts(model, cluster, job, pins, engine, LAST_RESORTS)
@@ -80,14 +101,17 @@ def illegal(
 
 def simplicity(layout: Layout) -> tuple[int, ...]:
     """Smaller is simpler: fewer moving parts, then less memory traffic."""
+    # DeepSpeed over Megatron's layers is two engines at once.
+    both = layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa"
     return (
-        ENGINES.index(layout.engine),
+        len(ENGINES) if both else ENGINES.index(layout.engine),
         _FARNESS[layout.offload_optimizer] + _FARNESS[layout.offload_param],
         layout.pp,
         layout.tp * layout.cp,
+        int(layout.cp_comm_type == "p2p"),
         layout.ep,
         layout.vp,
-        int(layout.recompute == "full"),
+        ("none", "selective", "full").index(layout.recompute),
         layout.zero_stage,
         layout.zero_hpz,
         layout.micro_batch_size,
@@ -101,9 +125,8 @@ def _engines(pins: Pins) -> tuple[EngineName, ...]:
     return ENGINES if pins.engine is None else (pins.engine,)
 
 
-def _considered(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, engine: EngineName, scope: Scope
-) -> Iterator[Candidate]:
+def _considered(weigh: _Scales, pins: Pins, engine: EngineName, scope: Scope) -> Iterator[Candidate]:
+    model, cluster, job = weigh.model, weigh.cluster, weigh.job
     usable = usable_gib(cluster.gpu)
     previous: Layout | None = None
     previous_fits = True
@@ -112,9 +135,9 @@ def _considered(
             continue  # what does not fit with a small micro batch does not fit with a larger one
         if not is_legal(model, cluster, job, layout):
             continue
-        peak = peak_gib(model, cluster, job, layout)
+        peak = weigh.peak_gib(layout)
         previous, previous_fits = layout, peak <= usable
-        step = sum(step_time_components_s(model, cluster, job, layout).values()) if previous_fits else None
+        step = weigh.step_time_s(layout) if previous_fits else None
         yield Candidate(layout=layout, peak_gib=peak, step_time_s=step)
 
 
@@ -124,7 +147,10 @@ def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:
         "tp",
         "pp",
         "vp",
+        "first_stage_layers",
+        "last_stage_layers",
         "cp",
+        "cp_comm_type",
         "sp",
         "ep",
         "etp",

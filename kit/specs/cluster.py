@@ -24,10 +24,14 @@ class GpuSpec:
     """Dense bf16 peak without sparsity; 0 where the GPU has no bf16."""
     fp16_tflops: float = Field(ge=0)
     """Dense fp16 peak without sparsity."""
+    fp8_tflops: float = Field(default=0.0, ge=0)
+    """Dense fp8 peak without sparsity; 0 where the GPU has no fp8."""
     fp32_tflops: float = Field(gt=0)
     """Dense fp32 peak (TF32 tensor cores where torch would use them is not counted)."""
     hbm_gbytes_per_s: float = Field(gt=0)
     """Memory bandwidth, GB/s."""
+    nvlink_gbytes_per_s: float = Field(default=0.0, ge=0)
+    """All of its links to other GPUs (NVLink, Infinity Fabric) together, GB/s per direction; 0 where it has none."""
     pcie_gbytes_per_s: float = Field(gt=0)
     """Host link, GB/s per direction."""
     source: str

@@ -53,7 +53,7 @@ class _RecipeFile:
     model: str | ModelSpec
     """Catalog name, path of a Hugging Face directory, or a shape."""
     cluster: str | ClusterSpec
-    """For example ``8xH100`` or ``aws:p5.48xlarge:4``, or a full description."""
+    """For example ``8xH100`` or ``aws:p5.48xlarge:4``, a YAML file, ``local``, or a full description."""
     job: JobSpec = JobSpec()
     run: RunSpec | None = None
     layout: Pins = Pins()
@@ -64,6 +64,9 @@ class _RecipeFile:
 def json_schema() -> dict[str, Any]:
     """JSON schema of a recipe file, for editors."""
     schema = TypeAdapter(_RecipeFile).json_schema()
+    # A variant says only what differs; what is missing in the whole is found when it is loaded.
+    for part in (schema, schema["$defs"]["RunSpec"], schema["$defs"]["DataSpec"]):
+        part.pop("required", None)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kit recipe"}
 
 
@@ -93,6 +96,22 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return Recipe(name=path.stem, **values)
 
 
+def merged_text(path: str | Path) -> str:
+    """A recipe as YAML text with what it extends laid under it: complete in one file. Raises ``SpecError``."""
+    path = Path(path)
+    data = dict(_extended(yaml.read(path), path).data)
+    data.pop("extends", None)
+    ordered = {key: data[key] for key in SECTIONS if key in data}
+    return yaml.dump({key: _without_nulls(value) for key, value in ordered.items()})
+
+
+def _without_nulls(value: Any) -> Any:
+    """A variant takes a key of its base back by null; without the base there is nothing to take back."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
+    return value
+
+
 def _section(key: str, document: yaml.Document, base: Path) -> Any:
     """One section of a recipe → its spec. An absent section takes its defaults."""
     raw = document.data.get(key)
@@ -101,7 +120,7 @@ def _section(key: str, document: yaml.Document, base: Path) -> Any:
         try:
             if key == "model":
                 return load_model(str(local) if (local / "config.json").is_file() else raw)
-            return parse_cluster(raw)
+            return parse_cluster(str(local) if local.is_file() else raw)
         except SpecError as error:
             raise SpecError(f"{document.where((key,))}: {key}: {error}") from None
     if raw is None:

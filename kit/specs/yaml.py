@@ -1,7 +1,7 @@
 """YAML in and out: strict, and with the place of every value, so that an error can name its line.
 
-Differences from plain PyYAML: ``1e-5`` is a number (YAML 1.2), ``on``/``off``/``yes``/``no`` are strings, and a
-duplicate key is an error instead of a silent overwrite.
+Differences from plain PyYAML: ``1e-5`` is a number (YAML 1.2) and ``20e9`` a whole one, ``on``/``off``/``yes``/``no``
+are strings, and a duplicate key is an error instead of a silent overwrite.
 """
 
 from __future__ import annotations
@@ -45,6 +45,17 @@ _Loader.add_implicit_resolver(
     ),
     list("-+.0123456789"),
 )
+
+
+def _number(loader: Any, node: yaml.ScalarNode) -> float | int:
+    """A whole number with an exponent is an integer, as people mean ``total_tokens: 20e9``."""
+    text = loader.construct_scalar(node)
+    value = float(loader.construct_yaml_float(node))
+    whole = re.fullmatch(r"[+]?[0-9.]+[eE][+]?[0-9]+", text) and value.is_integer()
+    return int(value) if whole else value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 @dataclass(frozen=True)

@@ -157,7 +157,7 @@ class _Run:
             self._validate(feed, counters.step)
         hub = self.rundir.path / "checkpoints" / f"hub-step-{counters.step:08d}"
         if export_hub_at_end and not _is_exported(hub, counters):
-            export_hub(engine, hub, counters, model=plan.model)
+            export_hub(engine, hub, counters, model=plan.model, lora=plan.job.lora)
         if self.memory is None and self.step_times_s:
             self.memory = memory_held_gib(engine)
         summary = Summary(

@@ -17,11 +17,13 @@ import torch
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import applies, megatron_settings
+from kit.engines import experts
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.hf import build_model
 from kit.planner.plan import Plan
 from kit.specs.job import OptimizerSpec
-from kit.training.checkpoint.hub import Counters, export_hub, import_hub
+from kit.specs.model import ModelSpec
+from kit.training.checkpoint.hub import Counters, HubCheckpoint, export_hub, import_hub
 from tests.training import batches, tiny
 
 WORLD_SIZE = 2
@@ -44,16 +46,25 @@ class Curve:
     masters: dict[str, torch.Tensor]
 
 
-def plan(stage: int, *, precision: str = "fp32", tied: bool = False, **layout: Any) -> Plan:
+def plan(
+    stage: int,
+    *,
+    precision: str = "fp32",
+    tied: bool = False,
+    spec: ModelSpec | None = None,
+    eps: float = OPTIMIZER.eps,
+    **layout: Any,
+) -> Plan:
     """A DeepSpeed plan on 2 CPU processes; 2 micro batches of 2 unless ``layout`` says otherwise."""
     chosen = {"dp": WORLD_SIZE, "micro_batch_size": 2, "gradient_accumulation_steps": 2} | layout
-    job = {"precision": precision, "optimizer": OPTIMIZER, "grad_clip": GRAD_CLIP}
-    return tiny.plan(tiny.model(tied_embeddings=tied), job=job, engine="deepspeed", zero_stage=stage, **chosen)
+    job = {"precision": precision, "optimizer": dataclasses.replace(OPTIMIZER, eps=eps), "grad_clip": GRAD_CLIP}
+    model = spec or tiny.model(tied_embeddings=tied)
+    return tiny.plan(model, job=job, engine="deepspeed", zero_stage=stage, **chosen)
 
 
-def hf_directory(path: Path, tied: bool = False) -> Path:
+def hf_directory(path: Path, tied: bool = False, spec: ModelSpec | None = None) -> Path:
     """The model that every case starts from."""
-    rundir = tiny.run_directory(path / "seed", tiny.plan(tiny.model(tied_embeddings=tied)))
+    rundir = tiny.run_directory(path / "seed", tiny.plan(spec or tiny.model(tied_embeddings=tied)))
     build_model(rundir, torch.float32, "cpu").save_pretrained(path / "hf")
     return path / "hf"
 
@@ -110,15 +121,43 @@ def exported(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
 
 
 def train(chosen: Plan, start: Path, directory: Path, steps: int, fault: str | None = None) -> Curve:
-    """A fresh engine for some steps. A fault of benchmarks.parity stays in the process: close the pool afterwards."""
-    if fault is not None:
-        from benchmarks.parity.faults import FAULTS
+    """A fresh engine for some steps, or one with a fault of benchmarks.parity in it."""
+    from benchmarks.parity.deepspeed_faults import planted
 
-        FAULTS[fault].install()
-    engine = build(chosen, start, directory)
-    curve = Curve(*advance(engine, chosen, 0, steps), exported(engine, StateKind.MASTER))
-    engine.close()
+    with planted(fault):
+        engine = build(chosen, start, directory)
+        curve = Curve(*advance(engine, chosen, 0, steps), exported(engine, StateKind.MASTER))
+        engine.close()
     return curve
+
+
+def leave(chosen: Plan, start: Path, directory: Path, steps: int, fault: str | None = None) -> None:
+    """Some steps, and a hub checkpoint after them."""
+    engine = build(chosen, start, directory)
+    advance(engine, chosen, 0, steps)
+    counters = Counters(step=steps, samples_seen=0, tokens_seen=0, optimizer_steps=engine.optimizer_steps)
+    export_hub(engine, directory / "hub", counters, model=chosen.model)
+    engine.close()
+
+
+def go_on(chosen: Plan, hub: Path, directory: Path, steps: int, fault: str | None = None) -> tuple[Curve, list[str]]:
+    """As many steps again from a hub checkpoint; and what is not bit for bit in the engine as it was on disk."""
+    from benchmarks.parity.deepspeed_faults import planted
+
+    with planted(fault):
+        engine = build(chosen, None, directory)
+        counters = import_hub(engine, hub)
+    different = [
+        f"{kind} {name}"
+        for kind in (StateKind.MASTER, *MOMENTS)
+        for name, tensor in exported(engine, kind).items()
+        if not torch.equal(tensor, HubCheckpoint(hub).source(kind).read(name))
+    ]
+    if engine.optimizer_steps != counters.optimizer_steps:
+        different.append("optimizer_steps")
+    curve = Curve(*advance(engine, chosen, counters.step, counters.step + steps), exported(engine, StateKind.MASTER))
+    engine.close()
+    return curve, different
 
 
 def through_the_hub(
@@ -191,8 +230,8 @@ def disturb(chosen: Plan, start: Path, directory: Path, settings: Settings = ds_
 # ---------------------------------------------------------------------- plain torch
 
 
-def reference(start: Path, steps: int) -> Curve:
-    """One process, the whole batch at once, nothing of kit's engines."""
+def reference(start: Path, steps: int, eps: float = OPTIMIZER.eps, spec: ModelSpec | None = None) -> Curve:
+    """One process, the whole batch at once, nothing of kit's engines; ``spec``: of a model with experts."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=torch.float32)
@@ -201,7 +240,7 @@ def reference(start: Path, steps: int) -> Curve:
     adam = torch.optim.AdamW(
         [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
         betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
-        eps=OPTIMIZER.eps,
+        eps=eps,
         weight_decay=OPTIMIZER.weight_decay,
     )
     losses, norms, gradients = [], [], {}
@@ -220,7 +259,15 @@ def reference(start: Path, steps: int) -> Curve:
         adam.step()
         adam.zero_grad()
         losses.append(loss.item())
-    return Curve(losses, norms, gradients, {name: p.detach() for name, p in model.named_parameters()})
+    masters = {name: p.detach() for name, p in model.named_parameters()}
+    return Curve(losses, norms, _on_disk(spec, gradients), _on_disk(spec, masters))
+
+
+def _on_disk(spec: ModelSpec | None, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if spec is None:
+        return tensors
+    parts = (pair for name, tensor in tensors.items() for pair in experts.split(spec, name, tensor))
+    return {name: tensor for name, tensor in parts if tensor is not None}
 
 
 def clip(parameters: list[torch.nn.Parameter]) -> float:

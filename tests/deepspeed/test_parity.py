@@ -89,9 +89,6 @@ def test_bf16_stages_agree_with_each_other(start, tmp_path):
     ],
 )
 def test_a_planted_fault_turns_the_comparison_red(fault, layout, start, reference, tmp_path):
-    try:
-        curve = run(cases.plan(**layout), start, tmp_path, fault=fault)
-    finally:
-        pool("deepspeed", cases.WORLD_SIZE).close()  # the fault stays in its processes
+    curve = run(cases.plan(**layout), start, tmp_path, fault=fault)
     assert cases.gradient_error(curve, reference) > 1000 * TOLERANCE
     assert cases.curve_error(curve.norms, reference.norms) > 1000 * TOLERANCE

@@ -56,12 +56,12 @@ def run_directory(
     **layout: Any,
 ) -> Any:
     """A run directory for the Megatron engine with GLOBAL_BATCH_SIZE sequences a step."""
-    dp = layout.get("dp", 1)
+    size = layout.get("micro_batch_size", MICRO_BATCH_SIZE)
     layout = {
         "engine": "megatron",
         "implementation": "torch-native",
-        "micro_batch_size": MICRO_BATCH_SIZE,
-        "gradient_accumulation_steps": GLOBAL_BATCH_SIZE // MICRO_BATCH_SIZE // dp,
+        "micro_batch_size": size,
+        "gradient_accumulation_steps": GLOBAL_BATCH_SIZE // size // layout.get("dp", 1),
     } | layout
     plan = tiny.plan(spec, job=JOB | (job or {}), **layout)
     rundir = tiny.run_directory(path, plan, model_path=model_path and str(path.parent / model_path))
@@ -78,34 +78,47 @@ def step_batch(vocab_size: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return inputs, labels
 
 
-def micro_batches(vocab_size: int, step: int, dp_rank: int, dp_size: int) -> list[MicroBatch]:
+def step_documents(step: int) -> torch.Tensor:
+    """Lengths of the three documents in each row of a step, (GLOBAL_BATCH_SIZE, 3)."""
+    generator = torch.Generator().manual_seed(1000 + step)
+    first = torch.randint(1, tiny.SEQ_LENGTH // 2, (GLOBAL_BATCH_SIZE, 2), generator=generator)
+    return torch.cat([first, tiny.SEQ_LENGTH - first.sum(1, keepdim=True)], dim=1)
+
+
+def micro_batches(
+    vocab_size: int, step: int, dp_rank: int, dp_size: int, packed: bool = False, size: int = MICRO_BATCH_SIZE
+) -> list[MicroBatch]:
     """One data-parallel rank's part of a step: neighbouring sequences, so that ranks count unequal tokens."""
     share = GLOBAL_BATCH_SIZE // dp_size
-    inputs, labels = (t[dp_rank * share : (dp_rank + 1) * share] for t in step_batch(vocab_size, step))
-    return [
-        MicroBatch(*pair) for pair in zip(inputs.split(MICRO_BATCH_SIZE), labels.split(MICRO_BATCH_SIZE), strict=True)
-    ]
+    rows = list(step_batch(vocab_size, step))
+    if packed:
+        lengths = step_documents(step).tolist()
+        rows.append(torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths]))
+        rows.append(torch.stack([torch.arange(3).repeat_interleave(torch.tensor(row)) for row in lengths]))
+    own = (tensor[dp_rank * share : (dp_rank + 1) * share].split(size) for tensor in rows)
+    return [MicroBatch(*fields) for fields in zip(*own, strict=True)]
 
 
-def train_with_fault(rundir: Any, steps: int, fault: str) -> Trajectory:
+def train_with_fault(rundir: Any, steps: int, fault: str, packed: bool = False) -> Trajectory:
     """Inside a worker: ``train`` with a fault of ``benchmarks/parity/faults.py`` in it."""
     from benchmarks.parity.faults import FAULTS, uproot
 
     FAULTS[fault].install()
     try:
-        return train(rundir, steps)
+        return train(rundir, steps, packed)
     finally:
         uproot()
 
 
-def train(rundir: Any, steps: int) -> Trajectory:
+def train(rundir: Any, steps: int, packed: bool = False) -> Trajectory:
     """Inside a worker: build the engine, train, close."""
     from kit.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(rundir)
     result = Trajectory(initial=export(engine, StateKind.MASTER))
     for step in range(steps):
-        batches = micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size)
+        size = rundir.plan.layout.micro_batch_size
+        batches = micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size, packed, size)
         loss = engine.forward_backward(batches)
         if step == 0:
             result.gradients = export(engine, StateKind.GRADIENT)
@@ -122,7 +135,14 @@ def export(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
 
 
-def reference(spec: ModelSpec, model: torch.nn.Module, steps: int, grad_clip: float = JOB["grad_clip"]) -> Trajectory:
+def reference(
+    spec: ModelSpec,
+    model: torch.nn.Module,
+    steps: int,
+    grad_clip: float = JOB["grad_clip"],
+    eps: float = JOB["optimizer"].eps,
+    packed: bool = False,
+) -> Trajectory:
     """The same training by plain transformers and torch.optim.AdamW in one process, all sequences in one batch."""
     decayed = [p for p in model.parameters() if p.ndim > 1]
     plain = [p for p in model.parameters() if p.ndim == 1]
@@ -130,12 +150,12 @@ def reference(spec: ModelSpec, model: torch.nn.Module, steps: int, grad_clip: fl
         [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
         lr=LEARNING_RATE,
         betas=(0.9, 0.95),
-        eps=JOB["optimizer"].eps,
+        eps=eps,
     )
     result = Trajectory(initial=_on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()}))
     for step in range(steps):
         inputs, labels = step_batch(model.config.vocab_size, step)
-        logits = model(input_ids=inputs, use_cache=False).logits.float()
+        logits = _logits(model, inputs, step_documents(step) if packed else None)
         count = int((labels != IGNORE_INDEX).sum())
         loss = (
             F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / count
@@ -152,32 +172,57 @@ def reference(spec: ModelSpec, model: torch.nn.Module, steps: int, grad_clip: fl
     return result
 
 
+def _logits(model: torch.nn.Module, inputs: torch.Tensor, documents: torch.Tensor | None) -> torch.Tensor:
+    """(rows, sequence, vocabulary); a document alone, as if there were no other in its row."""
+    if documents is None:
+        return model(input_ids=inputs, use_cache=False).logits.float()
+    rows = []
+    for row, lengths in zip(inputs, documents.tolist(), strict=True):
+        alone = [model(input_ids=part[None], use_cache=False).logits[0].float() for part in row.split(lengths)]
+        rows.append(torch.cat(alone))
+    return torch.stack(rows)
+
+
 def _on_disk(spec: ModelSpec, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {each: part for name, tensor in tensors.items() for each, part in experts.split(spec, name, tensor)}
 
 
+BOUND = 1e-5
+"""Largest relative error of a gradient, a loss, a norm, a weight."""
+
+
 def differences(found: Trajectory, expected: Trajectory) -> list[str]:
-    """Every quantity that is further than 1e-5 (relative) from the reference; empty if the runs agree."""
-    problems = [] if found.tokens == expected.tokens else [f"tokens {found.tokens} instead of {expected.tokens}"]
-    for what in ("losses", "norms"):
-        for step, (a, b) in enumerate(zip(getattr(found, what), getattr(expected, what), strict=True)):
-            if not abs(a - b) <= 1e-5 * abs(b):
-                problems.append(f"{what}[{step}]: {a} instead of {b}")
-    problems += [
-        f"initial[{name}]: not bit for bit what was read"
-        for name, tensor in expected.initial.items()
-        if name not in found.initial or not torch.equal(found.initial[name], tensor)
+    """Every quantity that is further than ``BOUND`` from the reference; empty if the runs agree."""
+    return [
+        f"{what}[{place}]: off by {error:.2e}"
+        for what, errors in _errors(found, expected).items()
+        for place, error in errors.items()
+        if not error <= BOUND
     ]
-    for what in ("gradients", "masters"):
+
+
+def largest_errors(found: Trajectory, expected: Trajectory) -> dict[str, tuple[float, str]]:
+    """Quantity → its largest relative error, and at which step or parameter."""
+    return {
+        what: max((error if error == error else torch.inf, str(place)) for place, error in errors.items())
+        for what, errors in _errors(found, expected).items()
+    }
+
+
+def _errors(found: Trajectory, expected: Trajectory) -> dict[str, dict[Any, float]]:
+    """Infinite where something is missing, and for tokens and initial weights, which must be exact, if they are not."""
+    errors: dict[str, dict[Any, float]] = {"tokens": {0: 0.0 if found.tokens == expected.tokens else torch.inf}}
+    for what in ("losses", "norms"):
+        pairs = zip(getattr(found, what), getattr(expected, what), strict=True)
+        errors[what] = {step: abs(a - b) / abs(b) for step, (a, b) in enumerate(pairs)}
+    for what in ("initial", "gradients", "masters"):
         ours, theirs = getattr(found, what), getattr(expected, what)
-        if ours.keys() != theirs.keys():
-            problems.append(f"{what}: names differ: {sorted(ours.keys() ^ theirs.keys())}")
-            continue
-        for name, tensor in theirs.items():
-            error = ((ours[name] - tensor).norm() / tensor.norm()).item()
-            if not error <= 1e-5:
-                problems.append(f"{what}[{name}]: off by {error:.2e}")
-    return problems
+        errors[what] = dict.fromkeys(ours.keys() ^ theirs.keys(), torch.inf)
+        for name in ours.keys() & theirs.keys():
+            error = ((ours[name] - theirs[name]).norm() / theirs[name].norm()).item()
+            exact = what != "initial" or torch.equal(ours[name], theirs[name])
+            errors[what][name] = error if exact else torch.inf
+    return errors
 
 
 class InMemory:
@@ -278,6 +323,41 @@ def logits(rundir: Any) -> torch.Tensor:
         whole = gather_from_tensor_model_parallel_region(local)[..., : rundir.plan.model.vocab_size].clone()
     engine.close()
     return whole
+
+
+def kept_bytes(rundir: Any) -> int:
+    """Inside a worker: storage that autograd keeps of the layers' forward pass, parameters left out."""
+    from kit.engines.megatron.engine import MegatronEngine
+    from kit.engines.megatron.engine import _forward_step as forward
+
+    engine = MegatronEngine(rundir)
+    (chunk,) = engine._chunks
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in chunk.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output, _ = forward(iter(micro_batches(rundir.plan.model.vocab_size, 0, 0, 1)), chunk)
+        assert output.grad_fn is not None
+    engine.close()
+    return sum(kept.values())
+
+
+def rotations(spec: ModelSpec, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inside a worker: angles of the positions of a row, and of given ones."""
+    from kit.engines.megatron.rope import Rotation
+
+    rotation = Rotation(
+        spec, torch.distributed.new_group([torch.distributed.get_rank()], use_local_synchronization=True)
+    )
+    running = rotation(positions.shape[1])
+    rotation.positions = positions
+    return running, rotation(positions.shape[1])
 
 
 def initial_weights(rundir: Any) -> dict[str, torch.Tensor]:

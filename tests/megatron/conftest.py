@@ -18,14 +18,14 @@ def steps(spec: ModelSpec) -> int:
 @pytest.fixture(scope="session")
 def references(tmp_path_factory):
     """``references(spec) → (directory beside which run directories go, trajectory)``."""
-    known: dict[ModelSpec, tuple] = {}
+    known: dict[tuple, tuple] = {}
 
-    def reference(spec: ModelSpec):
-        key = repr(spec)
+    def reference(spec: ModelSpec, packed: bool = False):
+        key = repr(spec), packed
         if key not in known:
             directory = tmp_path_factory.mktemp(spec.name)
             model = saved_model(spec, directory / "model")
-            known[key] = directory, cases.reference(spec, model, steps(spec))
+            known[key] = directory, cases.reference(spec, model, steps(spec), packed=packed)
         return known[key]
 
     return reference
@@ -34,7 +34,8 @@ def references(tmp_path_factory):
 def saved_model(spec: ModelSpec, path):
     """A transformers model saved to ``path``, with norms and biases off their neutral values."""
     torch.manual_seed(3)
-    model = hf.AutoModelForCausalLM.from_config(hf.hf_config(spec), attn_implementation="sdpa")
+    attention = "sdpa" if spec.traits.fused_attention else "eager"
+    model = hf.AutoModelForCausalLM.from_config(hf.hf_config(spec), attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.05)

@@ -31,6 +31,13 @@ CASES = {
     "tp2-sp-recompute-qwen3": ("qwen3", LLAMA, {"tp": 2, "sp": True, "recompute": "full"}),
     "pp2-tied-llama3-rope": ("llama", LLAMA | {"tied_embeddings": True, "rope_scaling": LLAMA3_ROPE}, {"pp": 2}),
     "pp2-vp2-recompute": ("llama", LLAMA, {"pp": 2, "vp": 2, "recompute": "full"}),
+    "pp2-uneven": ("llama", LLAMA | {"num_layers": 3}, {"pp": 2, "first_stage_layers": 1}),
+    "pp2-vp2-uneven": (
+        "llama",
+        LLAMA | {"num_layers": 6},
+        {"pp": 2, "vp": 2, "first_stage_layers": 3, "last_stage_layers": 3},
+    ),
+    "cp2-selective": ("llama", TWO_LAYERS, {"cp": 2, "recompute": "selective"}),
     "dp2-distributed-optimizer": ("llama", LLAMA, {"dp": 2, "zero_stage": 1}),
     "dp2-plain-optimizer": ("llama", LLAMA, {"dp": 2}),
     "cp2": ("llama", LLAMA, {"cp": 2}),
@@ -55,12 +62,20 @@ CASES = {
 }
 
 
-def compare(references, case, train=cases.train, *args):
+PACKED = {
+    "cp2": ("llama", TWO_LAYERS, {"cp": 2}),
+    "pp2-mistral": ("mistral", TWO_LAYERS | WINDOW, {"pp": 2, "recompute": "full"}),
+    "tp2-gpt2": ("gpt2", TWO_LAYERS, {"tp": 2}),
+}
+"""Three documents in each row, each of which transformers computes alone."""
+
+
+def compare(references, case, train=cases.train, *args, packed=False):
     family, shape, layout = case
     spec = tiny.model(family, **shape)
-    directory, expected = references(spec)
+    directory, expected = references(spec, packed)
     rundir = cases.run_directory(directory / "run", spec, **layout)
-    found = pool("megatron", rundir.plan.layout.world_size).run(train, rundir, steps(spec), *args)
+    found = pool("megatron", rundir.plan.layout.world_size).run(train, rundir, steps(spec), *args, packed)
     for rank in found[1:]:
         assert (rank.losses, rank.norms, rank.tokens) == (found[0].losses, found[0].norms, found[0].tokens)
         assert (rank.initial, rank.gradients, rank.masters) == ({}, {}, {})
@@ -70,6 +85,26 @@ def compare(references, case, train=cases.train, *args):
 @pytest.mark.parametrize("name", CASES)
 def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_rows_are_documents_of_their_own(references, name):
+    assert compare(references, PACKED[name], packed=True) == []
+
+
+def test_rotary_positions_are_those_that_are_given():
+    positions = torch.tensor([[0, 1, 2, 0, 1, 5]])
+    running, angles = pool("megatron", 2).run(cases.rotations, tiny.model(head_dim=8), positions)[0]
+    assert angles.shape == running.shape == (6, 1, 1, 8)
+    assert torch.equal(angles, running[positions[0]])
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"), [("megatron-joined-documents", "cp2"), ("megatron-running-positions", "tp2-gpt2")]
+)
+def test_planted_faults_show_in_packed_rows(references, fault, name):
+    problems = compare(references, PACKED[name], cases.train_with_fault, fault, packed=True)
+    assert any(problem.startswith("losses[0]") for problem in problems), problems
 
 
 @pytest.mark.parametrize(

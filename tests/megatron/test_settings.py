@@ -16,6 +16,7 @@ LAYOUTS = (
     {},
     {"tp": 2, "sp": True, "ep": 2},
     {"pp": 2, "recompute": "full"},
+    {"pp": 2, "first_stage_layers": 1, "recompute": "selective"},
     {"pp": 2, "vp": 2, "dp": 2, "zero_stage": 1},
 )
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")

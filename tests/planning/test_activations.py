@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kit.cost.activations import layer_bytes_per_token, layer_input_bytes_per_token
+from kit.cost.huggingface_layer import layer_bytes, layer_input
+from kit.cost.megatron_layer import layer_terms
+from kit.cost.planned import planned_setup
+from kit.cost.setup import TrainingSetup
 from kit.engines.hf import hf_config
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
 from kit.specs.model import WITH_EXPERTS, Family, ModelSpec
-from tests.planning.examples import deepspeed, megatron
+from tests.planning.examples import cluster, deepspeed, megatron
 from tests.planning.examples import torch as torch_layout
 
 BATCH, SEQUENCE = 2, 40
@@ -69,6 +74,18 @@ def saved_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> int:
     return sum(kept.values())
 
 
+def described(
+    model: ModelSpec, layout: Layout, precision: Precision = "bf16", seq_length: int = SEQUENCE
+) -> TrainingSetup:
+    job = JobSpec(precision=precision, seq_length=seq_length)
+    return planned_setup(model, cluster("8xH100"), job, dataclasses.replace(layout, micro_batch_size=BATCH))
+
+
+def predicted_per_token(model: ModelSpec, layout: Layout, precision: Precision) -> float:
+    setup = described(model, layout, precision)
+    return layer_bytes(setup, bool(model.num_experts)) / setup.tokens
+
+
 def measured_per_layer(family: Family, layout: Layout, precision: Precision, key_value_heads: int = 2) -> float:
     two, three = (saved_bytes(shape(family, layers, key_value_heads), layout, precision) for layers in (2, 3))
     return (three - two) / (BATCH * SEQUENCE)
@@ -77,9 +94,7 @@ def measured_per_layer(family: Family, layout: Layout, precision: Precision, key
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_layers_in_one_dtype(family: Family, precision: Precision) -> None:
-    predicted = layer_bytes_per_token(
-        shape(family, 2, 2), JobSpec(precision=precision, seq_length=SEQUENCE), deepspeed(zero_stage=2)
-    )
+    predicted = predicted_per_token(shape(family, 2, 2), deepspeed(zero_stage=2), precision)
     assert measured_per_layer(family, deepspeed(zero_stage=2), precision) == predicted
 
 
@@ -88,7 +103,7 @@ def test_layers_in_one_dtype(family: Family, precision: Precision) -> None:
 def test_layers_under_autocast(family: Family, key_value_heads: int) -> None:
     """GPT-2 is missing: autocast keeps pow in fp32 on CUDA and not on CPUs."""
     model = shape(family, 2, key_value_heads)
-    predicted = layer_bytes_per_token(model, JobSpec(precision="bf16", seq_length=SEQUENCE), torch_layout())
+    predicted = predicted_per_token(model, torch_layout(), "bf16")
     assert measured_per_layer(family, torch_layout(), "bf16", key_value_heads) == predicted
 
 
@@ -96,32 +111,35 @@ def test_layers_under_autocast(family: Family, key_value_heads: int) -> None:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", [deepspeed(zero_stage=2), torch_layout()])
 def test_experts_but_for_indices_and_scores(family: Family, precision: Precision, layout: Layout) -> None:
-    job = JobSpec(precision=precision, seq_length=SEQUENCE)
-    uncounted = measured_per_layer(family, layout, precision) - layer_bytes_per_token(shape(family, 2, 2), job, layout)
+    predicted = predicted_per_token(shape(family, 2, 2), layout, precision)
+    uncounted = measured_per_layer(family, layout, precision) - predicted
     assert 0 < uncounted < 128
 
 
 @pytest.mark.parametrize("layout", [torch_layout(recompute="full"), deepspeed(zero_stage=2, recompute="full")])
 def test_full_recompute_keeps_the_input_of_a_layer(layout: Layout) -> None:
-    predicted = layer_input_bytes_per_token(
-        shape("llama", 2, 2), JobSpec(precision="bf16", seq_length=SEQUENCE), layout
-    )
-    assert measured_per_layer("llama", layout, "bf16") == predicted
+    setup = described(shape("llama", 2, 2), layout)
+    assert measured_per_layer("llama", layout, "bf16") == layer_input(setup) / setup.tokens
+
+
+def native_per_token(model: ModelSpec, layout: Layout) -> float:
+    setup = described(model, layout, seq_length=4096)
+    return sum(layer_terms(setup, False).values()) / setup.tokens
 
 
 def test_tensor_and_sequence_parallelism_split_the_terms() -> None:
     """Korthikanti et al., eq. 2 and 4: tp splits attention and MLP, sp the rest; only the rope tables stay."""
-    model, job = shape("llama", 2, 4), JobSpec()
-    alone = layer_bytes_per_token(model, job, megatron())
-    split = layer_bytes_per_token(model, job, megatron(tp=4))
-    both = layer_bytes_per_token(model, job, megatron(tp=4, sp=True))
-    rope = 4 * 2 * model.head_dim
+    model = shape("llama", 2, 4)
+    alone = native_per_token(model, megatron())
+    split = native_per_token(model, megatron(tp=4))
+    both = native_per_token(model, megatron(tp=4, sp=True))
+    rope = 4 * 2 * model.head_dim / BATCH
     norms = 2 * (2 * 2 * model.hidden_size + 4)
     assert split - norms - rope == pytest.approx((alone - norms - rope) / 4)
     assert both - rope == pytest.approx((alone - rope) / 4)
 
 
 def test_shared_key_value_heads_are_not_split_further() -> None:
-    model, job = shape("llama", 2, 2), JobSpec()
-    two, four = (layer_bytes_per_token(model, job, megatron(tp=tp, sp=True)) for tp in (2, 4))
+    model = shape("llama", 2, 2)
+    two, four = (native_per_token(model, megatron(tp=tp, sp=True)) for tp in (2, 4))
     assert four > two / 2

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from kit.engines.hf import hf_config
 from kit.errors import SpecError
 from kit.specs.catalog import load_model, model_names
+from kit.specs.families import WITH_EXPERTS
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import model_from_config
 from tests.planning.examples import FAMILIES, TWO_STACKS, random_encoder_decoder, random_model
@@ -75,6 +79,21 @@ def test_stacks_of_two_widths_are_refused() -> None:
     heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
     with pytest.raises(SpecError, match="encoder_ffn_dim=64 and decoder_ffn_dim=32"):
         model_from_config({**config, **heads}, "b", "config.json")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_computes_with_every_parameter(family: Any) -> None:
+    """The class takes the shape, not only counts it: a step's gradients reach each parameter."""
+    model = random_model(random.Random(1), family)
+    if family in WITH_EXPERTS:  # torch's grouped products want rows of a multiple of 16 bytes
+        widths = {"hidden_size": 16 * model.num_attention_heads, "ffn_hidden_size": 32, "moe_ffn_hidden_size": 32}
+        model = dataclasses.replace(model, **widths, experts_per_token=model.num_experts)
+    built = AutoModelForCausalLM.from_config(hf_config(model))
+    ids = torch.randint(0, model.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))
+    loss = built(input_ids=ids, labels=ids).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert [name for name, parameter in built.named_parameters() if parameter.grad is None] == []
 
 
 def test_defaults_where_an_old_file_is_silent() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from kit.errors import PlanError
-from kit.planner.memory_report import memory_report, render_memory
+from kit.errors import KitError, PlanError
+from kit.planner.memory_picture import LOOKS, render_memory, save_png
+from kit.planner.memory_report import memory_report
 from kit.planner.search import make_plan
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
@@ -37,10 +41,38 @@ def test_what_does_not_fit_is_shown_with_ways_out() -> None:
     assert "it fits with" in render_memory(report)
 
 
-def test_each_stage_has_a_row_and_a_bar() -> None:
+def test_each_stage_has_a_row_and_a_bar_of_its_components() -> None:
     report = memory_report(MODEL, cluster("8xH100"), job(), Pins(engine="megatron", pp=4))
-    rows = [line for line in render_memory(report).splitlines() if "#" in line]
-    assert len(rows) == len(report.stages) == 4
+    lines = render_memory(report).splitlines()
+    bars = [line for line in lines if "|" in line and "usable" not in line]
+    assert len(bars) == len(report.stages) == 4
+    for bar, stage in zip(bars, report.stages, strict=True):
+        for name, size in stage.components_gib.items():
+            # 60 columns are the whole GPU; rounding moves each end by half a column at most.
+            assert abs(bar[8:].count(LOOKS[name][0]) - 60 * size / report.memory_gib) <= 1
+        assert bar[8 + round(60 * report.usable_gib / report.memory_gib)] == "|"
+
+
+def test_a_node_with_too_little_host_memory_is_shown_not_only_refused() -> None:
+    small = dataclasses.replace(cluster("8xH100"), host_ram_gib=512.0)
+    pins = Pins(engine="deepspeed", zero_stage=3, offload_optimizer="cpu", offload_param="none")
+    report = memory_report(load_model("llama-3-70b"), small, job(), pins)
+    assert (report.verdict, report.binding) == ("does not fit", "host memory")
+    assert report.host_ram_gib_per_node > 512
+    assert f"host memory of a node: {report.host_ram_gib_per_node:.0f} of 512 GiB" in render_memory(report)
+    assert any("offload_optimizer" in change for change in report.changes)
+
+
+def test_a_picture_is_drawn_or_refused_by_name(tmp_path: Path) -> None:
+    report = memory_report(MODEL, cluster("8xH100"), job(), Pins(engine="megatron", pp=4))
+    if importlib.util.find_spec("matplotlib") is None:
+        with pytest.raises(KitError, match="pip install"):
+            save_png(report, tmp_path / "bars.png")
+        return
+    save_png(report, tmp_path / "bars.png")
+    assert (tmp_path / "bars.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(KitError, match="cannot be written"):
+        save_png(report, tmp_path / "missing" / "bars.png")
 
 
 def test_impossible_pins_list_every_rule() -> None:
@@ -50,8 +82,11 @@ def test_impossible_pins_list_every_rule() -> None:
 
 
 def test_the_command_prints_json() -> None:
-    words = [sys.executable, "-m", "kit", "memory", "llama-3.1-8b", "--gpus", "8xH100", "--json"]
+    sizes = ["--tp", "2", "--pp", "2", "--recompute", "full", "--micro-batch", "2", "--seq", "2048", "--zero", "1"]
+    words = [sys.executable, "-m", "kit", "memory", "llama-3.1-8b", "--gpus", "8xH100", *sizes, "--json"]
     printed = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     assert printed["peak_gib"] == pytest.approx(
         max(sum(size for name, size in stage.items() if name != "stage") for stage in printed["stages"])
     )
+    assert printed["layout"].startswith("megatron, tp=2, pp=2")
+    assert "full recompute, micro batch 2 x" in printed["layout"]

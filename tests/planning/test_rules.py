@@ -352,6 +352,27 @@ CASES = [
         model="llama-3.1-405b",
     ),
     Case("pipeline_divides_layers", megatron(pp=4, vp=3), "pp·vp=4·3", megatron(pp=4, vp=4)),
+    Case(
+        "pipeline_divides_layers",
+        megatron(pp=8, first_stage_layers=15),
+        "leave 111 layers of llama-3.1-405b for 7 other stages; leave a multiple of 7",
+        megatron(pp=8, first_stage_layers=15, last_stage_layers=15),
+        model="llama-3.1-405b",
+    ),
+    Case(
+        "pipeline_divides_layers",
+        megatron(pp=2, first_stage_layers=15, last_stage_layers=16),
+        "first_stage_layers=15, last_stage_layers=16 are not num_layers=32",
+        megatron(pp=2, first_stage_layers=15, last_stage_layers=17),
+    ),
+    Case(
+        "pipeline_divides_layers",
+        megatron(pp=4, vp=8, first_stage_layers=5, last_stage_layers=11),
+        "use at least 7 layers",
+        megatron(pp=4, vp=8, first_stage_layers=7, last_stage_layers=9),
+    ),
+    Case("pipeline_divides_layers", megatron(first_stage_layers=15), "with pp=1: there is one stage", megatron()),
+    Case("deepspeed_splits", deepspeed(last_stage_layers=3), "last_stage_layers=3 on engine=deepspeed", deepspeed()),
     Case("virtual_stages", megatron(vp=2), "vp=2 with pp=1", megatron(pp=2, vp=2)),
     Case(
         "virtual_stages",
@@ -394,6 +415,22 @@ CASES = [
         megatron(cp=4),
         change={"seq_length": 4100},
         good_change={"seq_length": 4104},
+    ),
+    Case(
+        "ring",
+        megatron(cp=2, cp_comm_type="p2p"),
+        "sliding_window=4096 of mistral-7b-v0.1",
+        megatron(cp=2),
+        model="mistral-7b-v0.1",
+        change={"seq_length": 8192},
+        good_change={"seq_length": 8192},
+    ),
+    Case(
+        "ring",
+        megatron(cp=2, cp_comm_type="p2p"),
+        "no flash kernel",
+        megatron(cp=2),
+        change={"precision": "fp32"},
     ),
 ]
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 
 import pytest
 
 from kit.cost.megatron_layer import kept_terms, layer_terms
-from kit.cost.megatron_memory import kept_activations, rank_memory
+from kit.cost.megatron_memory import kept_activations
+from kit.cost.memory import memory_of, peak, peak_gib, peak_memory
 from kit.cost.params import rank_parameters as planned_parameters
 from kit.cost.rank_params import rank_parameters
 from kit.cost.setup import Experts, Shape, TrainingSetup
-from kit.cost.stages import chunks, chunks_in_flight
+from kit.cost.stages import chunks, chunks_in_flight, in_flight
+from kit.specs.catalog import load_model
+from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
+from tests.planning.examples import cluster, deepspeed, job, megatron, torch
 
 GPT = Shape(
     num_layers=8,
@@ -119,12 +124,63 @@ def test_experts_are_sharded_by_their_own_groups() -> None:
     assert split == whole / 4
     setup = replace(run(dp=4, ep=4, sharding="optimizer"), shape=shape)
     parameters = rank_parameters(setup, 0)
-    optimizer = rank_memory(setup, 0).end_of_step["optimizer"]
+    optimizer = memory_of(setup, 0).end_of_step["optimizer"]
     assert optimizer == pytest.approx(12 * (parameters.dense / 4 + parameters.experts))
 
 
 def test_the_first_step_has_no_moments_yet() -> None:
-    memory = rank_memory(run(), 0)
+    memory = memory_of(run(), 0)
     assert sum(memory.peak.values()) - sum(memory.first_step_peak.values()) == pytest.approx(
         8 * rank_parameters(run(), 0).total
     )
+
+
+@pytest.mark.parametrize(
+    ("pp", "vp", "m", "stage", "expected"),
+    [
+        (1, 1, 4, 0, 1),
+        (4, 1, 8, 0, 4),
+        (4, 1, 8, 3, 1),
+        (4, 1, 2, 0, 2),
+        (4, 2, 8, 0, 2 * 3 + 1 * 4 + 1),
+        (4, 2, 8, 3, 0 + 4 + 1),
+        (2, 2, 1, 0, 2),
+    ],
+)
+def test_micro_batches_in_flight(pp: int, vp: int, m: int, stage: int, expected: int) -> None:
+    """Chunks of 1/v of a stage (arXiv 2104.04473, section 2.2)."""
+    assert sum(in_flight(pp, vp, m, stage)) == expected
+
+
+PLANS = [
+    ("llama-3-70b", megatron(tp=8, pp=4, sp=True, dp=2, gradient_accumulation_steps=16)),
+    ("llama-3-70b", megatron(tp=4, pp=4, vp=2, sp=True, dp=4, gradient_accumulation_steps=8, recompute="full")),
+    ("mixtral-8x7b", megatron(tp=2, ep=4, sp=True, dp=32)),
+    ("llama-3-8b", deepspeed(zero_stage=3, dp=64, gradient_accumulation_steps=2)),
+    ("qwen3-8b", torch(zero_stage=2, dp=64)),
+    ("gpt2", torch(dp=64, recompute="full")),
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), PLANS)
+def test_what_a_search_compares_is_what_the_report_adds_up(name: str, layout: Layout) -> None:
+    model, machines, the_job = load_model(name), cluster("8x8xH100"), job(seq_length=1024)
+    stages = peak_memory(model, machines, the_job, layout)
+    assert peak_gib(model, machines, the_job, layout) == pytest.approx(max(stage.peak_gib for stage in stages))
+    for stage in stages:
+        assert max(stage.phases_gib.values()) == pytest.approx(stage.peak_gib)
+
+
+@pytest.mark.parametrize(("name", "layout"), PLANS)
+def test_a_verdict_names_what_is_full(name: str, layout: Layout) -> None:
+    report = peak(load_model(name), cluster("8x8xH100"), job(seq_length=1024), layout)
+    assert (report.verdict == "does not fit") == (report.peak_gib > report.usable_gib)
+    assert report.binding in report.stages[0].components_gib
+
+
+def test_host_memory_can_be_what_does_not_fit() -> None:
+    machines = dataclasses.replace(cluster("8xH100"), host_ram_gib=64.0)
+    offloaded = deepspeed(zero_stage=3, dp=8, offload_optimizer="cpu")
+    report = peak(load_model("llama-3-8b"), machines, job(), offloaded)
+    assert (report.verdict, report.binding) == ("does not fit", "host memory")
+    assert report.host_load_gib_per_node > report.host_ram_gib_per_node

@@ -10,7 +10,7 @@ from kit.cost import predict
 from kit.cost.communication import group, zero_volume
 from kit.cost.efficiency import shared
 from kit.cost.flops import model_flops_per_token
-from kit.cost.memory import micro_batches_in_flight, peak_gib
+from kit.cost.memory import peak_gib
 from kit.cost.step_time import bubble_fraction, step_time_components_s
 from kit.specs.catalog import load_model
 from tests.planning.examples import cluster, deepspeed, job, megatron
@@ -48,27 +48,13 @@ def test_bubble(pp: int, vp: int, m: int, expected: float) -> None:
 
 
 def test_the_bubble_component_is_its_fraction_of_an_otherwise_perfect_step() -> None:
-    model, machines = load_model("llama-3-70b"), cluster("64xA100-80")
+    # Without a vocabulary worth the name all stages take the same time, but for the look-up.
+    model = dataclasses.replace(load_model("llama-3-70b"), vocab_size=8)
+    machines = cluster("64xA100-80")
     layout = megatron(tp=8, pp=8, sp=True, gradient_accumulation_steps=128)
     parts = step_time_components_s(model, machines, job(), layout)
     busy = parts["compute"] + parts["recompute"] + parts["tensor_parallel"]
-    assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(bubble_fraction(layout))
-
-
-@pytest.mark.parametrize(
-    ("pp", "vp", "m", "stage", "expected"),
-    [
-        (1, 1, 4, 0, 1),
-        (4, 1, 8, 0, 4),
-        (4, 1, 8, 3, 1),
-        (4, 1, 2, 0, 2),
-        (4, 2, 8, 0, (2 * 3 + 1 * 4 + 1) / 2),
-        (4, 2, 8, 3, (0 + 4 + 1) / 2),
-        (2, 2, 1, 0, 1),
-    ],
-)
-def test_micro_batches_in_flight(pp: int, vp: int, m: int, stage: int, expected: float) -> None:
-    assert micro_batches_in_flight(megatron(pp=pp, vp=vp, gradient_accumulation_steps=m), stage) == expected
+    assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(bubble_fraction(layout), rel=2e-3)
 
 
 def test_causal_model_flops() -> None:

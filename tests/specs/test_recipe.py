@@ -8,7 +8,7 @@ import pytest
 
 from kit.errors import SpecError
 from kit.specs import yaml
-from kit.specs.recipe import json_schema, load_recipe
+from kit.specs.recipe import json_schema, load_recipe, merged_text
 
 ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -76,10 +76,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_recipes_load_and_match_the_schema(file: Path) -> None:
     load_recipe(file)
-    data = yaml.read(file).data
-    if "extends" in data:
-        data = {**yaml.read(file.parent / data["extends"]).data, **data}
-    jsonschema.validate(data, json_schema())
+    jsonschema.validate(yaml.read(file).data, json_schema())
+    jsonschema.validate(yaml.parse_text(merged_text(file), file.name).data, json_schema())
 
 
 def test_there_are_shipped_recipes() -> None:

@@ -60,7 +60,7 @@ def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 
     Under zero.Init a parameter's own shape is empty, ``ds_shape`` is the whole one's.
     """
-    parameters = list(model.parameters())
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) > 1]
     rest = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) <= 1]
     return [{"params": decayed}, {"params": rest, "weight_decay": 0.0}]

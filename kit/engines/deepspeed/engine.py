@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 
+from kit.engines.adapters import InitialAdapters, checkpoint_shapes
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.state import Replicated, parameter_state
@@ -50,7 +51,12 @@ class DeepSpeedEngine:
         self.dp_size: int = self._split.dp_size
         self.is_main: bool = dist.get_rank() == 0
         self._pending = False  # gradients wait for apply or discard
-        if rundir.run.model_path is not None:
+        self._adapters_only = rundir.plan.job.lora is not None
+        if self._adapters_only:
+            # The frozen weights were loaded while the model was built.
+            shapes = checkpoint_shapes(rundir.plan.model, rundir.plan.job.lora)
+            self.import_state(StateKind.MASTER, InitialAdapters(shapes, rundir.run.seed))
+        elif rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
 
     # ------------------------------------------------------------------ one optimizer step
@@ -120,7 +126,9 @@ class DeepSpeedEngine:
             (directory / NATIVE_TAG).mkdir(exist_ok=True)
             self._state.save(directory / NATIVE_TAG)
         else:
-            self._engine.save_checkpoint(str(directory), tag=NATIVE_TAG, save_latest=False)
+            self._engine.save_checkpoint(
+                str(directory), tag=NATIVE_TAG, save_latest=False, exclude_frozen_parameters=self._adapters_only
+            )
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote. DeepSpeed unpickles, which runs code: the caller has verified every file's hash
@@ -132,7 +140,7 @@ class DeepSpeedEngine:
         if isinstance(self._state, Swapped):
             self._state.load(directory / NATIVE_TAG)
         else:
-            self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG)
+            self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG, load_module_strict=not self._adapters_only)
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Engine. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale already."""

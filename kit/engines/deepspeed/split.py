@@ -66,6 +66,8 @@ class Split(ABC):
         """Of whole gradients on every rank (stage 0), each parameter counted once."""
         cut, whole = [], []
         for parameter in engine.module.parameters():
+            if parameter.grad is None:  # frozen
+                continue
             (cut if is_model_parallel_parameter(parameter) else whole).append(parameter.grad)
         squares = torch.nn.utils.get_total_norm(cut).square()
         if self.tensor_group is not None:

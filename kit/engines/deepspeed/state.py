@@ -306,7 +306,7 @@ def _master_pairs(engine: DeepSpeedEngine) -> list[tuple[torch.Tensor, torch.Ten
     if isinstance(optimizer, FP16_UnfusedOptimizer):
         groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
         return [pair for weights, masters in groups for pair in zip(weights, masters, strict=True)]
-    return [(parameter, parameter) for parameter in engine.module.parameters()]
+    return [(parameter, parameter) for parameter in engine.module.parameters() if parameter.requires_grad]
 
 
 def new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:

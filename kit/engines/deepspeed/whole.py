@@ -14,6 +14,7 @@ from deepspeed.accelerator import get_accelerator
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from kit.engines import experts
+from kit.engines.adapters import freeze, trainable
 from kit.engines.base import MicroBatch, StateKind, TensorSource
 from kit.engines.deepspeed.split import Split
 from kit.engines.deepspeed.state import FullyPartitioned, ParameterState
@@ -47,17 +48,21 @@ class Whole(Split):
         # Stage 3 clones masters from what is partitioned here, so under autocast that is fp32.
         precision = "fp32" if layout.autocast or layout.zero_stage < 3 else self.rundir.plan.job.precision
         device = torch.device(get_accelerator().current_device_name())
-        with _zero3_announced(settings, layout.zero_stage == 3):
+        lora = self.rundir.plan.job.lora
+        # bitsandbytes quantises whole weights: those of QLoRA are partitioned afterwards, by deepspeed.initialize.
+        with _zero3_announced(settings, layout.zero_stage == 3 and not (lora and lora.four_bit)):
             model = build_model(self.rundir, DTYPES[precision], device)
         if layout.recompute == "full":
             model.activation_checkpointing_enable({"use_reentrant": False})
+        if lora is not None:
+            freeze(model, self.rundir)
         return model
 
     def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
         """See Split."""
         self.engine, self.state = engine, state
         # Tied parameters come once, under the name that transformers saves: the first.
-        self.parameters = dict(engine.module.named_parameters())
+        self.parameters = trainable(engine.module)
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         """See Split."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kit.engines.megatron.attention import causal_attention
+from kit.engines.megatron.attention import Scores, causal_attention
 
 
 def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -28,12 +28,13 @@ def attention(
     key: torch.Tensor,
     value: torch.Tensor,
     group: dist.ProcessGroup,
-    scale: float | None,
-    window: int | None,
+    scores: Scores,
+    documents: torch.Tensor | None,
 ) -> torch.Tensor:
     """Causal attention of this rank's queries to the whole sequence; (sequence / cp, batch, heads, head_dim) each.
 
-    Two calls, one a chunk of queries: each sees the keys up to its own end, and its diagonal is at the lower right.
+    ``documents``: (batch, sequence), of whole rows. Two calls, one a chunk of queries: each sees the keys up to its own
+    end, and its diagonal is at the lower right.
     """
     key, value = _GatherSequence.apply(key, group), _GatherSequence.apply(value, group)
     length = query.shape[0] // 2
@@ -41,7 +42,8 @@ def attention(
     outputs = []
     for part, place in zip(query.split(length), places, strict=True):
         end = (place + 1) * length
-        outputs.append(causal_attention(part, key[:end], value[:end], scale, window))
+        seen = None if documents is None else documents[:, :end]
+        outputs.append(causal_attention(part, key[:end], value[:end], scores, seen))
     return torch.cat(outputs)
 
 

@@ -140,7 +140,7 @@ def _gather_first_dim(
     ) -> torch.Tensor:
         if output_split_sizes is None or group.size() == 1:
             return original(input_, group, None, use_global_buffer)
-        longest = max(output_split_sizes)
+        longest = max(1, *output_split_sizes)  # no rank may have a token for these experts
         padded = input_.new_zeros(longest, *input_.shape[1:])
         padded[: input_.shape[0]] = input_
         whole = original(padded, group)
@@ -159,7 +159,7 @@ def _reduce_scatter_first_dim(
     ) -> torch.Tensor:
         if input_split_sizes is None or group.size() == 1:
             return original(input_, group, None, use_global_buffer)
-        longest = max(input_split_sizes)
+        longest = max(1, *input_split_sizes)
         padded = input_.new_zeros(group.size(), longest, *input_.shape[1:])
         for row, part in zip(padded, input_.split(input_split_sizes), strict=True):
             row[: part.shape[0]] = part

@@ -14,7 +14,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, parameter_shapes
 from kit.engines.megatron import native
 from kit.engines.megatron.exchange import Exchange
@@ -22,6 +22,7 @@ from kit.engines.megatron.forward import forward
 from kit.engines.megatron.model import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.places import places
+from kit.engines.megatron.rows import equally_long, length_unit, whole_rounds
 from kit.engines.megatron.weights.random import RandomSource
 from kit.errors import EngineError
 
@@ -62,7 +63,11 @@ class MegatronEngine:
         self._exchange = Exchange(plan.model, self._config, self._chunks, dense, experts)
         path = rundir.run.model_path
         source: TensorSource = (
-            HfDirectory(path) if path is not None else RandomSource(parameter_shapes(plan.model), rundir.run.seed)
+            HfDirectory(path)
+            if path is not None
+            else RandomSource(
+                parameter_shapes(plan.model), rundir.run.seed, norm=0.0 if plan.model.traits.zero_centred_norm else 1.0
+            )
         )
         self.import_state(StateKind.MASTER, source)
 
@@ -93,7 +98,7 @@ class MegatronEngine:
         for chunk in self._chunks:
             chunk.eval()
         with torch.no_grad():
-            return self._run(_padded(micro_batches, self._config), forward_only=True)
+            return self._run(whole_rounds(micro_batches, self._config), forward_only=True)
 
     def save(self, directory: Path) -> None:
         """Write megatron-core's torch_dist format into an existing empty directory."""
@@ -162,6 +167,7 @@ class MegatronEngine:
         self._config.grad_sync_func = start_sync if len(start_sync) > 1 else start_sync[0]
 
     def _run(self, micro_batches: Sequence[MicroBatch], forward_only: bool) -> LossSum:
+        micro_batches = equally_long(micro_batches, length_unit(self._config))
         micro_batch_size, seq_length = micro_batches[0].input_ids.shape
         results = self._run_schedule(
             forward_step_func=_forward_step,
@@ -203,13 +209,3 @@ def _sum_loss(
     tokens = counted.sum()
     sums = torch.stack([loss_sum.detach().double(), tokens.double()])  # a copy: the loss itself is divided in place
     return loss_sum, tokens.int(), {"sums": sums}
-
-
-def _padded(micro_batches: Sequence[MicroBatch], config: Any) -> list[MicroBatch]:
-    """The interleaved schedule takes whole rounds of pp micro batches only: fill up with some that do not count."""
-    padded = list(micro_batches)
-    if config.virtual_pipeline_model_parallel_size is not None:
-        first = padded[0]
-        empty = MicroBatch(first.input_ids, torch.full_like(first.labels, IGNORE_INDEX))
-        padded += [empty] * (-len(padded) % config.pipeline_model_parallel_size)
-    return padded

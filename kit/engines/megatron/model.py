@@ -14,16 +14,16 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from kit.engines.megatron.layers import block_spec
-from kit.engines.megatron.rope import inverse_frequencies
+from kit.engines.megatron.rope import Rotation, TwoRotations
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
-_ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+_ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-class MaskedVocabularyModel(GPTModel):
-    """GPTModel that leaves padding rows of the vocabulary out of the loss.
+class LanguageModel(GPTModel):
+    """GPTModel that leaves padding rows of the vocabulary out of the loss, and rotates by positions it is given.
 
     Zero rows would still add ``exp(0)`` each to the denominator of the softmax: about ln(128/126) nats for 126
     tokens padded to 128.
@@ -34,6 +34,14 @@ class MaskedVocabularyModel(GPTModel):
         local_rows = self.vocab_size // self.tp_group.size()
         first_row = self.tp_group.rank() * local_rows
         self._real_rows = max(0, min(local_rows, unpadded_vocab_size - first_row))
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, rotate: bool = False, **kwargs: Any
+    ) -> torch.Tensor:
+        """As GPTModel's; ``position_ids`` (batch, sequence of this rank); ``rotate``: they are not just 0, 1, 2, …"""
+        if self.position_embedding_type == "rope":
+            self.rotary_pos_emb.positions = position_ids if rotate else None
+        return super().forward(input_ids, position_ids, *args, **kwargs)
 
     def compute_language_model_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """``labels`` (batch, sequence), ``logits`` (sequence, batch, vocabulary / tp) → fp32 (batch, sequence)."""
@@ -77,9 +85,9 @@ def build_chunks(model: ModelSpec, config: TransformerConfig, settings: Mapping[
 def _chunk(
     model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], vp_stage: int | None
 ) -> torch.nn.Module:
-    chunk = MaskedVocabularyModel(
+    chunk = LanguageModel(
         config,
-        block_spec(config, vp_stage),
+        block_spec(model, config, vp_stage),
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         vp_stage=vp_stage,
@@ -87,9 +95,19 @@ def _chunk(
         **settings,
     )
     if not model.learned_positions:
-        # megatron-core knows one set of Llama-3 factors only (rotary_pos_embedding.py, _apply_scaling).
-        chunk.rotary_pos_emb.inv_freq = inverse_frequencies(model).to(torch.cuda.current_device())
+        rotation = Rotation if model.local_rope_theta is None else TwoRotations
+        chunk.rotary_pos_emb = rotation(model, chunk.pg_collection.cp)
+    if model.traits.scaled_embedding and chunk.pre_process:
+        # The factor in the dtype of the weights, as transformers has it (Gemma2TextScaledWordEmbedding).
+        factor = torch.tensor(model.hidden_size**0.5).to(config.params_dtype).item()
+        chunk.embedding.register_forward_hook(lambda _module, _inputs, output: output * factor)
+    if model.logit_softcap is not None and chunk.post_process:
+        chunk.output_layer.register_forward_hook(partial(_capped, model.logit_softcap))
     return Float16Module(config, chunk) if config.bf16 else chunk
+
+
+def _capped(cap: float, _module: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+    return cap * torch.tanh(output[0] / cap), output[1]
 
 
 def _leave(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,11 +18,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from kit.engines import experts
+from kit.engines.adapters import InitialAdapters, freeze, trainable
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.inputs import call_arguments
 from kit.engines.loss import global_tokens, summed_cross_entropy
 from kit.engines.shards import SafetensorsSource, ShardWriter
+from kit.engines.torch.compression import Compression
 from kit.engines.torch.optimizer import build_adamw, moments_of, step_of
 from kit.engines.torch.replicated import Replicated
 from kit.engines.torch.sharded import Sharded
@@ -47,19 +49,26 @@ class TorchEngine:
         self._device = _device(plan.cluster.gpu.device)
         self._spec = plan.model
         self._grad_clip = plan.job.grad_clip
+        self._lora = plan.job.lora
         self._model = build_model(rundir, torch.float32, self._device)
         if plan.layout.recompute == "full":
             self._model.activation_checkpointing_enable({"use_reentrant": False})
+        if self._lora is not None:
+            freeze(self._model, rundir)
         bf16 = torch.bfloat16 if plan.job.precision == "bf16" else None
         self._state_is: Replicated | Sharded
         if plan.layout.zero_stage == 0:
-            self._state_is, self._autocast_dtype = Replicated(self._model, self.dp_size), bf16
+            steps = rundir.run.steps or plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length)
+            compression = Compression(plan.layout.gradient_compression, steps)
+            self._state_is, self._autocast_dtype = Replicated(self._model, self.dp_size, compression), bf16
         else:
             self._state_is, self._autocast_dtype = Sharded(self._model, plan.layout.zero_stage, bf16), None
-        self._parameters = dict(self._model.named_parameters())  # a tied one once, as transformers saves it
+        self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._optimizer = build_adamw(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
-        if rundir.run.model_path is not None:
+        if self._lora is not None:
+            self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
+        elif rundir.run.model_path is not None:
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
@@ -161,6 +170,7 @@ class TorchEngine:
     def set_optimizer_steps(self, steps: int) -> None:
         for parameter in self._parameters.values():
             step_of(self._optimizer, parameter).fill_(steps)
+        self._state_is.resumed_after(steps)
 
     def held_bytes(self) -> dict[str, int]:
         def num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
@@ -168,7 +178,7 @@ class TorchEngine:
 
         parameters = list(self._parameters.values())
         held = {
-            "weights": num_bytes(parameters),
+            "weights": num_bytes(self._model.parameters()),
             "gradients": num_bytes(parameter.grad for parameter in parameters),
             "optimizer": num_bytes(moment for p in parameters for moment in moments_of(self._optimizer, p)),
         }

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import yaml
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec, GpuSpec
+from kit.specs.local import NAMES, local_cluster
 
-FORMS = "8xH100, 64xA100-80, 2x8xH100 (nodes x GPUs), p4d.24xlarge:8 or aws:p4d.24xlarge:8 (nodes)"
-OWN_KEYS = ("provider", "default_for_gpu", "whole_host")
+FORMS = (
+    "8xH100, 64xA100-80, 2x8xH100 (nodes x GPUs), p4d.24xlarge:8 or aws:p4d.24xlarge:8 (nodes), "
+    "cluster.yaml (your own), local (this machine)"
+)
+OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host")
 """Keys of a row of nodes.yaml that are not of ClusterSpec."""
 
 
@@ -46,8 +51,15 @@ def load_gpu(name: str) -> GpuSpec:
 def parse_cluster(text: str) -> ClusterSpec:
     """A cluster in words; see ``FORMS``. Fewer GPUs than a node has are a part of one node.
 
-    Raises ``SpecError``: not of that form, unknown name, no GPUs, or a number that no whole nodes make.
+    Raises ``SpecError``: not of that form, unknown name, no GPUs, a number that no whole nodes make, or what is wrong
+    in a file or not known of this machine.
     """
+    if text.strip().lower() in NAMES:
+        return local_cluster({name: load_gpu(name) for name in gpu_names()})
+    if text.endswith((".yaml", ".yml")):
+        from kit.specs.catalog.cluster_file import read_cluster
+
+        return read_cluster(Path(text))
     gpus = re.fullmatch(r"(?:(\d+)x)?(\d+)x(.+)", text.strip(), flags=re.IGNORECASE)
     if gpus:
         nodes, count, name = gpus.groups()
@@ -55,8 +67,9 @@ def parse_cluster(text: str) -> ClusterSpec:
     *words, last = text.strip().lower().split(":")
     nodes_given = re.fullmatch(r"-?\d+", last) is not None
     number, words = (int(last), words) if nodes_given else (1, [*words, last])
-    if words and len(words) <= 2 and words[-1] in rows("nodes"):
-        return _from_node(text, words[0] if len(words) == 2 else None, words[-1], number)
+    node = _node_name(words[-1]) if words and len(words) <= 2 else None
+    if node is not None:
+        return _from_node(text, words[0] if len(words) == 2 else None, node, number)
     raise SpecError(
         f"cluster {text!r} is not understood; forms are {FORMS}; of nodes {yaml.nearest(_word(text), node_names())}"
     )
@@ -120,6 +133,12 @@ def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> Cluster
             data[key] = None if data[key] is None else data[key] * share
         data |= {"gpus_per_node": gpus_per_node, "price_per_node_hour_usd": None, "price_date": None}
     return yaml.parse(ClusterSpec, data, yaml.Document(name="nodes.yaml", data={}, lines={}), (node_name,))
+
+
+def _node_name(word: str) -> str | None:
+    """A row of nodes.yaml by its name, its short name, or as Azure writes it (``Standard_ND96isr_H100_v5``)."""
+    word = word.replace("_", "-").removeprefix("standard-")
+    return next((name for name, row in rows("nodes").items() if word in (name, row.get("also"))), None)
 
 
 def _plain(name: str) -> str:

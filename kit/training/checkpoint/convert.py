@@ -17,7 +17,7 @@ from kit.specs.model import ModelSpec
 from kit.training.checkpoint.files import FileRecord, new_directory, verify, write_json
 from kit.training.checkpoint.hub_checkpoint import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
 from kit.training.checkpoint.native import MANIFEST, STATE, read_manifest
-from kit.training.checkpoint.to_huggingface import DTYPES, write_hf
+from kit.training.checkpoint.to_huggingface import DTYPES, hub_to_hf, write_hf
 
 FORMATS = ("hf", "hub", "megatron")
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -44,17 +44,26 @@ def convert(
     dtype: str = "bfloat16",
     model: str | None = None,
     extras_from: Path | None = None,
+    merge_into: Path | None = None,
 ) -> str:
     """Write ``source`` in another format to the new directory ``out``; returns what that is, in words.
 
     ``dtype``: of the weights in Hugging Face and Megatron checkpoints; hub checkpoints and optimizer state are fp32.
     ``model``: what a Megatron checkpoint is of (a Hugging Face directory, a run directory, a catalog name), where it
-    does not lie in a run directory of kit's. Raises KitError for anything missing, damaged, or of another model.
+    does not lie in a run directory of kit's. ``merge_into``: see ``hub_to_hf``. Raises KitError for anything missing, damaged, or of another model.
     """
     if to not in FORMATS:
         raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(FORMATS)}")
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+    if to == "hf" and (Path(source) / HUB_JSON).is_file():
+        hub_to_hf(source, out, dtype, extras_from, merge_into=merge_into)
+        is_peft = HubCheckpoint(source).lora is not None and merge_into is None
+        return f"{'peft adapters' if is_peft else 'a Hugging Face model'} in {dtype}"
+    if merge_into is not None:
+        raise CheckpointError(
+            f"--merge-into {merge_into} is for a hub checkpoint of adapters and --to hf; leave it out"
+        )
     opened = open_checkpoint(Path(source), model)
     if opened.format == to:
         raise CheckpointError(f"{source} is of format {to} already; copy it, or choose another --to")
@@ -79,6 +88,8 @@ def open_checkpoint(path: Path, model: str | None = None) -> Opened:
     if (path / HUB_JSON).is_file():
         hub = HubCheckpoint(path)
         hub.verify()
+        if hub.lora is not None:
+            raise CheckpointError(f"{path} holds adapters; merge them first: --to hf --merge-into MODEL")
         return Opened("hub", hub.model, hub.counters, {kind: hub.source(kind) for kind in hub.kinds})
     if (directory := _torch_dist_directory(path)) is not None:
         return _open_megatron(path, directory, model)

@@ -13,10 +13,12 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
+from kit.engines.adapters import checkpoint_shapes
 from kit.engines.base import Engine, ParallelExport, StateKind
-from kit.engines.hf import check_names, check_shape, parameter_shapes
+from kit.engines.hf import check_names, check_shape
 from kit.engines.shards import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
+from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.agreement import together
 from kit.training.checkpoint.files import FileRecord, is_free, partial_name, publish, write_json
@@ -29,16 +31,23 @@ _Stream = Iterator[tuple[str, torch.Tensor]]
 
 
 def export_hub(
-    engine: Engine, directory: Path, counters: Counters, *, model: ModelSpec, shard_bytes: int = DEFAULT_SHARD_BYTES
+    engine: Engine,
+    directory: Path,
+    counters: Counters,
+    *,
+    model: ModelSpec,
+    lora: LoraSpec | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
 ) -> None:
     """Collective. Write weights, moments and counters to the new ``directory``; all ranks see the same outcome.
 
-    Every rank writes the tensors that it owns, as they come: one at a time is held. The directory appears complete
-    or not at all. Raises CheckpointError, on every rank, where it exists already or cannot be written.
+    Every rank writes the tensors that it owns, as they come: one at a time is held. With ``lora`` they are the
+    adapters'. The directory appears complete or not at all. Raises CheckpointError, on every rank, where it exists
+    already or cannot be written.
     """
     doing = f"writing the hub checkpoint {directory}"
     partial = partial_name(directory)
-    shapes = parameter_shapes(model)
+    shapes = checkpoint_shapes(model, lora)
     owners = engine.owners if isinstance(engine, ParallelExport) else dict.fromkeys(shapes, 0)
     plan = {kind: _files(kind, owners, shapes, shard_bytes) for kind in KINDS}
     together(engine.is_main, lambda: _start(directory, partial), doing)
@@ -49,7 +58,7 @@ def export_hub(
             kind: {name: file for of_rank in files.values() for file, names in of_rank.items() for name in names}
             for kind, files in plan.items()
         }
-        contents = hub_json(counters, model, weight_map, dict(sorted(records.items())))
+        contents = hub_json(counters, model, weight_map, dict(sorted(records.items())), lora)
         together(engine.is_main, lambda: _publish(partial, directory, contents), doing)
     except CheckpointError:
         if engine.is_main:
@@ -159,7 +168,7 @@ def _publish(partial: Path, directory: Path, contents: dict[str, Any]) -> None:
 def _check(hub: HubCheckpoint) -> None:
     hub.verify(hashes=False)
     hub.verify_share()
-    shapes = parameter_shapes(hub.model)
+    shapes = checkpoint_shapes(hub.model, hub.lora)
     # Weights alone are where a run begins: before the first step there are no moments to take over.
     for kind in KINDS if hub.counters.optimizer_steps else {StateKind.MASTER, *hub.kinds}:
         source = hub.source(kind)

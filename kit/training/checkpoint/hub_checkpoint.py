@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from kit.engines.base import StateKind
 from kit.engines.shards import SafetensorsSource
 from kit.errors import CheckpointError, KitError
+from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.agreement import share
 from kit.training.checkpoint.files import FileRecord, records_from_json, verify
@@ -57,6 +58,7 @@ class HubCheckpoint:
         try:
             self.counters = Counters(**data["counters"])
             self.model = TypeAdapter(ModelSpec).validate_json(json.dumps(data["model"]))
+            self.lora = TypeAdapter(LoraSpec | None).validate_json(json.dumps(data.get("lora")))
             self._records = records_from_json(data["files"])
             self._weight_map = {StateKind(kind): dict(files) for kind, files in data["weight_map"].items()}
         except (KeyError, TypeError, ValueError, ValidationError, KitError) as error:
@@ -91,6 +93,7 @@ def hub_json(
     model: ModelSpec,
     weight_map: Mapping[StateKind, Mapping[str, str]],
     records: Mapping[str, FileRecord],
+    lora: LoraSpec | None = None,
 ) -> dict[str, Any]:
     """The contents of ``hub.json``."""
     return {
@@ -98,6 +101,8 @@ def hub_json(
         "version": VERSION,
         "counters": dataclasses.asdict(counters),
         "model": TypeAdapter(ModelSpec).dump_python(model, mode="json"),
+        # What is held are adapters then, not the model.
+        **({"lora": dataclasses.asdict(lora)} if lora is not None else {}),
         "files": {name: dataclasses.asdict(record) for name, record in records.items()},
         "weight_map": {kind.value: dict(files) for kind, files in weight_map.items()},
     }

@@ -49,18 +49,32 @@ def hub_to_hf(
     dtype: str = "bfloat16",
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
+    merge_into: Path | None = None,
 ) -> None:
     """Write the master weights of a hub checkpoint as a model that transformers' Auto classes load.
 
     ``extras_from``: the Hugging Face directory that the run started from; its tokenizer files, generation config
-    and special token ids are taken over. Nothing is downloaded; one tensor is in memory at a time.
-    Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty, a full disk.
+    and special token ids are taken over. Of adapters a peft directory is written, or, with ``merge_into`` (the
+    directory of the frozen model), the model with its adapters merged in. Nothing is downloaded; one tensor is in
+    memory at a time. Raises CheckpointError for an unknown dtype, a damaged checkpoint, a directory that is not empty,
+    a full disk.
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     hub = HubCheckpoint(hub_dir)
     hub.verify()
-    write_hf(hub.model, hub.source(StateKind.MASTER), hf_dir, dtype, extras_from, shard_bytes)
+    source: TensorSource = hub.source(StateKind.MASTER)
+    if (hub.lora is None) != (merge_into is None):
+        if hub.lora is None:
+            raise CheckpointError(f"{hub_dir} holds a whole model and no adapters; leave merge_into={merge_into} out")
+        from kit.training.checkpoint.to_peft import hub_to_peft
+
+        return hub_to_peft(hub, Path(hf_dir), DTYPES[dtype], base=extras_from)
+    if merge_into is not None:
+        from kit.training.checkpoint.to_peft import Merged
+
+        source, extras_from = Merged(hub, merge_into), extras_from or merge_into
+    return write_hf(hub.model, source, hf_dir, dtype, extras_from, shard_bytes)
 
 
 def write_hf(

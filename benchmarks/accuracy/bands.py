@@ -1,0 +1,89 @@
+"""Bands of plans: how far predictions of rows like a plan lie off, without the rows' own source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from benchmarks.accuracy.throughput import Result
+from benchmarks.accuracy.throughput_strata import generation
+
+SHARE = 0.8
+"""Rows that lie within a band, by weight."""
+FEWEST_GROUPS = 2
+"""Of rows, for a regime to have a band of its own."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """One regime: whose code, which engine, dense or with experts."""
+
+    regime: str
+    rows: int
+    groups: int
+    width: float
+    """Relative error that ``SHARE`` of the rows stay below, both row by row and with groups weighing one."""
+    holds: float
+    """Share of rows within, counted row by row."""
+
+
+def regime(result: Result) -> str:
+    """``code, engine, dense|experts``; old Megatron without fused kernels is apart."""
+    assert result.run is not None
+    setup, program = result.run.setup, result.run.program
+    what = "experts" if setup.shape.experts else "dense"
+    if setup.kernels == "megatron-local":
+        return f"megatron before fused attention, {what}"
+    if setup.kernels == "transformer-engine":
+        return f"transformer-engine, {what}"
+    if result.row["job"]["engine"] == "deepspeed" and program.code == "huggingface":
+        return f"huggingface with deepspeed, {what}"
+    return f"other programs with {result.row['job']['engine']}, {what}"
+
+
+def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:
+    """By regime, all rows of Ampere and later."""
+    rows: dict[str, list[Result]] = {}
+    for result in results:
+        if result.counted and generation(result) != "GH200-96":
+            rows.setdefault(regime(result), []).append(result)
+    found = []
+    for name, own in sorted(rows.items()):
+        groups = {result.group for result in own}
+        if len(groups) < FEWEST_GROUPS:
+            continue
+        sizes = {group: sum(result.group == group for result in own) for group in groups}
+        weighted = sorted((abs(errors[result.row["id"]]), 1 / sizes[result.group]) for result in own)
+        by_row = sorted((abs(errors[result.row["id"]]), 1.0) for result in own)
+        width = max(_quantile(weighted), _quantile(by_row))
+        within = sum(abs(errors[result.row["id"]]) <= width for result in own) / len(own)
+        found.append(Band(name, len(own), len(groups), width, within))
+    return found
+
+
+def as_yaml(found: list[Band], source: str) -> str:
+    """``kit/specs/catalog/bands.yaml``."""
+    lines = [
+        "# Bands of step-time predictions by the code that runs: 80 % of published rows of the",
+        "kind, predicted without their own",
+        f"# source, lie within. Generated: python -m benchmarks.accuracy throughput --data {source} --bands FILE.",
+        "",
+    ]
+    for band in found:
+        lines += [
+            f'"{band.regime}":',
+            f"  width: {band.width:.3f}",
+            f"  rows: {band.rows}",
+            f"  groups: {band.groups}",
+            f"  holds: {band.holds:.3f}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _quantile(weighted: list[tuple[float, float]]) -> float:
+    total, seen = sum(weight for _, weight in weighted), 0.0
+    for value, weight in weighted:
+        seen += weight
+        if seen >= SHARE * total - 1e-9:
+            return value
+    return weighted[-1][0]

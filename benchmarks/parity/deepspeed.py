@@ -1,0 +1,191 @@
+"""``python -m benchmarks.parity.deepspeed``: every layout of the DeepSpeed engine, against transformers and torch.
+
+python -m benchmarks.parity.deepspeed                       both tables; exit code 1 if anything disagrees
+python -m benchmarks.parity.deepspeed --rows Ulysses2 --columns llama
+python -m benchmarks.parity.deepspeed --plant hpz-stale-copy    with a fault in it: must end red, with exit code 1
+python -m benchmarks.parity.deepspeed --plant-all every fault where it must show; exit code 0 if all were caught
+python -m benchmarks.parity.deepspeed --write docs/parity.md
+
+A tiny model is trained in one process of plain transformers and torch's AdamW, then on pools of gloo processes, which
+import DeepSpeed once for all layouts of their size. Labels are masked, a different number in each sample. Compared are
+each parameter's gradient at step 1 and the loss and gradient norm of each step; and after a change of layout through
+the hub masters and moments, bit for bit, and the losses and norms of the steps that follow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parity.deepspeed_layouts import (
+    COLUMNS,
+    EXACT,
+    PLANTED,
+    RESUMES,
+    ROWS,
+    Bounds,
+    Column,
+    Row,
+    applies,
+)
+from benchmarks.parity.deepspeed_page import page
+from tests.deepspeed import cases
+from tests.training import tiny
+from tests.workers import WorkerError, pool
+
+STEPS = 20
+HALF = 5
+"""Steps before a hub checkpoint, and after it."""
+LIMIT_S = 300
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How far a layout lies from the reference; infinite where it failed."""
+
+    bounds: Bounds
+    gradient: float = float("inf")
+    loss: float = float("inf")
+    norm: float = float("inf")
+    failure: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Within every bound; NaN is not."""
+        bounds = self.bounds
+        return self.gradient <= bounds.gradient and self.loss <= bounds.loss and self.norm <= bounds.norm
+
+
+def main() -> int:
+    """Run, print, judge."""
+    arguments = _arguments()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:
+        bench = _Bench(Path(scratch))
+        if arguments.plant or arguments.plant_all:
+            names = list(PLANTED) if arguments.plant_all else [arguments.plant]
+            cells = [bench.plant(name) for name in names]
+            caught = [not cell.agrees and not cell.failure for cell in cells]  # one that cannot run was not seen
+            print(f"{len(names)} faults planted, {sum(caught)} caught")
+            return (0 if all(caught) else 1) if arguments.plant_all else int(any(caught))
+        columns = [name for name in COLUMNS if arguments.columns in name]
+        table = {
+            (row, column): bench.cell(row, column)
+            for row in sorted(ROWS, key=lambda name: (ROWS[name].world_size, ROWS[name].over_megatron))
+            for column in columns
+            if arguments.rows in row and applies(ROWS[row], COLUMNS[column])
+        }
+        resumes = {pair: bench.resume(*pair) for pair in RESUMES if arguments.rows in " → ".join(pair)}
+    bad = [cell for cell in (*table.values(), *resumes.values()) if not cell.agrees]
+    print(f"{len(table)} cells, {len(resumes)} resumes, {len(bad)} disagree")
+    if arguments.write:
+        arguments.write.write_text(page(table, resumes, STEPS, HALF, time.monotonic() - started), encoding="utf-8")
+    return 1 if bad or not (table or resumes) else 0
+
+
+class _Bench:
+    """References and pools, made when first asked for; one pool is alive at a time."""
+
+    def __init__(self, scratch: Path) -> None:
+        self._scratch, self._number = scratch, itertools.count()
+        self._references: dict[Any, tuple[Path, cases.Curve]] = {}
+        self._pool: tuple[str, int] | None = None
+
+    def plant(self, fault: str) -> Cell:
+        """The cell or resume in which a fault must show, with it."""
+        row, other = PLANTED[fault]
+        return self.cell(row, other, fault) if other in COLUMNS else self.resume(row, other, fault)
+
+    def cell(self, name: str, column_name: str, fault: str | None = None) -> Cell:
+        """Train, compare, print a line."""
+        row, column = ROWS[name], COLUMNS[column_name]
+        start, expected = self._reference(column, STEPS)
+        try:
+            found = self._run(row, cases.train, self._plan(row, column), start, self._directory(), STEPS, fault)
+        except WorkerError as error:
+            return self._say(f"{name}, {column_name}", fault, Cell(column.bounds, failure=str(error)))
+        cell = Cell(
+            column.bounds,
+            cases.gradient_error(found, expected),
+            cases.curve_error(found.losses, expected.losses),
+            cases.curve_error(found.norms, expected.norms),
+        )
+        return self._say(f"{name}, {column_name}", fault, cell)
+
+    def resume(self, before: str, after: str, fault: str | None = None) -> Cell:
+        """HALF steps on one row, a hub checkpoint, HALF steps on another: those of plain torch without a break."""
+        column, directory = COLUMNS["llama"], self._directory()
+        start, expected = self._reference(column, 2 * HALF)
+        try:
+            self._run(ROWS[before], cases.leave, self._plan(ROWS[before], column), start, directory, HALF)
+            found, different = self._run(
+                ROWS[after], cases.go_on, self._plan(ROWS[after], column), directory / "hub", directory, HALF, fault
+            )
+        except WorkerError as error:
+            return self._say(f"{before} → {after}", fault, Cell(EXACT, failure=str(error)))
+        cell = Cell(
+            EXACT,
+            float("inf") if different else 0.0,
+            cases.curve_error(found.losses, expected.losses[HALF:]),
+            cases.curve_error(found.norms, expected.norms[HALF:]),
+        )
+        return self._say(f"{before} → {after}", fault, cell)
+
+    def _run(self, row: Row, case: Any, *arguments: Any) -> Any:
+        # Megatron's processes have its table of patches for the CPU, DeepSpeed's have not.
+        wanted = ("megatron" if row.over_megatron else "deepspeed", row.world_size)
+        if self._pool not in (None, wanted):
+            pool(*self._pool).close()
+        self._pool = wanted
+        return pool(*wanted).run(case, *arguments, timeout_s=LIMIT_S)[0]
+
+    def _plan(self, row: Row, column: Column) -> Any:
+        return cases.plan(
+            row.stage,
+            precision=column.precision,
+            spec=tiny.model(column.family, **column.shape),
+            eps=column.eps,
+            **row.layout,
+        )
+
+    def _reference(self, column: Column, steps: int) -> tuple[Path, cases.Curve]:
+        key = column.family, repr(column.shape), column.eps, steps
+        if key not in self._references:
+            spec = tiny.model(column.family, **column.shape)
+            start = cases.hf_directory(self._directory(), spec=spec)
+            self._references[key] = start, cases.reference(start, steps, column.eps, spec)
+        return self._references[key]
+
+    def _directory(self) -> Path:
+        directory = self._scratch / str(next(self._number))
+        directory.mkdir()
+        return directory
+
+    @staticmethod
+    def _say(what: str, fault: str | None, cell: Cell) -> Cell:
+        verdict = "agrees   " if cell.agrees else "DISAGREES"
+        errors = cell.failure or f"gradient {cell.gradient:.1e}, loss {cell.loss:.1e}, norm {cell.norm:.1e}"
+        print(f"{verdict} {what}{f' + {fault}' if fault else ''}: {errors}", flush=True)
+        return cell
+
+
+def _arguments() -> argparse.Namespace:
+    summary = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.parity.deepspeed", description=summary)
+    parser.add_argument("--rows", default="", help="those whose name contains this")
+    parser.add_argument("--columns", default="", help="those whose name contains this")
+    parser.add_argument("--write", type=Path, help="where the page goes")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--plant", choices=sorted(PLANTED), help="one fault, where it must show")
+    group.add_argument("--plant-all", action="store_true", help="every fault")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,143 @@
+"""Rows and columns of the DeepSpeed parity table, the changes of layout through the hub, and where faults must show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+LARGE_EPS = 3e-2
+"""Of Adam: the root of the second moment stays small beside it, so that rounding is not amplified to a full step. With
+1e-3, transformers in fp32 is 1.4e-4 from itself in fp64 after 20 steps; with 3e-2, 4e-7."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Largest relative errors that count as agreement."""
+
+    gradient: float
+    """Of any parameter's gradient at step 1."""
+    loss: float
+    """Of any of 20 losses."""
+    norm: float
+    """Of any of 20 gradient norms."""
+
+
+EXACT = Bounds(1e-5, 1e-5, 1e-5)
+ADAMW = Bounds(1e-5, 1e-4, 1e-4)
+BF16 = Bounds(2e-2, 2e-4, 5e-3)
+"""bf16 has 8 significant bits, 0.4 %; a gradient of another sign, scale or layer is off by more than 50 %."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One tiny model, or one way of computing it."""
+
+    family: str = "llama"
+    shape: dict[str, Any] = field(default_factory=dict)
+    eps: float = LARGE_EPS
+    precision: str = "fp32"
+    bounds: Bounds = EXACT
+
+
+COLUMNS: dict[str, Column] = {
+    "llama": Column(),
+    "qwen3, tied": Column("qwen3", {"tied_embeddings": True}),
+    "gpt2": Column("gpt2"),
+    "mixtral": Column("mixtral"),
+    "llama, plain AdamW": Column(eps=1e-8, bounds=ADAMW),
+    "llama, bf16": Column(precision="bf16", bounds=BF16),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layout."""
+
+    stage: int
+    layout: dict[str, Any]
+
+    @property
+    def world_size(self) -> int:
+        """Processes."""
+        return math.prod(self.layout.get(key, 1) for key in ("dp", "tp", "cp"))
+
+    @property
+    def over_megatron(self) -> bool:
+        """Whether the model is Megatron-core's."""
+        return "implementation" in self.layout
+
+
+def _row(stage: int, **layout: Any) -> Row:
+    layout.setdefault("dp", 1)
+    layout.setdefault("gradient_accumulation_steps", 4 // layout["dp"])
+    return Row(stage, layout)
+
+
+_MEGATRON = {"implementation": "torch-native", "tp": 2}
+_ULYSSES = {"cp_comm_type": "a2a"}
+_HOST = {"offload_optimizer": "cpu"}
+_ALL_ON_HOST = {**_HOST, "offload_param": "cpu"}
+
+ROWS: dict[str, Row] = {
+    **{f"dp2 ZeRO-{stage}": _row(stage, dp=2) for stage in (0, 1, 2, 3)},
+    "dp2 ZeRO-3, four micro batches": _row(3, dp=2, micro_batch_size=1, gradient_accumulation_steps=4),
+    "dp2 ZeRO-2, one micro batch": _row(2, dp=2, micro_batch_size=4, gradient_accumulation_steps=1),
+    "dp2 ZeRO-3, recompute": _row(3, dp=2, recompute="full"),
+    "dp2 ZeRO-2, optimizer on the host": _row(2, dp=2, **_HOST),
+    "dp2 ZeRO-3, all on the host": _row(3, dp=2, **_ALL_ON_HOST),
+    **{f"Ulysses2 ZeRO-{stage}": _row(stage, cp=2, **_ULYSSES) for stage in (0, 1, 2, 3)},
+    **{f"AutoTP2 ZeRO-{stage}": _row(stage, tp=2) for stage in (0, 1, 2, 3)},
+    **{f"Megatron TP2 ZeRO-{stage}": _row(stage, **_MEGATRON) for stage in (0, 1, 2, 3)},
+    "Megatron TP2 + SP ZeRO-3, recompute": _row(3, **_MEGATRON, sp=True, recompute="full"),
+    **{f"dp4 ZeRO-{stage}": _row(stage, dp=4) for stage in (0, 1, 2, 3)},
+    "dp4 ZeRO-2, optimizer on the host": _row(2, dp=4, **_HOST),
+    "dp4 ZeRO-3, all on the host": _row(3, dp=4, **_ALL_ON_HOST),
+    "dp4 ZeRO-3, hpZ 2": _row(3, dp=4, zero_hpz=2),
+    **{f"Ulysses4 ZeRO-{stage}": _row(stage, cp=4, **_ULYSSES) for stage in (0, 1, 2, 3)},
+    **{f"Ulysses2·dp2 ZeRO-{stage}": _row(stage, cp=2, dp=2, **_ULYSSES) for stage in (1, 2, 3)},
+    **{f"AutoTP2·dp2 ZeRO-{stage}": _row(stage, tp=2, dp=2) for stage in (1, 2, 3)},
+    **{f"Megatron TP2·dp2 ZeRO-{stage}": _row(stage, dp=2, **_MEGATRON) for stage in (1, 2, 3)},
+    **{f"Megatron TP2·dp2 + SP ZeRO-{stage}": _row(stage, dp=2, **_MEGATRON, sp=True) for stage in (1, 2, 3)},
+    "Megatron TP2·dp2 + SP ZeRO-2, optimizer on the host": _row(2, dp=2, **_MEGATRON, sp=True, **_HOST),
+    "Megatron TP2·dp2 + SP ZeRO-3, all on the host": _row(3, dp=2, **_MEGATRON, sp=True, **_ALL_ON_HOST),
+}
+
+RESUMES: tuple[tuple[str, str], ...] = (
+    ("dp4 ZeRO-3", "dp2 ZeRO-3"),
+    ("dp2 ZeRO-2", "dp4 ZeRO-2"),
+    ("dp2 ZeRO-2", "dp2 ZeRO-3"),
+    ("dp2 ZeRO-3", "dp2 ZeRO-2"),
+    ("dp2 ZeRO-3, all on the host", "dp2 ZeRO-3"),
+    ("dp2 ZeRO-2", "dp2 ZeRO-2, optimizer on the host"),
+    ("dp2 ZeRO-0", "dp4 ZeRO-3, hpZ 2"),
+    ("Ulysses2·dp2 ZeRO-3", "AutoTP2 ZeRO-1"),
+    ("AutoTP2·dp2 ZeRO-3", "dp2 ZeRO-1"),
+    ("Megatron TP2·dp2 + SP ZeRO-3", "dp2 ZeRO-3"),
+    ("dp4 ZeRO-2", "Megatron TP2·dp2 + SP ZeRO-2, optimizer on the host"),
+    ("Megatron TP2·dp2 ZeRO-1", "Megatron TP2 + SP ZeRO-3, recompute"),
+)
+"""(row that trains and leaves a hub checkpoint, row that goes on)."""
+
+PLANTED: dict[str, tuple[str, str]] = {
+    "deepspeed-double-gradients": ("dp2 ZeRO-3", "llama"),
+    "deepspeed-repeated-data": ("dp2 ZeRO-2", "llama"),
+    "deepspeed-local-token-count": ("dp2 ZeRO-1", "llama"),
+    "ulysses-local-positions": ("Ulysses2 ZeRO-2", "llama"),
+    "ulysses-one-average": ("Ulysses2 ZeRO-3", "llama"),
+    "autotp-partial-norms": ("AutoTP2 ZeRO-1", "qwen3, tied"),
+    "over-megatron-partial-norms": ("Megatron TP2 + SP ZeRO-3, recompute", "llama"),
+    "over-megatron-rounded-frequencies": ("Megatron TP2 ZeRO-3", "llama"),
+    "hpz-stale-copy": ("dp4 ZeRO-3, hpZ 2", "llama"),
+    "hub-forgets-moments": ("dp2 ZeRO-2", "dp2 ZeRO-3"),
+}
+"""Fault → the cell, or for a fault of the hub the resume, that it must turn red."""
+
+
+def applies(row: Row, column: Column) -> bool:
+    """Whether the planner's rules have such a cell (kit/planner/deepspeed_rules.py)."""
+    if row.layout.get("tp", 1) > 1 and column.family == "mixtral":
+        return False
+    if column.family == "gpt2":
+        return row.layout.get("cp", 1) == 1 and (row.layout.get("tp", 1) == 1 or row.over_megatron)
+    return True

@@ -1,0 +1,53 @@
+"""How far step-time predictions of a kind lie off, and whose measurements say so (``bands.yaml``, generated)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.specs.catalog.rows import rows
+from kit.specs.cluster import ClusterSpec
+from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
+
+MEASURED_GENERATIONS = ("A100", "A800", "H100", "H200", "H800", "B200", "B300", "GB200", "GB300")
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of predictions like this one."""
+
+    band: float | None
+    """Relative error that 80 % of rows of the same code stay below, predicted without their own source; null without
+    such rows."""
+    words: str
+    """Whose rows, or whose are nearest."""
+
+
+def step_time_evidence(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> Evidence:
+    """By the code that computes a layer: figures of one implementation are never another's."""
+    if not cluster.gpu.name.startswith(MEASURED_GENERATIONS):
+        return Evidence(None, f"no measurements on {cluster.gpu.name}")
+    what = "experts" if model.num_experts else "dense"
+    if layout.implementation == "transformer-engine":
+        return _own(f"transformer-engine, {what}")
+    if layout.implementation == "torch-native":
+        return _borrowed("torch-native", f"transformer-engine, {what}", "Transformer Engine's kernels")
+    if layout.engine == "deepspeed" and layout.offload_optimizer == "none" and what == "dense":
+        return _own("huggingface with deepspeed, dense")
+    return _borrowed(
+        f"huggingface-sdpa with {layout.engine}", f"other programs with fsdp, {what}", "other FSDP programs"
+    )
+
+
+def _own(regime: str) -> Evidence:
+    row = rows("bands").get(regime)
+    if row is None:
+        return Evidence(None, "no measurements of this kind")
+    return Evidence(float(row["width"]), f"80 % of {row['rows']} published runs of the same code lie within")
+
+
+def _borrowed(own: str, regime: str, whose: str) -> Evidence:
+    row = rows("bands").get(regime)
+    if row is None:
+        return Evidence(None, f"no measurements of {own}")
+    return Evidence(None, f"no measurements of {own}; ± {row['width']:.0%} on {row['rows']} runs of {whose}")

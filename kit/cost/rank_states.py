@@ -1,0 +1,101 @@
+"""Weights, gradients and optimizer state of one rank, in bytes, at each moment of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kit.cost.megatron_states import gradient_copies, state_bytes
+from kit.cost.setup import EngineMemory, RankParameters, TrainingSetup
+from kit.cost.states import StateBytes
+
+
+@dataclass(frozen=True)
+class RankStates:
+    """Bytes."""
+
+    weights: float
+    optimizer: float
+    """Masters where they are a copy, and moments."""
+    gradients_in_forward: float
+    gradients: float
+    """At the end of backward, where they are fullest."""
+    gradients_in_step: float
+    gradients_between_steps: float
+    extra_in_step: float
+    moments: float
+    """Part of ``optimizer`` that does not exist before the first step."""
+
+
+def rank_states(setup: TrainingSetup, stage: int) -> RankStates:
+    """Of a rank of one pipeline stage."""
+    if setup.planned is not None:
+        return _planned(setup.planned, stage)
+    held = state_bytes(setup, stage)
+    copies = gradient_copies(setup, stage)
+    moments = setup.optimizer_bytes - 4 if setup.weight_bytes == 2 else setup.optimizer_bytes
+    return RankStates(
+        weights=held["weights"],
+        optimizer=held["optimizer"],
+        gradients_in_forward=held["gradients"],
+        gradients=held["gradients"],
+        gradients_in_step=held["gradients"],
+        gradients_between_steps=held["gradients"] + copies,
+        extra_in_step=copies,
+        moments=held["optimizer"] * moments / setup.optimizer_bytes,
+    )
+
+
+def _planned(engine: EngineMemory, stage: int) -> RankStates:
+    parameters = engine.parameters[stage]
+    if engine.of_adapters is not None:
+        return _adapted(engine, engine.of_adapters, parameters, engine.adapters[stage])
+    dense, experts, of_dense, of_experts = parameters.dense, parameters.experts, engine.dense, engine.experts
+
+    def held(name: str, default: float = 0.0) -> float:
+        return _value(of_dense, name, default) * dense + _value(of_experts, name, default) * experts
+
+    optimizer = of_dense.optimizer * dense + of_experts.optimizer * experts
+    if of_dense.optimizer_of_matrices is not None:
+        rest = parameters.vectors + parameters.vocabulary
+        matrices = of_experts.optimizer_of_matrices or 0.0
+        optimizer = of_dense.optimizer * rest + of_dense.optimizer_of_matrices * parameters.dense_matrices
+        optimizer += matrices * experts
+    gradients = of_dense.gradients * dense + of_experts.gradients * experts
+    in_forward = of_dense.gradients_in_forward * dense + of_experts.gradients_in_forward * experts
+    extra = of_dense.extra_in_step * dense + of_experts.extra_in_step * experts
+    in_step = gradients if of_dense.gradients_in_step is None else held("gradients_in_step")
+    between = in_forward if of_dense.gradients_between_steps is None else held("gradients_between_steps")
+    return RankStates(
+        weights=of_dense.weights * dense + of_experts.weights * experts,
+        optimizer=optimizer,
+        gradients_in_forward=in_forward,
+        gradients=gradients,
+        gradients_in_step=in_step,
+        gradients_between_steps=between,
+        extra_in_step=min(extra, engine.most_step_extra),
+        moments=0.0,
+    )
+
+
+def _value(state: StateBytes, name: str, default: float) -> float:
+    found = getattr(state, name)
+    return default if found is None else float(found)
+
+
+def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, adapters: float) -> RankStates:
+    """A frozen base has neither gradients nor optimizer state."""
+    matrices = parameters.dense_matrices + parameters.experts
+    rest = parameters.total - matrices
+    per_matrix = engine.dense.weights if engine.matrix_weights is None else engine.matrix_weights
+    in_step = own.gradients if own.gradients_in_step is None else own.gradients_in_step
+    between = own.gradients_in_forward if own.gradients_between_steps is None else own.gradients_between_steps
+    return RankStates(
+        weights=per_matrix * matrices + engine.dense.weights * rest + own.weights * adapters,
+        optimizer=own.optimizer * adapters,
+        gradients_in_forward=own.gradients_in_forward * adapters,
+        gradients=own.gradients * adapters,
+        gradients_in_step=in_step * adapters,
+        gradients_between_steps=between * adapters,
+        extra_in_step=own.extra_in_step * adapters,
+        moments=0.0,
+    )

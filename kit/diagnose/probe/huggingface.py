@@ -1,0 +1,84 @@
+"""A rank of a plan that runs a Hugging Face model: forward, loss, backward and AdamW of the torch engine; for DeepSpeed
+the layers alone, whose states are measured on real processes instead (docs/deepspeed-bytes.md)."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from transformers import AutoModelForCausalLM
+
+from kit.diagnose.probe import stand_ins
+from kit.diagnose.probe.result import Held
+from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
+from kit.engines.hf import hf_config
+from kit.engines.loss import summed_cross_entropy
+from kit.engines.torch import sharded
+from kit.engines.torch.optimizer import build_adamw
+from kit.planner.plan import Plan
+
+
+def trace(plan: Plan, stage: int) -> Held:
+    """Measure one step of a rank; there is one stage."""
+    assert stage == 0
+    with stand_ins.installed(megatron=False), stand_ins.fake_world(0, plan.layout.world_size):
+        live = LiveBytes()
+        # The mesh reads its ranks, so they are real.
+        mesh = init_device_mesh("cpu", (plan.layout.world_size,))
+        sharded.init_device_mesh = lambda *_: mesh  # type: ignore[attr-defined]
+        with FakeTensorMode(allow_non_fake_inputs=True), live:
+            return _step(plan, live)
+
+
+def _step(plan: Plan, live: LiveBytes) -> Held:
+    layout, job = plan.layout, plan.job
+    whole_precision = job.precision == "fp32" or layout.engine == "torch"
+    model = AutoModelForCausalLM.from_config(
+        hf_config(plan.model), dtype=torch.float32 if whole_precision else torch.bfloat16, attn_implementation="sdpa"
+    ).train()
+    if layout.recompute == "full":
+        model.activation_checkpointing_enable({"use_reentrant": False})
+    split = None
+    if layout.engine == "torch" and layout.zero_stage:
+        split = sharded.Sharded(model, layout.zero_stage, torch.bfloat16 if job.precision == "bf16" else None)
+    parameters = list(model.parameters())
+    local = [_local(parameter) for parameter in parameters]
+    live.leave_out(local)
+    kept: list[torch.Tensor] = []
+    for parameter in parameters:
+        # Gradients are counted by what they are, and so leave what comes and goes as soon as they are accumulated.
+        parameter.register_post_accumulate_grad_hook(lambda each: _gradient(each, live, kept, layout.engine))
+    optimizer = None
+    if layout.engine == "torch":
+        optimizer = build_adamw(parameters, job.optimizer, job.learning_rate)
+        live.leave_out(_local(m) for s in optimizer.state.values() for m in s.values())
+    begin = live.now
+    live.restart()
+    ids = torch.zeros(layout.micro_batch_size, job.seq_length, dtype=torch.long)
+    autocast = layout.engine == "torch" and layout.zero_stage == 0 and job.precision == "bf16"
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+        logits = split.forward(ids, True) if split else model(input_ids=ids, use_cache=False).logits
+    loss = summed_cross_entropy(logits, ids)
+    del logits
+    loss.backward()
+    activations = live.peak - begin
+    gradients = storage_bytes(_local(p.grad) for p in parameters if p.grad is not None)
+    moments = storage_bytes(_local(m) for s in optimizer.state.values() for m in s.values()) if optimizer else 0
+    return Held(
+        weights=storage_bytes(local), gradients=gradients, optimizer=float(moments), activations=float(activations)
+    )
+
+
+def _gradient(parameter: torch.Tensor, live: LiveBytes, kept: list[torch.Tensor], engine: str) -> None:
+    assert parameter.grad is not None
+    if engine == "deepspeed":
+        parameter.grad = None  # into a bucket, and away
+        return
+    live.leave_out([_local(parameter.grad)])
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -1,0 +1,87 @@
+"""What a probe measured, and what the cost model says of the same: states, and all that comes and goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kit.cost.memory import parts_of
+from kit.cost.planned import planned_setup
+from kit.planner.plan import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """Bytes of one rank."""
+
+    weights: float
+    gradients: float
+    """When backward has ended."""
+    optimizer: float
+    """Masters where they are a copy, and moments."""
+    activations: float
+    """Everything else at its fullest in forward and backward: what layers keep, logits and loss, what is gathered."""
+
+    @property
+    def states(self) -> float:
+        """Weights, gradients and optimizer."""
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probed:
+    """One stage of a plan."""
+
+    stage: int
+    measured: Held
+    predicted: Held
+    with_states: bool
+    """False where the engine's states cannot be built from fake tensors: then they are not measured."""
+    layers_traced: tuple[int, ...]
+    """Layers of each chunk in the models that were traced; the rest is their slope."""
+    seconds: float
+
+    @property
+    def states_error(self) -> float | None:
+        """Predicted over measured, less one; null where states were not measured."""
+        return self.predicted.states / self.measured.states - 1 if self.with_states else None
+
+    @property
+    def activations_error(self) -> float:
+        """The same of activations."""
+        return self.predicted.activations / self.measured.activations - 1
+
+    def as_json(self) -> dict[str, Any]:
+        """JSON-able values, bytes."""
+        return {
+            "stage": self.stage,
+            "measured": vars(self.measured),
+            "predicted": vars(self.predicted),
+            "states_error": self.states_error,
+            "activations_error": self.activations_error,
+            "layers_traced": list(self.layers_traced),
+            "seconds": self.seconds,
+        }
+
+
+def predicted(plan: Plan, stage: int) -> Held:
+    """The cost model's bytes of what a probe can see: no workspaces of libraries, no communicators, none of DeepSpeed's
+    buckets."""
+    parts = parts_of(planned_setup(plan.model, plan.cluster, plan.job, plan.layout), stage)
+    states = parts.states
+    in_loss, in_backward, at_end = (
+        (parts.gathered_in_loss, parts.gathered, parts.gathered_at_end)
+        if plan.layout.engine == "torch"
+        else (0.0, 0.0, 0.0)
+    )
+    layer = parts.again + parts.working
+    cast_buffers, cast_logits = parts.casts_in_forward
+    moments = (
+        in_loss + parts.kept + parts.buffers_in_loss + parts.waiting + parts.loss,
+        in_backward + parts.kept + parts.buffers_in_loss + layer,
+        in_loss + parts.kept + cast_buffers + cast_logits,
+        at_end + layer,
+    )
+    return Held(
+        weights=states.weights, gradients=states.gradients, optimizer=states.optimizer, activations=max(moments)
+    )

@@ -1,0 +1,90 @@
+"""``kit recipes copy``: a recipe of one's own, with everything that it needs, in a new directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from kit.emit.run_directory import write as write_run
+from kit.errors import KitError, RunDirectoryError
+from kit.planner.search import make_plan
+from kit.specs.recipe import Recipe, load_recipe, map_paths, merged_text
+from kit.specs.run import RunSpec
+from kit.specs.shipped import headline, recipe_path
+
+
+def copy_recipe(name: str, target: Path) -> Path:
+    """Write ``recipe.yaml`` (complete: what it extended is in it), ``run/`` (its files) and ``README.md``.
+
+    Complete or absent. Raises ``SpecError`` for an unknown name, ``RunDirectoryError`` where the target exists, and
+    ``PlanError`` where the recipe has no plan.
+    """
+    source = recipe_path(name)
+    if target.exists():
+        raise RunDirectoryError(f"{target} exists already and is not overwritten; choose another directory")
+    staging = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    try:
+        staging.mkdir(parents=True)
+        head = (
+            f"# {headline(source)}\n# A copy of kit's {source.stem}: change it, then kit emit recipe.yaml --out run2\n"
+        )
+        (staging / "recipe.yaml").write_text(head + merged_text(source), encoding="utf-8")
+        recipe = load_recipe(staging / "recipe.yaml")
+        plan = make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
+        needed = _paths(recipe.run, staging) if recipe.run is not None else []
+        if recipe.run is not None:
+            write_run(plan, recipe.run, staging / "run")
+        (staging / "README.md").write_text(_page(source.stem, headline(source), recipe, needed), encoding="utf-8")
+        staging.rename(target)
+    except KitError:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+    except OSError as error:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise RunDirectoryError(f"{target} cannot be written: {error.strerror}") from None
+    return target
+
+
+def _paths(run: RunSpec, directory: Path) -> list[str]:
+    """What must be there before it starts, as the recipe writes it."""
+    found: set[str] = set()
+
+    def note(path: str) -> str:
+        inside = Path(path).is_relative_to(directory.resolve())
+        found.add(os.path.relpath(path, directory.resolve()) if inside else path)
+        return path
+
+    map_paths(run, note)
+    return sorted(found)
+
+
+def _page(name: str, line: str, recipe: Recipe, needed: list[str]) -> str:
+    several = recipe.cluster.num_nodes > 1
+    start = (
+        "cd run && sbatch slurm.sbatch                      # Slurm; or on each node by hand:\n"
+        "cd run && NODE_RANK=0 MASTER_ADDR=node-0 ./launch.sh"
+        if several
+        else "kit train run                                      # or: run/launch.sh"
+    )
+    convert = "kit convert data text/*.jsonl --tokenizer models/NAME --out data/train"
+    needs = "\n".join(f"- `{path}`" for path in needed)
+    return f"""# {name}
+
+{line}
+
+`recipe.yaml` is yours to change; `run/` holds the files that follow from it. Relative paths are relative to here.
+
+It needs, here or where you point it:
+
+{needs}
+
+```
+{convert}      # once, and the same for data/validation
+kit plan recipe.yaml                                # what it will do, and why
+{start}
+kit train run --resume auto                         # after an interruption
+kit emit recipe.yaml --out run2                     # after a change: a new run directory
+kit convert model run/checkpoints/hub-step-N --out trained
+```
+"""

@@ -1,0 +1,137 @@
+"""A memory report as text with bars, and as a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.text import Text
+
+from kit.cost.memory import COMPONENTS
+from kit.cost.params import count
+from kit.cost.prediction import StageMemory
+from kit.errors import KitError
+from kit.planner.describe import describe
+from kit.planner.memory_report import FitReport
+from kit.specs.sizes import MADE
+from kit.units import human_count
+
+BAR = 60
+"""Columns of a full GPU."""
+SHOWN_GIB = 0.05
+"""Components below this in every stage are left out of the table; they are in the peak all the same."""
+LOOKS = {
+    "weights": ("█", "#4e79a7"),
+    "gradients": ("▓", "#f28e2b"),
+    "optimizer": ("▒", "#e15759"),
+    "activations": ("░", "#59a14f"),
+    "logits": ("◆", "#b07aa1"),
+    "buffers": ("+", "#edc948"),
+    "overhead": ("·", "#9c9c9c"),
+}
+"""Component → its mark where there is no colour, and its colour."""
+
+
+def picture(report: FitReport) -> Text:
+    """A table by stage and component, and a bar a stage; coloured where the terminal has colours."""
+    model, cluster, job = report.model, report.cluster, report.job
+    size = human_count(count(model).total)
+    shown = [name for name in COMPONENTS if any(stage.components_gib[name] >= SHOWN_GIB for stage in report.stages)]
+    lines = [
+        f"{model.name}, {size} parameters, on {cluster.num_gpus} x {cluster.gpu.name} ({cluster.name}); "
+        f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step",
+        *([f"  {model.source}"] if model.source.startswith(MADE) else []),
+        f"  {describe(report.layout)}",
+        "",
+        _verdict(report),
+        "",
+        "  stage " + "".join(f"{name:>12}" for name in [*shown, "peak"]) + "   GiB",
+    ]
+    for stage in report.stages:
+        values = [stage.components_gib[name] for name in shown] + [stage.peak_gib]
+        lines.append(f"  {stage.stage:<6}" + "".join(f"{value:>12.1f}" for value in values))
+    text = Text("\n".join(lines) + "\n\n")
+    for stage in report.stages:
+        text.append_text(_bar(stage, report)).append("\n")
+    text.append("        ")
+    for name in shown:
+        mark, colour = LOOKS[name]
+        text.append(mark, style=colour).append(f" {name}   ")
+    text.append("| usable")
+    for line in [*_moments(report), *_node_lines(report)]:
+        text.append(f"\n{line}")
+    return text
+
+
+def render_memory(report: FitReport) -> str:
+    """The same as plain text."""
+    return picture(report).plain
+
+
+def save_png(report: FitReport, path: Path) -> None:
+    """A stacked bar a pipeline stage. Raises KitError where matplotlib is missing or the file cannot be written."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise KitError("--png draws with matplotlib, which is not installed; pip install 'kit[demo]'") from None
+    figure = Figure(figsize=(3 + 0.8 * len(report.stages), 4.5), layout="constrained")
+    axes = figure.subplots()
+    names = [f"stage {stage.stage}" for stage in report.stages]
+    below = [0.0] * len(names)
+    for component in COMPONENTS:
+        sizes = [stage.components_gib[component] for stage in report.stages]
+        if max(sizes) < SHOWN_GIB:
+            continue
+        axes.bar(names, sizes, bottom=below, label=component, color=LOOKS[component][1], width=0.6)
+        below = [low + size for low, size in zip(below, sizes, strict=True)]
+    axes.axhline(report.usable_gib, color="black", linestyle="--", linewidth=1, label="usable")
+    axes.set_ylabel("GiB a GPU")
+    axes.set_title(f"{report.model.name} on {report.cluster.num_gpus} x {report.cluster.gpu.name}: {report.verdict}")
+    axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise KitError(f"--png {path} cannot be written: {error}; give a file name that ends in .png") from None
+
+
+def _verdict(report: FitReport) -> str:
+    return (
+        f"{report.verdict}: {report.peak_gib:.1f} of {report.usable_gib:.1f} GiB usable "
+        f"({report.memory_gib:.1f} in all); {report.binding} binds"
+    )
+
+
+def _bar(stage: StageMemory, report: FitReport) -> Text:
+    """As long as the fullest stage or the GPU, whichever is more; each component a share of it."""
+    scale = BAR / max(report.memory_gib, report.peak_gib)
+    bar, sum_gib = Text(), 0.0
+    for name in COMPONENTS:
+        start = round(sum_gib * scale)
+        sum_gib += stage.components_gib[name]
+        mark, colour = LOOKS[name]
+        bar.append(mark * (round(sum_gib * scale) - start), style=colour)
+    bar.append(" " * (BAR - len(bar)))
+    limit = round(report.usable_gib * scale)
+    return Text(f"  {stage.stage:<6}") + bar[:limit] + Text("|", style="bold") + bar[limit:]
+
+
+def _moments(report: FitReport) -> list[str]:
+    """The peak moves over a step: of the fullest stage."""
+    fullest = max(report.stages, key=lambda stage: stage.peak_gib)
+    if not fullest.phases_gib:
+        return []
+    sizes = ", ".join(f"{name} {size:.1f}" for name, size in fullest.phases_gib.items())
+    return [f"  peaks of stage {fullest.stage} by moment, GiB: {sizes}"]
+
+
+def _node_lines(report: FitReport) -> list[str]:
+    """Host memory, disks, and ways out."""
+    lines = []
+    for name, needed, there in (
+        ("host memory", report.host_ram_gib_per_node, report.cluster.host_ram_gib),
+        ("host memory while loading,", report.host_load_gib_per_node, report.cluster.host_ram_gib),
+        ("NVMe", report.nvme_gib_per_node, report.cluster.nvme_gib),
+    ):
+        if needed:
+            of = f"of {there:.0f} " if there is not None else ""
+            lines.append(f"  {name} of a node: {needed:.0f} {of}GiB")
+    return lines + [f"it fits with {change}" for change in report.changes]

@@ -1,0 +1,99 @@
+"""When each pipeline stage computes which micro batch: 1F1B and its interleaved form, simulated.
+
+A forward pass of a chunk takes 1/v time units and a backward one twice that (Narayanan et al. 2021, arXiv 2104.04473,
+figures 3 and 4). The order on a stage is megatron-core's (pipeline_parallel/schedules.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+BACKWARD = 2
+"""Time units of a backward pass of a chunk, a forward one taking one."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One chunk of one micro batch on one stage."""
+
+    stage: int
+    chunk: int
+    micro_batch: int
+    backward: bool
+    start: int
+    """In forward passes of a chunk."""
+
+    @property
+    def end(self) -> int:
+        """When it is done."""
+        return self.start + (BACKWARD if self.backward else 1)
+
+
+def simulate(pp: int, vp: int, micro_batches: int) -> tuple[Pass, ...]:
+    """Every pass with its start. Interleaving takes micro batches in groups of ``pp``, as the rule demands."""
+    orders = [list(_order(pp, vp, micro_batches, stage)) for stage in range(pp)]
+    done: dict[tuple[int, int, int, bool], int] = {}
+    free = [0] * pp
+    passes: list[Pass] = []
+    while any(orders):
+        for stage, order in enumerate(orders):
+            while order:
+                chunk, micro_batch, backward = order[0]
+                ready = _ready(done, pp, vp, stage, chunk, micro_batch, backward)
+                if ready is None:
+                    break
+                order.pop(0)
+                found = Pass(stage, chunk, micro_batch, backward, max(ready, free[stage]))
+                free[stage] = done[stage, chunk, micro_batch, backward] = found.end
+                passes.append(found)
+    return tuple(passes)
+
+
+def _ready(
+    done: dict[tuple[int, int, int, bool], int], pp: int, vp: int, stage: int, chunk: int, micro_batch: int, back: bool
+) -> int | None:
+    """When the input of a pass is there; None while that is not known."""
+    if not back:
+        if stage == 0 and chunk == 0:
+            return 0
+        before = (stage - 1, chunk) if stage else (pp - 1, chunk - 1)
+        return done.get((*before, micro_batch, False))
+    if stage == pp - 1 and chunk == vp - 1:
+        return done.get((stage, chunk, micro_batch, False))
+    before = (stage + 1, chunk) if stage < pp - 1 else (0, chunk + 1)
+    return done.get((*before, micro_batch, True))
+
+
+def _order(pp: int, vp: int, micro_batches: int, stage: int) -> Iterator[tuple[int, int, bool]]:
+    """(chunk, micro batch, backward): warm-up, one forward and one backward in turn, cool-down."""
+    total = micro_batches * vp
+    warm_up = pp - stage - 1 if vp == 1 else 2 * (pp - stage - 1) + (vp - 1) * pp
+    warm_up = min(warm_up, total)
+    forwards = [(*_numbered(pp, vp, micro_batches, number), False) for number in range(total)]
+    backwards = [(vp - 1 - chunk, micro, True) for chunk, micro, _ in forwards]
+    yield from forwards[:warm_up]
+    for forward, backward in zip(forwards[warm_up:], backwards[: total - warm_up], strict=True):
+        yield forward
+        yield backward
+    yield from backwards[total - warm_up :]
+
+
+def _numbered(pp: int, vp: int, micro_batches: int, number: int) -> tuple[int, int]:
+    """(chunk, micro batch) of a stage's n-th forward: ``pp`` micro batches through a chunk, then through the next."""
+    group, within = divmod(number, pp * vp)
+    size = min(pp, micro_batches - group * pp)
+    return within // size, group * pp + within % size
+
+
+def picture(pp: int, vp: int, micro_batches: int, width: int = 100) -> str:
+    """A line a stage; digits: forward of that micro batch (its last digit), letters: backward, dots: idle."""
+    passes = simulate(pp, vp, micro_batches)
+    end = max(entry.end for entry in passes)
+    rows = [["."] * end for _ in range(pp)]
+    for entry in passes:
+        mark = chr(ord("a") + entry.micro_batch % 10) if entry.backward else str(entry.micro_batch % 10)
+        for unit in range(entry.start, entry.end):
+            rows[entry.stage][unit] = mark
+    cut = " …" if end > width else ""
+    return "\n".join(f"  stage {stage:<3}" + "".join(row[:width]) + cut for stage, row in enumerate(rows))

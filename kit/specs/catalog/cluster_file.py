@@ -1,0 +1,59 @@
+"""A cluster that a user describes in YAML: a node of the catalog with changes, or all of it.
+
+node: p5.48xlarge          # optional: start from this row, then every key below changes it
+num_nodes: 4
+gpu: H100                  # a GPU of the catalog, or a mapping of GpuSpec
+gpus_per_node: 8
+intra_node_gbytes_per_s: 450
+inter_node_gbytes_per_s: 50
+host_ram_gib: 2048
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from kit.errors import SpecError
+from kit.specs import yaml
+from kit.specs.catalog import clusters
+from kit.specs.cluster import ClusterSpec, GpuSpec
+
+
+def read_cluster(path: Path) -> ClusterSpec:
+    """The cluster in the file. Raises SpecError with the line of every value that is wrong."""
+    document = yaml.read(path)
+    data: dict[str, Any] = {"name": path.stem, "num_nodes": 1, "inter_node_gbytes_per_s": 0.0, "source": str(path.name)}
+    given = dict(document.data)
+    node = given.pop("node", None)
+    if node is not None:
+        try:
+            data |= yaml.to_plain(clusters.parse_cluster(str(node)))
+        except SpecError as error:
+            raise SpecError(f"{document.where(('node',))}: node: {error}") from None
+    gpu = given.get("gpu")
+    if isinstance(gpu, str):
+        try:
+            given["gpu"] = dataclasses.asdict(clusters.load_gpu(gpu))
+        except SpecError as error:
+            raise SpecError(f"{document.where(('gpu',))}: gpu: {error}") from None
+    elif isinstance(gpu, dict):
+        given["gpu"] = {"name": "own", "source": path.name, "fp16_tflops": gpu.get("bf16_tflops"), **gpu}
+    data |= {key: _number(key, value) for key, value in given.items()}
+    if isinstance(data.get("gpu"), dict):
+        data["gpu"] = {key: _number(key, value) for key, value in data["gpu"].items()}
+    return yaml.parse(ClusterSpec, data, document)
+
+
+_FLOATS = {
+    item.name
+    for spec in (ClusterSpec, GpuSpec)
+    for item in dataclasses.fields(spec)
+    if str(item.type).startswith("float")
+}
+
+
+def _number(key: str, value: Any) -> Any:
+    """``450`` for ``450.0``: a person's whole number is a measure all the same."""
+    return float(value) if key in _FLOATS and type(value) is int else value

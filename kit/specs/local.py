@@ -1,0 +1,114 @@
+"""The machine that this process runs on, as a cluster of one node. Asks nvidia-smi and Linux; imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+from kit.errors import SpecError
+from kit.specs.cluster import ClusterSpec, GpuSpec
+from kit.units import GIB
+
+NAMES = ("local", "this")
+"""Words that mean this machine."""
+SECTOR_BYTES = 512
+"""Unit of /sys/block/*/size, whatever the disk's own sectors are (Linux, Documentation/block/stat.rst)."""
+
+
+def local_cluster(gpus: dict[str, GpuSpec]) -> ClusterSpec:
+    """GPUs as nvidia-smi lists them, else one CPU process a core; host memory; NVMe disks.
+
+    ``gpus``: the catalog. Raises SpecError for a GPU that it has not, and for GPUs of several kinds.
+    """
+    ram_gib = _memory_total_gib(_text(Path("/proc/meminfo")))
+    disks = {path.parent.name: int(_text(path) or 0) for path in Path("/sys/block").glob("nvme*/size")}
+    listed = _nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    if listed:
+        gpu, count = listed_gpu(listed, gpus)
+        linked = has_nvlink(_nvidia_smi("topo", "-m")) and gpu.nvlink_gbytes_per_s > 0
+        link = gpu.nvlink_gbytes_per_s if linked else gpu.pcie_gbytes_per_s
+    else:
+        count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        gpu = dataclasses.replace(gpus["cpu"], memory_gib=(ram_gib or 4.0 * count) / count)
+        link = gpus["cpu"].pcie_gbytes_per_s
+    return ClusterSpec(
+        name=os.uname().nodename,
+        gpu=gpu,
+        gpus_per_node=count,
+        num_nodes=1,
+        intra_node_gbytes_per_s=link,
+        inter_node_gbytes_per_s=0.0,
+        host_ram_gib=ram_gib,
+        nvme_gib=sum(disks.values()) * SECTOR_BYTES / GIB,
+        source="this machine: nvidia-smi, /proc/meminfo, /sys/block; speeds as in the catalog",
+    )
+
+
+def listed_gpu(text: str, gpus: dict[str, GpuSpec]) -> tuple[GpuSpec, int]:
+    """Lines ``name, MiB`` of nvidia-smi → the GPU, with the memory that is really there, and how many.
+
+    Raises SpecError as ``local_cluster``.
+    """
+    rows = [line.rsplit(",", 1) for line in text.strip().splitlines() if line.strip()]
+    kinds = sorted({name.strip() for name, _ in rows})
+    if len(kinds) > 1:
+        raise SpecError(
+            f"this machine has GPUs of several kinds ({', '.join(kinds)}), and a plan uses equal ones; describe the "
+            "part to use in a YAML file, and hide the rest with CUDA_VISIBLE_DEVICES"
+        )
+    memory_gib = min(int(mebibytes) for _, mebibytes in rows) / 1024
+    # Words of the catalog's name must all stand in the driver's: H100 in "NVIDIA H100 80GB HBM3".
+    words = _words(kinds[0])
+    fitting = [gpu for gpu in gpus.values() if gpu.device == "cuda" and _model_words(gpu.name) <= words]
+    fitting = [gpu for gpu in fitting if abs(gpu.memory_gib / memory_gib - 1) < 0.1]
+    if not fitting:
+        raise SpecError(
+            f"GPU {kinds[0]!r} with {memory_gib:.0f} GiB is not in the catalog; describe the cluster in a YAML file "
+            "with a gpu section (memory_gib, bf16_tflops, hbm_gbytes_per_s, …)"
+        )
+    best = max(fitting, key=lambda gpu: len(_model_words(gpu.name)))
+    # torch sees less than nvidia-smi counts; the catalog's figure is torch's.
+    return dataclasses.replace(best, memory_gib=min(best.memory_gib, memory_gib)), len(rows)
+
+
+def has_nvlink(topology: str) -> bool:
+    """Whether ``nvidia-smi topo -m`` shows bonded links (``NV18``) between GPUs."""
+    return re.search(r"^GPU\d+.*\bNV\d+\b", topology, flags=re.MULTILINE) is not None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+[0-9]*[a-z]*|[0-9]+[a-z]*", name.lower()))
+
+
+def _model_words(name: str) -> set[str]:
+    """Of a catalog name without its memory size (A100-80) and its maker's line (RTX)."""
+    sized = re.fullmatch(r"([AV]\d+)-\d+", name)
+    return _words(sized.group(1) if sized else name) - {"rtx"}
+
+
+def _nvidia_smi(*words: str) -> str:
+    """What it prints; empty where it is not there or fails (no driver)."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run([program, *words], capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
+def _memory_total_gib(meminfo: str) -> float | None:
+    found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, flags=re.MULTILINE)
+    return int(found.group(1)) * 1024 / GIB if found else None

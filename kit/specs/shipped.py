@@ -1,0 +1,41 @@
+"""The recipes that come with kit: in a checkout beside the package, in an installed wheel inside it (setup.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kit.errors import SpecError
+from kit.specs import yaml
+
+
+def recipes_directory() -> Path:
+    """Where the recipes lie. Raises ``SpecError`` for an installation without them."""
+    package = Path(__file__).resolve().parents[1]
+    for directory in (package / "recipes", package.parent / "recipes"):
+        if (directory / "recipe.schema.json").is_file():
+            return directory
+    raise SpecError("this installation of kit has no recipes; install it again, or take them from its repository")
+
+
+def recipe_names() -> tuple[str, ...]:
+    """Names of all recipes, sorted."""
+    return tuple(sorted(path.stem for path in recipes_directory().glob("*.yaml")))
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a recipe. Raises ``SpecError`` with the nearest names."""
+    names = recipe_names()
+    plain = name.removesuffix(".yaml")
+    if plain not in names:
+        raise SpecError(f"recipe {name!r} does not come with kit; {yaml.nearest(plain, list(names))}")
+    return recipes_directory() / f"{plain}.yaml"
+
+
+def headline(path: Path) -> str:
+    """The comment at the head of a recipe, as one line."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").strip())
+    return " ".join(lines)

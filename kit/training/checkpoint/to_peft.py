@@ -1,0 +1,67 @@
+"""A hub checkpoint of adapters → a peft directory, or a model with the adapters merged in; offline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from kit.engines import adapters
+from kit.engines.base import StateKind
+from kit.engines.hf import HfDirectory, build_skeleton, check_names, parameter_shapes
+from kit.errors import CheckpointError
+from kit.training.checkpoint.files import new_directory
+from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
+
+
+def hub_to_peft(hub: HubCheckpoint, directory: Path, dtype: torch.dtype, base: Path | None = None) -> None:
+    """``adapter_config.json`` and ``adapter_model.safetensors``, as ``PeftModel.from_pretrained`` takes them.
+
+    ``base``: the model that the adapters belong to, to be named in the configuration. Raises CheckpointError for a
+    directory that is not empty and for a full disk.
+    """
+    assert hub.lora is not None
+    skeleton = build_skeleton(hub.model)
+    config = adapters.peft_config(hub.lora, adapters.target_modules(skeleton, hub.lora))
+    config.base_model_name_or_path = None if base is None else str(base)
+    config.task_type = "SEQ_2_SEQ_LM" if hub.model.is_encoder_decoder else "CAUSAL_LM"
+    config.inference_mode = True
+    config.fan_in_fan_out = hub.model.family == "gpt2"
+    source = hub.source(StateKind.MASTER)
+    check_names(adapters.checkpoint_shapes(hub.model, hub.lora), source)
+    try:
+        with new_directory(directory) as partial:
+            tensors = {name: source.read(name).to(dtype) for name in source.names()}
+            save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+            config.save_pretrained(str(partial))
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"writing {directory} failed: {error}; check the free space there") from error
+
+
+class Merged:
+    """A ``TensorSource`` of W + (alpha/rank)·B·A over a frozen model's weights, as peft merges them."""
+
+    def __init__(self, hub: HubCheckpoint, base: Path) -> None:
+        """Raises CheckpointError where ``base`` is not the model that was frozen."""
+        assert hub.lora is not None
+        self._base, self._adapters = HfDirectory(base), hub.source(StateKind.MASTER)
+        check_names(parameter_shapes(hub.model), self._base)
+        self._scale = hub.lora.alpha / hub.lora.rank
+        self._adapted = {name for name in self._adapters.names() if ".lora_A." in name}
+        self._transposed = hub.model.family == "gpt2"
+
+    def names(self) -> list[str]:
+        """All weights of the model."""
+        return list(self._base.names())
+
+    def read(self, name: str) -> torch.Tensor:
+        """The merged weight, fp32 where there is an adapter."""
+        weight = self._base.read(name)
+        stem, _, last = name.rpartition(".")
+        a = f"{adapters.PREFIX}{stem}.lora_A.weight"
+        if last != "weight" or a not in self._adapted:
+            return weight
+        update = self._scale * self._adapters.read(a.replace("lora_A", "lora_B")) @ self._adapters.read(a)
+        return weight.float() + (update.T if self._transposed else update)

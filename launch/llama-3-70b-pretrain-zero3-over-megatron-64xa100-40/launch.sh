@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# llama-3-70b on p4d.24xlarge: deepspeed, 64 processes.
+# Arguments go to the worker: --resume auto|PATH, --stop-at-step N.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+PYTHON="${PYTHON:-python}"
+# Kernels start in the order they were issued, so that collectives overlap with the matmul before them.
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+# Segments that grow in place fragment less when sequence lengths or stages differ.
+export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+# 8 nodes: set these on each, or let slurm.sbatch do it.
+: "${NODE_RANK:?rank of this node, from 0}" "${MASTER_ADDR:?address of node 0}"
+MASTER_PORT="${MASTER_PORT:-29500}"
+exec "$PYTHON" -m accelerate.commands.launch --config_file accelerate.yaml --machine_rank "$NODE_RANK" --main_process_ip "$MASTER_ADDR" --main_process_port "$MASTER_PORT" --module kit.training . "$@"

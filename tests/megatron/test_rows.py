@@ -1,0 +1,35 @@
+"""Rows of unequal length are filled up with what does not count."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+
+from kit.engines.base import IGNORE_INDEX, MicroBatch
+from kit.engines.megatron.rows import equally_long, length_unit
+
+
+def config(**sizes):
+    defaults = {"context_parallel_size": 1, "tensor_model_parallel_size": 1, "sequence_parallel": False}
+    return SimpleNamespace(**(defaults | sizes))
+
+
+def test_length_unit_is_what_chunks_and_sequence_parallelism_divide():
+    assert length_unit(config()) == 1
+    assert length_unit(config(tensor_model_parallel_size=4)) == 1
+    assert length_unit(config(tensor_model_parallel_size=4, sequence_parallel=True)) == 4
+    assert length_unit(config(context_parallel_size=2)) == 4
+    assert length_unit(config(context_parallel_size=2, tensor_model_parallel_size=3, sequence_parallel=True)) == 12
+
+
+def test_rows_get_one_length_and_keep_what_they_had():
+    whole = MicroBatch(torch.ones(2, 6, dtype=torch.long), torch.ones(2, 6, dtype=torch.long))
+    short = MicroBatch(*(torch.ones(2, 5, dtype=torch.long) for _ in range(4)))
+    long, filled = equally_long([whole, short], 4)
+    assert long.input_ids.shape == filled.input_ids.shape == (2, 8)
+    assert long.position_ids is None
+    assert torch.equal(filled.labels[:, :5], short.labels)
+    assert (filled.labels[:, 5:] == IGNORE_INDEX).all()
+    assert (filled.sequence_ids[:, 5:] == -1).all()
+    assert equally_long([whole], 3)[0] is whole

@@ -1,0 +1,202 @@
+"""Adapters on a frozen model: what peft computes, on every layout; hub, native checkpoint, export."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from kit.emit.deepspeed import ds_config
+from kit.engines.adapters import InitialAdapters, adapter_shapes, peft_config
+from kit.engines.base import IGNORE_INDEX, StateKind
+from kit.engines.hf import build_model
+from kit.errors import EngineError
+from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.training.checkpoint.hub import Counters, export_hub, hub_to_hf, import_hub
+from tests.training import tiny
+from tests.training.batches import micro_batches, sample
+from tests.workers import pool
+
+LORA = LoraSpec(rank=4, alpha=16)
+JOB: dict[str, Any] = {"optimizer": OptimizerSpec(eps=1e-3), "grad_clip": 0.5}
+
+
+def build(rundir: tiny.TinyRunDirectory) -> Any:
+    """The plan's engine."""
+    if rundir.plan.layout.engine == "torch":
+        from kit.engines.torch.engine import TorchEngine
+
+        return TorchEngine(rundir)
+    from kit.engines.deepspeed.engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(dataclasses.replace(rundir, settings=ds_config(rundir.plan)))
+
+
+def step(engine: Any, rundir: tiny.TinyRunDirectory, number: int) -> Any:
+    """Loss of a step, gradients still there."""
+    layout = rundir.plan.layout
+    sizes = {"mbs": layout.micro_batch_size, "accumulation": layout.gradient_accumulation_steps}
+    return engine.forward_backward(micro_batches(number, **sizes, dp_rank=engine.dp_rank, dp_size=engine.dp_size))
+
+
+def state(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
+    """All tensors of a kind, on the main rank."""
+    return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
+
+
+def train(rundir: tiny.TinyRunDirectory, hub: Path | None = None) -> dict[str, Any]:
+    """Four steps; gradients of the second (in the first those of A are zero); hub and native checkpoints after it."""
+    engine = build(rundir)
+    result: dict[str, Any] = {"curve": []}
+    native = rundir.path / "native"
+    for number in range(4):
+        loss = step(engine, rundir, number)
+        if number == 1:
+            result["gradients"] = state(engine, StateKind.GRADIENT)
+        result["curve"].append((loss.mean, engine.apply(1e-2).gradient))
+        if number == 1 and hub is not None:
+            native.mkdir(exist_ok=True)
+            engine.save(native)
+            counters = Counters(2, 16, 0, engine.optimizer_steps)
+            export_hub(engine, hub, counters, model=rundir.plan.model, lora=rundir.plan.job.lora)
+    result["held"] = engine.held_bytes()
+    engine.close()
+    if hub is not None:
+        again = build(rundir)
+        again.load(native)
+        result["native"] = [(step(again, rundir, n).mean, again.apply(1e-2).gradient) for n in (2, 3)]
+        again.close()
+    return result
+
+
+def resume(rundir: tiny.TinyRunDirectory, hub: Path) -> list[Any]:
+    """The last two steps."""
+    engine = build(rundir)
+    import_hub(engine, hub)
+    curve = [(step(engine, rundir, number).mean, engine.apply(1e-2).gradient) for number in (2, 3)]
+    engine.close()
+    return curve
+
+
+def start(tmp_path: Path, family: Any = "llama") -> Path:
+    """The model that is frozen."""
+    plan = tiny.plan(tiny.model(family))
+    build_model(tiny.run_directory(tmp_path / "seed", plan), torch.float32, "cpu").save_pretrained(tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+def directory(path: Path, hf: Path, engine: str, stage: int, lora: LoraSpec = LORA, family: Any = "llama", **job: Any):
+    """Two processes, eight samples a step."""
+    layout = {"engine": engine, "zero_stage": stage, "dp": 2, "micro_batch_size": 2, "gradient_accumulation_steps": 2}
+    plan = tiny.plan(tiny.model(family), job={**JOB, "lora": lora, **job}, **layout)
+    return tiny.run_directory(path, plan, model_path=str(hf))
+
+
+def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """peft alone, one process, the whole batch: losses of two steps, gradients of the second."""
+    from peft import get_peft_model, set_peft_model_state_dict
+
+    shapes = adapter_shapes(tiny.model(family), lora)
+    base = AutoModelForCausalLM.from_pretrained(hf, local_files_only=True, dtype=torch.float32)
+    targets = {name.split(".")[-3] for name in shapes}
+    model = get_peft_model(base, peft_config(lora, sorted(targets)))
+    initial = InitialAdapters(shapes, 7)
+    set_peft_model_state_dict(model, {name: initial.read(name) for name in shapes})
+    trained = {n.replace(".default", ""): p for n, p in model.named_parameters() if p.requires_grad}
+    assert trained.keys() == shapes.keys()
+    adam = torch.optim.AdamW(trained.values(), lr=1e-2, betas=(0.9, 0.95), eps=1e-3, weight_decay=0.1)
+    losses = []
+    for number in range(2):
+        rows = [sample(number * 8 + k) for k in range(8)]
+        inputs, labels = (torch.stack(column) for column in zip(*rows, strict=True))
+        logits = model(input_ids=inputs).logits
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX)
+        loss.backward()
+        losses.append(loss.item())
+        if number == 0:
+            torch.nn.utils.clip_grad_norm_(trained.values(), 0.5)
+            adam.step()
+            adam.zero_grad()
+    return losses, {name: p.grad for name, p in trained.items()}
+
+
+@pytest.mark.parametrize(
+    ("family", "lora", "layouts"),
+    [
+        ("llama", LORA, [("torch", 0), ("torch", 3), ("deepspeed", 2), ("deepspeed", 3)]),
+        ("gpt2", LoraSpec(rank=2, alpha=2, targets="attention"), [("torch", 2), ("deepspeed", 3)]),
+    ],
+)
+def test_every_layout_trains_what_peft_trains(tmp_path, family, lora, layouts):
+    hf = start(tmp_path, family)
+    losses, gradients = reference(hf, family, lora)
+    curves = {}
+    for engine, stage in layouts:
+        place = tmp_path / f"{engine}{stage}"
+        found, other = pool(engine, 2).run(train, directory(place, hf, engine, stage, lora, family), place / "hub")
+        assert [loss for loss, _ in found["curve"][:2]] == pytest.approx(losses, rel=1e-6)
+        assert found["gradients"].keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            error = (found["gradients"][name] - gradient).abs().max() / gradient.abs().max()
+            assert error < 1e-5, (engine, stage, name)
+        assert found["curve"] == other["curve"]
+        assert np.allclose(found["native"], found["curve"][2:], rtol=1e-6)
+        curves[engine, stage] = found["curve"]
+    # From each hub checkpoint the curve goes on under the next layout.
+    for (engine, stage), (after, after_stage) in zip(layouts, [*layouts[1:], layouts[0]], strict=True):
+        hub = tmp_path / f"{engine}{stage}" / "hub"
+        rundir = directory(tmp_path / "resumed", hf, after, after_stage, lora, family)
+        assert np.allclose(pool(after, 2).run(resume, rundir, hub)[0], curves[engine, stage][2:], rtol=1e-5)
+    check_exports(hub, hf, tmp_path)
+
+
+def check_exports(hub: Path, hf: Path, tmp_path: Path) -> None:
+    """peft loads the adapters; merged by peft and by kit, the model says the same, and not what it said before."""
+    from peft import PeftModel
+
+    hub_to_hf(hub, tmp_path / "peft", dtype="float32", extras_from=hf)
+    hub_to_hf(hub, tmp_path / "merged", dtype="float32", merge_into=hf)
+    tokens = torch.arange(20).reshape(2, 10)
+    base = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float32)
+    before = base(tokens).logits.detach()
+    adapted = PeftModel.from_pretrained(base, tmp_path / "peft")
+    logits = adapted(tokens).logits
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert (logits - before).abs().max() > 1e-3
+    torch.testing.assert_close(merged(tokens).logits, logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(adapted.merge_and_unload()(tokens).logits, logits, rtol=1e-4, atol=1e-5)
+
+
+def test_quantised_weights_agree_on_every_layout(tmp_path):
+    hf = start(tmp_path)
+    lora = dataclasses.replace(LORA, four_bit=True)
+    alone = tiny.plan(tiny.model(), job={**JOB, "lora": lora}, micro_batch_size=2, gradient_accumulation_steps=4)
+    (one,) = pool("torch", 1).run(train, tiny.run_directory(tmp_path / "one", alone, model_path=str(hf)))
+    plain = pool("torch", 2).run(train, directory(tmp_path / "plain", hf, "torch", 0))[0]
+    assert one["curve"][0][0] != pytest.approx(plain["curve"][0][0], rel=1e-6), "nf4 is not fp32"
+    for engine, stage in [("torch", 0), ("torch", 3), ("deepspeed", 2), ("deepspeed", 3)]:
+        found = pool(engine, 2).run(train, directory(tmp_path / f"{engine}{stage}", hf, engine, stage, lora))[0]
+        assert np.allclose(found["curve"], one["curve"], rtol=1e-5), (engine, stage)
+        for name, gradient in one["gradients"].items():
+            error = (found["gradients"][name] - gradient).abs().max() / gradient.abs().max()
+            assert error < 1e-5, (engine, stage, name)
+
+
+def test_only_adapters_have_gradients_and_moments(tmp_path):
+    held = pool("torch", 2).run(train, directory(tmp_path / "x", start(tmp_path), "torch", 0))[0]["held"]
+    adapters = sum(int(np.prod(shape)) for shape in adapter_shapes(tiny.model(), LORA).values())
+    assert held["optimizer"] == 8 * adapters
+    assert held["weights"] > 10 * adapters
+
+
+def test_weights_are_required(tmp_path):
+    rundir = directory(tmp_path / "x", tmp_path, "torch", 0)
+    rundir = dataclasses.replace(rundir, run=dataclasses.replace(rundir.run, model_path=None))
+    with pytest.raises(AssertionError, match=r"job\.lora without run\.model_path") as raised:
+        pool("torch", 2).run(train, rundir)
+    assert EngineError.__name__ in str(raised.value)
