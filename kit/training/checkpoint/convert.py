@@ -50,7 +50,8 @@ def convert(
 
     ``dtype``: of the weights in Hugging Face and Megatron checkpoints; hub checkpoints and optimizer state are fp32.
     ``model``: what a Megatron checkpoint is of (a Hugging Face directory, a run directory, a catalog name), where it
-    does not lie in a run directory of kit's. ``merge_into``: see ``hub_to_hf``. Raises KitError for anything missing, damaged, or of another model.
+    does not lie in a run directory of kit's. ``merge_into``: see ``hub_to_hf``.
+    Raises KitError for anything missing, damaged, or of another model.
     """
     if to not in FORMATS:
         raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(FORMATS)}")
@@ -62,7 +63,7 @@ def convert(
         return f"{'peft adapters' if is_peft else 'a Hugging Face model'} in {dtype}"
     if merge_into is not None:
         raise CheckpointError(
-            f"--merge-into {merge_into} is for a hub checkpoint of adapters and --to hf; leave it out"
+            f"--merge-into {merge_into} is for adapters in a hub checkpoint and --to hf: leave it out"
         )
     opened = open_checkpoint(Path(source), model)
     if opened.format == to:
