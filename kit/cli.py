@@ -283,6 +283,32 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def rehearse(
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of one that comes with kit.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Keep everything in this new directory.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a recipe in small, on CPU processes: train, be killed, resume, export. Exit code 1 where it differs."""
+    import json
+    import tempfile
+
+    from kit.rehearsal import rehearse
+    from kit.rehearsal.report import render
+    from kit.specs.shipped import recipe_path
+
+    path = Path(recipe) if _is_recipe(recipe) else recipe_path(recipe)
+    loaded = load_recipe(path, overrides or [])
+    if out is not None and out.exists():
+        raise SpecError(f"{out} exists already and is not overwritten; choose another --out")
+    with tempfile.TemporaryDirectory(prefix="kit-rehearsal-") as scratch:
+        result = rehearse(path.stem, make_plan(loaded), loaded.run, out or Path(scratch) / path.stem)
+    typer.echo(json.dumps(result.as_json(), indent=1) if as_json else render(result))
+    if not result.passed:
+        raise typer.Exit(1)
+
+
 @recipes_app.command("list")
 def list_recipes() -> None:
     """Every recipe, with what it is for."""
@@ -350,7 +376,10 @@ def convert_model(
         str | None, typer.Option(help="What a Megatron checkpoint is of: Hugging Face or run directory, catalog name.")
     ] = None,
 ) -> None:
-    """Between Hugging Face models, hub checkpoints and Megatron's, offline and a parameter at a time."""
+    """Between Hugging Face models, hub checkpoints and Megatron's, offline and a parameter at a time.
+
+    A hub checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
+    """
     from kit.training.checkpoint.convert import convert
 
     what = convert(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)

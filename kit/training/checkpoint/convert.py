@@ -13,6 +13,7 @@ from kit.engines.base import StateKind, TensorSource
 from kit.engines.hf import HfDirectory, check_names, parameter_shapes
 from kit.engines.shards import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
+from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.files import FileRecord, new_directory, verify, write_json
 from kit.training.checkpoint.hub_checkpoint import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
@@ -34,6 +35,8 @@ class Opened:
     counters: Counters
     sources: Mapping[StateKind, TensorSource]
     """Weights, and either both moments or none."""
+    lora: LoraSpec | None = None
+    """Set where the weights are adapters."""
 
 
 def convert(
@@ -50,8 +53,7 @@ def convert(
 
     ``dtype``: of the weights in Hugging Face and Megatron checkpoints; hub checkpoints and optimizer state are fp32.
     ``model``: what a Megatron checkpoint is of (a Hugging Face directory, a run directory, a catalog name), where it
-    does not lie in a run directory of kit's. ``merge_into``: see ``hub_to_hf``.
-    Raises KitError for anything missing, damaged, or of another model.
+    does not lie in a run directory of kit's. Raises KitError for anything missing, damaged, or of another model.
     """
     if to not in FORMATS:
         raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(FORMATS)}")
@@ -59,13 +61,13 @@ def convert(
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     if to == "hf" and (Path(source) / HUB_JSON).is_file():
         hub_to_hf(source, out, dtype, extras_from, merge_into=merge_into)
-        is_peft = HubCheckpoint(source).lora is not None and merge_into is None
-        return f"{'peft adapters' if is_peft else 'a Hugging Face model'} in {dtype}"
+        adapters = HubCheckpoint(source).lora is not None and merge_into is None
+        return f"{'peft adapters' if adapters else 'a Hugging Face model'} in {dtype}"
     if merge_into is not None:
-        raise CheckpointError(
-            f"--merge-into {merge_into} is for adapters in a hub checkpoint and --to hf: leave it out"
-        )
+        raise CheckpointError(f"--merge-into {merge_into} is for adapters in a hub checkpoint and --to hf; leave it out")
     opened = open_checkpoint(Path(source), model)
+    if opened.lora is not None:
+        raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to hf")
     if opened.format == to:
         raise CheckpointError(f"{source} is of format {to} already; copy it, or choose another --to")
     try:
@@ -89,9 +91,7 @@ def open_checkpoint(path: Path, model: str | None = None) -> Opened:
     if (path / HUB_JSON).is_file():
         hub = HubCheckpoint(path)
         hub.verify()
-        if hub.lora is not None:
-            raise CheckpointError(f"{path} holds adapters; merge them first: --to hf --merge-into MODEL")
-        return Opened("hub", hub.model, hub.counters, {kind: hub.source(kind) for kind in hub.kinds})
+        return Opened("hub", hub.model, hub.counters, {kind: hub.source(kind) for kind in hub.kinds}, hub.lora)
     if (directory := _torch_dist_directory(path)) is not None:
         return _open_megatron(path, directory, model)
     if (path / "config.json").is_file():

@@ -69,12 +69,13 @@ def hub_to_hf(
             raise CheckpointError(f"{hub_dir} holds a whole model and no adapters; leave merge_into={merge_into} out")
         from kit.training.checkpoint.to_peft import hub_to_peft
 
-        return hub_to_peft(hub, Path(hf_dir), DTYPES[dtype], base=extras_from)
+        hub_to_peft(hub, Path(hf_dir), DTYPES[dtype], base=extras_from)
+        return
     if merge_into is not None:
         from kit.training.checkpoint.to_peft import Merged
 
         source, extras_from = Merged(hub, merge_into), extras_from or merge_into
-    return write_hf(hub.model, source, hf_dir, dtype, extras_from, shard_bytes)
+    write_hf(hub.model, source, hf_dir, dtype, extras_from, shard_bytes)
 
 
 def write_hf(
