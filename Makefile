@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity held-bytes loading check lint types gpu-smoke failures
+.PHONY: help setup demo ops test parity parity-megatron held-bytes loading check lint types gpu-smoke failures
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -32,6 +32,10 @@ test: setup  ## all tests, on two cores within ten minutes
 parity: setup  ## every layout really launched against plain torch, then every planted fault: about six minutes
 	@$(BIN)/python -m benchmarks.parity
 	@$(BIN)/python -m benchmarks.parity --plant-all
+
+parity-megatron: setup  ## families × layouts of Megatron-core on pools of processes, then its faults: half an hour
+	@$(BIN)/python -m benchmarks.parity.megatron --write docs/megatron-parity.md
+	@$(BIN)/python -m benchmarks.parity.megatron --plant-all
 
 loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export: two minutes
 	@$(BIN)/python -m benchmarks.loading
