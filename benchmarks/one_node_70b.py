@@ -12,7 +12,7 @@ from kit.cost.prediction import StageMemory
 from kit.cost.step_time import step_time_components_s
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.memory_report import MemoryReport, memory_report
+from kit.planner.memory_report import FitReport, memory_report
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import EngineName, Offload
 from kit.units import GIB, human_seconds
@@ -74,7 +74,7 @@ class Outcome:
     """What became of a choice: a report, or why there is none."""
 
     choice: Choice
-    report: MemoryReport | None
+    report: FitReport | None
     refused: str = ""
 
     @property

@@ -12,7 +12,7 @@ from typing import Literal
 
 from kit.cost import huggingface_memory, megatron_memory, torch_memory
 from kit.cost.efficiency import overheads, usable_gib
-from kit.cost.offload import host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.pipeline import distinct_stages
 from kit.cost.planned import planned_setup
 from kit.cost.prediction import StageMemory
@@ -68,9 +68,10 @@ def peak(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -
     nvme = nvme_gib_per_node(model, cluster, layout, job.precision)
     binding = max(fullest.components_gib, key=lambda name: fullest.components_gib[name])
     verdict: Verdict = "fits" if fullest.peak_gib <= TIGHT * usable else "tight"
-    if cluster.host_ram_gib is not None and max(host, load) > cluster.host_ram_gib:
+    # What a node does not say it has not (the planner's rules refuse it too).
+    if host > HOST_SHARE * (cluster.host_ram_gib or 0) or (cluster.host_ram_gib and load > cluster.host_ram_gib):
         verdict, binding = "does not fit", "host memory"
-    if cluster.nvme_gib is not None and nvme > cluster.nvme_gib:
+    if nvme > (cluster.nvme_gib or 0):
         verdict, binding = "does not fit", "NVMe"
     if fullest.peak_gib > usable:
         verdict = "does not fit"

@@ -22,6 +22,9 @@ PINNED_ROUNDING = 1.5
 DeepSpeed's own estimate takes 1.5 for all of it (stage3.py, estimate_zero3_model_states_mem_needs); buffers of NVMe
 are allocated as large as they are (csrc/aio, deepspeed_pin_tensor.cpp)."""
 
+HOST_SHARE = 0.9
+"""Of a node's host memory that offload may take: the rest is the system's, the page cache's and the data loader's."""
+
 
 @dataclass(frozen=True)
 class KeptBytes:

@@ -7,7 +7,7 @@ and sequences over ranks that exchange them for heads (Ulysses: cp with cp_comm_
 
 from __future__ import annotations
 
-from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.planner.megatron_rules import (
     megatron_family,
     megatron_rope,
@@ -267,7 +267,7 @@ def host_ram(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
             f"offload to the host of {cluster.name}, whose memory is unknown; needs {needed:.0f} GiB a node: "
             "give cluster.host_ram_gib"
         )
-    usable = 0.9 * cluster.host_ram_gib  # the rest is the system's, the page cache's and the data loader's
+    usable = HOST_SHARE * cluster.host_ram_gib
     if needed > usable:
         return (
             f"offload needs {needed:.0f} GiB of host memory a node, and of the {cluster.host_ram_gib:.0f} GiB of "

@@ -11,7 +11,7 @@ from kit.cost.params import count
 from kit.cost.prediction import StageMemory
 from kit.errors import KitError
 from kit.planner.describe import describe
-from kit.planner.memory_report import MemoryReport
+from kit.planner.memory_report import FitReport
 from kit.specs.sizes import MADE
 from kit.units import human_count
 
@@ -31,7 +31,7 @@ LOOKS = {
 """Component → its mark where there is no colour, and its colour."""
 
 
-def picture(report: MemoryReport) -> Text:
+def picture(report: FitReport) -> Text:
     """A table by stage and component, and a bar a stage; coloured where the terminal has colours."""
     model, cluster, job = report.model, report.cluster, report.job
     size = human_count(count(model).total)
@@ -57,17 +57,17 @@ def picture(report: MemoryReport) -> Text:
         mark, colour = LOOKS[name]
         text.append(mark, style=colour).append(f" {name}   ")
     text.append("| usable")
-    for line in _node_lines(report):
+    for line in [*_moments(report), *_node_lines(report)]:
         text.append(f"\n{line}")
     return text
 
 
-def render_memory(report: MemoryReport) -> str:
+def render_memory(report: FitReport) -> str:
     """The same as plain text."""
     return picture(report).plain
 
 
-def save_png(report: MemoryReport, path: Path) -> None:
+def save_png(report: FitReport, path: Path) -> None:
     """A stacked bar a pipeline stage. Raises KitError where matplotlib is missing or the file cannot be written."""
     try:
         from matplotlib.figure import Figure
@@ -93,14 +93,14 @@ def save_png(report: MemoryReport, path: Path) -> None:
         raise KitError(f"--png {path} cannot be written: {error}; give a file name that ends in .png") from None
 
 
-def _verdict(report: MemoryReport) -> str:
+def _verdict(report: FitReport) -> str:
     return (
         f"{report.verdict}: {report.peak_gib:.1f} of {report.usable_gib:.1f} GiB usable "
         f"({report.memory_gib:.1f} in all); {report.binding} binds"
     )
 
 
-def _bar(stage: StageMemory, report: MemoryReport) -> Text:
+def _bar(stage: StageMemory, report: FitReport) -> Text:
     """As long as the fullest stage or the GPU, whichever is more; each component a share of it."""
     scale = BAR / max(report.memory_gib, report.peak_gib)
     bar, sum_gib = Text(), 0.0
@@ -114,11 +114,21 @@ def _bar(stage: StageMemory, report: MemoryReport) -> Text:
     return Text(f"  {stage.stage:<6}") + bar[:limit] + Text("|", style="bold") + bar[limit:]
 
 
-def _node_lines(report: MemoryReport) -> list[str]:
+def _moments(report: FitReport) -> list[str]:
+    """The peak moves over a step: of the fullest stage."""
+    fullest = max(report.stages, key=lambda stage: stage.peak_gib)
+    if not fullest.phases_gib:
+        return []
+    sizes = ", ".join(f"{name} {size:.1f}" for name, size in fullest.phases_gib.items())
+    return [f"  peaks of stage {fullest.stage} by moment, GiB: {sizes}"]
+
+
+def _node_lines(report: FitReport) -> list[str]:
     """Host memory, disks, and ways out."""
     lines = []
     for name, needed, there in (
         ("host memory", report.host_ram_gib_per_node, report.cluster.host_ram_gib),
+        ("host memory while loading,", report.host_load_gib_per_node, report.cluster.host_ram_gib),
         ("NVMe", report.nvme_gib_per_node, report.cluster.nvme_gib),
     ):
         if needed:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from kit.cost.efficiency import usable_gib
-from kit.cost.memory import peak_gib, peak_memory
+from kit.cost.memory import MemoryReport, peak, peak_gib
 from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
-from kit.cost.prediction import StageMemory
 from kit.errors import PlanError
 from kit.planner.candidates import ENGINES, layouts
 from kit.planner.describe import describe
@@ -21,37 +20,19 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 
-TIGHT = 0.95
-"""Share of the usable memory above which a fit is called tight: predictions are not better than that."""
-OF_THE_NODE = {"host_ram": "host memory", "nvme": "NVMe"}
-"""Rules that say that a node has too little of something, and of what."""
-
-Verdict = Literal["fits", "tight", "does not fit"]
+OF_THE_NODE = {"host_ram", "nvme"}
+"""Rules that say that a node has too little of something."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryReport:
-    """Peak memory of one GPU of every pipeline stage, and of a node's host and disks. GiB."""
+class FitReport(MemoryReport):
+    """What a layout needs, whom for, and ways out where it does not fit."""
 
     model: ModelSpec
     cluster: ClusterSpec
     job: JobSpec
-    layout: Layout
-    stages: tuple[StageMemory, ...]
-    host_ram_gib_per_node: float
-    nvme_gib_per_node: float
-    usable_gib: float
-    memory_gib: float
-    verdict: Verdict
-    binding: str
-    """What there is too little of first: the largest component of the fullest stage, host memory, or NVMe."""
     changes: tuple[str, ...] = ()
     """Smallest changes that make it fit; empty where it does."""
-
-    @property
-    def peak_gib(self) -> float:
-        """Of the fullest stage."""
-        return max(stage.peak_gib for stage in self.stages)
 
     def as_json(self) -> dict[str, Any]:
         """JSON-able values."""
@@ -68,14 +49,16 @@ class MemoryReport:
             "binding": self.binding,
             "changes": list(self.changes),
             "host_ram_gib_per_node": self.host_ram_gib_per_node,
+            "host_load_gib_per_node": self.host_load_gib_per_node,
             "host_ram_gib_there": self.cluster.host_ram_gib,
             "nvme_gib_per_node": self.nvme_gib_per_node,
             "nvme_gib_there": self.cluster.nvme_gib,
             "stages": [{"stage": stage.stage, **stage.components_gib} for stage in self.stages],
+            "phases": [{"stage": stage.stage, **stage.phases_gib} for stage in self.stages],
         }
 
 
-def memory_report(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> MemoryReport:
+def memory_report(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> FitReport:
     """Of the layout that a plan would take, else of the one that misses by least: on the GPU, or on its node.
 
     Raises ``PlanError`` with every broken rule where no layout is legal but for what the node lacks.
@@ -94,32 +77,10 @@ def memory_report(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pi
 
 def report_of(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, changes: tuple[str, ...] = ()
-) -> MemoryReport:
+) -> FitReport:
     """Of one layout, legal or short of something on its node."""
-    stages = peak_memory(model, cluster, job, layout)
-    fullest = max(stages, key=lambda stage: stage.peak_gib)
-    usable = usable_gib(cluster.gpu)
-    lacking = [
-        OF_THE_NODE[broken.rule] for broken in violations(model, cluster, job, layout) if broken.rule in OF_THE_NODE
-    ]
-    verdict: Verdict = "fits" if fullest.peak_gib <= TIGHT * usable else "tight"
-    if lacking or fullest.peak_gib > usable:
-        verdict = "does not fit"
-    binding = max(fullest.components_gib, key=lambda name: fullest.components_gib[name])
-    return MemoryReport(
-        model=model,
-        cluster=cluster,
-        job=job,
-        layout=layout,
-        stages=stages,
-        host_ram_gib_per_node=host_ram_gib_per_node(model, cluster, layout, job.precision),
-        nvme_gib_per_node=nvme_gib_per_node(model, cluster, layout, job.precision),
-        usable_gib=usable,
-        memory_gib=cluster.gpu.memory_gib,
-        verdict=verdict,
-        binding=lacking[0] if lacking and fullest.peak_gib <= usable else binding,
-        changes=changes,
-    )
+    memory = peak(model, cluster, job, layout)
+    return FitReport(**vars(memory), model=model, cluster=cluster, job=job, changes=changes)
 
 
 def _short_of_a_node(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> list[Layout]:
@@ -128,7 +89,7 @@ def _short_of_a_node(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins:
         layout
         for engine in (ENGINES if pins.engine is None else (pins.engine,))
         for layout in layouts(model, cluster, job, pins, engine, LAST_RESORTS)
-        if {violation.rule for violation in violations(model, cluster, job, layout)} - OF_THE_NODE.keys() == set()
+        if {violation.rule for violation in violations(model, cluster, job, layout)} <= OF_THE_NODE
     ]
 
 

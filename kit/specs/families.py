@@ -89,8 +89,7 @@ _EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
 _LATENT = ("latent", "first_dense_layers", "router_groups", "router_top_groups", "routed_scaling_factor")
 _ROPE = ("rope_scaling",)
 _GEMMA = Traits(activation="gelu_tanh", zero_centred_norm=True, scaled_embedding=True, takes=_ROPE)
-_WINDOWS = ("sliding_window", "full_attention_every")
-_CAPS = ("attention_softcap", "logit_softcap", "query_pre_attn_scalar")
+_CAPS = ("attention_softcap", "logit_softcap")
 _CLASSIC = Traits(
     norm="layernorm",
     gated_mlp=False,
@@ -115,12 +114,19 @@ FAMILIES: Mapping[Family, Traits] = {
     "qwen2": Traits(biases="qkv", takes=_ROPE),
     "qwen3": Traits(qk_norm="head", takes=_ROPE),
     "gemma": _GEMMA,
-    "gemma2": _like(_GEMMA, norm_placement="both", fused_attention=False, takes=(*_ROPE, *_WINDOWS, *_CAPS)),
+    "gemma2": _like(
+        _GEMMA,
+        norm_placement="both",
+        fused_attention=False,
+        needs=("sliding_window", "query_pre_attn_scalar"),
+        takes=(*_ROPE, "full_attention_every", *_CAPS),
+    ),
     "gemma3_text": _like(
         _GEMMA,
         norm_placement="both",
         qk_norm="head",
-        takes=(*_ROPE, *_WINDOWS, *_CAPS, "local_rope_theta"),
+        needs=("sliding_window", "query_pre_attn_scalar"),
+        takes=(*_ROPE, "full_attention_every", *_CAPS, "local_rope_theta"),
     ),
     "phi3": Traits(even_heads=True, takes=(*_ROPE, "sliding_window", "partial_rotary_factor")),
     "olmo2": Traits(norm_placement="output", qk_norm="width", even_heads=True, takes=_ROPE),
@@ -157,8 +163,8 @@ FAMILIES: Mapping[Family, Traits] = {
         biases="all",
         attention_sinks=True,
         fused_attention=False,
-        needs=_EXPERTS,
-        takes=(*_ROPE, *_WINDOWS),
+        needs=(*_EXPERTS, "sliding_window"),
+        takes=(*_ROPE, "full_attention_every"),
     ),
     # Two stacks. Of T5 1.1 the MLP is gated (feed_forward_proj).
     "t5": Traits(

@@ -179,12 +179,8 @@ def _windows(config: Mapping[str, Any], data: Mapping[str, Any], keys: Keys) -> 
     if not keys.full_attention_every:
         return {}
     layers = config.get("layer_types")
-    if layers and "sliding_attention" not in layers:
-        return {"sliding_window": None}
     if layers:
         return {"full_attention_every": layers.index("full_attention") + 1 if "full_attention" in layers else 0}
-    if data["sliding_window"] is None:
-        return {}
     return {"full_attention_every": config.get("sliding_window_pattern") or keys.full_attention_every}
 
 
