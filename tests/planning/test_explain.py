@@ -1,0 +1,152 @@
+"""What binds, the schedule, what-ifs, clusters to get, and residuals of real runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kit.cost.matmul_time import Processor, matmul_s, tile_share
+from kit.cost.operation import GPU_HOURS_PER_FAILURE, checkpoint_bytes, operation
+from kit.errors import PlanError, SpecError
+from kit.planner import calibration
+from kit.planner.explain import bindings, explain, pinned
+from kit.planner.explain_png import draw
+from kit.planner.plan import Plan
+from kit.planner.purchase import Wish, offers, render_offers
+from kit.planner.schedule import BACKWARD, picture, simulate
+from kit.planner.search import make_plan
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.layout import Pins
+from tests.planning.examples import job
+
+
+def plan_70b(pins: Pins | None = None) -> Plan:
+    return make_plan(load_model("llama-3-70b"), parse_cluster("64xA100-80"), job(), pins)
+
+
+@pytest.mark.parametrize(("pp", "vp", "m"), [(1, 1, 3), (4, 1, 8), (4, 1, 2), (4, 2, 8), (2, 3, 4), (8, 1, 16)])
+def test_the_simulated_schedule_takes_what_the_bubble_formula_says(pp: int, vp: int, m: int) -> None:
+    passes = simulate(pp, vp, m)
+    assert len(passes) == 2 * pp * vp * m
+    each = 1 + BACKWARD
+    ideal = m * vp * each
+    end = max(entry.end for entry in passes)
+    if m >= pp:
+        assert end == ideal + (pp - 1) * each  # (p−1)/(v·m) of the ideal time
+    else:
+        assert end >= ideal + (pp - 1) * each
+    for stage in range(pp):
+        own = sorted((entry for entry in passes if entry.stage == stage), key=lambda entry: entry.start)
+        assert all(a.end <= b.start for a, b in zip(own, own[1:], strict=False))  # one at a time
+
+
+def test_the_picture_has_a_line_a_stage() -> None:
+    lines = picture(4, 1, 8).splitlines()
+    assert [line.split()[1][0] for line in lines[:1]] == ["0"]
+    assert len(lines) == 4
+    assert picture(8, 1, 64, width=40).splitlines()[0].endswith("…")
+
+
+def test_explain_says_what_binds_and_what_would_change() -> None:
+    pins = Pins(engine="megatron", tp=8, pp=4)
+    plan = plan_70b(pins)
+    assert pinned(plan) == pins
+    shares = {binding.what: binding.share for binding in bindings(plan)}
+    assert sum(share for what, share in shares.items() if what not in ("memory", "host RAM")) == pytest.approx(1.0)
+    text = explain(plan, pins, ("gpus=64xH100", "seq_length=8192", "tp=3"))
+    assert "what binds: compute" in text
+    assert "NVLink: tensor-parallel exchanges" in text
+    assert "  stage 3  " in text
+    assert "left to the planner" in text
+    assert "what if gpus=64xH100: megatron" in text
+    assert "what if tp=3: no plan" in text
+    with pytest.raises(SpecError, match="neither gpus"):
+        explain(plan, pins, ("colour=blue",))
+
+
+def test_a_picture_is_written_once(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "plan.png"
+    plan = plan_70b(Pins(engine="megatron", tp=8, pp=4))
+    draw(plan, path)
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    with pytest.raises(SpecError, match="exists already"):
+        draw(plan, path)
+
+
+def test_the_next_best_layouts_say_what_separates_them() -> None:
+    (decision,) = [entry for entry in plan_70b().decisions if entry.rule == "next"]
+    assert 1 <= len(decision.rejected) <= 4
+    assert all("% a step" in words and "GiB" in words for words in decision.rejected)
+
+
+def test_clusters_by_deadline_and_money() -> None:
+    model, the_job = load_model("llama-3-8b"), job(total_tokens=10**12, global_batch_size=512)
+    found = offers(model, the_job, Pins(engine="megatron"), Wish(deadline_days=40), "p5.48xlarge")
+    assert found[0].days <= 40
+    fewer = parse_cluster(f"p5.48xlarge:{found[0].cluster.num_nodes // 2}")
+    slower = make_plan(model, fewer, the_job, Pins(engine="megatron"))
+    assert slower.predicted.days > 40  # half of the nodes would be late
+    assert "p5.48xlarge" in render_offers(found)
+    with pytest.raises(PlanError, match="above the budget"):
+        offers(model, the_job, Pins(engine="megatron"), Wish(budget_usd=10.0, max_gpus=16), "p5.48xlarge")
+    with pytest.raises(SpecError, match="is not in the catalog"):
+        offers(model, the_job, Pins(), Wish(deadline_days=1), "p9.huge")
+
+
+def test_a_run_corrects_the_next_plan_of_its_kind(tmp_path: Path) -> None:
+    plan = plan_70b(Pins(engine="megatron"))
+    run = tmp_path / "summary.json"
+    measured = {
+        "measured_step_time_s": 1.2 * plan.predicted.step_time_s,
+        "measured_memory_gib": plan.predicted.peak_gib + 1.0,
+    }
+    run.write_text(json.dumps(measured))
+    known = calibration.learn(plan, run, calibration.NONE)
+    kept = calibration.load(calibration.save(known, tmp_path / "kit-calibration.yaml"))
+    assert kept.residuals == known.residuals
+    again = make_plan(plan.model, plan.cluster, plan.job, pinned(plan), kept)
+    assert "calibrated by 1 run" in again.predicted.step_time_evidence
+    same = make_plan(plan.model, plan.cluster, plan.job, Pins(engine="megatron", tp=8, pp=4), kept)
+    before = make_plan(plan.model, plan.cluster, plan.job, Pins(engine="megatron", tp=8, pp=4))
+    if same.layout == before.layout:
+        assert same.predicted.step_time_s == pytest.approx(1.2 * before.predicted.step_time_s)
+        assert same.predicted.peak_gib == pytest.approx(before.predicted.peak_gib + 1.0)
+        assert sum(same.predicted.step_time_components_s.values()) == pytest.approx(same.predicted.step_time_s)
+    other = make_plan(plan.model, parse_cluster("64xH100"), plan.job, Pins(engine="megatron"), kept)
+    assert "calibrated" not in other.predicted.step_time_evidence
+    run.write_text("{}")
+    with pytest.raises(SpecError, match="measured_step_time_s"):
+        calibration.learn(plan, run, kept)
+
+
+def test_a_band_is_of_the_code_that_runs() -> None:
+    native = plan_70b(Pins(engine="megatron")).predicted
+    assert native.step_time_band is None
+    assert "no measurements of torch-native" in native.step_time_evidence
+    zero = plan_70b(Pins(engine="deepspeed", implementation="huggingface-sdpa")).predicted
+    assert zero.step_time_band is not None
+    assert 0 < zero.step_time_band < 0.5
+
+
+def test_checkpoints_and_failures() -> None:
+    model, cluster = load_model("llama-3-70b"), parse_cluster("64xA100-80")
+    assert checkpoint_bytes(model, job()) == pytest.approx(988e9, rel=0.01)  # "about 1 TB (980 GB)"
+    found = operation(model, cluster, job(), 10.0)
+    assert found.hours_between_failures == pytest.approx(GPU_HOURS_PER_FAILURE / 64)
+    assert 0.98 < found.goodput < 1
+    larger = operation(model, parse_cluster("4096xA100-80"), job(), 10.0)
+    assert larger.goodput < found.goodput
+
+
+def test_tiles_and_waves() -> None:
+    gpu = Processor(flops_per_s=200e12, bytes_per_s=1.6e12, multiprocessors=100, input_bytes=2)
+    assert tile_share(gpu, 2560, 1280) == 1.0  # 100 tiles: one full wave
+    assert tile_share(gpu, 2560, 1281) < 0.85  # ten tiles more need another one
+    slow = Processor(flops_per_s=200e12, bytes_per_s=0.1e12, multiprocessors=100, input_bytes=2)
+    bound_by_memory = (64 + 6400) * 8192 * 2 / 0.1e12 + 64 * 6400 * 2 / 0.1e12
+    assert matmul_s(slow, 64, 6400, 8192) == pytest.approx(bound_by_memory)
+    large = matmul_s(gpu, 25600, 12800, 8192)
+    assert large == pytest.approx(2 * 25600 * 12800 * 8192 / 200e12 + 25600 * 12800 * 2 / 1.6e12)
