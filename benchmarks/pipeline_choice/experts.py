@@ -100,7 +100,7 @@ def two_ranks(stage: int, patched: bool) -> Ran:
 
 
 def _take_names_and_defaults(registry: Any) -> None:
-    """AutoEP (auto_ep_presets/base.py) asks by a class's name and with a default; transformers 5.23 takes a model alone."""
+    """AutoEP (auto_ep_presets/base.py) asks by a class's name and with a default; transformers 5.23 takes a model."""
     of_model = registry.get
 
     def get(self: Any, key: Any, *default: Any) -> Any:
