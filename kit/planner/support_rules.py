@@ -15,16 +15,20 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         {
             "precision": (job.precision, (*_PRECISIONS[layout.engine], "bf16", "fp32")),
             "objective": (job.objective, _objectives(layout)),
-            "lora": (job.lora and "{…}", (None, "{…}") if _whole(layout) else (None,)),
+            "lora": (job.lora and "{…}", (None, "{…}") if _takes_adapters(layout) else (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
         }
     )
 
 
 def _whole(layout: Layout) -> bool:
-    """Every rank computes its own samples with a Hugging Face model, whose state stays in memory."""
-    in_memory = "nvme" not in (layout.offload_optimizer, layout.offload_param)
-    return layout.implementation == "huggingface-sdpa" and layout.tp == layout.cp == 1 and in_memory
+    """Every rank computes its own samples with a Hugging Face model."""
+    return layout.implementation == "huggingface-sdpa" and layout.tp == layout.cp == 1
+
+
+def _takes_adapters(layout: Layout) -> bool:
+    """Swapping to NVMe was not tried with frozen weights."""
+    return _whole(layout) and "nvme" not in (layout.offload_optimizer, layout.offload_param)
 
 
 def _objectives(layout: Layout) -> tuple[str, ...]:
