@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity parity-all parity-megatron held-bytes loading check lint types gpu-smoke failures \
+.PHONY: help setup demo ops test parity parity-all parity-megatron held-bytes loading streaming relay check lint types gpu-smoke failures \
 	rehearse-all
 
 help:
@@ -46,6 +46,12 @@ parity-megatron: setup  ## families × layouts of Megatron-core on pools of proc
 
 loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export: two minutes
 	@$(BIN)/python -m benchmarks.loading
+
+streaming: setup  ## Megatron's weights in and out beside a plain copy, and the stall of a checkpoint: two minutes
+	@$(BIN)/python -m benchmarks.streaming
+
+relay: setup  ## runs that change engine or layout half-way, beside one that does not: three minutes
+	@$(BIN)/python -m benchmarks.relay
 
 held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurations three minutes (after make ops)
 	@$(BIN)/python -m benchmarks.deepspeed_bytes
