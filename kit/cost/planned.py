@@ -141,6 +141,9 @@ def _shape(key: _ById[ModelSpec]) -> Shape:
     return replace(
         shape_of(model),
         family=model.family,
+        parallel_residual=model.shared_norm,
+        shared_input=model.parallel_residual and not model.shared_norm,
+        softcap=model.attention_softcap is not None,
         sliding_window=model.sliding_window,
         full_attention_every=model.full_attention_every,
     )

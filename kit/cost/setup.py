@@ -147,6 +147,10 @@ class Shape:
     attention_dropout: bool = False
     parallel_residual: bool = False
     """One norm before attention and MLP alike (Phi-2)."""
+    shared_input: bool = False
+    """Attention and MLP read the same input, each through a norm of its own."""
+    softcap: bool = False
+    """Attention scores are capped."""
     latent: LatentAttention | None = None
     experts: Experts | None = None
     expert_layers: tuple[bool, ...] = ()
