@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity held-bytes loading check lint types gpu-smoke failures
+.PHONY: help setup demo ops test parity parity-all held-bytes loading check lint types gpu-smoke failures
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -29,9 +29,16 @@ ops: setup  ## compile what NVMe offload needs, three minutes and once (libaio-d
 test: setup  ## all tests, on two cores within ten minutes
 	@$(BIN)/python -m pytest
 
-parity: setup  ## every layout really launched against plain torch, then every planted fault: about six minutes
+parity: setup  ## some layouts of every kind, really launched against plain torch, then planted faults: about six minutes
 	@$(BIN)/python -m benchmarks.parity
 	@$(BIN)/python -m benchmarks.parity --plant-all
+
+parity-all: setup  ## every layout of both engines against plain torch, on pools of processes, and every fault: forty minutes
+	@$(BIN)/python -m benchmarks.parity.deepspeed
+	@$(BIN)/python -m benchmarks.parity.deepspeed --plant-all
+	@$(BIN)/python -m benchmarks.parity.launchers
+	@$(BIN)/python -m benchmarks.parity.megatron
+	@$(BIN)/python -m benchmarks.parity.megatron --plant-all
 
 loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export: two minutes
 	@$(BIN)/python -m benchmarks.loading

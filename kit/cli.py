@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 convert_app = typer.Typer(
-    help="Between formats, offline: text to tokens, a hub checkpoint to a Hugging Face model.", no_args_is_help=True
+    help="Between formats, offline: text to tokens, checkpoints and models to one another.", no_args_is_help=True
 )
 recipes_app = typer.Typer(help="The recipes that come with kit: list them, copy one.", no_args_is_help=True)
 app.add_typer(convert_app, name="convert")
@@ -283,6 +283,32 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def rehearse(
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of one that comes with kit.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Keep everything in this new directory.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a recipe in small, on CPU processes: train, be killed, resume, export. Exit code 1 where it differs."""
+    import json
+    import tempfile
+
+    from kit.rehearsal import rehearse
+    from kit.rehearsal.report import render
+    from kit.specs.shipped import recipe_path
+
+    path = Path(recipe) if _is_recipe(recipe) else recipe_path(recipe)
+    loaded = load_recipe(path, overrides or [])
+    if out is not None and out.exists():
+        raise SpecError(f"{out} exists already and is not overwritten; choose another --out")
+    with tempfile.TemporaryDirectory(prefix="kit-rehearsal-") as scratch:
+        result = rehearse(path.stem, make_plan(loaded), loaded.run, out or Path(scratch) / path.stem)
+    typer.echo(json.dumps(result.as_json(), indent=1) if as_json else render(result))
+    if not result.passed:
+        raise typer.Exit(1)
+
+
 @recipes_app.command("list")
 def list_recipes() -> None:
     """Every recipe, with what it is for."""
@@ -334,8 +360,11 @@ def convert_data(
 
 @convert_app.command("model")
 def convert_model(
-    hub: Annotated[Path, typer.Argument(help="Hub checkpoint, such as RUN/checkpoints/hub-step-00000060.")],
+    source: Annotated[
+        Path, typer.Argument(help="Hub checkpoint (RUN/checkpoints/hub-step-…), Hugging Face model, or Megatron's.")
+    ],
     out: OutDir,
+    to: Annotated[str, typer.Option(help="hf, hub or megatron.")] = "hf",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     extras_from: Annotated[
         Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")
@@ -343,13 +372,18 @@ def convert_model(
     merge_into: Annotated[
         Path | None, typer.Option(help="Adapters: the model that was frozen; writes it with them merged in.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="What a Megatron checkpoint is of: Hugging Face or run directory, catalog name.")
+    ] = None,
 ) -> None:
-    """Turn a hub checkpoint into a Hugging Face model directory; one of adapters into a peft directory."""
-    from kit.training.checkpoint.hub import HubCheckpoint, hub_to_hf
+    """Between Hugging Face models, hub checkpoints and Megatron's, offline and a parameter at a time.
 
-    hub_to_hf(hub, out, dtype=dtype, extras_from=extras_from, merge_into=merge_into)
-    is_peft = HubCheckpoint(hub).lora is not None and merge_into is None
-    typer.echo(f"{out}: {'peft adapters' if is_peft else 'a Hugging Face model'} in {dtype}")
+    A hub checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
+    """
+    from kit.training.checkpoint.convert import convert
+
+    what = convert(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
+    typer.echo(f"{out}: {what}")
 
 
 def main() -> None:

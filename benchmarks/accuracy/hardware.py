@@ -1,4 +1,4 @@
-"""GPUs and links of published rows: data-sheet figures, also of parts that the planner's catalog does not list."""
+"""GPUs and links of published rows: the catalog's, and data-sheet figures of parts that it does not list."""
 
 from __future__ import annotations
 
@@ -14,21 +14,6 @@ GPUS: dict[str, tuple[float, float, float, float, str]] = {
     "H800": (79.1, 989.4, 66.9, 3350.0, "NVIDIA H800 SXM5 data sheet: H100 with NVLink at 400 GB/s"),
     "H100-96GB-HBM2e-500W": (94.0, 989.4, 66.9, 2400.0, "torchtitan's tables: H100, 96 GB HBM2e at 2.4 TB/s, 500 W"),
     "GH200-96": (94.5, 989.4, 66.9, 4000.0, "NVIDIA GH200 data sheet: 96 GB HBM3 at 4 TB/s"),
-    "B200": (
-        178.0,
-        2250.0,
-        75.0,
-        7700.0,
-        "NVIDIA DGX B200 data sheet: 18 PFLOPS fp8 dense half of 36 for 8, 64 TB/s for 8",
-    ),
-    "B300": (268.0, 2250.0, 75.0, 7700.0, "NVIDIA DGX B300 data sheet"),
-    "GB200": (
-        184.0,
-        2500.0,
-        80.0,
-        8000.0,
-        "NVIDIA GB200 NVL72 data sheet: 180 PFLOPS bf16 dense for 72, 576 TB/s for 72",
-    ),
     "GB300": (
         276.0,
         2500.0,
@@ -38,7 +23,7 @@ GPUS: dict[str, tuple[float, float, float, float, str]] = {
     ),
     "V100": (31.7, 125.0, 15.7, 900.0, "NVIDIA V100 SXM2/SXM3 32 GB data sheet: fp16 125 TFLOPS, 900 GB/s"),
 }
-"""name → (memory GiB, 16-bit TFLOPS dense, fp32 TFLOPS, GB/s, source)."""
+"""Parts that the catalog lacks: name → (memory GiB, 16-bit TFLOPS dense, fp32 TFLOPS, GB/s, source)."""
 
 DEFAULT_FABRIC_GBITS = {"A100": 200.0, "A800": 200.0, "V100": 50.0}
 """Per GPU, where a row of several nodes states none: the DGX of that GPU. 400 for all later ones."""

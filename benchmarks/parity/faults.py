@@ -180,7 +180,7 @@ def _megatron_joined_documents() -> None:
     from kit.engines.megatron import context
 
     attend = context.causal_attention
-    _replace(context, "causal_attention", lambda *tensors_and_how: attend(*tensors_and_how[:5]))
+    _replace(context, "causal_attention", lambda *tensors_and_how: attend(*tensors_and_how[:4]))
 
 
 def _megatron_running_positions() -> None:

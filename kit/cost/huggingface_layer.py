@@ -1,8 +1,7 @@
 """What autograd keeps of a transformers layer between forward and backward, term by term.
 
 Bytes per token; the terms are the tensors that the operators of the layer save, read in transformers' model files. All
-with attention as one operator (torch's sdpa), so no term grows with the square of the sequence but that of a mask; and
-the scores of families that have no such operator (``fused_attention`` of kit/specs/families.py).
+with attention as one operator (torch's sdpa), so no term grows with the square of the sequence but that of a mask.
 Written beside Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1): their 34·sbh is for GELU, a 4h MLP and dropout
 masks; without the masks (2·sbh) and with attention as one operator the same terms remain, and fused layers would come
 to 32·sbh. A test compares the formulas with what ``torch.autograd.graph.saved_tensors_hooks`` sees of real layers.
@@ -10,19 +9,17 @@ to 32·sbh. A test compares the formulas with what ``torch.autograd.graph.saved_
 
 from __future__ import annotations
 
-from kit.cost.setup import Shape, TrainingSetup
-from kit.specs.families import FAMILIES, Traits
-
-FUSED_QKV = ("phi3", "gpt2", "gpt_neox", "bloom", "falcon")
-"""Families with one projection for query, key and value, and so one cast of its input under autocast."""
-WHOLE_PROJECTION = ("phi3", "gpt_neox")
-"""Of these: the value is a view of the projection's result, which stays whole beside the rotated query and key, and the
-heads' output is copied to be joined. GPT-2's query and key are views too; BLOOM and Falcon copy all three."""
-FP32_SCALE = ("gemma", "gemma2", "gemma3_text", "olmo2", "gpt_oss")
-"""Families whose RMSNorm multiplies by its weight before it goes back to 16 bits."""
+from kit.cost.setup import Experts, LatentAttention, Shape, TrainingSetup
+from kit.specs.families import Traits
 
 LOSS_BYTES = 12.0
 """torch's cross entropy on fp32 logits in backward: log-probabilities, their gradient, and that of the logits."""
+
+
+def loss_bytes(setup: TrainingSetup) -> float:
+    """Fullest moment of head and loss; capped logits keep their tanh."""
+    capped = setup.element if setup.shape.capped_logits else 0
+    return (LOSS_BYTES + capped) * setup.shape.vocab_size * setup.tokens
 
 
 def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:
@@ -32,12 +29,18 @@ def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:
 
 def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     """Bytes per token, by operator."""
-    traits = traits_of(setup.shape)
-    mlp = _routed(setup, traits) if has_experts else _mlp(setup, traits)
-    terms = _norms(setup, traits) | _attention(setup, traits) | {"mlp": mlp}
-    if setup.autocast:
-        terms["casts"] = _casts(setup, traits, has_experts)
-    return terms | _mask(setup, traits)
+    shape = setup.shape
+    terms = _autocast(setup, has_experts) if setup.autocast else _one_dtype(setup, has_experts)
+    if shape.sliding_window is not None and shape.sliding_window <= setup.seq_length and _traits(shape).fused_attention:
+        # A mask is made from the window's own length on (masking_utils.py, _ignore_causal_mask_sdpa). With one,
+        # transformers repeats keys and values for all heads (sdpa_attention.py, use_gqa_in_sdpa), and
+        # torch makes a bias of the boolean mask in every layer (transformers/attention.cpp, convert_boolean_attn_mask).
+        # One head is repeated by a view, but a rotated key is fp32 under autocast and copied by the cast.
+        copies = 2 if shape.num_key_value_heads > 1 else int(setup.autocast)
+        repeated = copies * (shape.num_attention_heads - shape.num_key_value_heads) * shape.head_dim
+        share = 1 - 1 / shape.full_attention_every if shape.full_attention_every else 1.0
+        terms["window"] = share * setup.element * (repeated / setup.tp + setup.seq_length)
+    return terms
 
 
 def layer_input(setup: TrainingSetup) -> float:
@@ -45,146 +48,170 @@ def layer_input(setup: TrainingSetup) -> float:
 
     Under autocast the residual stream stays fp32: embeddings are not cast.
     """
-    return _stream(setup) * setup.shape.hidden_size * setup.tokens
+    return (4 if setup.autocast else setup.element) * setup.shape.hidden_size * setup.tokens
 
 
 def after_layers(setup: TrainingSetup) -> float:
     """The final norm, whose result is the head's input: bytes of a micro batch."""
-    shape, traits = setup.shape, traits_of(setup.shape)
+    h, element = setup.shape.hidden_size, setup.element
     if setup.autocast:
-        return (8 * shape.hidden_size + 4 + 2 * shape.hidden_size) * setup.tokens
-    return (_norm(setup, traits) + _norm_result(setup, traits)) * setup.tokens
+        return (_inside_norm(setup.shape, h, 4) + 4 * h + 2 * h) * setup.tokens
+    return (_inside_norm(setup.shape, h, element) + element * h) * setup.tokens
 
 
-def traits_of(shape: Shape) -> Traits:
-    """Of the family; of a Llama where a description names none."""
-    return FAMILIES[shape.family or "llama"]
+def _traits(shape: Shape) -> Traits:
+    return shape.traits or Traits(norm=shape.norm, gated_mlp=shape.gated_mlp)
 
 
-def _stream(setup: TrainingSetup) -> int:
-    return 4 if setup.autocast else setup.element
+def _inside_norm(shape: Shape, width: float, element: int) -> float:
+    """What a norm keeps beside its result, per token.
 
-
-def _norm(setup: TrainingSetup, traits: Traits) -> float:
-    """What a norm keeps for itself.
-
-    RMSNorm computes in fp32: x, then x/rms, in the model's dtype again where the weight multiplies it there.
-    LayerNorm is one operator: its input and two statistics.
+    LayerNorm: its input and two statistics. RMSNorm computes in fp32: the input, and what the scale multiplies, in the
+    model's dtype (modeling_llama.py), or in fp32 (modeling_gemma.py scales by 1 + weight; modeling_olmo2.py and
+    modeling_gpt_oss.py before the cast).
     """
-    h, element = setup.shape.hidden_size, 4 if setup.autocast else setup.element
-    if traits.norm == "layernorm":
-        return element * h + 2 * element
-    normed = 4 if setup.shape.family in FP32_SCALE else element
-    return (4 + normed) * h + 4
+    if shape.norm == "layernorm":
+        return element * width + 2 * element
+    traits = _traits(shape)
+    in_fp32 = traits.zero_centred_norm or traits.norm_placement == "output" or shape.family == "gpt_oss"
+    scaled = 4 if in_fp32 else element
+    return (4 + scaled) * width + 4
 
 
-def _norm_result(setup: TrainingSetup, traits: Traits) -> float:
-    """The input of the matrices that follow; under autocast they keep casts of it instead (``_casts``)."""
-    return 0 if setup.autocast else setup.element * setup.shape.hidden_size
+def _norms(setup: TrainingSetup, element: int) -> float:
+    """Of attention and MLP: what norms keep, and their results (or the stream itself), the inputs of matrices."""
+    shape, h = setup.shape, setup.shape.hidden_size
+    traits = _traits(shape)
+    inside = _inside_norm(shape, h, element)
+    if shape.parallel_residual:
+        # One input, which both norms keep, or one norm for both.
+        return inside + element * h * (1 if shape.shared_norm else 2) + (0 if shape.shared_norm else 2 * element)
+    return inside * (4 if traits.norm_placement == "both" else 2) + 2 * element * h
 
 
-def _norms(setup: TrainingSetup, traits: Traits) -> dict[str, float]:
-    """Around attention and MLP, and what both matrices read."""
-    shape = setup.shape
-    around = 4 if traits.norm_placement == "both" else 1 if shape.parallel_residual else 2
-    inputs = 1 if shape.parallel_residual else 2
-    total = around * _norm(setup, traits) + inputs * _norm_result(setup, traits)
-    if shape.shared_input and around == 2:  # both norms keep one and the same input
-        total -= _stream(setup) * shape.hidden_size
-    terms = {"norms": float(total)}
-    if traits.qk_norm != "none" and shape.latent is None:
-        widths = (shape.query_width + shape.key_value_width) / setup.tp
-        count = 2 if traits.qk_norm == "width" else (shape.num_attention_heads + shape.num_key_value_heads) / setup.tp
-        # Under autocast the projection's 16-bit result is taken to fp32 and its norm back.
-        second = 4 if shape.family in FP32_SCALE else 2 if setup.autocast else setup.element
-        terms["qk_norm"] = (4 + second) * widths + 4 * count
+def _one_dtype(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
+    """Everything in ``element`` bytes: DeepSpeed's 16-bit models, FSDP2's, and fp32."""
+    shape, element = setup.shape, setup.element
+    terms = {"norms": _norms(setup, element)}
+    terms |= _latent(setup, shape.latent) if shape.latent else _attention(setup)
+    if has_experts and shape.experts is not None:
+        return terms | _experts(setup, shape.experts, element)
+    return terms | {"mlp": _mlp(shape, shape.ffn_hidden_size / setup.tp, element)}
+
+
+FUSED_PROJECTIONS = ("gpt2", "gpt_neox", "phi3", "bloom")
+"""Families whose query, key and value are one product, which stays whole behind its views."""
+
+
+def _attention(setup: TrainingSetup) -> dict[str, float]:
+    """Query and key (rotated copies, where they rotate), value, output."""
+    shape, element, tp = setup.shape, setup.element, setup.tp
+    query, key_value = shape.query_width / tp, shape.key_value_width / tp
+    heads = shape.num_attention_heads / tp
+    traits = _traits(shape)
+    kept = element * (2 * query + 2 * key_value)
+    if shape.family in FUSED_PROJECTIONS and traits.positions == "rope":
+        # The heads' output is copied to be joined.
+        kept += element * (2 * query + key_value)
+    terms = {"attention": kept, "core_attn": 4 * heads}
+    if shape.family == "falcon":
+        return terms | _falcon(setup, query, key_value, heads)
+    if not traits.fused_attention:
+        # Eager: fp32 probabilities, their 16-bit copy, and the capped scores' tanh; keys and values of all heads. With
+        # sinks the softmax stays in the model's dtype, but for autocast, and has a column and a largest score more.
+        capped = element if shape.family == "gemma2" else 0
+        softmax = element if traits.attention_sinks and not setup.autocast else 4
+        copy = element if element != softmax else 0
+        terms["core_attn"] = (softmax + copy + capped) * heads * setup.seq_length
+        terms["core_attn"] += (softmax + 8) * heads if traits.attention_sinks else 0
+        terms["attention"] += element * 2 * (query - key_value)
+    if traits.qk_norm == "head":
+        # Llama's rule keeps the scaled result in the model's dtype, Gemma's in fp32.
+        scaled = 4 if traits.zero_centred_norm else element
+        terms["qk_norm"] = (4 + scaled) * (query + key_value) + 4 * (heads + shape.num_key_value_heads / tp)
+    elif traits.qk_norm == "width":
+        terms["qk_norm"] = 8 * (query + key_value) + 8
     return terms
 
 
-def _attention(setup: TrainingSetup, traits: Traits) -> dict[str, float]:
-    """Rotated query and key, value, output; and the fp32 log-sum-exp of each head, or its scores."""
-    shape, tp = setup.shape, setup.tp
-    element = 2 if setup.autocast else setup.element
-    query, key_value = shape.query_width / tp, shape.key_value_width / tp
+def _falcon(setup: TrainingSetup, query: float, key_value: float, heads: float) -> dict[str, float]:
+    """modeling_falcon.py hands sdpa one key for all heads, which only torch's math kernel takes: fp32 probabilities and
+    fp32 copies of query, key and value; or, in the newer layout, keys and values copied for all heads, and a mask."""
+    if setup.shape.num_key_value_heads == 1:
+        copies = 4 * (query + 2 * key_value) + setup.element * query
+        return {"attention": copies, "core_attn": 4 * heads * setup.seq_length}
+    return {"attention": setup.element * 4 * query, "window": float(setup.element * setup.seq_length)}
+
+
+def _latent(setup: TrainingSetup, latent: LatentAttention) -> dict[str, float]:
+    """modeling_deepseek_v2.py: compressed states and their norms; heads joined from both parts; value a view of the
+    up-projection, which stays whole."""
+    shape, element, tp = setup.shape, setup.element, setup.tp
     heads = shape.num_attention_heads / tp
-    if shape.latent is not None:
-        return {"attention": _latent(setup, element), "core_attn": 4 * heads}
-    # transformers repeats keys and values of eager attention, and Falcon always.
-    repeated = not traits.fused_attention or shape.family == "falcon"
-    widths = 2 * query + 2 * (query if repeated else key_value)
-    if shape.family in WHOLE_PROJECTION:
-        widths += 2 * query + key_value
-    core = 4 * heads
-    if not traits.fused_attention:
-        # The softmax's fp32 result and its 16-bit copy; gpt-oss computes it in 16 bits, but for autocast, with a column
-        # for the sink and the place of the largest score. A cap keeps its tanh.
-        softmax = element if traits.attention_sinks and not setup.autocast else 4
-        copy = element if softmax != element else 0
-        capped = element if shape.softcap else 0
-        core = heads * setup.seq_length * (softmax + copy + capped)
-        core += heads * (softmax + 8) if traits.attention_sinks else 0
-    return {"attention": element * widths, "core_attn": core}
-
-
-def _latent(setup: TrainingSetup, element: int) -> float:
-    """modeling_deepseek_v3.py: compressed states with their norms, concatenated query and key of every head, the whole
-    up-projection behind the value, and the output."""
-    shape, latent = setup.shape, setup.shape.latent
-    assert latent is not None
-    heads = shape.num_attention_heads / setup.tp
     ranks = latent.kv_lora_rank + (latent.q_lora_rank or 0)
-    compressed = (4 + 2 * element) * ranks + 4 * (2 if latent.q_lora_rank else 1)
+    joined = 2 * heads * latent.query_head_dim
     up = heads * (latent.nope_head_dim + latent.value_head_dim)
-    return compressed + element * (2 * heads * latent.query_head_dim + up + heads * latent.value_head_dim)
+    return {
+        "latent": (4 + 2 * element) * ranks + 8,
+        "attention": element * (joined + up + heads * latent.value_head_dim),
+        "core_attn": 4 * heads,
+    }
 
 
-def _mlp(setup: TrainingSetup, traits: Traits) -> float:
-    element, f = (2 if setup.autocast else setup.element), setup.shape.ffn_hidden_size / setup.tp
-    if setup.shape.gated_mlp:
-        return 4 * element * f  # gate, its activation, up, their product
-    if setup.shape.family == "gpt2":
-        # gelu_new is seven operators and keeps four results. On CUDA pow is on autocast's fp32 list
-        # (aten/src/ATen/autocast_mode.h), so its input and what follows (tanh, 1 + tanh) are fp32; input/2 and the
-        # result cast for the next matmul are 16-bit.
-        return (4 + 4 + 4 + 2 + 2) * f if setup.autocast else 5 * element * f
-    return (1 if traits.activation == "relu" else 2) * element * f  # relu's result is all that it needs
+def _mlp(shape: Shape, width: float, element: int) -> float:
+    """Gate, its activation, up, and the product; without a gate the activation's input and result."""
+    if shape.gated_mlp:
+        return 4 * element * width
+    if shape.family == "gpt2":
+        return 5 * element * width  # gelu_new is seven operators and keeps four results
+    # A rectifier needs its result alone.
+    return (1 if _traits(shape).activation == "relu" else 2) * element * width
 
 
-def _casts(setup: TrainingSetup, traits: Traits, has_experts: bool) -> float:
-    """Under torch.autocast every matmul casts its own input (casts of parameters are cached, those of activations are
-    not), so query, key and value keep three copies and gate and up two; the router casts once."""
-    fused = setup.shape.family in FUSED_QKV
-    of_mlp = 1 if has_experts or not setup.shape.gated_mlp or setup.shape.family == "phi3" else 2
-    return 2.0 * setup.shape.hidden_size * ((1 if fused else 3) + of_mlp)
-
-
-def _mask(setup: TrainingSetup, traits: Traits) -> dict[str, float]:
-    """With a mask, transformers repeats keys and values for all heads (sdpa_attention.py, use_gqa_in_sdpa), and torch
-    makes a bias of the boolean mask in every layer (transformers/attention.cpp, convert_boolean_attn_mask).
-
-    One head is repeated by a view, but a rotated key is fp32 under autocast and copied by the cast. Falcon always gives
-    a mask.
-    """
-    shape = setup.shape
-    if shape.family == "falcon":
-        return {"mask": setup.element * setup.seq_length}
-    if not traits.fused_attention or shape.sliding_window is None or shape.sliding_window >= setup.seq_length:
-        return {}
-    copies = 2 if shape.num_key_value_heads > 1 else int(setup.autocast)
-    repeated = copies * (shape.num_attention_heads - shape.num_key_value_heads) * shape.head_dim
-    share = 1 - 1 / shape.full_attention_every if shape.full_attention_every else 1.0
-    return {"window": share * setup.element * (repeated / setup.tp + setup.seq_length)}
-
-
-def _routed(setup: TrainingSetup, traits: Traits) -> float:
+def _experts(setup: TrainingSetup, moe: Experts, element: int) -> dict[str, float]:
     """Experts of transformers (integrations/moe.py, grouped_mm_experts_forward), for each expert of a token.
 
-    The token's copy, what a dense MLP keeps, and the result before it is weighted. Indices and scores are left out:
-    some 100 bytes a token. Autocast does not know grouped products: experts stay in fp32 under it. gpt-oss keeps seven
-    of an expert's widths: the projection's, and what clamping, scaling and the sigmoid make of it.
+    The token's copy, what a dense MLP keeps, and the result before it is weighted. Indices are left out: some 100 bytes
+    a token. DeepSeek's router takes the stream in fp32.
     """
-    moe, element = setup.shape.experts, 4 if setup.autocast else setup.element
-    assert moe is not None
-    widths = 7 if traits.activation == "clamped_swiglu" else 4
-    shared = 4 * (2 if setup.autocast else element) * moe.shared_ffn_hidden_size / setup.tp
-    return element * moe.experts_per_token * (2 * setup.shape.hidden_size + widths * moe.ffn_hidden_size) + shared
+    shape = setup.shape
+    widths = 7 if _traits(shape).activation == "clamped_swiglu" else 4
+    routed = element * moe.experts_per_token * (2 * shape.hidden_size + widths * moe.ffn_hidden_size)
+    router = 4.0 * moe.num_experts + (4 * shape.hidden_size if shape.latent and element == 2 else 0)
+    shared = _mlp(shape, moe.shared_ffn_hidden_size / setup.tp, element)
+    return {"experts": routed, "router": router, "shared_experts": shared}
+
+
+def _autocast(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
+    """The same layers with fp32 parameters under torch.autocast.
+
+    The residual stream and the norms are fp32; every matmul casts its own input (autocast caches casts of parameters,
+    not of activations), so query, key and value keep three copies and gate and up two.
+    """
+    shape, tp = setup.shape, setup.tp
+    traits, h, f = _traits(shape), shape.hidden_size, shape.ffn_hidden_size / tp
+    query, key_value = shape.query_width / tp, shape.key_value_width / tp
+    if shape.family == "gpt2":
+        return {
+            "norms": 2 * (4 * h + 2 * h + 8),
+            "attention": 2 * (query + 2 * key_value) + 2 * query,
+            "core_attn": 4 * shape.num_attention_heads / tp,
+            # On CUDA pow is on autocast's fp32 list (aten/src/ATen/autocast_mode.h), so its input and what follows
+            # (tanh, 1 + tanh) are fp32; input/2 and the result cast for the next matmul are bf16.
+            "mlp": (4 + 4 + 4 + 2 + 2) * f,
+        }
+    # Inputs of norms are fp32, and so is what an RMSNorm's scale multiplies; a LayerNorm keeps two statistics.
+    norm = 8.0 * h + 4 if shape.norm == "rmsnorm" else 4.0 * h + 8
+    inputs = 1 if shape.parallel_residual else 4 if traits.norm_placement == "both" else 2
+    # Two norms of one input keep it once.
+    second = 8 if shape.parallel_residual and not shape.shared_norm else 0
+    terms = {"norms": inputs * norm + second}
+    terms |= _latent(setup, shape.latent) if shape.latent else _attention(setup)
+    # One product takes one cast; the router casts once.
+    of_attention = 1 if shape.family in (*FUSED_PROJECTIONS, "falcon") else 3
+    of_mlp = 1 if has_experts or not shape.gated_mlp or shape.family == "phi3" else 2
+    terms["casts"] = 2.0 * h * (of_attention + of_mlp)
+    if has_experts and shape.experts is not None:
+        # Autocast does not know grouped products: experts stay in fp32 under it.
+        return terms | _experts(setup, shape.experts, 4)
+    return terms | {"mlp": _mlp(shape, f, 2)}

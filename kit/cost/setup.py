@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Literal
 
 from kit.cost.states import StateBytes
+from kit.specs.families import Family, Traits
 from kit.specs.layout import ContextExchange
-from kit.specs.model import Family
 
 Kernels = Literal[
     "transformer-engine",
@@ -146,11 +146,13 @@ class Shape:
     hidden_dropout: bool = False
     attention_dropout: bool = False
     parallel_residual: bool = False
-    """One norm before attention and MLP alike (Phi-2)."""
-    shared_input: bool = False
-    """Attention and MLP read the same input, each through a norm of its own."""
-    softcap: bool = False
-    """Attention scores are capped."""
+    """Attention and MLP read the same input (Phi-2)."""
+    shared_norm: bool = True
+    """There: through one norm."""
+    capped_logits: bool = False
+    """Logits go through a tanh (Gemma 2)."""
+    traits: Traits | None = None
+    """What the family of a Hugging Face model decides."""
     latent: LatentAttention | None = None
     experts: Experts | None = None
     expert_layers: tuple[bool, ...] = ()

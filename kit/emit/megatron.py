@@ -39,6 +39,12 @@ GUARDED: dict[str, str] = {
     "transformer_config.num_moe_experts": "model.num_experts",
     "transformer_config.moe_router_topk": "model.experts_per_token",
     "transformer_config.moe_ffn_hidden_size": "model.moe_ffn_hidden_size",
+    "transformer_config.moe_shared_expert_intermediate_size": "model.num_shared_experts",
+    "transformer_config.moe_layer_freq": "model.first_dense_layers",
+    "transformer_config.moe_router_score_function": "model.family",
+    "transformer_config.moe_router_num_groups": "model.router_groups",
+    "transformer_config.moe_router_group_topk": "model.router_top_groups",
+    "transformer_config.moe_router_topk_scaling_factor": "model.routed_scaling_factor",
     "transformer_config.moe_router_pre_softmax": "model.norm_topk_prob",
     "transformer_config.num_layers": "model.num_layers",
     "transformer_config.hidden_size": "model.hidden_size",
@@ -54,6 +60,9 @@ GUARDED: dict[str, str] = {
     "transformer_config.add_qkv_bias": "model.family",
     "transformer_config.qk_layernorm": "model.family",
     "transformer_config.window_size": "model.sliding_window",
+    "transformer_config.window_attn_skip_freq": "model.full_attention_every",
+    "transformer_config.softmax_scale": "model.query_pre_attn_scalar",
+    "transformer_config.layernorm_zero_centered_gamma": "model.family",
     "transformer_config.bf16": "job.precision",
     "transformer_config.params_dtype": "job.precision",
     "transformer_config.pipeline_dtype": "job.precision",
@@ -131,7 +140,7 @@ def _expert_parallel(layout: Layout) -> dict[str, Any]:
 
 def _experts(model: ModelSpec, layout: Layout) -> dict[str, Any]:
     """Routing as transformers computes it: no auxiliary loss, no token dropped, whatever its experts' load."""
-    return {
+    settings: dict[str, Any] = {
         "num_moe_experts": model.num_experts,
         "moe_router_topk": model.experts_per_token,
         "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
@@ -140,7 +149,18 @@ def _experts(model: ModelSpec, layout: Layout) -> dict[str, Any]:
         "moe_router_load_balancing_type": "none",
         "moe_router_dtype": "fp32",
         "moe_token_dispatcher_type": "alltoall",
-    } | _expert_parallel(layout)
+    }
+    if model.traits.router == "sigmoid":
+        settings |= {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}
+    if model.router_groups > 1:
+        settings |= {"moe_router_num_groups": model.router_groups, "moe_router_group_topk": model.router_top_groups}
+    if model.routed_scaling_factor != 1:
+        settings["moe_router_topk_scaling_factor"] = model.routed_scaling_factor
+    if model.num_shared_experts:
+        settings["moe_shared_expert_intermediate_size"] = model.num_shared_experts * model.moe_ffn_hidden_size
+    if model.first_dense_layers:
+        settings["moe_layer_freq"] = [int(model.has_experts(layer)) for layer in range(model.num_layers)]
+    return settings | _expert_parallel(layout)
 
 
 def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[str, Any]:
@@ -154,7 +174,7 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "kv_channels": model.head_dim,
         "normalization": {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[model.norm],
         "layernorm_epsilon": model.norm_eps,
-        "activation_func": "silu" if model.gated_mlp else "gelu_tanh",
+        "activation_func": model.traits.activation,
         "gated_linear_unit": model.gated_mlp,
         "add_bias_linear": model.linear_bias,
         "add_qkv_bias": model.qkv_bias,
@@ -177,6 +197,12 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         settings |= _experts(model, layout)
     if model.sliding_window is not None and model.windowed(job.seq_length):
         settings["window_size"] = [model.sliding_window - 1, 0]  # the token itself is not counted
+        if model.full_attention_every:
+            settings["window_attn_skip_freq"] = model.full_attention_every
+    if model.traits.zero_centred_norm:
+        settings["layernorm_zero_centered_gamma"] = True
+    if model.query_pre_attn_scalar is not None:
+        settings["softmax_scale"] = model.query_pre_attn_scalar**-0.5
     if layout.cp > 1:
         settings["cp_comm_type"] = layout.cp_comm_type
     if layout.pp > 1:

@@ -37,8 +37,14 @@ _NAMES = {
 }
 
 
+_RENAMED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
+"""Parameters of one tensor that have another name on disk."""
+
+
 def names_on_disk(model: ModelSpec, name: str) -> list[str]:
     """The tensors on disk of one parameter of transformers: itself, or the matrices of all experts in order."""
+    if renamed := _RENAMED.get(model.family, {}).get(name):
+        return [renamed]
     if model.family not in _NAMES or ".mlp." not in name:
         return [name]
     names = _NAMES[model.family]

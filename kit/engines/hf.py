@@ -17,6 +17,7 @@ from kit.engines.base import TensorSource
 from kit.engines.experts import shapes_on_disk
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
+from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
 from kit.specs.model import ENCODER_DECODER, ModelSpec
 
@@ -49,6 +50,11 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
     as it was. Nothing is downloaded. ``device="meta"`` allocates nothing.
     """
     return _random_model(rundir.plan.model, rundir.run.seed, dtype, torch.device(device))
+
+
+def random_model(model: ModelSpec, seed: int) -> PreTrainedModel:
+    """A model of this shape with random weights, fp32, on the CPU."""
+    return _random_model(model, seed, torch.float32, torch.device("cpu"))
 
 
 def build_skeleton(model: ModelSpec) -> PreTrainedModel:
@@ -110,26 +116,37 @@ class HfDirectory(SafetensorsSource):
         config = _read_config(directory)
         files = _weight_files(directory)
         family = config.get("model_type")
-        prefix = {"gpt2": "transformer.", "t5": ""}.get(str(family), "model.")
+        prefix = _PREFIXES.get(str(family), "model.")
         renames = {
-            stored if stored.startswith((prefix, "lm_head.")) else prefix + stored: stored
+            stored if stored.startswith((prefix, "lm_head.", "embed_out.")) else prefix + stored: stored
             for stored in files
             if not stored.endswith(_BUFFERS)
         }
         two_stacks = family in ENCODER_DECODER
         if two_stacks:
             encoder_decoder.drop_copies(renames)
-        # transformers writes only what differs from a class's defaults; those of GPT-2 and of two stacks are tied. Of
-        # T5 it writes "tied" in any case (see hf_config).
-        tied = config.get("tie_word_embeddings", family == "gpt2" or two_stacks)
+        # transformers writes only what differs from a class's defaults; those of two stacks are tied. Of T5 it writes
+        # "tied" in any case (see hf_config).
+        default = KEYS[family].defaults.get("tied_embeddings", False) if family in KEYS else two_stacks
+        tied = config.get("tie_word_embeddings", default)
         if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
+        corrections = {name: renames.pop(name) for name in list(renames) if name.endswith(_CORRECTION)}
+        for stored in corrections.values():
+            if SafetensorsSource({stored: files[stored]}, {stored: stored}).read(stored).any():
+                raise CheckpointError(
+                    f"{stored} in {directory} is not zero: it chooses experts, and training here neither keeps nor "
+                    f"changes it; use a model that was not trained with it"
+                )
         super().__init__({name: files[stored] for name, stored in renames.items()}, renames)
         if two_stacks:
             encoder_decoder.check_logits_bias(directory, files)
 
 
-_BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
+_CORRECTION = ".mlp.gate.e_score_correction_bias"
+"""Of DeepSeek-V3's router, a buffer."""
+_PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox.", "t5": ""}
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names that older versions of transformers saved as buffers."""
 
 

@@ -18,6 +18,10 @@ MEGATRON_FAMILIES: tuple[Family, ...] = (
     "gpt2",
     "mixtral",
     "qwen3_moe",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neox",
+    "deepseek_v3",
 )
 """Families with a weight map (kit/engines/megatron/weights/families.py)."""
 
@@ -34,16 +38,14 @@ def megatron_family(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
 
 def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """kit/engines/megatron/rope.py: kinds that frequencies alone express."""
-    kind = (model.rope_scaling or {}).get("rope_type", "default")
+    scaling = model.rope_scaling or {}
+    kind = scaling.get("rope_type", "default")
+    if kind == "yarn" and model.latent and scaling.get("mscale", 1) == scaling.get("mscale_all_dim", 0):
+        return None  # the factor of queries and keys is then 1, and that of scores is the layer's
     if kind not in ("default", "linear", "llama3"):
         return (
             f"rope_type={kind} of {model.name} on engine=megatron, which computes default, linear and llama3; "
             "use engine=deepspeed or torch"
-        )
-    if model.partial_rotary_factor != 1:
-        return (
-            f"partial_rotary_factor={model.partial_rotary_factor} of {model.name} on engine=megatron, which rotates "
-            "whole heads; use engine=deepspeed or torch"
         )
     return None
 
@@ -84,7 +86,8 @@ def tp_fits_kv_heads(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
 
 def tp_divides_mlp(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """tensor_parallel/layers.py: ColumnParallelLinear divides its output size."""
-    if not model.num_experts and model.ffn_hidden_size % layout.tp:
+    dense = not model.num_experts or model.first_dense_layers > 0
+    if dense and model.ffn_hidden_size % layout.tp:
         fitting = [d for d in divisors(model.num_attention_heads) if model.ffn_hidden_size % d == 0]
         return (
             f"tp={layout.tp} does not divide ffn_hidden_size={model.ffn_hidden_size} of {model.name}; "
@@ -169,6 +172,10 @@ def ring(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -
     """kit/engines/megatron/ring.py: whole causal attention by torch's flash kernels, which on CUDA are for 16 bits."""
     if layout.cp == 1 or layout.cp_comm_type != "p2p":
         return None
+    if model.latent:
+        return f"cp_comm_type=p2p with the latent attention of {model.name}, whose values are narrower; use all_gather"
+    if not model.traits.fused_attention or model.attention_softcap is not None:
+        return f"cp_comm_type=p2p with {model.name}, whose scores no flash kernel computes; use all_gather"
     if model.windowed(job.seq_length):
         return (
             f"cp_comm_type=p2p with sliding_window={model.sliding_window} of {model.name}: the ring computes whole "
@@ -196,6 +203,24 @@ def expert_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
         return (
             f"ep·etp={ep}·{etp} does not divide the dp·cp·tp={ranks} ranks of a pipeline stage; "
             f"use sizes whose product is {words(divisors(ranks))}"
+        )
+    return None
+
+
+def expert_router(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """moe_utils.py, topk_routing_with_score_function: sigmoid scores of several experts are always made to add up to 1,
+    and groups are chosen by their best topk/group_topk experts, where DeepSeek takes two."""
+    if model.traits.router != "sigmoid" or not model.num_experts:
+        return None
+    if not model.norm_topk_prob or model.experts_per_token == 1:
+        return (
+            f"norm_topk_prob={model.norm_topk_prob}, experts_per_token={model.experts_per_token} of {model.name} on "
+            "engine=megatron, whose weights of two experts or more add up to 1; use engine=deepspeed or torch"
+        )
+    if model.router_groups > 1 and model.experts_per_token != 2 * model.router_top_groups:
+        return (
+            f"router_top_groups={model.router_top_groups} with experts_per_token={model.experts_per_token} of "
+            f"{model.name} on engine=megatron, which has two experts for each group; use engine=deepspeed or torch"
         )
     return None
 
@@ -232,6 +257,7 @@ MEGATRON_RULES: tuple[Rule, ...] = tuple(
         context_parallel,
         ring,
         expert_parallel,
+        expert_router,
         expert_tensor_parallel,
         experts_need_sequence_parallel,
     )

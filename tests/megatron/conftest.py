@@ -34,7 +34,8 @@ def references(tmp_path_factory):
 def saved_model(spec: ModelSpec, path):
     """A transformers model saved to ``path``, with norms and biases off their neutral values."""
     torch.manual_seed(3)
-    model = hf.AutoModelForCausalLM.from_config(hf.hf_config(spec), attn_implementation="sdpa")
+    attention = "sdpa" if spec.traits.fused_attention else "eager"
+    model = hf.AutoModelForCausalLM.from_config(hf.hf_config(spec), attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.05)

@@ -13,7 +13,7 @@ from kit.planner.plan import Plan, Prediction, StageMemory
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
-from kit.specs.model import ENCODER_DECODER, WITH_EXPERTS, Family, ModelSpec
+from kit.specs.model import ENCODER_DECODER, FAMILIES, WITH_EXPERTS, Family, LatentAttention, ModelSpec
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec, ScheduleSpec
 
 SEQ_LENGTH = 32
@@ -32,7 +32,7 @@ class TinyRunDirectory:
 
 
 def model(family: Family = "llama", **changes: Any) -> ModelSpec:
-    """Two layers, hidden 32, 4 heads, 2 key/value heads (4 for GPT-2)."""
+    """Two layers, hidden 32, 4 heads, 2 key/value heads (4 where there are no fewer)."""
     shape: dict[str, Any] = {
         "name": f"tiny-{family}",
         "family": family,
@@ -40,7 +40,7 @@ def model(family: Family = "llama", **changes: Any) -> ModelSpec:
         "hidden_size": 32,
         "ffn_hidden_size": 64,
         "num_attention_heads": 4,
-        "num_key_value_heads": 4 if family == "gpt2" else 2,
+        "num_key_value_heads": 2 if FAMILIES[family].grouped_queries else 4,
         "head_dim": 8,
         "vocab_size": VOCAB_SIZE,
         "max_position_embeddings": 64,
@@ -53,6 +53,9 @@ def model(family: Family = "llama", **changes: Any) -> ModelSpec:
         shape |= {"relative_attention_buckets": 8, "feed_forward_proj": "gated-gelu", "tied_embeddings": False}
     if family in WITH_EXPERTS:
         shape |= {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": 64 if family == "mixtral" else 16}
+    if family == "deepseek_v3":
+        latent = LatentAttention(kv_lora_rank=12, nope_head_dim=6, rope_head_dim=4, value_head_dim=7, q_lora_rank=10)
+        shape |= {"num_key_value_heads": 4, "latent": latent, "head_dim": latent.query_head_dim}
     return ModelSpec(**(shape | changes))
 
 

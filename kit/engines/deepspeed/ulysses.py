@@ -25,6 +25,39 @@ if TYPE_CHECKING:
 _ATTENTION = "sdpa"
 
 
+class SequenceParallelUnit:
+    """DeepSpeed's own unit (parallel_state_sp.py), but for model parallelism, of which there is none.
+
+    It calls sequence-parallel ranks model-parallel too. The ZeRO optimizers know and do not ask; BF16_Optimizer (stage
+    1 with accumulation) does, and leaves all but the first rank of a group out of the norm: it fails on the others.
+    """
+
+    initialize_sequence_parallel = staticmethod(parallel_state_sp.initialize_sequence_parallel)
+    """By this name it is recognised (utils/groups.py)."""
+    get_sequence_parallel_group = staticmethod(parallel_state_sp.get_sequence_parallel_group)
+    get_sequence_parallel_world_size = staticmethod(parallel_state_sp.get_sequence_parallel_world_size)
+    get_sequence_parallel_rank = staticmethod(parallel_state_sp.get_sequence_parallel_rank)
+    get_sequence_data_parallel_group = staticmethod(parallel_state_sp.get_sequence_data_parallel_group)
+    get_sequence_data_parallel_world_size = staticmethod(parallel_state_sp.get_sequence_data_parallel_world_size)
+    get_sequence_data_parallel_rank = staticmethod(parallel_state_sp.get_sequence_data_parallel_rank)
+
+    def __init__(self) -> None:
+        """Collective."""
+        self._alone, _ = dist.new_subgroups(group_size=1)
+
+    def get_model_parallel_rank(self) -> int:
+        """No other rank holds another part."""
+        return 0
+
+    def get_model_parallel_world_size(self) -> int:
+        """This rank."""
+        return 1
+
+    def get_model_parallel_group(self) -> dist.ProcessGroup | None:
+        """This rank."""
+        return self._alone
+
+
 class Ulysses(Whole):
     """Context parallelism by all-to-all; neighbouring ranks form a group."""
 
@@ -45,13 +78,14 @@ class Ulysses(Whole):
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
         """DeepSpeed puts its attention in the place of torch's, for every model of this process: see ``close``."""
         model = super().build(settings)
-        self.mpu = UlyssesSPAttentionHF.register_with_transformers(
+        UlyssesSPAttentionHF.register_with_transformers(
             model,
             core_attn_implementation=_ATTENTION,
             sequence_parallel_size=self._layout.cp,
             micro_batch_size=self._layout.micro_batch_size,
             seq_length_is_variable=True,
         )
+        self.mpu = SequenceParallelUnit()
         return model
 
     def own(self, micro_batch: MicroBatch) -> MicroBatch:

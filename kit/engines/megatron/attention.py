@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -9,24 +10,43 @@ import torch.nn.functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 
+@dataclass(frozen=True)
+class Scores:
+    """What a layer makes of the products of queries and keys."""
+
+    scale: float | None = None
+    """Factor; None: 1/√head_dim."""
+    window: int | None = None
+    """Positions that a query sees, its own included; None: all before it."""
+    softcap: float | None = None
+    """Scores go through cap·tanh(score/cap)."""
+    sinks: torch.Tensor | None = None
+    """(heads): a score more for each query, which takes part in the softmax and adds nothing."""
+
+    @property
+    def fused(self) -> bool:
+        """Whether torch has a kernel for it: otherwise scores exist as tensors."""
+        return self.softcap is None and self.sinks is None
+
+
 def causal_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scale: float | None,
-    window: int | None,
+    scores: Scores,
     documents: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """(queries, batch, heads, head_dim); keys and values may be longer and have fewer heads (grouped-query attention).
 
-    The last query stands where the last key does. ``window``: positions that a query sees, its own included.
-    ``documents``: (batch, keys), on the CPU, the number of the document that a key belongs to; queries see their own.
+    The last query stands where the last key does. ``documents``: (batch, keys), on the CPU, the number of the document
+    that a key belongs to; queries see their own.
     """
     if documents is not None:
         rows = zip(*(tensor.split(1, dim=1) for tensor in (query, key, value)), documents, strict=True)
-        return torch.cat([_by_document(*row[:3], scale, window, row[3]) for row in rows], dim=1)
+        return torch.cat([_by_document(*row[:3], scores, row[3]) for row in rows], dim=1)
+    window = scores.window
     if window is None or window >= key.shape[0]:
-        return _attend(query, key, value, scale, _causal(query.shape[0], key.shape[0]))
+        return _attend(query, key, value, scores, None)
     first = key.shape[0] - query.shape[0]
     outputs = []
     for start in range(0, query.shape[0], window):
@@ -35,7 +55,7 @@ def causal_attention(
         end = first + start + block.shape[0]
         begin = max(0, first + start + 1 - window)
         mask = _band(block.shape[0], end - begin, window, query.dtype, query.device)
-        outputs.append(_attend(block, key[begin:end], value[begin:end], scale, mask))
+        outputs.append(_attend(block, key[begin:end], value[begin:end], scores, mask))
     return torch.cat(outputs)
 
 
@@ -43,8 +63,7 @@ def _by_document(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    scale: float | None,
-    window: int | None,
+    scores: Scores,
     documents: torch.Tensor,
 ) -> torch.Tensor:
     """One row, a document at a time: nothing is computed across them, and no mask exists. A kernel launch for each."""
@@ -54,30 +73,51 @@ def _by_document(
         end = start + length
         if end > first:
             part = query[max(0, start - first) : end - first]
-            outputs.append(causal_attention(part, key[start:end], value[start:end], scale, window))
+            outputs.append(causal_attention(part, key[start:end], value[start:end], scores))
         start = end
     return torch.cat(outputs)
 
 
 def _attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float | None, mask: torch.Tensor | None
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores, mask: torch.Tensor | None
 ) -> torch.Tensor:
+    """``mask`` is added to the scores; None: causal, the last query where the last key is."""
+    tensors = tuple(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+    queries, keys = query.shape[0], key.shape[0]
+    if not scores.fused:
+        mask = _band(queries, keys, keys, query.dtype, query.device) if mask is None else mask
+        return _materialised(*tensors, scores, mask).permute(2, 0, 1, 3)
+    if mask is None and queries != keys:
+        mask = causal_lower_right(queries, keys)
     attended = F.scaled_dot_product_attention(
-        *(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)),
+        *tensors,
         attn_mask=mask,
-        is_causal=mask is None,
-        scale=scale,
+        is_causal=mask is None,  # from the upper left
+        scale=scores.scale,
         enable_gqa=query.shape[2] != key.shape[2],
     )
     return attended.permute(2, 0, 1, 3)
 
 
-def _causal(queries: int, keys: int) -> torch.Tensor | None:
-    """None for the diagonal that ``is_causal`` means: from the upper left."""
-    return None if queries == keys else causal_lower_right(queries, keys)
+def _materialised(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores, mask: torch.Tensor
+) -> torch.Tensor:
+    """(batch, heads, sequence, head_dim), as transformers computes it eagerly (modeling_gemma2.py, modeling_gpt_oss.py,
+    eager_attention_forward): the softmax in fp32."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+    products = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scores.scale is None else scores.scale)
+    if scores.softcap is not None:
+        products = scores.softcap * torch.tanh(products / scores.softcap)
+    products = products + mask
+    if scores.sinks is not None:
+        sinks = scores.sinks.to(products.dtype).view(1, -1, 1, 1).expand(*products.shape[:-1], 1)
+        products = torch.cat([products, sinks], dim=-1)
+    weights = products.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return weights[..., : key.shape[2]] @ value
 
 
-@lru_cache(maxsize=16)  # the layers of a model ask for the same few; none of them is larger than window × 2·window
+@lru_cache(maxsize=16)  # the layers of a model ask for the same few; of a window none is larger than window × 2·window
 def _band(queries: int, keys: int, window: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """0 where a query sees a key and −∞ elsewhere, both ending at the same position; in the dtype that the kernels add.
 

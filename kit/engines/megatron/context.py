@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kit.engines.megatron.attention import causal_attention
+from kit.engines.megatron.attention import Scores, causal_attention
 
 
 def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
@@ -28,8 +28,7 @@ def attention(
     key: torch.Tensor,
     value: torch.Tensor,
     group: dist.ProcessGroup,
-    scale: float | None,
-    window: int | None,
+    scores: Scores,
     documents: torch.Tensor | None,
 ) -> torch.Tensor:
     """Causal attention of this rank's queries to the whole sequence; (sequence / cp, batch, heads, head_dim) each.
@@ -44,7 +43,7 @@ def attention(
     for part, place in zip(query.split(length), places, strict=True):
         end = (place + 1) * length
         seen = None if documents is None else documents[:, :end]
-        outputs.append(causal_attention(part, key[:end], value[:end], scale, window, seen))
+        outputs.append(causal_attention(part, key[:end], value[:end], scores, seen))
     return torch.cat(outputs)
 
 

@@ -63,7 +63,11 @@ class MegatronEngine:
         self._exchange = Exchange(plan.model, self._config, self._chunks, dense, experts)
         path = rundir.run.model_path
         source: TensorSource = (
-            HfDirectory(path) if path is not None else RandomSource(parameter_shapes(plan.model), rundir.run.seed)
+            HfDirectory(path)
+            if path is not None
+            else RandomSource(
+                parameter_shapes(plan.model), rundir.run.seed, norm=0.0 if plan.model.traits.zero_centred_norm else 1.0
+            )
         )
         self.import_state(StateKind.MASTER, source)
 

@@ -2,7 +2,8 @@
 
 The linear layers, the MLP and the layer itself are megatron-core's own. Ours are the two parts for which it
 offers torch code that refuses what we need: norms (``transformer/torch_norm.py`` refuses sequence parallelism) and
-the core attention (``transformer/dot_product_attention.py`` materialises the scores and refuses context parallelism).
+the core attention (``transformer/dot_product_attention.py`` materialises the scores and refuses context parallelism);
+and what some families have and it has not, which the model's traits choose (kit/specs/families.py).
 """
 
 from __future__ import annotations
@@ -20,51 +21,42 @@ from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
-from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
+from megatron.core.transformer.utils import is_layer_window_attention
 
 from kit.engines.megatron import context
-from kit.engines.megatron.attention import causal_attention
+from kit.engines.megatron.attention import Scores, causal_attention
+from kit.engines.megatron.latent import LatentAttention
+from kit.engines.megatron.norms import NORMS
+from kit.engines.megatron.residuals import NormedRowParallelLinear, ParallelResidualLayer
 from kit.engines.megatron.ring import ring_attention
+from kit.engines.megatron.rope import score_factor
 from kit.errors import EngineError
-
-
-class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm over the last dimension.
-
-    With sequence parallelism each tensor-parallel rank sees its part of the sequence only, so the gradient of the
-    weight must be summed over them: ``sequence_parallel`` on the weight asks
-    ``distributed/finalize_model_grads.py`` for it.
-    """
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel
-
-
-class LayerNorm(torch.nn.LayerNorm):
-    """Layer norm over the last dimension; weight and bias take part in sequence parallelism as those of RMSNorm do."""
-
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        super().__init__(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel
-        self.bias.sequence_parallel = config.sequence_parallel
-
-
-NORMS = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
+from kit.specs.model import ModelSpec
 
 
 class CausalAttention(torch.nn.Module):
     """Causal softmax attention by torch's ``scaled_dot_product_attention``, grouped-query heads included.
 
-    With a sliding window (``TransformerConfig.window_size``) in blocks that skip what no query of them sees.
+    With a sliding window (``TransformerConfig.window_size``; in all layers or all but every so many) in blocks that
+    skip what no query of them sees.
     """
+
+    softcap: float | None = None
+    """Of the model: see ``core_attention``."""
 
     def __init__(
         self,
         config: TransformerConfig,
+        layer_number: int = 1,
         softmax_scale: float | None = None,
         cp_comm_type: str | None = None,
         pg_collection: ProcessGroupCollection | None = None,
@@ -73,10 +65,11 @@ class CausalAttention(torch.nn.Module):
         super().__init__()
         assert pg_collection is not None
         self.ring = cp_comm_type == "p2p"
-        self.softmax_scale = softmax_scale
         self.context_group = pg_collection.cp
+        windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         # (to the left, to the right), the token itself not counted (transformer_config.py, window_size)
-        self.window = None if config.window_size is None else config.window_size[0] + 1
+        window = config.window_size[0] + 1 if windowed else None
+        self.scores = Scores(softmax_scale, window, self.softcap)
         if config.attention_dropout:
             raise EngineError(
                 f"attention_dropout={config.attention_dropout}: the torch-native layers have none; use 0.0"
@@ -98,52 +91,88 @@ class CausalAttention(torch.nn.Module):
         documents of ``causal_attention``: (batch, whole sequence) on every rank.
         """
         assert (attention_bias, packed_seq_params) == (None, None)
-        how = self.softmax_scale, self.window, attention_mask
-        if self.ring and (self.window, attention_mask) == (None, None):
-            attended = ring_attention(query, key, value, self.context_group, self.softmax_scale)
+        if self.ring and attention_mask is None:
+            attended = ring_attention(query, key, value, self.context_group, self.scores.scale)
         elif self.context_group.size() > 1:
-            attended = context.attention(query, key, value, self.context_group, *how)
+            attended = context.attention(query, key, value, self.context_group, self.scores, attention_mask)
         else:
-            attended = causal_attention(query, key, value, *how)
+            attended = causal_attention(query, key, value, self.scores, attention_mask)
         return attended.flatten(2)
 
 
-def _mlp_spec(config: TransformerConfig) -> ModuleSpec:
-    """A dense MLP, or a router and experts, which a rank computes one after the other."""
-    linear = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear)
-    if config.num_moe_experts is None:
-        return ModuleSpec(module=MLP, submodules=linear)
-    if not moe_utils.HAVE_TE:
-        # router_gating_linear compares this name with None, but without Transformer Engine it does not exist.
-        moe_utils.te_general_gemm = None
-    experts = ModuleSpec(module=SequentialMLP, submodules=linear)
-    return ModuleSpec(module=MoELayer, submodules=MoESubmodules(experts=experts))
+class RotatedAttention(SelfAttention):
+    """Self-attention whose rotation depends on the layer: of the angles of both kinds it takes those of its own."""
+
+    def forward(self, *args: Any, rotary_pos_emb: torch.Tensor, **kwargs: Any) -> Any:
+        """``rotary_pos_emb``: (2, sequence, batch or 1, 1, head_dim); of layers that see all, of those with windows."""
+        windowed = self.core_attention.scores.window is not None
+        return super().forward(*args, rotary_pos_emb=rotary_pos_emb[int(windowed)], **kwargs)
 
 
-def block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+def core_attention(model: ModelSpec) -> type[CausalAttention]:
+    """The class above for a model: megatron-core's configuration has no place for everything."""
+    return type("CausalAttention", (CausalAttention,), {"softcap": model.attention_softcap})
+
+
+def block_spec(model: ModelSpec, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
     """The layers and the final norm of this pipeline stage's model chunk."""
+    first = get_transformer_layer_offset(config, vp_stage)
+    numbers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
+    layers = {has_experts: _layer(model, config, has_experts) for has_experts in (False, True)}
+    return TransformerBlockSubmodules(
+        layer_specs=[layers[model.has_experts(number)] for number in numbers], layer_norm=NORMS[config.normalization]
+    )
+
+
+def _layer(model: ModelSpec, config: TransformerConfig, has_experts: bool) -> ModuleSpec:
     norm = NORMS[config.normalization]
-    qk_norm = norm if config.qk_layernorm else IdentityOp
-    layer = ModuleSpec(
-        module=TransformerLayer,
+    last = NormedRowParallelLinear if model.traits.norm_placement == "both" else RowParallelLinear
+    linear = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=last)
+    return ModuleSpec(
+        module=ParallelResidualLayer if model.parallel_residual else TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
-            self_attention=ModuleSpec(
-                module=SelfAttention,
-                params={"attn_mask_type": AttnMaskType.causal},
-                submodules=SelfAttentionSubmodules(
-                    linear_qkv=ColumnParallelLinear,
-                    core_attention=CausalAttention,
-                    linear_proj=RowParallelLinear,
-                    q_layernorm=qk_norm,
-                    k_layernorm=qk_norm,
-                ),
-            ),
+            self_attention=_attention(model, config, last),
             self_attn_bda=get_bias_dropout_add,
             pre_mlp_layernorm=norm,
-            mlp=_mlp_spec(config),
+            mlp=_experts(model, linear) if has_experts else ModuleSpec(module=MLP, submodules=linear),
             mlp_bda=get_bias_dropout_add,
         ),
     )
-    num_layers = get_num_layers_to_build(config, vp_stage=vp_stage)
-    return TransformerBlockSubmodules(layer_specs=[layer] * num_layers, layer_norm=norm)
+
+
+def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParallelLinear]) -> ModuleSpec:
+    if model.latent is not None:
+        # Scores grow with the factor by which positions are stretched (modeling_deepseek_v3.py, yarn_apply_mscale).
+        factor = score_factor(model)
+        parts = {"latent": model.latent, "core_attention": core_attention(model)}
+        return ModuleSpec(
+            module=LatentAttention, params={**parts, "softmax_scale": factor * model.latent.query_head_dim**-0.5}
+        )
+    qk_norm = NORMS[config.normalization] if config.qk_layernorm else IdentityOp
+    return ModuleSpec(
+        module=SelfAttention if model.local_rope_theta is None else RotatedAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=core_attention(model),
+            linear_proj=last,
+            q_layernorm=qk_norm,
+            k_layernorm=qk_norm,
+        ),
+    )
+
+
+def _experts(model: ModelSpec, linear: MLPSubmodules) -> ModuleSpec:
+    """A router and experts, which a rank computes one after the other; beside them those that compute every token."""
+    if not moe_utils.HAVE_TE:
+        # router_gating_linear compares this name with None, but without Transformer Engine it does not exist.
+        moe_utils.te_general_gemm = None
+    shared = ModuleSpec(module=SharedExpertMLP, submodules=linear)
+    return ModuleSpec(
+        module=MoELayer,
+        submodules=MoESubmodules(
+            experts=ModuleSpec(module=SequentialMLP, submodules=linear),
+            shared_experts=shared if model.num_shared_experts else None,
+        ),
+    )

@@ -14,11 +14,11 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from kit.engines.megatron.layers import block_spec
-from kit.engines.megatron.rope import Rotation
+from kit.engines.megatron.rope import Rotation, TwoRotations
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
-_ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+_ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -87,7 +87,7 @@ def _chunk(
 ) -> torch.nn.Module:
     chunk = LanguageModel(
         config,
-        block_spec(config, vp_stage),
+        block_spec(model, config, vp_stage),
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         vp_stage=vp_stage,
@@ -95,8 +95,19 @@ def _chunk(
         **settings,
     )
     if not model.learned_positions:
-        chunk.rotary_pos_emb = Rotation(model, chunk.pg_collection.cp)
+        rotation = Rotation if model.local_rope_theta is None else TwoRotations
+        chunk.rotary_pos_emb = rotation(model, chunk.pg_collection.cp)
+    if model.traits.scaled_embedding and chunk.pre_process:
+        # The factor in the dtype of the weights, as transformers has it (Gemma2TextScaledWordEmbedding).
+        factor = torch.tensor(model.hidden_size**0.5).to(config.params_dtype).item()
+        chunk.embedding.register_forward_hook(lambda _module, _inputs, output: output * factor)
+    if model.logit_softcap is not None and chunk.post_process:
+        chunk.output_layer.register_forward_hook(partial(_capped, model.logit_softcap))
     return Float16Module(config, chunk) if config.bf16 else chunk
+
+
+def _capped(cap: float, _module: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+    return cap * torch.tanh(output[0] / cap), output[1]
 
 
 def _leave(tensor: torch.Tensor) -> torch.Tensor:

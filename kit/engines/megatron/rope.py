@@ -5,27 +5,28 @@ Positions are those of the row, or start again in every document of it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from kit.engines.hf import hf_config
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
-_FIXED = ("default", "linear", "llama3")
-"""Kinds of RoPE whose frequencies depend on neither the sequence at hand nor a factor on the result."""
+_FIXED = ("default", "linear", "llama3", "yarn")
+"""Kinds of RoPE whose frequencies do not depend on the sequence at hand."""
 
 
 class Rotation(RotaryEmbedding):
     """megatron-core's rotary embedding with other frequencies, and for one forward pass with other positions."""
 
-    def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup) -> None:
+    def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup, local: bool = False) -> None:
         super().__init__(kv_channels=model.head_dim, rotary_percent=1.0, cp_group=cp_group)
         # megatron-core knows one set of Llama-3 factors only (rotary_pos_embedding.py, _apply_scaling).
-        self.inv_freq = inverse_frequencies(model).to(self.inv_freq.device)
+        self.inv_freq = inverse_frequencies(model, local).to(self.inv_freq.device)
         self.positions: torch.Tensor | None = None
         """(batch, sequence of this rank); None: 0, 1, 2, … in every row."""
 
@@ -37,8 +38,32 @@ class Rotation(RotaryEmbedding):
         return torch.cat((angles, angles), dim=-1).unsqueeze(2)
 
 
-def inverse_frequencies(model: ModelSpec) -> torch.Tensor:
-    """fp32, (head_dim / 2): radians per position of each pair of dimensions.
+class TwoRotations(torch.nn.Module):
+    """Of layers that see all positions, and of those with a window: megatron-core hands one tensor to all layers."""
+
+    def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup) -> None:
+        super().__init__()
+        self._both = torch.nn.ModuleList(Rotation(model, cp_group, local) for local in (False, True))
+        self.get_rotary_seq_len = self._both[0].get_rotary_seq_len
+
+    @property
+    def positions(self) -> torch.Tensor | None:
+        """As ``Rotation.positions``."""
+        return self._both[0].positions
+
+    @positions.setter
+    def positions(self, positions: torch.Tensor | None) -> None:
+        for rotation in self._both:
+            rotation.positions = positions
+
+    def forward(self, max_seq_len: int, **kwargs: Any) -> torch.Tensor:
+        """(2, sequence of this rank, 1 or batch, 1, head_dim)."""
+        return torch.stack([rotation(max_seq_len, **kwargs) for rotation in self._both])
+
+
+def inverse_frequencies(model: ModelSpec, local: bool = False) -> torch.Tensor:
+    """fp32, (rotated part of head_dim / 2): radians per position of each pair of dimensions; ``local``: of layers with
+    a window, which have a base of their own and no scaling.
 
     Raises EngineError for kinds of scaling that frequencies alone cannot express.
     """
@@ -48,5 +73,27 @@ def inverse_frequencies(model: ModelSpec) -> torch.Tensor:
             f"rope_type={kind} of {model.name}: the Megatron engine computes {', '.join(_FIXED)}; "
             f"use engine torch or deepspeed"
         )
-    # All families with RoPE share this computation; the class is Llama's, the configuration the model's own.
-    return LlamaRotaryEmbedding(hf_config(model)).inv_freq.detach().clone()
+    if kind == "default" or local:
+        base = model.local_rope_theta if local else model.rope_theta
+        width = int(_rotated_width(model) * model.partial_rotary_factor)
+        return 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+    layer_type = {"layer_type": "full_attention"} if model.local_rope_theta else {}
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config(model), torch.device("cpu"), **layer_type)
+    if factor != 1:
+        raise EngineError(
+            f"rope_type={kind} of {model.name} multiplies queries and keys by {factor:.4f}, which the Megatron engine "
+            "does not; use engine torch or deepspeed"
+        )
+    return frequencies
+
+
+def _rotated_width(model: ModelSpec) -> int:
+    return model.head_dim if model.latent is None else model.latent.rope_head_dim
+
+
+def score_factor(model: ModelSpec) -> float:
+    """What latent attention's scores are multiplied by where positions are stretched by yarn: its mscale, squared
+    (transformers, modeling_deepseek_v3.py, yarn_apply_mscale)."""
+    scaling = model.rope_scaling or {}
+    mscale, factor = scaling.get("mscale_all_dim", 0), scaling.get("factor", 1)
+    return (0.1 * mscale * math.log(factor) + 1.0) ** 2 if mscale and factor > 1 else 1.0

@@ -24,6 +24,7 @@ from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.inputs import call_arguments
 from kit.engines.loss import global_tokens, summed_cross_entropy
 from kit.engines.shards import SafetensorsSource, ShardWriter
+from kit.engines.torch.compression import Compression
 from kit.engines.torch.optimizer import build_adamw, moments_of, step_of
 from kit.engines.torch.replicated import Replicated
 from kit.engines.torch.sharded import Sharded
@@ -57,7 +58,9 @@ class TorchEngine:
         bf16 = torch.bfloat16 if plan.job.precision == "bf16" else None
         self._state_is: Replicated | Sharded
         if plan.layout.zero_stage == 0:
-            self._state_is, self._autocast_dtype = Replicated(self._model, self.dp_size), bf16
+            steps = rundir.run.steps or plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length)
+            compression = Compression(plan.layout.gradient_compression, steps)
+            self._state_is, self._autocast_dtype = Replicated(self._model, self.dp_size, compression), bf16
         else:
             self._state_is, self._autocast_dtype = Sharded(self._model, plan.layout.zero_stage, bf16), None
         self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
@@ -167,6 +170,7 @@ class TorchEngine:
     def set_optimizer_steps(self, steps: int) -> None:
         for parameter in self._parameters.values():
             step_of(self._optimizer, parameter).fill_(steps)
+        self._state_is.resumed_after(steps)
 
     def held_bytes(self) -> dict[str, int]:
         def num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:

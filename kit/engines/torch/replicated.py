@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from kit.engines.torch.compression import Compression
+
 
 class Replicated:
     """Parameters, gradients and moments on every rank; gradients averaged by DDP while backward runs."""
@@ -15,9 +17,16 @@ class Replicated:
     local_state_differs = False
     """Whether a native checkpoint needs the tensors of every rank."""
 
-    def __init__(self, model: torch.nn.Module, dp_size: int) -> None:
+    def __init__(self, model: torch.nn.Module, dp_size: int, compression: Compression) -> None:
         self._model = model
         self._ddp = _wrap(model) if dp_size > 1 else None
+        self._compression = compression
+        if self._ddp is not None:
+            compression.install(self._ddp)
+
+    def resumed_after(self, steps: int) -> None:
+        """The run goes on after so many optimizer steps."""
+        self._compression.resumed_after(steps)
 
     def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
         """Logits. Evaluation goes around DDP, which has nothing to do there."""

@@ -43,6 +43,9 @@ class Sharded:
         """Nothing to hold back: sharded gradients are summed micro batch by micro batch."""
         return nullcontext()
 
+    def resumed_after(self, steps: int) -> None:
+        """Nothing here remembers earlier steps."""
+
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
         """Collective: gathers the whole tensor on every rank."""
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

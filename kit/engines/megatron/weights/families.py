@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights import gpt2, llama, moe, phi3, qwen2, qwen3
+from kit.engines.megatron.weights import deepseek, gemma, gpt2, gpt_neox, llama, moe, phi3, qwen2, qwen3
 from kit.engines.megatron.weights.table import Entry
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
@@ -16,6 +16,10 @@ _MAPS = {
     "gpt2": gpt2.entries,
     "mixtral": moe.mixtral,
     "qwen3_moe": moe.qwen3_moe,
+    "gemma2": gemma.gemma2,
+    "gemma3_text": gemma.gemma3,
+    "gpt_neox": gpt_neox.entries,
+    "deepseek_v3": deepseek.deepseek_v3,
 }
 
 

@@ -11,7 +11,7 @@ from kit.specs.model import ModelSpec
 _WITHOUT_MLP = tuple(entry for entry in llama.LAYER if ".mlp." not in entry.megatron)
 
 
-def _experts(block: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
+def experts(block: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
     """Names on disk below a layer: transformers' own fused parameters have others (kit/engines/experts.py)."""
     megatron = "decoder.layers.{layer}.mlp."
     one = f"model.layers.{{layer}}.{block}.experts.{{expert}}"
@@ -28,8 +28,8 @@ def _experts(block: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
     )
 
 
-_MIXTRAL = (*_WITHOUT_MLP, *_experts("block_sparse_moe", "w1", "w3", "w2"))
-_QWEN3_MOE = (*_WITHOUT_MLP, *QK_NORMS, *_experts("mlp", "gate_proj", "up_proj", "down_proj"))
+_MIXTRAL = (*_WITHOUT_MLP, *experts("block_sparse_moe", "w1", "w3", "w2"))
+_QWEN3_MOE = (*_WITHOUT_MLP, *QK_NORMS, *experts("mlp", "gate_proj", "up_proj", "down_proj"))
 
 
 def mixtral(model: ModelSpec) -> tuple[Entry, ...]:

@@ -12,14 +12,14 @@ INITIALIZER_RANGE = 0.02
 
 
 class RandomSource:
-    """A ``TensorSource`` of fresh weights: norms 1, biases 0, matrices normal with mean 0.
+    """A ``TensorSource`` of fresh weights: norms ``norm``, biases 0, matrices normal with mean 0.
 
     megatron-core's own initialisation draws different numbers on every layout. Here a tensor depends on the seed
     and its Hugging Face name alone, so that runs on different layouts start from the same point.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
-        self._shapes, self._seed = dict(shapes), seed
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int, norm: float = 1.0) -> None:
+        self._shapes, self._seed, self._norm = dict(shapes), seed, norm
 
     def names(self) -> Sequence[str]:
         """Hugging Face names of the model."""
@@ -29,7 +29,7 @@ class RandomSource:
         """The whole tensor, fp32, on the CPU; the same at every call."""
         shape = self._shapes[name]
         if len(shape) == 1:
-            return torch.zeros(shape) if name.endswith(".bias") else torch.ones(shape)
+            return torch.full(shape, 0.0 if name.endswith(".bias") else self._norm)
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         return torch.empty(shape).normal_(std=INITIALIZER_RANGE, generator=generator)

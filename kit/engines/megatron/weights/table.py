@@ -21,6 +21,8 @@ class Entry:
     rule: Rule
     copy: str | None = None
     """A second Megatron parameter with the same content, on the last pipeline stage: the tied output layer."""
+    experts: bool | None = None
+    """True: only in layers with experts; False: only in those without; None: in every layer."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ def tensor_groups(entries: tuple[Entry, ...], model: ModelSpec) -> Iterator[Grou
         yield Group(entry.megatron, entry.hugging_face, entry.rule, None, entry.copy)
     for layer in range(model.num_layers):
         for entry in entries[in_layers[0] : in_layers[-1] + 1]:
+            if entry.experts not in (None, model.has_experts(layer)):
+                continue
             experts: Iterable[int | None] = range(model.num_experts) if "{expert}" in entry.megatron else (None,)
             for expert in experts:
                 names = tuple(name.format(layer=layer, expert=expert) for name in entry.hugging_face)

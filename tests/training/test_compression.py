@@ -1,0 +1,87 @@
+"""DDP's compressed gradients, on two processes: bf16 within its rounding, PowerSGD as its rank allows; both train."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kit.cost.compression import POWERSGD_RANK
+from kit.engines.base import StateKind
+from kit.engines.torch.compression import Compression
+from kit.engines.torch.engine import TorchEngine
+from tests.training import cases, tiny
+from tests.training.batches import micro_batches
+from tests.workers import pool
+
+STEPS = 24
+
+
+def plan(kind: str):
+    return tiny.plan(tiny.model(), dp=2, micro_batch_size=2, gradient_accumulation_steps=2, gradient_compression=kind)
+
+
+def train(kind: str, directory, resume_at: int | None = None):
+    """Losses of a repeated batch, the gradients of the first step and of the last, and how many bytes PowerSGD left."""
+    torch.manual_seed(0)
+    engine = TorchEngine(tiny.run_directory(directory, plan(kind), steps=STEPS))
+    if resume_at is not None:
+        engine.set_optimizer_steps(resume_at)
+    losses, first = [], {}
+    for _ in range(STEPS):
+        own = micro_batches(0, mbs=2, accumulation=2, dp_rank=engine.dp_rank, dp_size=2)
+        losses.append(engine.forward_backward(own).mean)
+        gradients = cases.state(engine, StateKind.GRADIENT)
+        first = first or gradients
+        engine.apply(3e-3)
+    state = engine._state_is._compression._state
+    sent = None if state is None else (state.compression_stats()[0], state.start_powerSGD_iter)
+    engine.close()
+    return losses, first, gradients, sent
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("compression")
+    workers = pool("torch", 2)
+    return {kind: workers.run(train, kind, directory / kind)[0] for kind in ("none", "bf16", "powersgd")}
+
+
+def error(gradients, expected) -> float:
+    return max(float((gradients[n] - g).norm() / g.norm()) for n, g in expected.items())
+
+
+def test_bf16_rounds_and_no_more(found):
+    difference = error(found["bf16"][1], found["none"][1])
+    assert 1e-5 < difference < 2**-8  # something was rounded, and by no more than half a unit twice
+    assert found["bf16"][0][-1] == pytest.approx(found["none"][0][-1], rel=2e-2)
+
+
+def test_powersgd_waits_then_compresses_and_still_trains(found):
+    losses, first, last, (rate, start) = found["powersgd"]
+    assert start == 2
+    assert error(first, found["none"][1]) < 1e-6  # the first steps go as they are
+    assert rate > 2  # and then less than half of it is sent
+    ranks = {name: int(torch.linalg.matrix_rank(g.float(), rtol=1e-4)) for name, g in last.items() if g.ndim == 2}
+    assert min(ranks.values()) == POWERSGD_RANK
+    # Random tokens to learn by heart, the hardest for a low rank: it learns them, and more slowly.
+    assert found["none"][0][-1] < losses[-1] < losses[0] - 1
+
+
+@pytest.mark.parametrize(
+    ("total", "done", "left"), [(24, 0, 2), (10_000, 0, 1000), (5000, 0, 500), (5000, 300, 200), (5000, 900, 2)]
+)
+def test_where_powersgd_starts(total, done, left):
+    assert Compression("powersgd", total).start_after(done) == left
+
+
+def test_a_resumed_run_goes_on_compressing(tmp_path):
+    _, _, _, (rate, start) = pool("torch", 2).run(train, "powersgd", tmp_path, 20)[0]
+    assert start == 2
+    assert rate > 2
+
+
+def test_the_plan_is_what_the_engine_was_built_from():
+    assert plan("bf16").layout.gradient_compression == "bf16"
+    assert dataclasses.replace(plan("none").layout, gradient_compression="powersgd").gradient_compression == "powersgd"
