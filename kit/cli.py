@@ -126,8 +126,10 @@ def explain(
 
 @app.command()
 def memory(
-    model: Annotated[str, typer.Argument(help="Catalog name, Hugging Face directory, or a size such as 13B.")],
-    gpus: Annotated[str, typer.Option(help="8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")],
+    model: Annotated[
+        str, typer.Argument(help="Catalog name, Hugging Face directory, a size such as 13B; with --probe a plan.yaml.")
+    ],
+    gpus: Annotated[str | None, typer.Option(help="8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")] = None,
     engine: Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")] = "auto",
     zero: Annotated[int | None, typer.Option(help="ZeRO stage.")] = None,
     offload: Annotated[str | None, typer.Option(help="Where optimizer state lies: none, cpu or nvme.")] = None,
@@ -148,9 +150,20 @@ def memory(
     precision: Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     png: Annotated[Path | None, typer.Option(help="Draw a stacked bar into this file.")] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure a plan: run its real model code on fake tensors, without a GPU.")
+    ] = False,
+    stage: Annotated[int | None, typer.Option(help="With --probe: one pipeline stage.")] = None,
 ) -> None:
     """Whether it fits: peak memory of a GPU by component and pipeline stage, fitting or not."""
     import json
+
+    if probe:
+        # Another process: the probe patches torch for good.
+        words = [sys.executable, "-m", "kit.diagnose.probe", model, *(["--json"] if as_json else [])]
+        os.execv(sys.executable, words + (["--stage", str(stage)] if stage is not None else []))
+    if gpus is None:
+        raise SpecError("--gpus is missing, for example --gpus 8xH100")
 
     from rich.console import Console
 

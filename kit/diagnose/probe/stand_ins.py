@@ -146,7 +146,7 @@ def installed(megatron: bool) -> Iterator[None]:
             (optimizers, "get_grad_norm_fp32", lambda *_, **__: 1.0),  # reads numbers
             (torch.nn.Module, "bfloat16", _in_bfloat16),
             # A bias that is a class of its own cannot be fake. The diagonal's place changes no size.
-            (attention, "_causal", lambda *_: None),
+            (attention, "causal_lower_right", lambda *_: None),
             (MoEAlltoAllTokenDispatcher, "preprocess", _even_routing),
         ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in table]
