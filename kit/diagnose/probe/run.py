@@ -2,8 +2,8 @@
 
 States are linear in a stage's layers. So is every moment of activations; the fullest one is linear as soon as it is one
 at which all layers are kept (the loss, or the first layer's backward), which for wide models on short sequences is not
-so at one layer: gradients of one weight may be more, and FSDP2 gathers two layers at a time. Depths are doubled until the
-slope is that of what forward keeps.
+so at one layer: gradients of one weight may be more, and FSDP2 gathers two layers at a time. Depths are doubled until
+the slope is that of what forward keeps.
 """
 
 from __future__ import annotations
