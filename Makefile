@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity parity-all held-bytes loading check lint types gpu-smoke failures
+.PHONY: help setup demo ops test parity parity-all held-bytes probe loading check lint types gpu-smoke failures
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -48,6 +48,9 @@ held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurati
 
 failures: setup  ## provoke nine failures on two processes and compare what the doctor says: two minutes
 	@$(BIN)/python -m benchmarks.failures
+
+probe: setup  ## the cost model beside the probe, 55 full-size plans without a GPU: two minutes
+	@$(BIN)/python -m benchmarks.probe
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .
