@@ -10,7 +10,8 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity parity-all held-bytes probe loading check lint types gpu-smoke failures
+.PHONY: help setup demo ops test parity parity-all parity-megatron held-bytes probe loading check lint types gpu-smoke failures \
+	rehearse-all
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -37,7 +38,10 @@ parity-all: setup  ## every layout of both engines against plain torch, on pools
 	@$(BIN)/python -m benchmarks.parity.deepspeed
 	@$(BIN)/python -m benchmarks.parity.deepspeed --plant-all
 	@$(BIN)/python -m benchmarks.parity.launchers
-	@$(BIN)/python -m benchmarks.parity.megatron
+	@$(MAKE) --no-print-directory parity-megatron
+
+parity-megatron: setup  ## families × layouts of Megatron-core on pools of processes, then its faults: half an hour
+	@$(BIN)/python -m benchmarks.parity.megatron --write docs/megatron-parity.md
 	@$(BIN)/python -m benchmarks.parity.megatron --plant-all
 
 loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export: two minutes
@@ -48,6 +52,9 @@ held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurati
 
 failures: setup  ## provoke nine failures on two processes and compare what the doctor says: two minutes
 	@$(BIN)/python -m benchmarks.failures
+
+rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes (after make ops)
+	@$(BIN)/python -m benchmarks.rehearsals
 
 probe: setup  ## the cost model beside the probe, 55 full-size plans without a GPU: two minutes
 	@$(BIN)/python -m benchmarks.probe

@@ -43,6 +43,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         working=working_bytes(setup, stage),
         waiting=waiting,
         loss=loss,
+        after_backward=native_layer.table_gradients(setup, stage) if setup.kernels == "torch-native" else 0.0,
         # An export gathers a parameter's shards in fp32, and joins them (kit/engines/megatron/exchange.py).
         save=(8.0 if setup.tp > 1 else 4.0) * planned.largest_parameter if planned else 0.0,
     )
@@ -166,7 +167,7 @@ def workspace_bytes(setup: TrainingSetup, stage: int) -> float:
         own = 32 * MIB if large else 4 * MIB
         grouped = setup.shape.experts is not None and setup.shape.experts.grouped_gemm
         total += own * (1 + (GROUPED_STREAMS if grouped else 0))
-    elif setup.attention == "unfused":
+    elif setup.attention == "unfused" and setup.kernels != "torch-native":
         total += ELEMENT * setup.shape.num_attention_heads / setup.tp * setup.seq_length * setup.tokens
     if setup.gradient_accumulation_fusion:
         total += ELEMENT * _distinct_weights(setup, stage)

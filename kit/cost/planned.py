@@ -54,7 +54,7 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     return TrainingSetup(
         shape=_shape(_ById(model)),
         kernels=_KERNELS[layout.implementation],
-        attention=_attention(layout.implementation, generation),
+        attention=_attention(model, layout.implementation, generation),
         seq_length=job.seq_length,
         micro_batch_size=layout.micro_batch_size,
         micro_batches=layout.gradient_accumulation_steps,
@@ -110,9 +110,11 @@ def gpu_generation(name: str) -> Generation:
     return "other"
 
 
-def _attention(implementation: Implementation, generation: Generation) -> Attention:
-    """Transformer Engine prefers cuDNN's kernel on Hopper and later, flash-attn before (dot_product_attention/utils.py,
+def _attention(model: ModelSpec, implementation: Implementation, generation: Generation) -> Attention:
+    """Torch has no kernel of capped scores (kit/engines/megatron/attention.py). Transformer Engine prefers cuDNN's kernel on Hopper and later, flash-attn before (dot_product_attention/utils.py,
     get_attention_backend)."""
+    if implementation == "torch-native" and model.attention_softcap is not None:
+        return "unfused"
     if implementation == "transformer-engine" and generation in ("hopper", "blackwell"):
         return "cudnn"
     return "flash"

@@ -145,6 +145,10 @@ class Shape:
     qk_norm: bool = False
     hidden_dropout: bool = False
     attention_dropout: bool = False
+    norms_per_layer: int = 2
+    """Beside those of queries and keys."""
+    zero_centred_norm: bool = False
+    """Norms scale by 1 + weight."""
     parallel_residual: bool = False
     """Attention and MLP read the same input (Phi-2)."""
     shared_norm: bool = True

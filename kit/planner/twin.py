@@ -1,4 +1,4 @@
-"""A plan shrunk to a few CPU processes: the same engine, the same kinds of parallelism, a tiny model of the same family.
+"""A plan shrunk to a few CPU processes: the same engine and kinds of parallelism, a tiny model of the same family.
 
 Every size above one becomes two, interleaved pipelines four stages of two; what a CPU cannot do is replaced, by name.
 """
@@ -94,7 +94,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
 
 
 def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
-    """The same family with the same traits (grouped queries, ties, experts, windows), every width as small as it splits."""
+    """The same family and traits (grouped queries, ties, experts, windows), every width as small as it splits."""
     layers = max(2, layout.pp * layout.vp)
     if layout.first_stage_layers and layout.last_stage_layers:
         layers = layout.first_stage_layers + layout.last_stage_layers + 2 * (layout.pp - 2)

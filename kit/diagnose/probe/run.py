@@ -19,7 +19,7 @@ from kit.planner.decisions import describe
 from kit.planner.plan import Plan
 from kit.units import to_gib
 
-DEEPEST = 8
+DEEPEST = 16
 """Layers of a chunk at which doubling ends in any case."""
 SAME_SLOPE = 0.02
 """How far the fullest moment may grow by more or less than what forward keeps of a layer."""
@@ -52,7 +52,7 @@ def probe(plan: Plan, stage: int = 0) -> Probed:
         if abs(two.activations - one.activations - keeps) <= SAME_SLOPE * keeps:
             break
         depth *= 2
-    if depth < DEEPEST and 1 < layers <= 2 * depth:
+    if 1 < layers <= 2 * depth and layers not in traced:
         traced[int(layers)] = _trace(_shallow(plan, int(layers)), stage)
     depths = tuple(sorted(traced))[-2:]
     measured = traced[1] if len(depths) == 1 else _line(depths, traced, layers)
