@@ -143,6 +143,10 @@ def _shape(key: _ById[ModelSpec]) -> Shape:
     return replace(
         shape_of(model),
         family=model.family,
+        traits=model.traits,
+        capped_logits=model.logit_softcap is not None,
+        parallel_residual=model.parallel_residual,
+        shared_norm=model.shared_norm,
         sliding_window=model.sliding_window,
         full_attention_every=model.full_attention_every,
     )
@@ -281,8 +285,8 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
 
     The root (embedding, final norm, head) stays gathered from forward to backward, in stage 2 the layers do too; in
     stage 3 one layer computes while the next is gathered. A unit's gradients exist in the compute dtype and as the
-    fp32 input of the reduce-scatter, those of the layer before still being sent; the root's are sent last, the head's
-    are there from the beginning.
+    fp32 input of the reduce-scatter, which the layer before keeps until this one's is made (_fsdp_param_group.py,
+    post_backward); the root's are sent last, the head's are there from the beginning.
     """
     counts = count(model)
     root = counts.total - counts.layers
@@ -292,7 +296,7 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
     head = counts.head or (counts.embedding - counts.positions)
     return (
         element * (root + kept),
-        element * (root + gathered + head) + (element + 2 * 4.0) * layer,
+        element * (root + gathered + head) + (element + 4.0) * layer,
         (element + 4.0) * root,
     )
 

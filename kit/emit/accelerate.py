@@ -34,6 +34,13 @@ GUARDED: dict[str, str] = {
 """Dotted key → recipe key that decides it."""
 
 
+def applies(plan: Plan) -> bool:
+    """Whether accelerate starts such a plan rightly: our worker, or for plain torch on GPUs a script of the user's."""
+    layout = plan.layout
+    torch_on_gpus = layout.engine == "torch" and plan.cluster.gpu.device == "cuda" and layout.world_size > 1
+    return layout.engine == "deepspeed" or (torch_on_gpus and layout.tp == 1)
+
+
 def accelerate_config(plan: Plan) -> dict[str, Any]:
     """The launch of a DeepSpeed plan, or of a torch plan on several GPUs.
 
@@ -60,7 +67,8 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
     if layout.engine == "deepspeed":
         return config | {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(plan)}
     if layout.engine == "torch" and not on_cpu and layout.world_size > 1:
-        return config | {"distributed_type": "MULTI_GPU", "mixed_precision": _mixed_precision(plan)}
+        kind = {"distributed_type": "FSDP", "fsdp_config": _fsdp2(plan)} if layout.zero_stage else {}
+        return config | {"distributed_type": "MULTI_GPU", **kind, "mixed_precision": _mixed_precision(plan)}
     raise EngineError(
         f"accelerate does not start {layout.world_size} processes of engine {layout.engine} on {cluster.gpu.device}: "
         "its MULTI_CPU starts one process, its Megatron plugin is of another age; use torchrun (launch.sh does)"
@@ -77,6 +85,20 @@ def _deepspeed(plan: Plan) -> dict[str, Any]:
         # torchrun on every machine instead of pdsh from the first: Slurm and launch.sh start it everywhere anyway.
         config["deepspeed_multinode_launcher"] = "standard"
     return config
+
+
+def _fsdp2(plan: Plan) -> dict[str, Any]:
+    """For scripts that are accelerate's; kit's own worker shards by itself. Read in accelerate/utils/dataclasses.py
+    (FullyShardedDataParallelPlugin): transformers names the layers to wrap (``_no_split_modules``)."""
+    return {
+        "fsdp_version": 2,
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_reshard_after_forward": plan.layout.zero_stage == 3,
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        # One rank reads the weights and sends the others their parts.
+        "fsdp_cpu_ram_efficient_loading": True,
+        "fsdp_activation_checkpointing": plan.layout.recompute == "full",
+    }
 
 
 def _mixed_precision(plan: Plan) -> str:

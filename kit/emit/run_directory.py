@@ -124,7 +124,7 @@ PROJECTIONS: tuple[Projection, ...] = (
         "accelerate.yaml",
         lambda plan: yaml.dump(kit.emit.accelerate.accelerate_config(plan)),
         kit.emit.accelerate.GUARDED,
-        launch.by_accelerate,
+        kit.emit.accelerate.applies,
     ),
     Projection(
         "megatron.yaml",

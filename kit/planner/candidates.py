@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kit.planner.rule import divisors
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import ContextExchange, EngineName, Layout, Offload, Pins, Recompute
+from kit.specs.layout import ContextExchange, EngineName, Implementation, Layout, Offload, Pins, Recompute
 from kit.specs.model import ModelSpec
 
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
@@ -77,7 +77,7 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
 def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[Layout]:
     """ZeRO-2 and 3 over Megatron's tensor parallelism; stage 1 is Megatron's own distributed optimizer."""
     stages = [2, 3] if pins.zero_stage is None else [stage for stage in (2, 3) if stage == pins.zero_stage]
-    layers = replace(pins, implementation="torch-native", zero_hpz=1)
+    layers = replace(pins, implementation="torch-native", zero_hpz=pins.zero_hpz or 1)
     for tp, zero, recompute in itertools.product(divisors(cluster.gpus_per_node)[1:], stages, _recompute(pins)):
         split = _Split(tp=tp, sp=job.seq_length % tp == 0)
         offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
@@ -253,7 +253,7 @@ def _sized(
     for size in sizes:
         yield Layout(
             engine=engine,
-            implementation=pins.implementation or ("torch-native" if engine == "megatron" else "huggingface-sdpa"),
+            implementation=pins.implementation or _implementation(engine, job),
             dp=dp,
             tp=split.tp,
             pp=split.pp,
@@ -277,3 +277,10 @@ def _sized(
             micro_batch_size=size,
             gradient_accumulation_steps=max(1, job.global_batch_size // (size * dp)),
         )
+
+
+def _implementation(engine: EngineName, job: JobSpec) -> Implementation:
+    """The one that needs nothing but torch, where that can compute the job."""
+    if engine != "megatron":
+        return "huggingface-sdpa"
+    return "transformer-engine" if job.precision == "fp8" else "torch-native"

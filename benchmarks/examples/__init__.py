@@ -1,0 +1,1 @@
+"""People's own training scripts under the configurations that kit writes, really launched."""

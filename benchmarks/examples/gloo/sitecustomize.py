@@ -1,0 +1,26 @@
+"""Python imports this by itself where the folder is on its path: accelerate then finds processes without a GPU connected
+by gloo, where it looks for CUDA and nccl only. Scripts and configurations stay what they are on GPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+
+def _connect() -> None:
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    original = PartialState._prepare_backend
+
+    def prepare(self: Any, cpu: bool = False, *args: Any, **kwargs: Any) -> Any:
+        if cpu or "LOCAL_RANK" not in os.environ:
+            return original(self, cpu, *args, **kwargs)
+        return "gloo", DistributedType.MULTI_GPU
+
+    PartialState._prepare_backend = prepare
+
+
+# Not in the launcher, which imports accelerate too and has no rank.
+if "LOCAL_RANK" in os.environ:
+    _connect()

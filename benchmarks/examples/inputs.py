@@ -1,0 +1,84 @@
+"""A tiny model, its tokenizer and a text, for the scripts in examples/."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+from benchmarks.assets import ROOT
+from kit.api import plan as make_plan
+from kit.planner.plan import Plan
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+
+DIRECTORY = ROOT / "build" / "examples"
+BLOCK = 32
+MICRO_BATCH, GLOBAL_BATCH, STEPS = 2, 8, 4
+LEARNING_RATE = 1e-3
+ROWS = 24
+"""Chats, and preferences, of the TRL scripts."""
+
+
+def prepare(directory: Path = DIRECTORY) -> Path:
+    """``model/`` with a byte tokenizer that has a chat template, ``text.txt``, ``chats.jsonl``, ``preferences.jsonl``."""
+    if (directory / "complete").exists():
+        return directory
+    shutil.rmtree(directory, ignore_errors=True)
+    model = directory / "model"
+    model.mkdir(parents=True)
+    _write_tokenizer(model)
+    _write_model(model)
+    (directory / "text.txt").write_text(Path(json.__file__).read_text(encoding="utf-8")[:20_000], encoding="utf-8")
+    chats, preferences = [], []
+    for k in range(ROWS):
+        prompt = [{"role": "user", "content": f"What is {k} and {k}?"}]
+        good, bad = ([{"role": "assistant", "content": text}] for text in (f"{2 * k}." + "." * (k % 5), "Who knows?"))
+        chats.append({"messages": prompt + good})
+        preferences.append({"prompt": prompt, "chosen": good, "rejected": bad})
+    for name, rows in (("chats", chats), ("preferences", preferences)):
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (directory / "complete").touch()
+    return directory
+
+
+def plan_for(directory: Path, pins: Pins, cluster: str = "2xcpu", precision: str = "fp32") -> Plan:
+    """The tiny model under some layout, eight sequences a step."""
+    job = JobSpec(
+        seq_length=BLOCK,
+        global_batch_size=GLOBAL_BATCH,
+        total_tokens=100_000,
+        precision=precision,  # type: ignore[arg-type]
+        learning_rate=LEARNING_RATE,
+    )
+    pins = dataclasses.replace(pins, micro_batch_size=MICRO_BATCH)
+    return make_plan(load_model(str(directory / "model")), parse_cluster(cluster), job, pins)
+
+
+def _write_tokenizer(directory: Path) -> None:
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    inner = Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+    inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", pad_token="<pad>")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    tokenizer.save_pretrained(directory)
+
+
+def _write_model(directory: Path) -> None:
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=258, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(directory)
