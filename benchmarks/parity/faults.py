@@ -176,8 +176,8 @@ def _megatron_ring_forgets_a_part() -> None:
 
 
 def _megatron_shared_key_of_own_heads() -> None:
-    """Latent attention: the gradient of the key that all heads share is that of this rank's heads alone, as megatron-core's
-    is without Transformer Engine."""
+    """Latent attention: the gradient of the key that all heads share is that of this rank's heads, as megatron-core has
+    it without Transformer Engine."""
     from kit.engines.megatron import latent
 
     gather = latent.gather_from_sequence_parallel_region
