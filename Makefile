@@ -67,6 +67,12 @@ rehearse-all: setup  ## every recipe in small on CPU processes, and the table of
 probe: setup  ## the cost model beside the probe, 55 full-size plans without a GPU: two minutes
 	@$(BIN)/python -m benchmarks.probe
 
+quality: setup  ## published production layouts beside the planner's best, half a minute
+	@$(BIN)/python -m benchmarks.quality
+
+accepted: setup  ## 20,000 random cases, every emitted file handed to the program that reads it: some minutes
+	@$(BIN)/python -m benchmarks.accepted
+
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
