@@ -17,6 +17,8 @@ def refused_by_deepspeed(configs: Iterable[tuple[dict[str, Any], int]]) -> list[
     import deepspeed
     from deepspeed.runtime.config import DeepSpeedConfig
 
+    # Compiled at start for inference alone, minutes long, and behind a lock that a killed build leaves.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Without a process group DeepSpeedConfig takes world size 1, whatever it is told.
     deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
     heard = _Heard()
