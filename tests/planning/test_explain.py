@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ def test_the_simulated_schedule_takes_what_the_bubble_formula_says(pp: int, vp: 
         assert end >= ideal + (pp - 1) * each
     for stage in range(pp):
         own = sorted((entry for entry in passes if entry.stage == stage), key=lambda entry: entry.start)
-        assert all(a.end <= b.start for a, b in zip(own, own[1:], strict=False))  # one at a time
+        assert all(a.end <= b.start for a, b in pairwise(own))  # one at a time
 
 
 def test_the_picture_has_a_line_a_stage() -> None:
