@@ -54,7 +54,7 @@ def page(
     every = sum(applies(row, column) for row in ROWS.values() for column in COLUMNS.values())
     lines += [
         "",
-        f"{len(table)} of {every} cells were run, {agree} agree; – was not run, or is a layout that the planner refuses.",
+        f"{len(table)} of {every} cells were run, {agree} agree; – was not run, or is refused by the planner.",
     ]
     lines.append("")
     if resumes:
