@@ -58,8 +58,8 @@ def _attention(setup: TrainingSetup) -> dict[str, float]:
 
 
 def _scores(setup: TrainingSetup) -> float:
-    """Log-sum-exp of fused kernels. Scores that exist as tensors (attention.py, _materialised): capped, their softmax in
-    fp32, and its cast to 16 bits."""
+    """Log-sum-exp of fused kernels. Scores that exist as tensors (attention.py, _materialised): capped, their softmax
+    in fp32, and its cast to 16 bits."""
     heads = setup.shape.num_attention_heads / setup.tp
     if setup.attention != "unfused":
         return 4 * heads * setup.tokens
@@ -67,8 +67,8 @@ def _scores(setup: TrainingSetup) -> float:
 
 
 def _latent(setup: TrainingSetup, latent: LatentAttention) -> dict[str, float]:
-    """latent.py: compressed states before and after their norms; queries and keys put together from their two parts; the
-    value is a view of the result of the up-projection, which stays."""
+    """latent.py: compressed states before and after their norms; queries and keys put together from their two parts;
+    the value is a view of the result of the up-projection, which stays."""
     heads = setup.shape.num_attention_heads / setup.tp
     compressed = 2 * (latent.q_lora_rank or 0) + 2 * latent.kv_lora_rank + latent.rope_head_dim
     per_head = 2 * latent.query_head_dim + latent.nope_head_dim + 2 * latent.value_head_dim
