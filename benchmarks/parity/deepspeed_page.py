@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from benchmarks.parity.deepspeed_layouts import COLUMNS, ROWS, Bounds
+from benchmarks.parity.deepspeed_layouts import COLUMNS, ROWS, Bounds, applies
 
 
 class Measured(Protocol):
@@ -51,7 +51,12 @@ def page(
         if any(cell is not None for cell in cells):
             lines.append(f"| {row} | {ROWS[row].world_size} | {' | '.join(map(_cell, cells))} |")
     agree = sum(cell.agrees for cell in table.values())
-    lines += ["", f"{len(table)} cells, {agree} agree; – is a layout that the planner refuses for that model.", ""]
+    every = sum(applies(row, column) for row in ROWS.values() for column in COLUMNS.values())
+    lines += [
+        "",
+        f"{len(table)} of {every} cells were run, {agree} agree; – was not run, or is refused by the planner.",
+    ]
+    lines.append("")
     if resumes:
         lines += _resumes(resumes, half)
     lines.append(f"{seconds / 60:.0f} minutes on two cores, which other work shared.")
