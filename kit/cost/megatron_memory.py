@@ -43,6 +43,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         working=working_bytes(setup, stage),
         waiting=waiting,
         loss=loss,
+        after_backward=native_layer.table_gradients(setup, stage) if setup.kernels == "torch-native" else 0.0,
         # An export gathers a parameter's shards in fp32, and joins them (kit/engines/megatron/exchange.py).
         save=(8.0 if setup.tp > 1 else 4.0) * planned.largest_parameter if planned else 0.0,
     )

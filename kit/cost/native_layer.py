@@ -118,3 +118,12 @@ def loss_bytes(setup: TrainingSetup, entries: float) -> float:
     table = entries / setup.tokens * h
     head = element * (entries + table + 2 * h * setup.tokens)
     return max((element + (4 if element == 2 else 0)) * entries, head)
+
+
+def table_gradients(setup: TrainingSetup, stage: int) -> float:
+    """The embedding's gradient, last of all, before it is added to the buffer; where the head is the same table, beside
+    the head's and their sum (autograd adds them up outside of the fused accumulation)."""
+    if stage:
+        return 0.0
+    table = -(-setup.shape.vocab_size // setup.tp) * setup.shape.hidden_size
+    return setup.element * table * (3 if setup.shape.tied_embeddings and setup.pp == 1 else 1)
