@@ -10,7 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity held-bytes loading check lint types gpu-smoke failures
+.PHONY: help setup demo ops test parity examples held-bytes loading check lint types gpu-smoke failures
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -32,6 +32,9 @@ test: setup  ## all tests, on two cores within ten minutes
 parity: setup  ## every layout really launched against plain torch, then every planted fault: about six minutes
 	@$(BIN)/python -m benchmarks.parity
 	@$(BIN)/python -m benchmarks.parity --plant-all
+
+examples: setup  ## people's own scripts (Accelerator, Trainer, TRL) under kit's files, really launched: ten minutes
+	@$(BIN)/python -m benchmarks.examples
 
 loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export: two minutes
 	@$(BIN)/python -m benchmarks.loading
