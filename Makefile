@@ -10,7 +10,8 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity examples held-bytes loading check lint types gpu-smoke failures
+.PHONY: help setup demo ops test parity parity-all parity-megatron examples held-bytes pipeline-choice loading check lint types gpu-smoke failures \
+	rehearse-all
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -29,9 +30,19 @@ ops: setup  ## compile what NVMe offload needs, three minutes and once (libaio-d
 test: setup  ## all tests, on two cores within ten minutes
 	@$(BIN)/python -m pytest
 
-parity: setup  ## every layout really launched against plain torch, then every planted fault: about six minutes
+parity: setup  ## some layouts of every kind, really launched against plain torch, then planted faults: about six minutes
 	@$(BIN)/python -m benchmarks.parity
 	@$(BIN)/python -m benchmarks.parity --plant-all
+
+parity-all: setup  ## every layout of both engines against plain torch, on pools of processes, and every fault: forty minutes
+	@$(BIN)/python -m benchmarks.parity.deepspeed
+	@$(BIN)/python -m benchmarks.parity.deepspeed --plant-all
+	@$(BIN)/python -m benchmarks.parity.launchers
+	@$(MAKE) --no-print-directory parity-megatron
+
+parity-megatron: setup  ## families × layouts of Megatron-core on pools of processes, then its faults: half an hour
+	@$(BIN)/python -m benchmarks.parity.megatron --write docs/megatron-parity.md
+	@$(BIN)/python -m benchmarks.parity.megatron --plant-all
 
 examples: setup  ## people's own scripts (Accelerator, Trainer, TRL) under kit's files, really launched: ten minutes
 	@$(BIN)/python -m benchmarks.examples
@@ -39,11 +50,17 @@ examples: setup  ## people's own scripts (Accelerator, Trainer, TRL) under kit's
 loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export: two minutes
 	@$(BIN)/python -m benchmarks.loading
 
+pipeline-choice: setup  ## DeepSpeed's PipelineModule and AutoEP on two processes beside plain torch: a minute
+	@$(BIN)/python -m benchmarks.pipeline_choice
+
 held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurations three minutes (after make ops)
 	@$(BIN)/python -m benchmarks.deepspeed_bytes
 
 failures: setup  ## provoke nine failures on two processes and compare what the doctor says: two minutes
 	@$(BIN)/python -m benchmarks.failures
+
+rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes (after make ops)
+	@$(BIN)/python -m benchmarks.rehearsals
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -27,7 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 convert_app = typer.Typer(
-    help="Between formats, offline: text to tokens, a hub checkpoint to a Hugging Face model.", no_args_is_help=True
+    help="Between formats, offline: text to tokens, checkpoints and models to one another.", no_args_is_help=True
 )
 recipes_app = typer.Typer(help="The recipes that come with kit: list them, copy one.", no_args_is_help=True)
 app.add_typer(convert_app, name="convert")
@@ -126,8 +126,10 @@ def explain(
 
 @app.command()
 def memory(
-    model: Annotated[str, typer.Argument(help="Catalog name, Hugging Face directory, or a size such as 13B.")],
-    gpus: Annotated[str, typer.Option(help="8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")],
+    model: Annotated[
+        str, typer.Argument(help="Catalog name, Hugging Face directory, a size such as 13B; with --probe a plan.yaml.")
+    ],
+    gpus: Annotated[str | None, typer.Option(help="8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")] = None,
     engine: Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")] = "auto",
     zero: Annotated[int | None, typer.Option(help="ZeRO stage.")] = None,
     offload: Annotated[str | None, typer.Option(help="Where optimizer state lies: none, cpu or nvme.")] = None,
@@ -148,9 +150,20 @@ def memory(
     precision: Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     png: Annotated[Path | None, typer.Option(help="Draw a stacked bar into this file.")] = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Measure a plan: run its real model code on fake tensors, without a GPU.")
+    ] = False,
+    stage: Annotated[int | None, typer.Option(help="With --probe: one pipeline stage.")] = None,
 ) -> None:
     """Whether it fits: peak memory of a GPU by component and pipeline stage, fitting or not."""
     import json
+
+    if probe:
+        # Another process: the probe patches torch for good.
+        words = [sys.executable, "-m", "kit.diagnose.probe", model, *(["--json"] if as_json else [])]
+        os.execv(sys.executable, words + (["--stage", str(stage)] if stage is not None else []))
+    if gpus is None:
+        raise SpecError("--gpus is missing, for example --gpus 8xH100")
 
     from rich.console import Console
 
@@ -283,6 +296,32 @@ def doctor(
         raise typer.Exit(1)
 
 
+@app.command()
+def rehearse(
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of one that comes with kit.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Keep everything in this new directory.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a recipe in small, on CPU processes: train, be killed, resume, export. Exit code 1 where it differs."""
+    import json
+    import tempfile
+
+    from kit.rehearsal import rehearse
+    from kit.rehearsal.report import render
+    from kit.specs.shipped import recipe_path
+
+    path = Path(recipe) if _is_recipe(recipe) else recipe_path(recipe)
+    loaded = load_recipe(path, overrides or [])
+    if out is not None and out.exists():
+        raise SpecError(f"{out} exists already and is not overwritten; choose another --out")
+    with tempfile.TemporaryDirectory(prefix="kit-rehearsal-") as scratch:
+        result = rehearse(path.stem, make_plan(loaded), loaded.run, out or Path(scratch) / path.stem)
+    typer.echo(json.dumps(result.as_json(), indent=1) if as_json else render(result))
+    if not result.passed:
+        raise typer.Exit(1)
+
+
 @recipes_app.command("list")
 def list_recipes() -> None:
     """Every recipe, with what it is for."""
@@ -334,8 +373,11 @@ def convert_data(
 
 @convert_app.command("model")
 def convert_model(
-    hub: Annotated[Path, typer.Argument(help="Hub checkpoint, such as RUN/checkpoints/hub-step-00000060.")],
+    source: Annotated[
+        Path, typer.Argument(help="Hub checkpoint (RUN/checkpoints/hub-step-…), Hugging Face model, or Megatron's.")
+    ],
     out: OutDir,
+    to: Annotated[str, typer.Option(help="hf, hub or megatron.")] = "hf",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     extras_from: Annotated[
         Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")
@@ -343,13 +385,18 @@ def convert_model(
     merge_into: Annotated[
         Path | None, typer.Option(help="Adapters: the model that was frozen; writes it with them merged in.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="What a Megatron checkpoint is of: Hugging Face or run directory, catalog name.")
+    ] = None,
 ) -> None:
-    """Turn a hub checkpoint into a Hugging Face model directory; one of adapters into a peft directory."""
-    from kit.training.checkpoint.hub import HubCheckpoint, hub_to_hf
+    """Between Hugging Face models, hub checkpoints and Megatron's, offline and a parameter at a time.
 
-    hub_to_hf(hub, out, dtype=dtype, extras_from=extras_from, merge_into=merge_into)
-    is_peft = HubCheckpoint(hub).lora is not None and merge_into is None
-    typer.echo(f"{out}: {'peft adapters' if is_peft else 'a Hugging Face model'} in {dtype}")
+    A hub checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
+    """
+    from kit.training.checkpoint.convert import convert
+
+    what = convert(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
+    typer.echo(f"{out}: {what}")
 
 
 def main() -> None:

@@ -37,7 +37,8 @@ def regime(result: Result) -> str:
     if setup.kernels == "transformer-engine":
         return f"transformer-engine, {what}"
     if result.row["job"]["engine"] == "deepspeed" and program.code == "huggingface":
-        return f"huggingface with deepspeed, {what}"
+        offload = "" if program.offload_optimizer == "none" else ", offload"
+        return f"huggingface with deepspeed, {what}{offload}"
     return f"other programs with {result.row['job']['engine']}, {what}"
 
 
@@ -64,9 +65,9 @@ def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:
 def as_yaml(found: list[Band], source: str) -> str:
     """``kit/specs/catalog/bands.yaml``."""
     lines = [
-        "# Bands of step-time predictions by the code that runs: 80 % of published rows of the",
-        "kind, predicted without their own",
-        f"# source, lie within. Generated: python -m benchmarks.accuracy throughput --data {source} --bands FILE.",
+        "# Bands of step-time predictions by the code that runs: 80 % of published rows of the kind, predicted without",
+        "# their own source, lie within. Generated:",
+        f"# python -m benchmarks.accuracy throughput --data {source} --bands FILE",
         "",
     ]
     for band in found:

@@ -142,8 +142,8 @@ def as_markdown(report: Report, source: str) -> str:
         )
     lines += [
         "",
-        '"Assumed": what a row does not state (recompute mode, micro batch, virtual stages) is taken as the fastest that fits',
-        "by the memory model; such rows enter no other line.",
+        '"Assumed": what a row does not state (recompute mode, micro batch, virtual stages) is taken as the fastest that',
+        "fits by the memory model; such rows enter no other line.",
         "",
         "## Ranking",
         "",

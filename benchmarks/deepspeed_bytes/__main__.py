@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -14,6 +15,8 @@ from benchmarks.deepspeed_bytes.compare import page, terms
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "deepspeed-bytes.md"
+RESULTS = ROOT / "benchmarks" / "results" / "deepspeed-bytes.json"
+"""The same for the accuracy page."""
 LIMIT_S = 900
 
 
@@ -28,6 +31,7 @@ def main() -> int:
         measured = json.loads(out.read_text(encoding="utf-8"))
     found = [term for case in CASES for term in terms(case, measured[case.name])]
     PAGE.write_text(page(found), encoding="utf-8")
+    RESULTS.write_text(json.dumps([dataclasses.asdict(term) for term in found], indent=0) + "\n", encoding="utf-8")
     wrong = [term for term in found if not term.agrees]
     for term in wrong:
         pair = f"{term.predicted:.3f} predicted, {term.measured:.3f} measured"

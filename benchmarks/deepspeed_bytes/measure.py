@@ -75,7 +75,9 @@ def _roles(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
         yield from ((f"optimizer.{optimizer_place}", t) for t in moments.values() if isinstance(t, torch.Tensor))
     for parameter in inner.module.parameters():
         for gradient in (parameter.grad, getattr(parameter, "grad_accum", None)):
-            kind = "buffers" if _is_part_of_a_bucket(parameter, gradient) else "gradients"
+            # With offload below stage 3 gradients are summed elsewhere: what a parameter still refers to is a bucket.
+            left = isinstance(optimizer, DeepSpeedZeroOptimizer) and optimizer.cpu_offload
+            kind = "buffers" if left or _is_part_of_a_bucket(parameter, gradient) else "gradients"
             yield f"{kind}.device", gradient
     yield from ((f"gradients.{place}", tensor) for place, tensor in _summed(optimizer, optimizer_place))
     for copy in getattr(optimizer, "param_buffer_of_bit16_for_cpu_offload_groups", ()):

@@ -51,13 +51,16 @@ def reference(family: str) -> Case:
     return _case(f"torch-1-{family}", "torch", 1, "micro_batch_size=4", family=family)
 
 
+_OVER_MEGATRON = ("implementation=torch-native", "tp=2", "sp=true")
+
 CASES = (
     _case("torch-ddp2", "torch", 2, "micro_batch_size=2"),
-    _case("deepspeed-zero0", "deepspeed", 2, "zero_stage=0", "micro_batch_size=4"),
     _case("deepspeed-zero1", "deepspeed", 2, "zero_stage=1", "micro_batch_size=4"),
     _case("deepspeed-zero2-accumulation", "deepspeed", 2, "zero_stage=2", "micro_batch_size=2"),
     _case("deepspeed-zero3", "deepspeed", 2, "zero_stage=3", "micro_batch_size=4"),
-    _case("deepspeed-zero3-recompute", "deepspeed", 2, "zero_stage=3", "micro_batch_size=4", "recompute=full"),
+    _case("deepspeed-zero3-ulysses2", "deepspeed", 2, "zero_stage=3", "micro_batch_size=4", "cp=2", "cp_comm_type=a2a"),
+    _case("deepspeed-zero1-autotp2", "deepspeed", 2, "zero_stage=1", "micro_batch_size=4", "tp=2"),
+    _case("deepspeed-zero3-over-megatron", "deepspeed", 2, "zero_stage=3", "micro_batch_size=4", *_OVER_MEGATRON),
     _case("megatron-tp2", "megatron", 2, "tp=2", "sp=false", "micro_batch_size=4"),
     _case("megatron-tp2-sp", "megatron", 2, "tp=2", "sp=true", "micro_batch_size=4"),
     _case("megatron-pp2", "megatron", 2, "pp=2", "vp=1", "micro_batch_size=2"),
@@ -74,5 +77,4 @@ CASES = (
         "megatron-tp2-ep2-qwen3-moe", "megatron", 2, "tp=2", "sp=true", "ep=2", "micro_batch_size=4", family="qwen3_moe"
     ),
     _case("deepspeed-zero3-mixtral", "deepspeed", 2, "zero_stage=3", "micro_batch_size=4", family="mixtral"),
-    _case("deepspeed-zero2-phi3", "deepspeed", 2, "zero_stage=2", "micro_batch_size=4", family="phi3"),
 )

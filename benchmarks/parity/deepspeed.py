@@ -74,28 +74,33 @@ def main() -> int:
             caught = [not cell.agrees and not cell.failure for cell in cells]  # one that cannot run was not seen
             print(f"{len(names)} faults planted, {sum(caught)} caught")
             return (0 if all(caught) else 1) if arguments.plant_all else int(any(caught))
-        columns = [name for name in COLUMNS if arguments.columns in name]
-        table = {
-            (row, column): bench.cell(row, column)
-            for row in sorted(ROWS, key=lambda name: (ROWS[name].world_size, ROWS[name].over_megatron))
-            for column in columns
-            if arguments.rows in row and applies(ROWS[row], COLUMNS[column])
-        }
-        resumes = {pair: bench.resume(*pair) for pair in RESUMES if arguments.rows in " → ".join(pair)}
+        table: dict[tuple[str, str], Cell] = {}
+        resumes: dict[tuple[str, str], Cell] = {}
+        for row in (name for name in ROWS if arguments.rows in name):
+            for column in (name for name in COLUMNS if arguments.columns in name and applies(ROWS[row], COLUMNS[name])):
+                table[row, column] = bench.cell(row, column)
+            _write(arguments.write, table, resumes, started)  # as far as it has come
+        for pair in (pair for pair in RESUMES if arguments.rows in " → ".join(pair)):
+            resumes[pair] = bench.resume(*pair)
+            _write(arguments.write, table, resumes, started)
     bad = [cell for cell in (*table.values(), *resumes.values()) if not cell.agrees]
     print(f"{len(table)} cells, {len(resumes)} resumes, {len(bad)} disagree")
-    if arguments.write:
-        arguments.write.write_text(page(table, resumes, STEPS, HALF, time.monotonic() - started), encoding="utf-8")
     return 1 if bad or not (table or resumes) else 0
 
 
+def _write(
+    path: Path | None, table: dict[tuple[str, str], Cell], resumes: dict[tuple[str, str], Cell], started: float
+) -> None:
+    if path is not None:
+        path.write_text(page(table, resumes, STEPS, HALF, time.monotonic() - started), encoding="utf-8")
+
+
 class _Bench:
-    """References and pools, made when first asked for; one pool is alive at a time."""
+    """References and pools, made when first asked for and kept: up to twelve processes, half a GiB each."""
 
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._number = scratch, itertools.count()
         self._references: dict[Any, tuple[Path, cases.Curve]] = {}
-        self._pool: tuple[str, int] | None = None
 
     def plant(self, fault: str) -> Cell:
         """The cell or resume in which a fault must show, with it."""
@@ -139,11 +144,8 @@ class _Bench:
 
     def _run(self, row: Row, case: Any, *arguments: Any) -> Any:
         # Megatron's processes have its table of patches for the CPU, DeepSpeed's have not.
-        wanted = ("megatron" if row.over_megatron else "deepspeed", row.world_size)
-        if self._pool not in (None, wanted):
-            pool(*self._pool).close()
-        self._pool = wanted
-        return pool(*wanted).run(case, *arguments, timeout_s=LIMIT_S)[0]
+        engine = "megatron" if row.over_megatron else "deepspeed"
+        return pool(engine, row.world_size).run(case, *arguments, timeout_s=LIMIT_S)[0]
 
     def _plan(self, row: Row, column: Column) -> Any:
         return cases.plan(

@@ -29,6 +29,7 @@ from kit.training.checkpoint.native import NativeCheckpoints
 
 REPEATS = 3
 BLOCK = 16 * 2**20
+TARGET = 256 * 2**20
 COUNTERS = Counters(step=1, samples_seen=1, tokens_seen=1, optimizer_steps=1)
 
 
@@ -51,7 +52,7 @@ def main() -> None:
     found: dict[str, Any] = {"own_bytes": sum(engine.held_bytes().values())}
     found["import"] = side_by_side(
         lambda: engine.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path or "")),
-        lambda: read_plainly(files),
+        lambda: read_plainly(files, everything=rundir.plan.layout.dp > 1),
         lambda: forget(files),
     )
     hub = scratch / "hub"
@@ -118,15 +119,16 @@ def forget(files: list[Path]) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def read_plainly(files: list[Path]) -> None:
-    """This rank's share of the bytes, into memory that is there already."""
-    buffer = memoryview(bytearray(BLOCK))
+def read_plainly(files: list[Path], everything: bool) -> None:
+    """The bytes that this rank needs, into memory that is there already and no cache holds."""
+    memory = memoryview(bytearray(TARGET))
     for path in files:
-        start, end = _share(path)
+        start, end = (0, path.stat().st_size) if everything else _share(path)
         with path.open("rb", buffering=0) as file:
             file.seek(start)
             while start < end:
-                start += file.readinto(buffer[: min(BLOCK, end - start)]) or 0
+                at = start % (TARGET - BLOCK)
+                start += file.readinto(memory[at : at + min(BLOCK, end - start)]) or 0
 
 
 def write_plainly(files: list[Path], directory: Path, copies: int) -> None:

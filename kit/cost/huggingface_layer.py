@@ -9,10 +9,17 @@ to 32·sbh. A test compares the formulas with what ``torch.autograd.graph.saved_
 
 from __future__ import annotations
 
-from kit.cost.setup import Shape, TrainingSetup
+from kit.cost.setup import Experts, LatentAttention, Shape, TrainingSetup
+from kit.specs.families import Traits
 
 LOSS_BYTES = 12.0
 """torch's cross entropy on fp32 logits in backward: log-probabilities, their gradient, and that of the logits."""
+
+
+def loss_bytes(setup: TrainingSetup) -> float:
+    """Fullest moment of head and loss; capped logits keep their tanh."""
+    capped = setup.element if setup.shape.capped_logits else 0
+    return (LOSS_BYTES + capped) * setup.shape.vocab_size * setup.tokens
 
 
 def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:
@@ -22,10 +29,11 @@ def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:
 
 def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     """Bytes per token, by operator."""
-    terms = _autocast(setup, has_experts) if setup.autocast else _one_dtype(setup, has_experts)
     shape = setup.shape
-    if shape.sliding_window is not None and shape.sliding_window < setup.seq_length:
-        # With a mask, transformers repeats keys and values for all heads (sdpa_attention.py, use_gqa_in_sdpa), and
+    terms = _autocast(setup, has_experts) if setup.autocast else _one_dtype(setup, has_experts)
+    if shape.sliding_window is not None and shape.sliding_window <= setup.seq_length and _traits(shape).fused_attention:
+        # A mask is made from the window's own length on (masking_utils.py, _ignore_causal_mask_sdpa). With one,
+        # transformers repeats keys and values for all heads (sdpa_attention.py, use_gqa_in_sdpa), and
         # torch makes a bias of the boolean mask in every layer (transformers/attention.cpp, convert_boolean_attn_mask).
         # One head is repeated by a view, but a rotated key is fp32 under autocast and copied by the cast.
         copies = 2 if shape.num_key_value_heads > 1 else int(setup.autocast)
@@ -40,46 +48,136 @@ def layer_input(setup: TrainingSetup) -> float:
 
     Under autocast the residual stream stays fp32: embeddings are not cast.
     """
-    return _stream(setup) * setup.shape.hidden_size * setup.tokens
+    return (4 if setup.autocast else setup.element) * setup.shape.hidden_size * setup.tokens
 
 
 def after_layers(setup: TrainingSetup) -> float:
     """The final norm, whose result is the head's input: bytes of a micro batch."""
-    shape = setup.shape
-    norm = _norm(shape, setup.element) if not setup.autocast else 8 * shape.hidden_size + 4
-    cast = 2 * shape.hidden_size if setup.autocast else 0
-    return (norm + cast) * setup.tokens
+    h, element = setup.shape.hidden_size, setup.element
+    if setup.autocast:
+        return (_inside_norm(setup.shape, h, 4) + 4 * h + 2 * h) * setup.tokens
+    return (_inside_norm(setup.shape, h, element) + element * h) * setup.tokens
 
 
-def _stream(setup: TrainingSetup) -> int:
-    return 4 if setup.autocast else setup.element
+def _traits(shape: Shape) -> Traits:
+    return shape.traits or Traits(norm=shape.norm, gated_mlp=shape.gated_mlp)
 
 
-def _norm(shape: Shape, element: int) -> float:
-    """RMSNorm computes in fp32: x, then x/rms in the model's dtype, then the scaled result that the matmuls keep."""
-    h = shape.hidden_size
-    return 4 * h + 2 * element * h + 4 if shape.norm == "rmsnorm" else 2 * element * h + 2 * element
+def _inside_norm(shape: Shape, width: float, element: int) -> float:
+    """What a norm keeps beside its result, per token.
+
+    LayerNorm: its input and two statistics. RMSNorm computes in fp32: the input, and what the scale multiplies, in the
+    model's dtype (modeling_llama.py), or in fp32 (modeling_gemma.py scales by 1 + weight, modeling_olmo2.py before the
+    cast).
+    """
+    if shape.norm == "layernorm":
+        return element * width + 2 * element
+    traits = _traits(shape)
+    scaled = 4 if traits.zero_centred_norm or traits.norm_placement == "output" else element
+    return (4 + scaled) * width + 4
+
+
+def _norms(setup: TrainingSetup, element: int) -> float:
+    """Of attention and MLP: what norms keep, and their results (or the stream itself), the inputs of matrices."""
+    shape, h = setup.shape, setup.shape.hidden_size
+    traits = _traits(shape)
+    inside = _inside_norm(shape, h, element)
+    if shape.parallel_residual:
+        # One input, which both norms keep, or one norm for both.
+        return inside + element * h * (1 if shape.shared_norm else 2) + (0 if shape.shared_norm else 2 * element)
+    return inside * (4 if traits.norm_placement == "both" else 2) + 2 * element * h
 
 
 def _one_dtype(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
-    """modeling_llama.py, modeling_qwen3.py, modeling_gpt2.py and their like."""
+    """Everything in ``element`` bytes: DeepSpeed's 16-bit models, FSDP2's, and fp32."""
+    shape, element = setup.shape, setup.element
+    terms = {"norms": _norms(setup, element)}
+    terms |= _latent(setup, shape.latent) if shape.latent else _attention(setup)
+    if has_experts and shape.experts is not None:
+        return terms | _experts(setup, shape.experts, element)
+    return terms | {"mlp": _mlp(shape, shape.ffn_hidden_size / setup.tp, element)}
+
+
+FUSED_PROJECTIONS = ("gpt2", "gpt_neox", "phi3", "bloom")
+"""Families whose query, key and value are one product, which stays whole behind its views."""
+
+
+def _attention(setup: TrainingSetup) -> dict[str, float]:
+    """Query and key (rotated copies, where they rotate), value, output."""
     shape, element, tp = setup.shape, setup.element, setup.tp
-    f = shape.ffn_hidden_size / tp
     query, key_value = shape.query_width / tp, shape.key_value_width / tp
     heads = shape.num_attention_heads / tp
-    terms = {"norms": 2 * _norm(shape, element), "core_attn": 4 * heads}
+    traits = _traits(shape)
+    kept = element * (2 * query + 2 * key_value)
+    if shape.family in FUSED_PROJECTIONS and traits.positions == "rope":
+        # The heads' output is copied to be joined.
+        kept += element * (2 * query + key_value)
+    terms = {"attention": kept, "core_attn": 4 * heads}
+    if shape.family == "falcon":
+        return terms | _falcon(setup, query, key_value, heads)
+    if not traits.fused_attention:
+        # Eager: fp32 probabilities, their 16-bit copy, and the capped scores' tanh; keys and values of all heads. With
+        # sinks the softmax stays in the model's dtype.
+        capped = element if shape.family == "gemma2" else 0
+        copies = 4 + (element if element == 2 or shape.family == "bloom" else 0)
+        width = element if traits.attention_sinks else copies + capped
+        terms["core_attn"] = width * heads * setup.seq_length
+        terms["attention"] += element * 2 * (query - key_value)
+    if traits.qk_norm == "head":
+        # Llama's rule keeps the scaled result in the model's dtype, Gemma's in fp32.
+        scaled = 4 if traits.zero_centred_norm else element
+        terms["qk_norm"] = (4 + scaled) * (query + key_value) + 4 * (heads + shape.num_key_value_heads / tp)
+    elif traits.qk_norm == "width":
+        terms["qk_norm"] = 8 * (query + key_value) + 8
+    return terms
+
+
+def _falcon(setup: TrainingSetup, query: float, key_value: float, heads: float) -> dict[str, float]:
+    """modeling_falcon.py hands sdpa one key for all heads, which only torch's math kernel takes: fp32 probabilities and
+    fp32 copies of query, key and value; or, in the newer layout, keys and values copied for all heads, and a mask."""
+    if setup.shape.num_key_value_heads == 1:
+        copies = 4 * (query + 2 * key_value) + setup.element * query
+        return {"attention": copies, "core_attn": 4 * heads * setup.seq_length}
+    return {"attention": setup.element * 4 * query, "window": float(setup.element * setup.seq_length)}
+
+
+def _latent(setup: TrainingSetup, latent: LatentAttention) -> dict[str, float]:
+    """modeling_deepseek_v2.py: compressed states and their norms; heads joined from both parts; value a view of the
+    up-projection, which stays whole."""
+    shape, element, tp = setup.shape, setup.element, setup.tp
+    heads = shape.num_attention_heads / tp
+    ranks = latent.kv_lora_rank + (latent.q_lora_rank or 0)
+    joined = 2 * heads * latent.query_head_dim
+    up = heads * (latent.nope_head_dim + latent.value_head_dim)
+    return {
+        "latent": (4 + 2 * element) * ranks + 8,
+        "attention": element * (joined + up + heads * latent.value_head_dim),
+        "core_attn": 4 * heads,
+    }
+
+
+def _mlp(shape: Shape, width: float, element: int) -> float:
+    """Gate, its activation, up, and the product; without a gate the activation's input and result."""
+    if shape.gated_mlp:
+        return 4 * element * width
     if shape.family == "gpt2":
-        # The fused projection stays whole behind its views; gelu_new is seven operators and keeps four results.
-        return terms | {"attention": element * (2 * query + 2 * key_value), "mlp": 5 * element * f}
-    # Rotated query and key, value, output.
-    attention = element * (2 * query + 2 * key_value)
-    if shape.family == "phi3":
-        # The value is a view of the fused projection, which stays whole; the heads' output is copied to be joined.
-        attention += element * (2 * query + key_value)
-    if shape.qk_norm:
-        terms["qk_norm"] = (4 + element) * (query + key_value) + 4 * (heads + shape.num_key_value_heads / tp)
-    # gate, silu(gate), up, their product
-    return terms | {"attention": attention, "mlp": _routed(setup, element) if has_experts else 4 * element * f}
+        return 5 * element * width  # gelu_new is seven operators and keeps four results
+    # A rectifier needs its result alone.
+    return (1 if _traits(shape).activation == "relu" else 2) * element * width
+
+
+def _experts(setup: TrainingSetup, moe: Experts, element: int) -> dict[str, float]:
+    """Experts of transformers (integrations/moe.py, grouped_mm_experts_forward), for each expert of a token.
+
+    The token's copy, what a dense MLP keeps, and the result before it is weighted. Indices are left out: some 100 bytes
+    a token. DeepSeek's router takes the stream in fp32.
+    """
+    shape = setup.shape
+    widths = 7 if _traits(shape).activation == "clamped_swiglu" else 4
+    routed = element * moe.experts_per_token * (2 * shape.hidden_size + widths * moe.ffn_hidden_size)
+    router = 4.0 * moe.num_experts + (4 * shape.hidden_size if shape.latent and element == 2 else 0)
+    shared = _mlp(shape, moe.shared_ffn_hidden_size / setup.tp, element)
+    return {"experts": routed, "router": router, "shared_experts": shared}
 
 
 def _autocast(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
@@ -89,37 +187,29 @@ def _autocast(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     not of activations), so query, key and value keep three copies and gate and up two.
     """
     shape, tp = setup.shape, setup.tp
-    h, f = shape.hidden_size, shape.ffn_hidden_size / tp
+    traits, h, f = _traits(shape), shape.hidden_size, shape.ffn_hidden_size / tp
     query, key_value = shape.query_width / tp, shape.key_value_width / tp
-    heads = shape.num_attention_heads / tp
     if shape.family == "gpt2":
         return {
             "norms": 2 * (4 * h + 2 * h + 8),
             "attention": 2 * (query + 2 * key_value) + 2 * query,
-            "core_attn": 4 * heads,
+            "core_attn": 4 * shape.num_attention_heads / tp,
             # On CUDA pow is on autocast's fp32 list (aten/src/ATen/autocast_mode.h), so its input and what follows
             # (tanh, 1 + tanh) are fp32; input/2 and the result cast for the next matmul are bf16.
             "mlp": (4 + 4 + 4 + 2 + 2) * f,
         }
-    attention = 2 * (2 * query + 2 * key_value)
-    casts = 3 * 2 * h + 2 * 2 * h
-    if shape.family == "phi3":  # fused projections: see _one_dtype; and one cast for each
-        attention += 2 * (2 * query + key_value)
-        casts = 2 * 2 * h
+    # Inputs of norms are fp32, and so is what an RMSNorm's scale multiplies; a LayerNorm keeps two statistics.
+    norm = 8.0 * h + 4 if shape.norm == "rmsnorm" else 4.0 * h + 8
+    inputs = 1 if shape.parallel_residual else 4 if traits.norm_placement == "both" else 2
+    terms = {"norms": inputs * norm}
+    terms |= _latent(setup, shape.latent) if shape.latent else _attention(setup)
+    matrices = (2 if shape.family in FUSED_PROJECTIONS else 3) + (2 if shape.gated_mlp else 1)
+    if shape.family == "phi3":
+        matrices = 2
     if has_experts:
-        casts = 3 * 2 * h + 2 * h  # the router casts once
-    terms = {"norms": 2.0 * (4 * h + 4 * h + 4), "casts": float(casts), "attention": attention, "core_attn": 4 * heads}
-    if shape.qk_norm:
-        terms["qk_norm"] = 6 * (query + key_value) + 4 * (heads + shape.num_key_value_heads / tp)
-    return terms | {"mlp": _routed(setup, 4) if has_experts else 4 * 2 * f}
-
-
-def _routed(setup: TrainingSetup, element: int) -> float:
-    """Experts of transformers (integrations/moe.py, grouped_mm_experts_forward), for each expert of a token.
-
-    The token's copy, what a dense MLP keeps, and the result before it is weighted. Indices and scores are left out:
-    some 100 bytes a token. Autocast does not know grouped products: experts stay in fp32 under it.
-    """
-    moe = setup.shape.experts
-    assert moe is not None
-    return element * moe.experts_per_token * (2 * setup.shape.hidden_size + 4 * moe.ffn_hidden_size)
+        matrices = 4  # the router casts once
+    terms["casts"] = 2.0 * h * matrices
+    if has_experts and shape.experts is not None:
+        # Autocast does not know grouped products: experts stay in fp32 under it.
+        return terms | _experts(setup, shape.experts, 4)
+    return terms | {"mlp": _mlp(shape, f, 2)}

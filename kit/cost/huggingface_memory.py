@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.cost.huggingface_layer import LOSS_BYTES, after_layers, layer_bytes, layer_input, layer_terms
+from kit.cost.huggingface_layer import after_layers, layer_bytes, layer_input, layer_terms, loss_bytes
 from kit.cost.megatron_memory import MIB
 from kit.cost.rank_memory import RankParts
 from kit.cost.rank_states import rank_states
@@ -31,7 +31,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         kept=sum(count * _kept(setup, kind, whole[kind]) for kind, count in counts) + after_layers(setup),
         again=max(whole.values()) if setup.recompute == "full" else 0.0,
         working=_working(setup, bool(experts)),
-        loss=LOSS_BYTES * entries,
+        loss=loss_bytes(setup),
         load=planned.load * planned.parameters[stage].total or None,
         save=4.0 * planned.largest_parameter,
     )
@@ -48,13 +48,17 @@ def _kept(setup: TrainingSetup, has_experts: bool, whole: float) -> float:
 def _working(setup: TrainingSetup, has_experts: bool) -> float:
     """Gradients of a layer's intermediate results that exist at once, in the backward of the MLP.
 
-    Three of its width (product, gate and up), two of the hidden size, for each expert of a token.
+    Three of its width (product, gate and up), two of the hidden size, for each expert of a token. Or, fuller with many
+    experts: the gradient of all their gate and up projections, one tensor, when what the product and the output kept
+    has gone.
     """
-    shape = setup.shape
-    times, width = 1, shape.ffn_hidden_size
-    if has_experts and shape.experts is not None:
-        times, width = shape.experts.experts_per_token, shape.experts.ffn_hidden_size
-    return setup.element * times * (3 * width / setup.tp + 2 * shape.hidden_size) * setup.tokens
+    shape, h = setup.shape, setup.shape.hidden_size
+    if not has_experts or shape.experts is None:
+        return setup.element * (3 * shape.ffn_hidden_size / setup.tp + 2 * h) * setup.tokens
+    moe = shape.experts
+    routed = moe.experts_per_token * setup.tokens
+    of_weights = (2 if shape.gated_mlp else 1) * moe.ffn_hidden_size * (moe.num_experts * h - routed) - h * routed
+    return setup.element * max(routed * (3 * moe.ffn_hidden_size / setup.tp + 2 * h), of_weights)
 
 
 def _workspaces(setup: TrainingSetup) -> float:

@@ -166,7 +166,7 @@ def workspace_bytes(setup: TrainingSetup, stage: int) -> float:
         own = 32 * MIB if large else 4 * MIB
         grouped = setup.shape.experts is not None and setup.shape.experts.grouped_gemm
         total += own * (1 + (GROUPED_STREAMS if grouped else 0))
-    elif setup.attention == "unfused":
+    elif setup.attention == "unfused" and setup.kernels != "torch-native":
         total += ELEMENT * setup.shape.num_attention_heads / setup.tp * setup.seq_length * setup.tokens
     if setup.gradient_accumulation_fusion:
         total += ELEMENT * _distinct_weights(setup, stage)

@@ -7,16 +7,19 @@ ColumnParallelLinear keeps its input split and gathers it again in backward (ten
 
 from __future__ import annotations
 
-from kit.cost.setup import Experts, TrainingSetup
+from kit.cost.setup import Experts, LatentAttention, TrainingSetup
 
 
 def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     """Of one micro batch and layer, without recompute."""
     shape, tokens, shard, element = setup.shape, setup.tokens, setup.shard_tokens, setup.element
     statistics = 4 if shape.norm == "rmsnorm" else 8
-    # Input and result of both norms; the results are the inputs of the first matrices.
-    terms = {"norms": 2 * (2 * element * shape.hidden_size + statistics) * shard}
-    terms |= _attention(setup)
+    # Inputs of all norms, in fp32 where they scale by 1 + weight (norms.py); the results of two are the inputs of the
+    # first matrices.
+    width = 4 if shape.zero_centred_norm else element
+    norms = shape.norms_per_layer * (width * shape.hidden_size + statistics)
+    terms = {"norms": (norms + 2 * element * shape.hidden_size) * shard}
+    terms |= _latent(setup, shape.latent) if shape.latent else _attention(setup)
     if not shape.learned_positions:
         # cos and sin of query and of key, cast anew in each layer (rope_utils.py), shared by a micro batch's sequences
         terms["rope"] = 4 * element * shape.head_dim * tokens / setup.micro_batch_size
@@ -51,7 +54,29 @@ def _attention(setup: TrainingSetup) -> dict[str, float]:
     kept = element * (inputs + output)
     if shape.qk_norm:
         kept += element * query + 4 * (heads + key_value / shape.head_dim)
-    return {"attention": kept * setup.tokens, "core_attn": 4 * heads * setup.tokens}
+    return {"attention": kept * setup.tokens, "core_attn": _scores(setup)}
+
+
+def _scores(setup: TrainingSetup) -> float:
+    """Log-sum-exp of fused kernels. Scores that exist as tensors (attention.py, _materialised): capped, their softmax in
+    fp32, and its cast to 16 bits."""
+    heads = setup.shape.num_attention_heads / setup.tp
+    if setup.attention != "unfused":
+        return 4 * heads * setup.tokens
+    return 8 * heads * setup.seq_length * setup.tokens
+
+
+def _latent(setup: TrainingSetup, latent: LatentAttention) -> dict[str, float]:
+    """latent.py: compressed states before and after their norms; queries and keys put together from their two parts; the
+    value is a view of the result of the up-projection, which stays."""
+    heads = setup.shape.num_attention_heads / setup.tp
+    compressed = 2 * (latent.q_lora_rank or 0) + 2 * latent.kv_lora_rank + latent.rope_head_dim
+    per_head = 2 * latent.query_head_dim + latent.nope_head_dim + 2 * latent.value_head_dim
+    if setup.cp > 1 and setup.recompute != "selective":
+        gathered = (latent.query_head_dim + latent.value_head_dim) * setup.cp
+        per_head = latent.query_head_dim + gathered + 2 * latent.value_head_dim
+    kept = setup.element * (compressed * setup.shard_tokens + per_head * heads * setup.tokens)
+    return {"attention": kept, "core_attn": _scores(setup)}
 
 
 def _experts(setup: TrainingSetup, moe: Experts) -> dict[str, float]:
@@ -73,7 +98,7 @@ def working_bytes(setup: TrainingSetup, has_experts: bool) -> float:
     hidden = 2 * element * shape.hidden_size * setup.tokens
     if not has_experts or shape.experts is None:
         width = (3 if shape.gated_mlp else 2) * shape.ffn_hidden_size / setup.tp
-        return hidden + element * width * setup.tokens
+        return hidden + max(element * width * setup.tokens, _scores(setup))
     moe = shape.experts
     arrived = setup.shard_tokens * moe.experts_per_token * setup.etp
     token = element * shape.hidden_size * arrived

@@ -45,6 +45,8 @@ def shape_of(model: ModelSpec) -> Shape:
         gated_mlp=model.gated_mlp,
         tied_embeddings=model.tied_embeddings,
         norm=model.norm,
+        norms_per_layer=4 if model.traits.norm_placement == "both" else 2,
+        zero_centred_norm=model.traits.zero_centred_norm,
         learned_positions=model.max_position_embeddings if model.learned_positions else 0,
         linear_bias=model.linear_bias,
         qkv_bias=model.qkv_bias,

@@ -54,7 +54,7 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     return TrainingSetup(
         shape=_shape(_ById(model)),
         kernels=_KERNELS[layout.implementation],
-        attention=_attention(layout.implementation, generation),
+        attention=_attention(model, layout.implementation, generation),
         seq_length=job.seq_length,
         micro_batch_size=layout.micro_batch_size,
         micro_batches=layout.gradient_accumulation_steps,
@@ -110,9 +110,11 @@ def gpu_generation(name: str) -> Generation:
     return "other"
 
 
-def _attention(implementation: Implementation, generation: Generation) -> Attention:
-    """Transformer Engine prefers cuDNN's kernel on Hopper and later, flash-attn before (dot_product_attention/utils.py,
+def _attention(model: ModelSpec, implementation: Implementation, generation: Generation) -> Attention:
+    """Torch has no kernel of capped scores (kit/engines/megatron/attention.py). Transformer Engine prefers cuDNN's kernel on Hopper and later, flash-attn before (dot_product_attention/utils.py,
     get_attention_backend)."""
+    if implementation == "torch-native" and model.attention_softcap is not None:
+        return "unfused"
     if implementation == "transformer-engine" and generation in ("hopper", "blackwell"):
         return "cudnn"
     return "flash"
@@ -141,6 +143,10 @@ def _shape(key: _ById[ModelSpec]) -> Shape:
     return replace(
         shape_of(model),
         family=model.family,
+        traits=model.traits,
+        capped_logits=model.logit_softcap is not None,
+        parallel_residual=model.parallel_residual,
+        shared_norm=model.shared_norm,
         sliding_window=model.sliding_window,
         full_attention_every=model.full_attention_every,
     )
@@ -279,8 +285,8 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
 
     The root (embedding, final norm, head) stays gathered from forward to backward, in stage 2 the layers do too; in
     stage 3 one layer computes while the next is gathered. A unit's gradients exist in the compute dtype and as the
-    fp32 input of the reduce-scatter, those of the layer before still being sent; the root's are sent last, the head's
-    are there from the beginning.
+    fp32 input of the reduce-scatter, which the layer before keeps until this one's is made (_fsdp_param_group.py,
+    post_backward); the root's are sent last, the head's are there from the beginning.
     """
     counts = count(model)
     root = counts.total - counts.layers
@@ -290,7 +296,7 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
     head = counts.head or (counts.embedding - counts.positions)
     return (
         element * (root + kept),
-        element * (root + gathered + head) + (element + 2 * 4.0) * layer,
+        element * (root + gathered + head) + (element + 4.0) * layer,
         (element + 4.0) * root,
     )
 

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Literal
 
 from kit.cost.states import StateBytes
+from kit.specs.families import Family, Traits
 from kit.specs.layout import ContextExchange
-from kit.specs.model import Family
 
 Kernels = Literal[
     "transformer-engine",
@@ -145,8 +145,18 @@ class Shape:
     qk_norm: bool = False
     hidden_dropout: bool = False
     attention_dropout: bool = False
+    norms_per_layer: int = 2
+    """Beside those of queries and keys."""
+    zero_centred_norm: bool = False
+    """Norms scale by 1 + weight."""
     parallel_residual: bool = False
-    """One norm before attention and MLP alike (Phi-2)."""
+    """Attention and MLP read the same input (Phi-2)."""
+    shared_norm: bool = True
+    """There: through one norm."""
+    capped_logits: bool = False
+    """Logits go through a tanh (Gemma 2)."""
+    traits: Traits | None = None
+    """What the family of a Hugging Face model decides."""
     latent: LatentAttention | None = None
     experts: Experts | None = None
     expert_layers: tuple[bool, ...] = ()

@@ -6,12 +6,18 @@ import hashlib
 import os
 import shutil
 import tempfile
+from ctypes.util import find_library
 from pathlib import Path
 
-from kit.errors import RunDirectoryError
+from kit.errors import EngineError, RunDirectoryError
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
 from kit.units import GIB, to_gib
+
+NO_LIBAIO = (
+    "offload to nvme needs libaio with its headers, which this machine lacks; "
+    "install libaio-dev (Debian, Ubuntu) or libaio-devel (Red Hat)"
+)
 
 
 def uses_nvme(plan: Plan) -> bool:
@@ -75,6 +81,12 @@ def _open_directly(path: Path, name: str) -> None:
             f"run.nvme_path={path}: its file system refuses direct I/O (tmpfs and overlays do); "
             "give a directory on a disk"
         ) from None
+
+
+def check_libaio(plan: Plan) -> None:
+    """What DeepSpeed's swapping is built on, before any process imports DeepSpeed. Raises EngineError."""
+    if uses_nvme(plan) and find_library("aio") is None:
+        raise EngineError(NO_LIBAIO)
 
 
 def check_host_memory(plan: Plan) -> None:

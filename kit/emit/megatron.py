@@ -66,6 +66,7 @@ GUARDED: dict[str, str] = {
     "transformer_config.bf16": "job.precision",
     "transformer_config.params_dtype": "job.precision",
     "transformer_config.pipeline_dtype": "job.precision",
+    "transformer_config.fp8": "job.precision",
     "model.vocab_size": "model.vocab_size",
     "model.max_sequence_length": "job.seq_length",
     "model.share_embeddings_and_output_weights": "model.tied_embeddings",
@@ -91,7 +92,7 @@ def megatron_settings(plan: Plan) -> dict[str, Any]:
     """
     settings = {
         "parallel_state": _parallel_state(plan.model, plan.layout),
-        "transformer_config": _transformer_config(plan.model, plan.job, plan.layout),
+        "transformer_config": _transformer_config(plan.model, plan.job, plan.layout) | _fp8(plan),
         "model": _model(plan.model, plan.job, plan.layout),
     }
     if plan.layout.engine == "deepspeed":
@@ -106,13 +107,27 @@ def megatron_settings(plan: Plan) -> dict[str, Any]:
     }
 
 
+_BLACKWELL = ("B200", "B300", "GB200", "GB300")
+
+
+def _fp8(plan: Plan) -> dict[str, Any]:
+    """Recipes of Transformer Engine (transformer_config.py, fp8_recipe): Blackwell's tensor cores scale blocks of 32
+    values themselves; before it one scale a tensor, of the tensor at hand rather than of past steps (delayed)."""
+    if plan.job.precision != "fp8":
+        return {}
+    if plan.cluster.gpu.name in _BLACKWELL:
+        return {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
+    return {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
+
+
 def shards_optimizer(layout: Layout) -> bool:
     """Whether Megatron's distributed optimizer is used; alone it would have nothing to shard over."""
     return layout.zero_stage == 1 and layout.dp * layout.cp > 1
 
 
 def overlaps_gradients(layout: Layout) -> bool:
-    """Whether gradients are reduced while backward still runs: always when there is anybody to reduce with."""
+    """Whether gradients are reduced while backward still runs: always when there is anybody to reduce with. Weights are
+    gathered at once after the step instead (no overlap_param_gather): checkpoints and exports read them between steps."""
     return layout.dp * layout.cp > 1
 
 
@@ -182,11 +197,11 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         # Pretraining reads each token about once: no dropout, in any engine.
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
-        # The apex kernel that this default of megatron-core needs is not part of the torch-native implementation.
-        "gradient_accumulation_fusion": False,
+        # Transformer Engine adds weight gradients where they are summed; torch alone would need apex's kernel for it.
+        "gradient_accumulation_fusion": layout.implementation == "transformer-engine",
         # Gradients of the mean over all tokens of the step, whatever the layout (kit/engines/base.py).
         "calculate_per_token_loss": True,
-        "bf16": job.precision == "bf16",
+        "bf16": job.precision in ("bf16", "fp8"),
         "params_dtype": dtype,
         "tensor_model_parallel_size": layout.tp,
         "pipeline_model_parallel_size": layout.pp,
@@ -253,11 +268,12 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
         "adam_eps": job.optimizer.eps,
         "weight_decay": job.optimizer.weight_decay,
         "clip_grad": job.grad_clip,
-        "bf16": job.precision == "bf16",
+        "bf16": job.precision in ("bf16", "fp8"),
         "params_dtype": _dtype(job),
         "use_distributed_optimizer": shards_optimizer(layout),
     }
 
 
 def _dtype(job: JobSpec) -> str:
-    return {"fp32": "float32", "bf16": "bfloat16"}[job.precision]
+    """Of parameters and activations; fp8 is a precision of matrix products alone."""
+    return {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}[job.precision]

@@ -12,7 +12,7 @@ from typing import Any
 
 import kit.emit.megatron
 from kit.cost.params import count
-from kit.emit.machine import check_host_memory, check_nvme
+from kit.emit.machine import check_host_memory, check_libaio, check_nvme
 from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError
 from kit.specs.catalog import load_model
@@ -31,7 +31,7 @@ STATE_BYTES_PER_PARAMETER = 12
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
     problems: list[str] = []
-    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _host_memory, _asynchronous):
+    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _libaio, _host_memory, _asynchronous):
         try:
             check(rundir)
         except KitError as error:
@@ -55,6 +55,8 @@ def _packages(rundir: RunDirectory) -> None:
     needed = PACKAGES[engine]
     if kit.emit.megatron.applies(rundir.plan):
         needed += ("megatron.core",)
+    if rundir.plan.layout.implementation == "transformer-engine":
+        needed += ("transformer_engine",)
     missing = [name for name in needed if not _is_installed(name)]
     if missing:
         raise EngineError(
@@ -170,6 +172,10 @@ def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
 
 def _nvme(rundir: RunDirectory) -> None:
     check_nvme(rundir.plan, rundir.run, rundir.path)
+
+
+def _libaio(rundir: RunDirectory) -> None:
+    check_libaio(rundir.plan)
 
 
 def _host_memory(rundir: RunDirectory) -> None:

@@ -61,7 +61,8 @@ def pretrain_gpt_script(plan: Plan) -> str:
         f"# The plan of this directory for Megatron-LM's own trainer (tag {TAG}), in its flags. Arguments go to it,",
         "# and win over those below. It needs data, a number of steps and where to save, for example:",
         "#   MEGATRON_LM=/path/to/Megatron-LM ./pretrain_gpt.sh --data-path data/train --split 99,1,0 \\",
-        "#       --train-iters 1000 --lr-warmup-iters 100 --save checkpoints --save-interval 500 --load converted",
+        "#       --train-iters 1000 --lr-warmup-iters 100 --save checkpoints --save-interval 500 \\",
+        "#       --load converted --dist-ckpt-strictness log_all",
         "# Weights to start from: kit convert model DIRECTORY --to megatron --out converted",
         "set -euo pipefail",
         ': "${MEGATRON_LM:?directory of a Megatron-LM checkout}"',
@@ -138,6 +139,12 @@ def _activation(value: Any, settings: Mapping[str, Any]) -> Words:
     return {("silu", True): ["--swiglu"], ("gelu_tanh", False): []}[value, gated]
 
 
+def _virtual_stages(value: Any, settings: Mapping[str, Any]) -> Words:
+    if "pipeline_model_parallel_layout" in settings["transformer_config"]:
+        return []  # it says so itself
+    return ["--num-virtual-stages-per-pipeline-rank", str(value)]
+
+
 _DTYPES = ("float32", "bfloat16", "float16")
 _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Words]] = {
     "parallel_state.tensor_model_parallel_size": _elsewhere,
@@ -164,15 +171,13 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Words]] = {
     "transformer_config.gradient_accumulation_fusion": _if("--no-gradient-accumulation-fusion", when=False),
     "transformer_config.calculate_per_token_loss": _if("--calculate-per-token-loss"),
     "transformer_config.bf16": _if("--bf16"),
-    "transformer_config.fp16": _if("--fp16"),
     "transformer_config.params_dtype": _same(_DTYPES),
     "transformer_config.pipeline_dtype": _same(_DTYPES),
     "transformer_config.tensor_model_parallel_size": _value("--tensor-model-parallel-size"),
     "transformer_config.pipeline_model_parallel_size": _value("--pipeline-model-parallel-size"),
     "transformer_config.context_parallel_size": _value("--context-parallel-size"),
-    "transformer_config.virtual_pipeline_model_parallel_size": _value("--num-virtual-stages-per-pipeline-rank"),
-    "transformer_config.num_layers_in_first_pipeline_stage": _value("--decoder-first-pipeline-num-layers"),
-    "transformer_config.num_layers_in_last_pipeline_stage": _value("--decoder-last-pipeline-num-layers"),
+    "transformer_config.virtual_pipeline_model_parallel_size": _virtual_stages,
+    "transformer_config.pipeline_model_parallel_layout": _value("--pipeline-model-parallel-layout"),
     "transformer_config.cp_comm_type": _value("--cp-comm-type"),
     "transformer_config.sequence_parallel": _if("--sequence-parallel"),
     "transformer_config.num_moe_experts": _value("--num-experts"),
@@ -201,7 +206,6 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Words]] = {
     "model.position_embedding_type": _value("--position-embedding-type"),
     "distributed_data_parallel.grad_reduce_in_fp32": _if("--accumulate-allreduce-grads-in-fp32"),
     "distributed_data_parallel.overlap_grad_reduce": _if("--overlap-grad-reduce"),
-    "distributed_data_parallel.overlap_param_gather": _if("--overlap-param-gather"),
     "distributed_data_parallel.use_distributed_optimizer": _if("--use-distributed-optimizer"),
     "optimizer.optimizer": _value("--optimizer"),
     "optimizer.lr": _value("--lr"),
@@ -211,9 +215,7 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Words]] = {
     "optimizer.weight_decay": _value("--weight-decay"),
     "optimizer.clip_grad": _value("--clip-grad"),
     "optimizer.bf16": _elsewhere,
-    "optimizer.fp16": _elsewhere,
     "optimizer.params_dtype": _same(_DTYPES),
     "optimizer.use_distributed_optimizer": _elsewhere,
-    "optimizer.overlap_param_gather": _elsewhere,
 }
 """Key of megatron.yaml → the flag for its value."""

@@ -52,6 +52,11 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
     return _random_model(rundir.plan.model, rundir.run.seed, dtype, torch.device(device))
 
 
+def random_model(model: ModelSpec, seed: int) -> PreTrainedModel:
+    """A model of this shape with random weights, fp32, on the CPU."""
+    return _random_model(model, seed, torch.float32, torch.device("cpu"))
+
+
 def build_skeleton(model: ModelSpec) -> PreTrainedModel:
     """The model without any memory: its modules, and the names and shapes of its parameters."""
     return _random_model(model, 0, torch.float32, torch.device("meta"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kit.planner.rule import divisors
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import ContextExchange, EngineName, Layout, Offload, Pins, Recompute
+from kit.specs.layout import ContextExchange, EngineName, Implementation, Layout, Offload, Pins, Recompute
 from kit.specs.model import ModelSpec
 
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
@@ -77,7 +77,7 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
 def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[Layout]:
     """ZeRO-2 and 3 over Megatron's tensor parallelism; stage 1 is Megatron's own distributed optimizer."""
     stages = [2, 3] if pins.zero_stage is None else [stage for stage in (2, 3) if stage == pins.zero_stage]
-    layers = replace(pins, implementation="torch-native", zero_hpz=1)
+    layers = replace(pins, implementation="torch-native", zero_hpz=pins.zero_hpz or 1)
     for tp, zero, recompute in itertools.product(divisors(cluster.gpus_per_node)[1:], stages, _recompute(pins)):
         split = _Split(tp=tp, sp=job.seq_length % tp == 0)
         offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
@@ -105,7 +105,7 @@ def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
             dp = split.data_parallel(cluster)
             experts = _experts(model, pins, tp, dp * cp * tp)
             for (ep, etp), exchange, recompute in itertools.product(
-                experts, _exchanges(pins, cp), _recompute(pins, cp)
+                experts, _exchanges(pins, cp), _recompute(pins, cp > 1 or model.attention_softcap is not None)
             ):
                 whole = replace(split, ep=ep, etp=etp, exchange=exchange)
                 yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute)
@@ -206,11 +206,11 @@ def _virtual(model: ModelSpec, pins: Pins, pp: int, first: int | None) -> list[i
     return divisors(model.num_layers // pp)
 
 
-def _recompute(pins: Pins, cp: int = 1) -> Sequence[Recompute]:
+def _recompute(pins: Pins, selective: bool = False) -> Sequence[Recompute]:
     """Fused attention keeps little that could be computed again, but for gathered keys and values."""
     if pins.recompute is not None:
         return (pins.recompute,)
-    return ("none", "selective", "full") if cp > 1 else ("none", "full")
+    return ("none", "selective", "full") if selective else ("none", "full")
 
 
 def _exchanges(pins: Pins, cp: int) -> Sequence[ContextExchange]:
@@ -253,7 +253,7 @@ def _sized(
     for size in sizes:
         yield Layout(
             engine=engine,
-            implementation=pins.implementation or ("torch-native" if engine == "megatron" else "huggingface-sdpa"),
+            implementation=pins.implementation or _implementation(engine, job),
             dp=dp,
             tp=split.tp,
             pp=split.pp,
@@ -277,3 +277,10 @@ def _sized(
             micro_batch_size=size,
             gradient_accumulation_steps=max(1, job.global_batch_size // (size * dp)),
         )
+
+
+def _implementation(engine: EngineName, job: JobSpec) -> Implementation:
+    """The one that needs nothing but torch, where that can compute the job."""
+    if engine != "megatron":
+        return "huggingface-sdpa"
+    return "transformer-engine" if job.precision == "fp8" else "torch-native"

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from kit.cost.efficiency import usable_gib
 from kit.planner.alternatives import alternatives
-from kit.planner.compression_remarks import compression_remarks
 from kit.planner.candidates import ENGINES
+from kit.planner.compression_remarks import compression_remarks
 from kit.planner.describe import describe
 from kit.planner.plan import Decision
 from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s

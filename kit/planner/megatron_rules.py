@@ -61,6 +61,20 @@ def megatron_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     return None
 
 
+def fp8(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """Transformer Engine computes products in fp8, on tensor cores that have it: Ada, Hopper and newer."""
+    if job.precision != "fp8":
+        return None
+    if layout.implementation != "transformer-engine":
+        return (
+            f"precision=fp8 with implementation={layout.implementation}, which has no fp8; "
+            "use implementation=transformer-engine, or bf16"
+        )
+    if not cluster.gpu.fp8_tflops:
+        return f"precision=fp8 on {cluster.gpu.name}, which has no fp8; use bf16, or a GPU of 2022 or newer (L4, H100)"
+    return None
+
+
 def tp_divides_heads(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """transformer_config.py: num_attention_heads must be a multiple of tensor_model_parallel_size."""
     if model.num_attention_heads % layout.tp:
@@ -248,6 +262,7 @@ MEGATRON_RULES: tuple[Rule, ...] = tuple(
         megatron_family,
         megatron_rope,
         megatron_zero,
+        fp8,
         tp_divides_heads,
         tp_fits_kv_heads,
         tp_divides_mlp,

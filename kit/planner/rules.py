@@ -86,6 +86,10 @@ def positions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layo
 
 def implementation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """Megatron computes its own layers; torch and DeepSpeed those of transformers, DeepSpeed Megatron's too."""
+    if layout.engine == "megatron" and layout.implementation == "transformer-engine":
+        if cluster.gpu.device == "cuda":
+            return None
+        return "implementation=transformer-engine on CPU processes: its kernels are for GPUs; use torch-native"
     wanted = "torch-native" if layout.engine == "megatron" else "huggingface-sdpa"
     if layout.engine == "deepspeed" and layout.implementation in MEGATRON_LAYERS:
         return None

@@ -13,23 +13,30 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     """Precisions, objectives and optimizers that the engines have."""
     return _refused(
         {
-            "precision": (job.precision, (*(("fp16",) if layout.engine == "deepspeed" else ()), "bf16", "fp32")),
+            "precision": (job.precision, (*_PRECISIONS[layout.engine], "bf16", "fp32")),
             "objective": (job.objective, _objectives(layout)),
-            "lora": (job.lora and "{…}", (None, "{…}") if _whole(layout) else (None,)),
+            "lora": (job.lora and "{…}", (None, "{…}") if _takes_adapters(layout) else (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
         }
     )
 
 
 def _whole(layout: Layout) -> bool:
-    """Every rank computes its own samples with a Hugging Face model, whose state stays in memory."""
-    in_memory = "nvme" not in (layout.offload_optimizer, layout.offload_param)
-    return layout.implementation == "huggingface-sdpa" and layout.tp == layout.cp == 1 and in_memory
+    """Every rank computes its own samples with a Hugging Face model."""
+    return layout.implementation == "huggingface-sdpa" and layout.tp == layout.cp == 1
+
+
+def _takes_adapters(layout: Layout) -> bool:
+    """Swapping to NVMe was not tried with frozen weights."""
+    return _whole(layout) and "nvme" not in (layout.offload_optimizer, layout.offload_param)
 
 
 def _objectives(layout: Layout) -> tuple[str, ...]:
     """Rows and pairs have lengths of their own, positions and a source, which not every split hands on."""
     return ("pretrain", "sft", "seq2seq") if _whole(layout) else ("pretrain",)
+
+
+_PRECISIONS: dict[EngineName, tuple[object, ...]] = {"torch": (), "deepspeed": ("fp16",), "megatron": ("fp8",)}
 
 
 def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:

@@ -86,7 +86,7 @@ def _search(weigh: _Scales, pins: Pins, scope: Scope) -> Found:
 def illegal(
     model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, engines: tuple[EngineName, ...] | None = None
 ) -> dict[EngineName, tuple[Violation, ...]]:
-    """For each engine (of those given) without a legal layout: the rules broken by the layout that breaks the fewest."""
+    """For each engine (of those given) without a legal layout: the rules that its least illegal one breaks."""
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
     for engine in engines or _engines(pins):
         broken = (

@@ -123,6 +123,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run_directory", type=Path)
     parser.add_argument("--resume", default=None, help="auto, or the path of a hub checkpoint")
     parser.add_argument("--stop-at-step", type=int, default=None, help="stop after this step, with a checkpoint")
+    # DeepSpeed's launcher adds it to every command; LOCAL_RANK in the environment says the same.
+    parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 

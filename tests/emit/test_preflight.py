@@ -76,7 +76,7 @@ def test_a_disk_too_small_for_one_checkpoint(rundir: RunDirectory) -> None:
 
 
 def test_a_resume_path_that_is_no_hub_checkpoint(rundir: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not a hub checkpoint"):
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
         preflight(rundir, tmp_path)
 
 

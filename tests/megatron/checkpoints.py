@@ -120,3 +120,62 @@ def roundtrip(rundir: Any, hub: Path) -> None:
     export_hub(engine, hub, COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
     engine.close()
     outbox.BLOCK_BYTES = whole
+
+
+def load_plain(rundir: Any, directory: Path) -> list[float]:
+    """The curve after loading a Megatron checkpoint that has no manifest of ours."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    engine.load(directory)
+    assert engine.optimizer_steps == 2
+    curve = steps(engine, rundir, 2)
+    engine.close()
+    return curve
+
+
+def from_the_start(rundir: Any, model: Path) -> list[float]:
+    """The curve of steps 2 and 3 with the weights of a Hugging Face directory."""
+    from kit.engines.hf import HfDirectory
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    engine.import_state(StateKind.MASTER, HfDirectory(model))
+    curve = steps(engine, rundir, 2)
+    engine.close()
+    return curve
+
+
+def read_by_megatron(rundir: Any, directory: Path, hub: Path) -> list[str]:
+    """Load with megatron-core's own loader into its own sharded state dict; names that are then not the hub's."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.utils import unwrap_model
+
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    # Names of norms as its own layers say them; before experts those of Transformer Engine's layers are others.
+    names = dict(get_gpt_layer_local_spec().submodules.sharded_state_dict_keys_map)
+    if rundir.plan.model.num_experts:
+        del names["pre_mlp_layernorm."]
+    for wrapped in engine._chunks:
+        chunk = unwrap_model(wrapped)
+        for layer in chunk.decoder.layers:
+            layer.submodules_config.sharded_state_dict_keys_map = names
+        with torch.no_grad():
+            for param in chunk.parameters():
+                param.zero_()
+        sharded = chunk.sharded_state_dict(metadata={"dp_cp_group": engine._exchange._dense.data})
+        # What it calls extra state (of fp8 products, None here) is not in the checkpoint.
+        found, missing, _ = dist_checkpointing.load(sharded, str(directory), strict="return_all")
+        assert all("_extra_state" in key for key in missing), missing
+        chunk.load_state_dict(found, strict=False)
+    source = HubCheckpoint(hub).source(StateKind.MASTER)
+    differing = [
+        name
+        for name, tensor in engine.export_state(StateKind.MASTER)
+        if tensor is not None and not torch.equal(tensor, source.read(name))
+    ]
+    engine.close()
+    return differing

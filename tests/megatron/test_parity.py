@@ -8,11 +8,11 @@ from transformers import AutoModelForCausalLM
 
 from tests.megatron import cases
 from tests.megatron.conftest import steps
+from tests.megatron.shapes import CAPPED, DEEPSEEK, NEOX, TWO_ROTATIONS, WINDOW
 from tests.training import tiny
 from tests.workers import pool
 
 LLAMA = {"num_layers": 4, "vocab_size": 127}  # 127: the vocabulary is padded under TP2
-WINDOW = {"sliding_window": 7}  # cuts at every place of a sequence of 32, and divides nothing
 TWO_LAYERS = LLAMA | {"num_layers": 2}
 LLAMA3_ROPE = {
     "rope_type": "llama3",
@@ -53,6 +53,10 @@ CASES = {
     "tp2-sp-qwen3-moe": ("qwen3_moe", TWO_LAYERS, {"tp": 2, "sp": True, "etp": 2}),
     "ep2-tp2-sp-qwen3-moe": ("qwen3_moe", TWO_LAYERS | {"norm_topk_prob": False}, {"tp": 2, "sp": True, "ep": 2}),
     "ep2-etp2-mixtral": ("mixtral", TWO_LAYERS, {"dp": 2, "tp": 2, "sp": True, "ep": 2, "etp": 2, "zero_stage": 1}),
+    "tp2-sp-gemma2": ("gemma2", TWO_LAYERS | CAPPED, {"tp": 2, "sp": True}),
+    "cp2-gemma3": ("gemma3_text", TWO_LAYERS | TWO_ROTATIONS, {"cp": 2}),
+    "pp2-neox": ("gpt_neox", TWO_LAYERS | NEOX, {"pp": 2}),
+    "tp2-sp-ep2-deepseek": ("deepseek_v3", TWO_LAYERS | DEEPSEEK, {"tp": 2, "sp": True, "ep": 2}),
     "tp2-pp2-sp": ("llama", LLAMA, {"tp": 2, "pp": 2, "sp": True}),
     "dp2-pp2-vp2-distributed-optimizer-tied-qwen3": (
         "qwen3",
@@ -108,7 +112,16 @@ def test_planted_faults_show_in_packed_rows(references, fault, name):
 
 
 @pytest.mark.parametrize(
-    "name", ["tp2-sp-mistral", "tp2-phi3", "tp2-sp-gpt2", "tp2-sp-qwen3-moe", "ep2-tp2-sp-qwen3-moe"]
+    "name",
+    [
+        "tp2-sp-mistral",
+        "tp2-phi3",
+        "tp2-sp-gpt2",
+        "tp2-sp-qwen3-moe",
+        "ep2-tp2-sp-qwen3-moe",
+        "tp2-sp-gemma2",
+        "tp2-sp-ep2-deepseek",
+    ],
 )
 def test_logits_are_those_of_transformers(references, name):
     family, shape, layout = CASES[name]

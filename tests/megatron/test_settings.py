@@ -10,6 +10,8 @@ import sys
 import pytest
 
 from kit.emit.megatron import GUARDED, megatron_settings, padded_vocab_size
+from kit.planner.megatron_rules import MEGATRON_FAMILIES
+from tests.megatron.shapes import BY_FAMILY
 from tests.training import tiny
 
 LAYOUTS = (
@@ -19,15 +21,13 @@ LAYOUTS = (
     {"pp": 2, "first_stage_layers": 1, "recompute": "selective"},
     {"pp": 2, "vp": 2, "dp": 2, "zero_stage": 1},
 )
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
 
 
 def plans():
-    for family in FAMILIES:
+    for family in MEGATRON_FAMILIES:
         for layout in LAYOUTS:
             for precision in ("fp32", "bf16"):
-                window = {"sliding_window": 7} if family == "mistral" else {}
-                spec = tiny.model(family, num_layers=4, vocab_size=127, **window)
+                spec = tiny.model(family, num_layers=4, vocab_size=127, **BY_FAMILY.get(family, {}))
                 plan = tiny.plan(
                     spec, job={"precision": precision}, engine="megatron", implementation="torch-native", **layout
                 )

@@ -12,6 +12,8 @@ from kit.engines.megatron.weights.blocks import blocks, whole_shape
 from kit.engines.megatron.weights.rules import GatedRows, GroupedQkv, Vocabulary
 from kit.errors import EngineError
 from kit.planner.megatron_rules import MEGATRON_FAMILIES as FAMILIES
+from kit.specs.families import FAMILIES as TRAITS
+from tests.megatron.shapes import BY_FAMILY
 from tests.training import tiny
 
 
@@ -34,8 +36,9 @@ def shards_of(rule, tensors, spec, tp):
 
 
 def specs(family, tied):
-    head_dim = 8 if family in ("phi3", "gpt2", "mixtral", "qwen3_moe") else 16  # theirs split the hidden size
-    return tiny.model(family, vocab_size=127, tied_embeddings=tied, head_dim=head_dim)
+    fixed = TRAITS[family].even_heads or family in ("mixtral", "qwen3_moe", "deepseek_v3")
+    own = BY_FAMILY.get(family, {}) | ({} if fixed else {"head_dim": 16})  # which does not split the hidden size
+    return tiny.model(family, vocab_size=127, tied_embeddings=tied, **own)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -44,9 +44,9 @@ class Case:
     good_change: dict[str, Any] | None = None
 
 
-NEOX = ModelSpec(
-    name="neox",
-    family="gpt_neox",
+STARCODER = ModelSpec(
+    name="starcoder",
+    family="starcoder2",
     num_layers=4,
     hidden_size=256,
     ffn_hidden_size=1024,
@@ -356,7 +356,23 @@ CASES = [
         change={"precision": "fp16"},
         good_change={"precision": "fp32"},
     ),
-    Case("megatron_family", megatron(), "which has llama, mistral", torch(zero_stage=3), shape=NEOX),
+    Case("megatron_family", megatron(), "which has llama, mistral", torch(zero_stage=3), shape=STARCODER),
+    Case(
+        "expert_router",
+        megatron(),
+        "norm_topk_prob=False, experts_per_token=8 of deepseek-v3",
+        torch(zero_stage=3),
+        shape=dataclasses.replace(load_model("deepseek-v3"), norm_topk_prob=False),
+    ),
+    Case(
+        "expert_router",
+        megatron(),
+        "router_top_groups=2 with experts_per_token=8",
+        torch(zero_stage=3),
+        shape=dataclasses.replace(load_model("deepseek-v3"), router_top_groups=2),
+    ),
+    Case("ring", megatron(cp=2, cp_comm_type="p2p"), "values are narrower", megatron(cp=2), model="deepseek-v3"),
+    Case("ring", megatron(cp=2, cp_comm_type="p2p"), "no flash kernel computes", megatron(cp=2), model="gemma-2-9b"),
     Case("supported_split", torch(recompute="selective"), "recompute=selective is not supported", torch()),
     Case("megatron_zero", megatron(zero_stage=2), "distributed optimizer is stage 1", megatron(zero_stage=1)),
     Case("tp_divides_heads", megatron(tp=8), "use 1, 2, 4, 7, 14 or 28", megatron(tp=4), model="qwen2.5-7b"),

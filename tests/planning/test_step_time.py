@@ -54,7 +54,9 @@ def test_the_bubble_component_is_its_fraction_of_an_otherwise_perfect_step() -> 
     layout = megatron(tp=8, pp=8, sp=True, gradient_accumulation_steps=128)
     parts = step_time_components_s(model, machines, job(), layout)
     busy = parts["compute"] + parts["recompute"] + parts["tensor_parallel"]
-    assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(bubble_fraction(layout), rel=2e-3)
+    assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(
+        bubble_fraction(layout), rel=2e-3
+    )
 
 
 def test_causal_model_flops() -> None:

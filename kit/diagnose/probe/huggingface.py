@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
-from transformers import AutoModelForCausalLM
 
 from kit.diagnose.probe import stand_ins
 from kit.diagnose.probe.result import Held
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
-from kit.engines.hf import hf_config
+from kit.engines import hf
 from kit.engines.loss import summed_cross_entropy
 from kit.engines.torch import sharded
 from kit.engines.torch.optimizer import build_adamw
@@ -36,9 +35,8 @@ def trace(plan: Plan, stage: int) -> Held:
 def _step(plan: Plan, live: LiveBytes) -> Held:
     layout, job = plan.layout, plan.job
     whole_precision = job.precision == "fp32" or layout.engine == "torch"
-    model = AutoModelForCausalLM.from_config(
-        hf_config(plan.model), dtype=torch.float32 if whole_precision else torch.bfloat16, attn_implementation="sdpa"
-    ).train()
+    dtype = torch.float32 if whole_precision else torch.bfloat16
+    model = hf._random_model(plan.model, 0, dtype, torch.device("cpu"))
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
     split = None
@@ -59,16 +57,24 @@ def _step(plan: Plan, live: LiveBytes) -> Held:
     live.restart()
     ids = torch.zeros(layout.micro_batch_size, job.seq_length, dtype=torch.long)
     autocast = layout.engine == "torch" and layout.zero_stage == 0 and job.precision == "bf16"
+    arguments = {"input_ids": ids, "use_cache": False}
+    if plan.model.is_encoder_decoder:
+        arguments |= {"decoder_input_ids": ids}
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
-        logits = split.forward(ids, True) if split else model(input_ids=ids, use_cache=False).logits
+        logits = split.forward(arguments, True) if split else model(**arguments).logits
     loss = summed_cross_entropy(logits, ids)
     del logits
+    kept = live.now - begin
     loss.backward()
     activations = live.peak - begin
     gradients = storage_bytes(_local(p.grad) for p in parameters if p.grad is not None)
     moments = storage_bytes(_local(m) for s in optimizer.state.values() for m in s.values()) if optimizer else 0
     return Held(
-        weights=storage_bytes(local), gradients=gradients, optimizer=float(moments), activations=float(activations)
+        weights=storage_bytes(local),
+        gradients=gradients,
+        optimizer=float(moments),
+        activations=float(activations),
+        kept=float(kept),
     )
 
 

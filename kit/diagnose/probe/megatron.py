@@ -71,11 +71,12 @@ def _step(plan: Plan, live: LiveBytes) -> Held:
     )
     begin = live.now
     live.restart()
+    kept: list[int] = []
     run = get_forward_backward_func()
     micro_batches = enough_micro_batches(plan)
     size, length = plan.layout.micro_batch_size, plan.job.seq_length
     run(
-        forward_step_func=partial(_forward_step, size, length // plan.layout.cp),
+        forward_step_func=partial(_forward_step, live, kept, size, length // plan.layout.cp),
         data_iterator=[iter(range(micro_batches)) for _ in chunks],
         model=chunks,
         num_microbatches=micro_batches,
@@ -87,7 +88,7 @@ def _step(plan: Plan, live: LiveBytes) -> Held:
     before = live.now
     optimizer.step()
     moments = live.now - before
-    return replace(held, optimizer=held.optimizer + moments, activations=peak)
+    return replace(held, optimizer=held.optimizer + moments, activations=peak, kept=max(kept) - begin)
 
 
 def enough_micro_batches(plan: Plan) -> int:
@@ -97,12 +98,15 @@ def enough_micro_batches(plan: Plan) -> int:
     return min(most, layout.pp + 1 if layout.vp == 1 else 2 * layout.pp)
 
 
-def _forward_step(size: int, length: int, data: Any, model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+def _forward_step(
+    live: LiveBytes, kept: list[int], size: int, length: int, data: Any, model: torch.nn.Module
+) -> tuple[torch.Tensor, Any]:
     """As the engine's (kit/engines/megatron/engine.py), on tokens that nobody reads."""
     next(data)
     ids = torch.zeros(size, length, dtype=torch.long)
     positions = torch.arange(length).expand_as(ids)
     output = model(ids, positions, attention_mask=None, labels=ids)
+    kept.append(live.now)
     return output, _sum_loss
 
 

@@ -22,6 +22,9 @@ class Held:
     activations: float
     """Everything else at its fullest in forward and backward: what layers keep, logits and loss, what is gathered."""
 
+    kept: float = 0.0
+    """Most of that at the end of a forward pass: its slope is what a layer keeps."""
+
     @property
     def states(self) -> float:
         """Weights, gradients and optimizer."""

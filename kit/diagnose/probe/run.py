@@ -1,13 +1,15 @@
 """Probe a stage of a plan: trace two small depths of the real model and extrapolate the exact slope of a layer.
 
-What a stage holds is linear in its layers, once a layer is inside: states by construction, activations because every
-layer keeps the same and the fullest moment (loss, or the first layer's backward) stays where it is.
+States are linear in a stage's layers. So is every moment of activations; the fullest one is linear as soon as it is one
+at which all layers are kept (the loss, or the first layer's backward), which for wide models on short sequences is not
+so at one layer: gradients of one weight may be more, and FSDP2 gathers two layers at a time. Depths are doubled until the
+slope is that of what forward keeps.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from kit.cost.pipeline import stage_layers
@@ -17,10 +19,10 @@ from kit.planner.decisions import describe
 from kit.planner.plan import Plan
 from kit.units import to_gib
 
-DEPTHS = (1, 2)
-"""Layers of each chunk."""
-WHOLE = 2
-"""Models of so few layers a chunk are traced whole."""
+DEEPEST = 8
+"""Layers of a chunk at which doubling ends in any case."""
+SAME_SLOPE = 0.02
+"""How far the fullest moment may grow by more or less than what forward keeps of a layer."""
 
 
 class ProbeError(KitError):
@@ -42,9 +44,18 @@ def probe(plan: Plan, stage: int = 0) -> Probed:
         )
     began = time.perf_counter()
     layers = len(stage_layers(plan.model, layout, stage)) / layout.vp
-    depths: tuple[int, ...] = (int(layers),) if layers <= WHOLE and layers == int(layers) else DEPTHS
-    traced = [_trace(_shallow(plan, depth), stage) for depth in depths]
-    measured = traced[0] if len(traced) == 1 else _line(traced[0], traced[1], layers)
+    depth, traced = 1, {1: _trace(_shallow(plan, 1), stage)}
+    while 2 * depth < layers and depth < DEEPEST:
+        traced[2 * depth] = _trace(_shallow(plan, 2 * depth), stage)
+        one, two = traced[depth], traced[2 * depth]
+        keeps = two.kept - one.kept
+        if abs(two.activations - one.activations - keeps) <= SAME_SLOPE * keeps:
+            break
+        depth *= 2
+    if depth < DEEPEST and 1 < layers <= 2 * depth:
+        traced[int(layers)] = _trace(_shallow(plan, int(layers)), stage)
+    depths = tuple(sorted(traced))[-2:]
+    measured = traced[1] if len(depths) == 1 else _line(depths, traced, layers)
     return Probed(
         stage=stage,
         measured=measured,
@@ -61,9 +72,12 @@ def _shallow(plan: Plan, depth: int) -> Plan:
     return replace(plan, model=replace(plan.model, num_layers=depth * layout.pp * layout.vp), layout=layout)
 
 
-def _line(one: Held, two: Held, layers: float) -> Held:
+def _line(depths: tuple[int, ...], traced: Mapping[int, Held], layers: float) -> Held:
+    less, more = depths
+    one, two = traced[less], traced[more]
+    share = (layers - less) / (more - less)
     values = {
-        field.name: getattr(one, field.name) + (layers - 1) * (getattr(two, field.name) - getattr(one, field.name))
+        field.name: getattr(one, field.name) + share * (getattr(two, field.name) - getattr(one, field.name))
         for field in fields(Held)
     }
     return Held(**values)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 
 
 class FusedRmsNorm(torch.autograd.Function):
@@ -31,6 +32,36 @@ class FusedRmsNorm(torch.autograd.Function):
 
 def _rms_norm(module: torch.nn.RMSNorm, value: torch.Tensor) -> torch.Tensor:
     return FusedRmsNorm.apply(value, module.weight)
+
+
+class FusedAttention(torch.autograd.Function):
+    """What CUDA's memory-efficient kernel keeps where values are narrower than keys (latent attention); on a CPU torch
+    would materialise the scores."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        batch, heads, length, _ = query.shape
+        # (batch, sequence, head, width) in memory, as the kernels write it
+        output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+        sums = query.new_empty(batch, heads, length, dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, sums)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        query, key, value, _, _ = ctx.saved_tensors
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        if query.shape[-1] == value.shape[-1] or query.shape[1] != key.shape[1]:
+            return original(query, key, value, *args, **kwargs)
+        return FusedAttention.apply(query, key, value)
+
+    return attention
 
 
 def _gathered_objects(out: list[Any], value: Any, group: Any = None) -> None:
@@ -91,6 +122,7 @@ def installed(megatron: bool) -> Iterator[None]:
     """The table, for as long as a probe runs."""
     table: list[tuple[Any, str, Any]] = [
         (torch.nn.RMSNorm, "forward", _rms_norm),
+        (F, "scaled_dot_product_attention", _attention(F.scaled_dot_product_attention)),
         (dist, "all_gather_object", _gathered_objects),
         (dist, "new_group", _fake_group(dist.new_group)),  # gloo groups have no fake counterpart
     ]
@@ -114,7 +146,7 @@ def installed(megatron: bool) -> Iterator[None]:
             (optimizers, "get_grad_norm_fp32", lambda *_, **__: 1.0),  # reads numbers
             (torch.nn.Module, "bfloat16", _in_bfloat16),
             # A bias that is a class of its own cannot be fake. The diagonal's place changes no size.
-            (attention, "_causal", lambda *_: None),
+            (attention, "causal_lower_right", lambda *_: None),
             (MoEAlltoAllTokenDispatcher, "preprocess", _even_routing),
         ]
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in table]

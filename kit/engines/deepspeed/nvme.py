@@ -13,7 +13,7 @@ import torch.distributed as dist
 from deepspeed.ops.op_builder import AsyncIOBuilder
 from torch.utils.cpp_extension import _get_build_directory
 
-from kit.emit.machine import check_host_memory, check_nvme, swap_directory
+from kit.emit.machine import NO_LIBAIO, check_host_memory, check_nvme, swap_directory
 from kit.errors import EngineError
 
 if TYPE_CHECKING:
@@ -61,10 +61,7 @@ def load_async_io() -> None:
     _find_ninja()
     builder = AsyncIOBuilder()
     if not builder.is_compatible(verbose=False):
-        raise EngineError(
-            "offload to nvme needs libaio with its headers, which this machine lacks; "
-            "install libaio-dev (Debian, Ubuntu) or libaio-devel (Red Hat)"
-        )
+        raise EngineError(NO_LIBAIO)
     _refuse_stale_lock(builder.name)
     try:
         builder.load(verbose=False)

@@ -24,7 +24,6 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from kit.engines.base import MicroBatch, StateKind, TensorSource
 from kit.engines.deepspeed.split import Split
 from kit.engines.deepspeed.state import ParameterState
-from kit.engines.hf import parameter_shapes
 from kit.engines.megatron.exchange import Exchange
 from kit.engines.megatron.forward import forward
 from kit.engines.megatron.model import build_chunks, transformer_config
@@ -85,7 +84,7 @@ class OverMegatron(Split):
         place = Place(self.tensor_group, data, _Shards(state, data))
         self._exchange = Exchange(plan.model, self._config, [engine.module], place, place)
         if self._rundir.run.model_path is None:
-            self.load(StateKind.MASTER, RandomSource(parameter_shapes(plan.model), self._rundir.run.seed))
+            self.load(StateKind.MASTER, RandomSource(plan.model, self._rundir.run.seed))
             state.settle()
             state.publish()
 

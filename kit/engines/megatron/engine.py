@@ -15,7 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
-from kit.engines.hf import HfDirectory, parameter_shapes
+from kit.engines.hf import HfDirectory
 from kit.engines.megatron import native
 from kit.engines.megatron.exchange import Exchange
 from kit.engines.megatron.forward import forward
@@ -62,13 +62,7 @@ class MegatronEngine:
         self._states = {dense.state, experts.state}
         self._exchange = Exchange(plan.model, self._config, self._chunks, dense, experts)
         path = rundir.run.model_path
-        source: TensorSource = (
-            HfDirectory(path)
-            if path is not None
-            else RandomSource(
-                parameter_shapes(plan.model), rundir.run.seed, norm=0.0 if plan.model.traits.zero_centred_norm else 1.0
-            )
-        )
+        source: TensorSource = HfDirectory(path) if path is not None else RandomSource(plan.model, rundir.run.seed)
         self.import_state(StateKind.MASTER, source)
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:

@@ -70,7 +70,7 @@ def load(directory: Path, exchange: Exchange) -> int:
     steps = 0
     try:
         checkpoint = torch_dist.Checkpoint(directory)
-        steps = optimizer_steps(checkpoint)
+        steps = checkpoint.optimizer_steps()
         checkpoint.read(_wanted(exchange))
     except CheckpointError as error:
         problem = str(error)
@@ -80,13 +80,6 @@ def load(directory: Path, exchange: Exchange) -> int:
         if each is not None:
             raise CheckpointError(each)
     return steps
-
-
-def optimizer_steps(checkpoint: torch_dist.Checkpoint) -> int:
-    """Adam's step count; 0 where the checkpoint has no optimizer."""
-    optimizer = checkpoint.common().get("optimizer", {})
-    groups = optimizer.get("optimizer", {}).get("param_groups", []) if isinstance(optimizer, dict) else []
-    return max((int(group.get("step", 0)) for group in groups), default=0)
 
 
 def _own_blocks(exchange: Exchange, outbox: Outbox) -> Iterator[tuple[Group, str, tuple[int, ...], torch.Tensor]]:

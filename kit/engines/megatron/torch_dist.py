@@ -122,6 +122,12 @@ class Checkpoint:
         except (OSError, pickle.UnpicklingError, RuntimeError, EOFError):
             return {}
 
+    def optimizer_steps(self) -> int:
+        """Adam's step count; 0 where the checkpoint has no optimizer."""
+        optimizer = self.common().get("optimizer", {})
+        groups = optimizer.get("optimizer", {}).get("param_groups", []) if isinstance(optimizer, dict) else []
+        return max((int(group.get("step", 0)) for group in groups), default=0)
+
     def read(self, blocks: Iterable[ReadBlock]) -> None:
         """Read blocks, in parts as they were written: one part is in memory. Raises CheckpointError."""
         planner = _LoadPlanner(self.tensors)

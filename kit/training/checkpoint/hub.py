@@ -75,7 +75,7 @@ def import_hub(engine: Engine, directory: Path) -> Counters:
     doing = f"reading the hub checkpoint {directory}"
     hub = HubCheckpoint(directory)
     together(True, lambda: _check(hub), doing)
-    for kind in KINDS:
+    for kind in hub.kinds:
         engine.import_state(kind, hub.source(kind))
     engine.set_optimizer_steps(hub.counters.optimizer_steps)
     return hub.counters
@@ -169,7 +169,8 @@ def _check(hub: HubCheckpoint) -> None:
     hub.verify(hashes=False)
     hub.verify_share()
     shapes = checkpoint_shapes(hub.model, hub.lora)
-    for kind in KINDS:
+    # Weights alone are where a run begins: before the first step there are no moments to take over.
+    for kind in KINDS if hub.counters.optimizer_steps else {StateKind.MASTER, *hub.kinds}:
         source = hub.source(kind)
         check_names(shapes, source)
         for name, shape in shapes.items():

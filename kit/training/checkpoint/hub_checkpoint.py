@@ -29,7 +29,7 @@ HUB_JSON = "hub.json"
 FORMAT = "kit-hub"
 VERSION = 1
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-"""What a hub checkpoint holds of every parameter."""
+"""What a hub checkpoint holds of every parameter; one made of a model alone has no moments."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,11 @@ class HubCheckpoint:
             ) from error
         if unrecorded := {f for files in self._weight_map.values() for f in files.values()} - self._records.keys():
             raise CheckpointError(f"{self.path / HUB_JSON} has no hash of {min(unrecorded)}; copy the checkpoint again")
+
+    @property
+    def kinds(self) -> tuple[StateKind, ...]:
+        """What it holds: all of ``KINDS``, or weights alone."""
+        return tuple(kind for kind in KINDS if kind in self._weight_map)
 
     def verify(self, hashes: bool = True) -> None:
         """Raises CheckpointError that names the first missing, truncated or corrupted file."""

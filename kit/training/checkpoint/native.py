@@ -157,7 +157,7 @@ class NativeCheckpoints:
     def _verified(self, engine: Engine, directory: Path) -> Manifest:
         """Each rank hashes its share of the files; all of them come to the same verdict."""
         try:
-            manifest = together(engine.is_main, lambda: _read_manifest(directory), f"reading {directory}")[0]
+            manifest = together(engine.is_main, lambda: read_manifest(directory), f"reading {directory}")[0]
             together(
                 True, lambda: verify(directory, dict(share(sorted(manifest.files.items())))), f"reading {directory}"
             )
@@ -203,7 +203,8 @@ def _my_records(state: Path) -> dict[str, FileRecord]:
     return {str(path.relative_to(state.parent)): record_of(path) for path in share(files_below(state))}
 
 
-def _read_manifest(directory: Path) -> Manifest:
+def read_manifest(directory: Path) -> Manifest:
+    """Raises CheckpointError where it is missing or damaged."""
     path = directory / MANIFEST
     try:
         data = json.loads(path.read_text(encoding="utf-8"))

@@ -20,6 +20,7 @@ from kit.engines.base import StateKind, TensorSource
 from kit.engines.hf import check_names, hf_config, parameter_shapes
 from kit.engines.shards import SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
+from kit.specs.model import ModelSpec
 from kit.training.checkpoint.files import new_directory, write_json
 from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
 from kit.units import GIB
@@ -68,22 +69,35 @@ def hub_to_hf(
             raise CheckpointError(f"{hub_dir} holds a whole model and no adapters; leave merge_into={merge_into} out")
         from kit.training.checkpoint.to_peft import hub_to_peft
 
-        return hub_to_peft(hub, Path(hf_dir), DTYPES[dtype], base=extras_from)
+        hub_to_peft(hub, Path(hf_dir), DTYPES[dtype], base=extras_from)
+        return
     if merge_into is not None:
         from kit.training.checkpoint.to_peft import Merged
 
         source, extras_from = Merged(hub, merge_into), extras_from or merge_into
-    shapes = parameter_shapes(hub.model)
+    write_hf(hub.model, source, hf_dir, dtype, extras_from, shard_bytes)
+
+
+def write_hf(
+    model: ModelSpec,
+    source: TensorSource,
+    hf_dir: Path,
+    dtype: str = "bfloat16",
+    extras_from: Path | None = None,
+    shard_bytes: int = 4 * GIB,
+) -> None:
+    """Write any source of weights as such a model; see ``hub_to_hf``."""
+    shapes = parameter_shapes(model)
     check_names(shapes, source)
     extras = _extras(extras_from)
     try:
         with new_directory(Path(hf_dir)) as partial:
             _write_weights(source, shapes, DTYPES[dtype], partial, shard_bytes)
-            config = hf_config(hub.model)
+            config = hf_config(model)
             config.dtype = DTYPES[dtype]
-            two_stacks = hub.model.is_encoder_decoder
+            two_stacks = model.is_encoder_decoder
             classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if two_stacks else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-            config.architectures = [classes[hub.model.family]]
+            config.architectures = [classes[model.family]]
             for key, value in _special_tokens(extras_from).items():
                 setattr(config, key, value)
             config.save_pretrained(partial)
@@ -101,7 +115,8 @@ def _write_weights(
     source: TensorSource, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype, into: Path, shard_bytes: int
 ) -> None:
     """Shards ``model-0000k-of-0000n.safetensors`` with their index; ``model.safetensors`` where one is enough."""
-    files = plan_files(shapes, shapes, dtype.itemsize, shard_bytes)
+    # In the order of the source, which may read what lies together once.
+    files = plan_files([name for name in source.names() if name in shapes], shapes, dtype.itemsize, shard_bytes)
     weight_map: dict[str, str] = {}
     for number, names in enumerate(files, start=1):
         file_name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"

@@ -1,7 +1,8 @@
 """Names of parameters in megatron-core's distributed checkpoints.
 
-Layers are one tensor with the layer as first dimension, experts one with the expert as second
-(transformer/transformer_block.py and transformer/moe/experts.py, ``sharded_state_dict``). Norms carry the names that
+Equal layers are one tensor with the layer as first dimension; layers of two kinds keep their numbers. Experts are one
+tensor with the expert as next dimension (transformer/transformer_block.py and transformer/moe/experts.py,
+``sharded_state_dict``). Norms carry the names that
 Transformer Engine's fused layers give them; megatron-core's torch layers write the same
 (models/gpt/gpt_layer_specs.py, ``sharded_state_dict_keys_map``).
 """
@@ -43,7 +44,10 @@ def stored(name: str, kind: str, model: ModelSpec) -> Stored:
     parts = name.split(".")
     index: list[int] = []
     counts: list[int] = []
+    dense_layer = False
     if parts[:2] == ["decoder", "layers"]:
+        dense_layer = not model.has_experts(int(parts[2]))
+    if parts[:2] == ["decoder", "layers"] and not model.first_dense_layers:
         index, counts = [int(parts.pop(2))], [model.num_layers]
     if "local_experts" in parts:
         place = parts.index("local_experts")
@@ -53,6 +57,6 @@ def stored(name: str, kind: str, model: ModelSpec) -> Stored:
     key = ".".join(parts)
     for plain, fused in _FUSED_NORMS.items():
         # In front of experts Transformer Engine has nothing to fuse the norm with.
-        if not (model.num_experts and plain.startswith("pre_mlp")):
-            key = key.replace(f"decoder.layers.{plain}", f"decoder.layers.{fused}")
+        if key.startswith("decoder.layers.") and (dense_layer or not plain.startswith("pre_mlp")):
+            key = key.replace(f".{plain}", f".{fused}")
     return Stored(_PREFIXES[kind] + key, tuple(index), tuple(counts))

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
+
+from kit.engines.hf import parameter_shapes
+from kit.specs.model import ModelSpec
 
 INITIALIZER_RANGE = 0.02
 """Standard deviation of every matrix: transformers' ``initializer_range`` for all families that we map."""
 
 
 class RandomSource:
-    """A ``TensorSource`` of fresh weights: norms ``norm``, biases 0, matrices normal with mean 0.
+    """A ``TensorSource`` of fresh weights: norms that change nothing, biases 0, matrices normal with mean 0.
 
     megatron-core's own initialisation draws different numbers on every layout. Here a tensor depends on the seed
     and its Hugging Face name alone, so that runs on different layouts start from the same point.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int, norm: float = 1.0) -> None:
-        self._shapes, self._seed, self._norm = dict(shapes), seed, norm
+    def __init__(self, model: ModelSpec, seed: int) -> None:
+        self._shapes, self._seed = parameter_shapes(model), seed
+        self._norm = 0.0 if model.traits.zero_centred_norm else 1.0
 
     def names(self) -> Sequence[str]:
         """Hugging Face names of the model."""

@@ -1,0 +1,148 @@
+"""Rehearse recipes, and write what was shown into ``recipes/evidence.json`` and the table ``recipes/README.md``.
+
+    python -m benchmarks.rehearsals                 all of them, one after the other (make rehearse-all)
+    python -m benchmarks.rehearsals NAME…           these
+    python -m benchmarks.rehearsals --rotate 2      two, others every day (CI)
+    python -m benchmarks.rehearsals --table         only the table, from the evidence that is there
+
+Each is ``kit rehearse`` in a process of its own. Exit code 1 where one fails. Evidence belongs to a layout: where a
+recipe plans otherwise today, it counts no more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import subprocess
+import sys
+from typing import Any
+
+from kit.errors import KitError
+from kit.planner.describe import describe
+from kit.planner.plan import Plan
+from kit.planner.search import make_plan
+from kit.specs.recipe import load_recipe
+from kit.specs.shipped import headline, recipe_names, recipe_path, recipes_directory
+
+EVIDENCE = "evidence.json"
+
+
+def main() -> int:
+    """0 where every rehearsal held."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--rotate", type=int, metavar="N", help="N recipes, chosen by the date")
+    parser.add_argument("--table", action="store_true", help="write the table and run nothing")
+    parser.add_argument("--no-write", action="store_true", help="leave the evidence as it is")
+    arguments = parser.parse_args()
+    directory = recipes_directory()
+    file = directory / EVIDENCE
+    evidence: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    failed = 0
+    for name in [] if arguments.table else _chosen(arguments):
+        record = rehearsed(name)
+        failed += not record["passed"]
+        said = record.get("error") or summary(record)
+        print(f"{'ok    ' if record['passed'] else 'FAILED'} {name}: {said}", flush=True)
+        if not arguments.no_write:
+            evidence[name] = record
+            file.write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
+    if not arguments.no_write:
+        (directory / "README.md").write_text(table(evidence), encoding="utf-8")
+    return 1 if failed else 0
+
+
+def _chosen(arguments: argparse.Namespace) -> list[str]:
+    names = [name for name in recipe_names() if not name.startswith("tiny-") and plan_of(name) is not None]
+    if arguments.names:
+        return list(arguments.names)
+    if arguments.rotate:
+        first = datetime.date.today().toordinal() * arguments.rotate
+        return [names[(first + index) % len(names)] for index in range(arguments.rotate)]
+    return names
+
+
+def rehearsed(name: str) -> dict[str, Any]:
+    """Run one; its result, or why there is none, with date and commit."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kit", "rehearse", name, "--json"], capture_output=True, text=True, check=False
+    )
+    begin = done.stdout.find("{")
+    record: dict[str, Any] = json.loads(done.stdout[begin:]) if begin >= 0 else {"passed": False}
+    if begin < 0:
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error")] or done.stderr.splitlines()
+        record["error"] = errors[-1][:300] if errors else f"exit code {done.returncode}"
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    record |= {"date": datetime.date.today().isoformat(), "commit": commit.stdout.strip()}
+    return record
+
+
+def summary(record: dict[str, Any]) -> str:
+    """One line of numbers."""
+    return (
+        f"{record['processes']} processes, loss {record['loss_difference']:.0e}, norm {record['norm_difference']:.0e}, "
+        f"export {record['exported_difference']:.0e}, {record['seconds']:.0f} s"
+    )
+
+
+def plan_of(name: str) -> Plan | None:
+    """Today's plan of a recipe, or None where it has none."""
+    recipe = load_recipe(recipe_path(name))
+    try:
+        return make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
+    except KitError:
+        return None
+
+
+def table(evidence: dict[str, Any]) -> str:
+    """``recipes/README.md``."""
+    rows = []
+    for name in recipe_names():
+        plan = plan_of(name)
+        if plan is None:
+            rows.append(f"| [{name}]({name}.yaml) | has no plan yet: see its head | | | | | | |")
+        elif plan.cluster.gpu.device == "cuda":
+            rows.append(_row(name, plan, evidence.get(name)))
+    what = "\n".join(f"- **{name}**: {headline(recipe_path(name))}" for name in recipe_names())
+    return f"""# Recipes
+
+Written by `python -m benchmarks.rehearsals`; do not edit it here. `kit recipes copy NAME DIR` gives a directory to run
+from, `kit rehearse NAME` proves a recipe again.
+
+Evidence, in rising order: *accepted*: every engine's own parser took its files. *rehearsed*: its twin (same
+engine, kinds of parallelism, ZeRO stage, offload and recompute, tiny) trained on CPU processes, was killed,
+resumed on plain torch's curve, and its export loaded in transformers. *measured*: ran at full size on the named
+hardware; none has yet. Memory, speed and cost are predictions ([how good they are](../docs/accuracy.md)).
+
+| recipe | layout | GiB a GPU | tokens/s | days | cost | checkpoint | evidence |
+|---|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+## What each is for
+
+{what}
+"""
+
+
+def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> str:
+    predicted = plan.predicted
+    peak = max(stage.peak_gib for stage in predicted.memory)
+    cost = "–" if predicted.cost_usd is None else f"${predicted.cost_usd:,.0f}"
+    checkpoint = "–" if predicted.operation is None else f"{predicted.operation.checkpoint_gb:,.0f} GB"
+    return (
+        f"| [{name}]({name}.yaml) | {describe(plan.layout)} | {peak:.0f} of {plan.cluster.gpu.memory_gib:.0f} "
+        f"| {predicted.tokens_per_s:,.0f} | {predicted.days:.3g} | {cost} | {checkpoint} | {_evidence(plan, record)} |"
+    )
+
+
+def _evidence(plan: Plan, record: dict[str, Any] | None) -> str:
+    if record is None or record.get("layout") != describe(plan.layout):
+        return "accepted"
+    if not record["passed"]:
+        return "accepted; its rehearsal differs, see evidence.json"
+    return f"rehearsed {record['date']} at {record['commit']}: {summary(record)}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,49 @@
+"""What a rehearsal trains on: random weights of the twin's shape, and bytes of the standard library's own sources."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import string
+import textwrap
+from pathlib import Path
+
+from kit.specs.job import JobSpec
+from kit.specs.model import ModelSpec
+
+VOCABULARY = 256
+ROWS = 64
+HELD_OUT = 8
+SEED = 20
+
+
+def write_model(model: ModelSpec, directory: Path) -> None:
+    """A Hugging Face directory with random weights of this shape."""
+    from kit.engines.hf import random_model
+
+    random_model(model, SEED).save_pretrained(directory)
+
+
+def write_data(job: JobSpec, prefix: Path) -> None:
+    """Training and held-out pairs at ``prefix/train`` and ``prefix/validation``, for the job's objective."""
+    from kit.training.data.indexed import IndexedWriter
+
+    text = "".join(inspect.getsource(module) for module in (json, string, textwrap)).encode()
+    for name, part in (("train", text[4096:]), ("validation", text[:4096])):
+        start = 0 if job.objective == "seq2seq" else None
+        with IndexedWriter(
+            prefix / name,
+            tokenizer="bytes",
+            vocab_size=VOCABULARY,
+            objective=job.objective,
+            decoder_start_token_id=start,
+        ) as writer:
+            if job.objective == "pretrain":
+                writer.add_document(list(part))
+                continue
+            # Rows of unequal length, so that a wrong count of tokens or a wrong mask shows.
+            for index in range(HELD_OUT if name == "validation" else ROWS):
+                begin = index * 61 % (len(part) - 64)
+                row = list(part[begin : begin + 24 + index * 7 % 33])
+                cut = 8 + index % 5
+                writer.add_row([row[:cut], row[cut:]])

@@ -1,0 +1,195 @@
+"""Run a recipe's twin for real: train, be killed, resume on the same curve, export, load in transformers.
+
+The reference is plain torch in one process on the same model, data and schedule; every step's loss and gradient norm
+are compared with it, before the kill and after the resume.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.emit.run_directory import RunDirectory, write
+from kit.errors import EngineError
+from kit.planner.plan import Plan
+from kit.planner.search import make_plan
+from kit.planner.twin import Twin, twin
+from kit.rehearsal import assets, processes
+from kit.specs.layout import Pins
+from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
+
+STEPS = 8
+SAVE_EVERY = 3
+KILL_AT = 4
+"""After the first checkpoint, before the second: the resumed run repeats a step."""
+LOSS_BOUND = 1e-4
+NORM_BOUND = 1e-3
+"""Relative to plain torch, in fp32. Engines add in other orders: a few parts in 10⁷, which Adam lets grow."""
+EXPORT_BOUND = 1e-4
+CANNOT_SHOW = (
+    "speed and peak memory of a GPU",
+    "kernels and collectives of CUDA and NCCL",
+    "numbers in 16 bits",
+    "faults of a network",
+)
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a rehearsal came to."""
+
+    recipe: str
+    layout: str
+    """Of the recipe's plan."""
+    twin: str
+    processes: int
+    launcher: str
+    replaced: tuple[str, ...]
+    loss_difference: float
+    """Largest relative difference of a step's loss from plain torch."""
+    norm_difference: float
+    killed_at: int
+    exported_difference: float
+    """Relative difference of the exported model's held-out loss in transformers from plain torch's export."""
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether every comparison held."""
+        return (
+            self.loss_difference <= LOSS_BOUND
+            and self.norm_difference <= NORM_BOUND
+            and self.exported_difference <= EXPORT_BOUND
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**dataclasses.asdict(self), "passed": self.passed}
+
+
+def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Rehearsal:
+    """Everything is written below ``directory``, which must not exist. Raises ``KitError`` where a run fails."""
+    begin = time.monotonic()
+    shrunk = twin(plan)
+    directory.mkdir(parents=True)
+    assets.write_model(shrunk.model, directory / "model")
+    assets.write_data(shrunk.job, directory / "data")
+    settings = _run(run, shrunk, directory)
+    reference = write(_reference(shrunk), dataclasses.replace(settings, nvme_path=None), directory / "reference")
+    own = write(make_plan(shrunk.model, shrunk.cluster, shrunk.job, shrunk.pins), settings, directory / "twin")
+    _check_twin(own.plan, shrunk)
+    processes.run(reference.path)
+    killed = processes.run_until_killed(own.path, KILL_AT)
+    processes.run(own.path, "--resume", "auto")
+    expected, found = _curve(reference), _curve(own)
+    return Rehearsal(
+        recipe=name,
+        layout=_described(plan),
+        twin=shrunk.covers,
+        processes=shrunk.cluster.num_gpus,
+        launcher=_launcher(own),
+        replaced=shrunk.replaced,
+        loss_difference=_largest(expected, found, "loss"),
+        norm_difference=_largest(expected, found, "grad_norm"),
+        killed_at=killed,
+        exported_difference=_exported(reference, own, shrunk, directory),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _run(run: RunSpec | None, shrunk: Twin, directory: Path) -> RunSpec:
+    """The recipe's schedule and data path over the twin's data."""
+    data = run.data if run is not None else DataSpec(train="")
+    base = run if run is not None else RunSpec(data=data)
+    offloads = "nvme" in (shrunk.pins.offload_optimizer, shrunk.pins.offload_param)
+    if offloads:
+        (directory / "nvme").mkdir()
+    return dataclasses.replace(
+        base,
+        model_path=str(directory / "model"),
+        nvme_path=str(directory / "nvme") if offloads else None,
+        data=dataclasses.replace(
+            data, train=str(directory / "data/train"), validation=str(directory / "data/validation")
+        ),
+        steps=STEPS,
+        checkpoint=CheckpointSpec(every_steps=SAVE_EVERY, keep_last=2, asynchronous=base.checkpoint.asynchronous),
+        logging=LoggingSpec(every_steps=1),
+        validation_sequences=8,
+        validation_every_steps=None,
+    )
+
+
+def _reference(shrunk: Twin) -> Plan:
+    """Plain torch in one process: the same batch, by accumulation."""
+    from kit.specs.catalog import parse_cluster
+
+    pins = Pins(engine="torch", zero_stage=0, recompute="none", micro_batch_size=1)
+    return make_plan(shrunk.model, parse_cluster("1xcpu"), shrunk.job, pins)
+
+
+def _check_twin(plan: Plan, shrunk: Twin) -> None:
+    """The planner must have taken every pin: a twin of another layout would prove nothing."""
+    for field in dataclasses.fields(Pins):
+        wanted = getattr(shrunk.pins, field.name)
+        if wanted is not None and getattr(plan.layout, field.name) != wanted:
+            raise EngineError(f"{field.name}={getattr(plan.layout, field.name)} was planned for the twin, not {wanted}")
+
+
+def _curve(rundir: RunDirectory) -> dict[int, dict[str, float]]:
+    """Step → what was logged of it; a step that was repeated after the resume counts as repeated."""
+    rows = {int(row["step"]): row for row in processes.metrics(rundir.path)}
+    if sorted(rows) != list(range(1, STEPS + 1)):
+        raise EngineError(f"{rundir.path.name}: steps {sorted(rows)} were logged, not 1 to {STEPS}")
+    return rows
+
+
+def _largest(expected: dict[int, dict[str, float]], found: dict[int, dict[str, float]], key: str) -> float:
+    return max(abs(found[step][key] / expected[step][key] - 1) for step in expected)
+
+
+def _exported(reference: RunDirectory, own: RunDirectory, shrunk: Twin, directory: Path) -> float:
+    """Export both, load both in transformers, compare their loss on held-out text."""
+    losses = []
+    for rundir in (reference, own):
+        hub = sorted((rundir.path / "checkpoints").glob("hub-step-*"))[-1]
+        losses.append(
+            _loss_in_transformers(hub, directory / f"exported-{rundir.path.name}", shrunk, directory / "model")
+        )
+    if not all(math.isfinite(loss) for loss in losses):
+        raise EngineError(f"losses of the exported models are {losses}")
+    return abs(losses[1] / losses[0] - 1)
+
+
+def _loss_in_transformers(hub: Path, directory: Path, shrunk: Twin, base: Path) -> float:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    from kit.training.checkpoint.hub import hub_to_hf
+    from kit.training.data.indexed import IndexedTokens
+
+    hub_to_hf(hub, directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
+    kind = AutoModelForSeq2SeqLM if shrunk.model.is_encoder_decoder else AutoModelForCausalLM
+    model = kind.from_pretrained(directory, dtype=torch.float32).eval()
+    tokens = IndexedTokens(base.parent / "data/validation").read(0, shrunk.job.seq_length)
+    ids = torch.tensor(tokens.astype("int64"))[None]
+    # Not by ``labels``: an encoder-decoder would shift them with special tokens, and bytes have none.
+    decoder = {"decoder_input_ids": ids[:, :-1]} if shrunk.model.is_encoder_decoder else {}
+    with torch.no_grad():
+        logits = model(input_ids=ids if decoder else ids[:, :-1], **decoder).logits
+    return float(torch.nn.functional.cross_entropy(logits[0].float(), ids[0, 1:]))
+
+
+def _launcher(rundir: RunDirectory) -> str:
+    text = (rundir.path / "launch.sh").read_text(encoding="utf-8")
+    names = {"accelerate.commands.launch": "accelerate launch", "torch.distributed.run": "torchrun"}
+    return next((name for module, name in names.items() if module in text), "python")
+
+
+def _described(plan: Plan) -> str:
+    from kit.planner.describe import describe
+
+    return describe(plan.layout)

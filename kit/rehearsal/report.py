@@ -1,0 +1,21 @@
+"""A rehearsal as text: what ran, what it showed, what it could not."""
+
+from __future__ import annotations
+
+from kit.rehearsal.rehearse import CANNOT_SHOW, EXPORT_BOUND, LOSS_BOUND, NORM_BOUND, STEPS, Rehearsal
+
+
+def render(result: Rehearsal) -> str:
+    """For the terminal."""
+    lines = [
+        f"{result.recipe}: {'rehearsed' if result.passed else 'FAILED'} in {result.seconds:.0f} s",
+        f"  plan      {result.layout}",
+        f"  twin      {result.twin}; {result.processes} processes by {result.launcher}",
+        f"  trained   {STEPS} steps; killed after step {result.killed_at}, resumed",
+        f"  curve     loss within {result.loss_difference:.1e} of plain torch (bound {LOSS_BOUND:g}), "
+        f"gradient norm {result.norm_difference:.1e} ({NORM_BOUND:g})",
+        f"  exported  loads in transformers, held-out loss within {result.exported_difference:.1e} ({EXPORT_BOUND:g})",
+    ]
+    lines += [f"  replaced  {item}" for item in result.replaced]
+    lines.append(f"  not shown {'; '.join(CANNOT_SHOW)}")
+    return "\n".join(lines)

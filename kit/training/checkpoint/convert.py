@@ -1,0 +1,207 @@
+"""Hugging Face model ↔ hub checkpoint ↔ Megatron checkpoint, offline: no GPU, no processes, one parameter in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from kit.engines.base import StateKind, TensorSource
+from kit.engines.hf import HfDirectory, check_names, parameter_shapes
+from kit.engines.shards import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
+from kit.errors import CheckpointError
+from kit.specs.job import LoraSpec
+from kit.specs.model import ModelSpec
+from kit.training.checkpoint.files import FileRecord, new_directory, verify, write_json
+from kit.training.checkpoint.hub_checkpoint import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
+from kit.training.checkpoint.native import MANIFEST, STATE, read_manifest
+from kit.training.checkpoint.to_huggingface import DTYPES, hub_to_hf, write_hf
+
+FORMATS = ("hf", "hub", "megatron")
+TRACKER = "latest_checkpointed_iteration.txt"
+"""Where Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
+_START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What is to be converted."""
+
+    format: str
+    model: ModelSpec
+    counters: Counters
+    sources: Mapping[StateKind, TensorSource]
+    """Weights, and either both moments or none."""
+    lora: LoraSpec | None = None
+    """Set where the weights are adapters."""
+
+
+def convert(
+    source: Path,
+    to: str,
+    out: Path,
+    *,
+    dtype: str = "bfloat16",
+    model: str | None = None,
+    extras_from: Path | None = None,
+    merge_into: Path | None = None,
+) -> str:
+    """Write ``source`` in another format to the new directory ``out``; returns what that is, in words.
+
+    ``dtype``: of the weights in Hugging Face and Megatron checkpoints; hub checkpoints and optimizer state are fp32.
+    ``model``: what a Megatron checkpoint is of (a Hugging Face directory, a run directory, a catalog name), where it
+    does not lie in a run directory of kit's. Raises KitError for anything missing, damaged, or of another model.
+    """
+    if to not in FORMATS:
+        raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(FORMATS)}")
+    if dtype not in DTYPES:
+        raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
+    if to == "hf" and (Path(source) / HUB_JSON).is_file():
+        hub_to_hf(source, out, dtype, extras_from, merge_into=merge_into)
+        adapters = HubCheckpoint(source).lora is not None and merge_into is None
+        return f"{'peft adapters' if adapters else 'a Hugging Face model'} in {dtype}"
+    if merge_into is not None:
+        raise CheckpointError(f"--merge-into {merge_into} is for adapters in a hub checkpoint and --to hf; leave it out")
+    opened = open_checkpoint(Path(source), model)
+    if opened.lora is not None:
+        raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to hf")
+    if opened.format == to:
+        raise CheckpointError(f"{source} is of format {to} already; copy it, or choose another --to")
+    try:
+        if to == "hf":
+            write_hf(opened.model, opened.sources[StateKind.MASTER], out, dtype, extras_from)
+            return f"a Hugging Face model in {dtype}"
+        if to == "hub":
+            write_hub(opened, out)
+        else:
+            write_megatron(opened, out, DTYPES[dtype])
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"writing {out} failed: {error}; check the free space and the permissions there"
+        ) from error
+    state = "with Adam's state" if len(opened.sources) > 1 else "weights only"
+    return f"a {to} checkpoint of {opened.model.name}, {state}"
+
+
+def open_checkpoint(path: Path, model: str | None = None) -> Opened:
+    """Find out what a directory is. Raises KitError where it is none of the formats, or is damaged."""
+    if (path / HUB_JSON).is_file():
+        hub = HubCheckpoint(path)
+        hub.verify()
+        return Opened("hub", hub.model, hub.counters, {kind: hub.source(kind) for kind in hub.kinds}, hub.lora)
+    if (directory := _torch_dist_directory(path)) is not None:
+        return _open_megatron(path, directory, model)
+    if (path / "config.json").is_file():
+        from kit.specs.catalog import load_model
+
+        spec = load_model(str(path))
+        return Opened("hf", spec, _START, {StateKind.MASTER: HfDirectory(path)})
+    raise CheckpointError(
+        f"{path} is no checkpoint: neither {HUB_JSON} (hub) nor config.json (Hugging Face) nor .metadata or {TRACKER} "
+        f"(Megatron) is in it"
+    )
+
+
+def write_hub(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
+    """Write a hub checkpoint, in fp32. Raises CheckpointError or OSError."""
+    shapes = parameter_shapes(opened.model)
+    weight_map: dict[StateKind, dict[str, str]] = {}
+    records: dict[str, FileRecord] = {}
+    with new_directory(Path(out)) as partial:
+        for kind, source in opened.sources.items():
+            check_names(shapes, source)
+            weight_map[kind] = {}
+            files = plan_files([name for name in source.names() if name in shapes], shapes, 4, shard_bytes)
+            for number, names in enumerate(files, start=1):
+                file = f"{kind.value}-{number:05d}.safetensors"
+                records[file] = _write_file(partial / file, names, shapes, source)
+                weight_map[kind] |= dict.fromkeys(names, file)
+        write_json(partial / HUB_JSON, hub_json(opened.counters, opened.model, weight_map, records))
+
+
+def write_megatron(opened: Opened, out: Path, dtype: torch.dtype) -> None:
+    """Write a directory that Megatron-LM loads: ``release`` for weights alone, ``iter_…`` with the optimizer's state.
+
+    Raises CheckpointError or OSError.
+    """
+    from kit.engines.megatron import offline
+
+    counters = opened.counters
+    common: dict[str, object] = {"checkpoint_version": 3.0, "iteration": counters.step}
+    name, newest = "release", "release"
+    if len(opened.sources) > 1:
+        name, newest = f"iter_{counters.step:07d}", str(counters.step)
+        common["optimizer"] = {
+            "optimizer": {"param_groups": [{"step": counters.optimizer_steps}]},
+            "param_state_sharding_type": "fully_reshardable",
+        }
+    with new_directory(Path(out)) as partial:
+        (partial / name).mkdir()
+        offline.write(partial / name, opened.model, opened.sources, dtype, common)
+        (partial / TRACKER).write_text(newest, encoding="utf-8")
+
+
+def _write_file(
+    path: Path, names: list[str], shapes: Mapping[str, tuple[int, ...]], source: TensorSource
+) -> FileRecord:
+    writer = SafetensorsWriter(path, {name: (torch.float32, shapes[name]) for name in names})
+    try:
+        for name in names:
+            tensor = source.read(name)
+            writer.write(name, tensor.float())
+        return FileRecord(*writer.finish())
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+def _torch_dist_directory(path: Path) -> Path | None:
+    """Where the files are: the directory itself, ``state`` of a native checkpoint, or Megatron-LM's newest."""
+    tracker = path / TRACKER
+    candidates = [path, path / STATE]
+    if tracker.is_file():
+        newest = tracker.read_text(encoding="utf-8").strip()
+        candidates.append(
+            path / (newest if newest == "release" else f"iter_{int(newest):07d}" if newest.isdigit() else newest)
+        )
+    return next((each for each in candidates if (each / ".metadata").is_file()), None)
+
+
+def _open_megatron(path: Path, directory: Path, model: str | None) -> Opened:
+    from kit.engines.megatron import offline, torch_dist
+
+    counters = None
+    if (path / MANIFEST).is_file():
+        manifest = read_manifest(path)
+        verify(path, manifest.files)
+        counters = manifest.counters
+    spec = _model_of(path, model)
+    checkpoint = torch_dist.Checkpoint(directory)
+    kinds = KINDS if offline.has_moments(checkpoint, spec) else (StateKind.MASTER,)
+    if counters is None:
+        common = checkpoint.common()
+        steps = checkpoint.optimizer_steps()
+        counters = Counters(step=int(common.get("iteration", 0)), samples_seen=0, tokens_seen=0, optimizer_steps=steps)
+    sources = {kind: offline.MegatronSource(checkpoint, kind, spec) for kind in kinds}
+    return Opened("megatron", spec, counters, sources)
+
+
+def _model_of(path: Path, model: str | None) -> ModelSpec:
+    """What was named, or the model of the run directory in which the checkpoint lies."""
+    from kit.planner.plan import Plan
+    from kit.specs.catalog import load_model
+
+    if model is None:
+        plan = path.resolve().parent.parent / "plan.yaml"
+        if not plan.is_file():
+            raise CheckpointError(
+                f"{path} does not say what model it is of; add --model with its Hugging Face directory, the run "
+                f"directory, or a catalog name"
+            )
+        return Plan.load(plan).model
+    if (Path(model) / "plan.yaml").is_file():
+        return Plan.load(Path(model) / "plan.yaml").model
+    return load_model(model)

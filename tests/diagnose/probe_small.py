@@ -1,0 +1,65 @@
+"""Probe small plans in a process of its own, which Megatron's patches need: ``python -m tests.diagnose.probe_small``."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+
+from benchmarks.probe.plans import Case
+from kit.diagnose.probe.run import probe
+from kit.specs.model import ModelSpec
+
+
+def shape(family: str, **changes: object) -> ModelSpec:
+    """Four layers, wide enough that what is counted outweighs indices and scores."""
+    sizes = {
+        "name": f"small-{family}",
+        "family": family,
+        "num_layers": 4,
+        "hidden_size": 256,
+        "ffn_hidden_size": 704,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "vocab_size": 2048,
+        "max_position_embeddings": 1024,
+    }
+    return ModelSpec(**{**sizes, **changes})  # type: ignore[arg-type]
+
+
+LLAMA, QWEN3 = shape("llama"), shape("qwen3")
+GPT2 = shape("gpt2", num_key_value_heads=8, rope_theta=None, ffn_hidden_size=1024)
+EXPERTS = shape("qwen3_moe", num_experts=8, experts_per_token=2, moe_ffn_hidden_size=256)
+
+
+def case(model: ModelSpec, engine: str, stages: tuple[int, ...] = (0,), **layout: object) -> Case:
+    return Case(model=model, engine=engine, seq_length=512, stages=stages, layout={"micro_batch_size": 2, **layout})
+
+
+CASES = (
+    case(LLAMA, "torch", zero_stage=0),
+    case(QWEN3, "torch", zero_stage=3, dp=4, recompute="full"),
+    case(GPT2, "deepspeed", zero_stage=2, dp=4),
+    case(LLAMA, "megatron", stages=(0, 1), zero_stage=1, tp=2, sp=True, pp=2, dp=2, gradient_accumulation_steps=4),
+    case(QWEN3, "megatron", zero_stage=0, tp=4, dp=1),
+    case(GPT2, "megatron", zero_stage=1, dp=4, recompute="full"),
+    case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8),
+)
+
+
+def main() -> None:
+    """Print a JSON list: name, and the errors of every stage."""
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    found = []
+    for each in CASES:
+        plan = each.plan()
+        for stage in each.stages:
+            found.append({"name": f"{each.name}, stage {stage}", **probe(plan, stage).as_json()})
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

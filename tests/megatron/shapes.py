@@ -1,0 +1,33 @@
+"""What families have beyond a plain transformer, small: changes to the models of tests/training/tiny.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+WINDOW = {"sliding_window": 7}  # cuts at every place of a sequence of 32, and divides nothing
+CAPPED = WINDOW | {
+    "full_attention_every": 2,
+    "attention_softcap": 2.0,
+    "logit_softcap": 3.0,
+    "query_pre_attn_scalar": 4,
+}
+TWO_ROTATIONS = WINDOW | {"full_attention_every": 2, "local_rope_theta": 100.0, "query_pre_attn_scalar": 12}
+NEOX = {"parallel_residual": True, "partial_rotary_factor": 0.5}
+DEEPSEEK = {
+    "num_experts": 8,
+    "experts_per_token": 4,
+    "router_groups": 4,
+    "router_top_groups": 2,
+    "routed_scaling_factor": 2.5,
+    "num_shared_experts": 1,
+    "first_dense_layers": 1,
+}
+
+BY_FAMILY: dict[str, dict[str, Any]] = {
+    "mistral": WINDOW,
+    "gemma2": CAPPED,
+    "gemma3_text": TWO_ROTATIONS,
+    "gpt_neox": NEOX,
+    "deepseek_v3": DEEPSEEK,
+}
+"""The others have nothing."""

@@ -1,0 +1,144 @@
+"""Conversions offline: what comes out is what the engine itself reads and writes, and bad input is named."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kit.engines.base import StateKind
+from kit.engines.hf import HfDirectory
+from kit.errors import CheckpointError, KitError
+from kit.training.checkpoint.convert import convert, open_checkpoint
+from kit.training.checkpoint.hub import HubCheckpoint
+from tests.megatron import cases, checkpoints
+from tests.training import tiny
+from tests.workers import pool
+
+
+@pytest.fixture(scope="module", params=["llama", "mixtral"])
+def saved(request, references, tmp_path_factory):
+    """(spec, directory of the run directories, checkpoints of two steps on TP2 (and EP2), the curve after them)."""
+    spec = tiny.model(request.param, num_layers=4, vocab_size=127)
+    directory, _ = references(spec)
+    layout = {"tp": 2, "sp": True} | ({"ep": 2} if spec.num_experts else {})
+    rundir = cases.run_directory(directory / "run", spec, **layout)
+    root = tmp_path_factory.mktemp("run")
+    rundir.plan.save(root / "plan.yaml")
+    curve = pool("megatron", 2).run(checkpoints.save, rundir, root / "checkpoints")[0]
+    return spec, directory, root / "checkpoints", curve
+
+
+def same(found, expected):
+    assert sorted(found.names()) == sorted(expected.names())
+    return all(torch.equal(found.read(name).float(), expected.read(name).float()) for name in expected.names())
+
+
+def test_a_native_checkpoint_becomes_the_hub_checkpoint_that_the_engine_writes(saved, tmp_path):
+    _, _, root, _ = saved
+    convert(root / "step-00000002", "hub", tmp_path / "hub")
+    found, expected = HubCheckpoint(tmp_path / "hub"), HubCheckpoint(root / "hub")
+    found.verify()
+    assert (found.counters, found.model) == (expected.counters, expected.model)
+    for kind in checkpoints.KINDS:
+        assert same(found.source(kind), expected.source(kind))
+
+
+def test_a_hub_checkpoint_becomes_one_that_the_engine_resumes(saved, tmp_path):
+    spec, directory, root, curve = saved
+    words = convert(root / "hub", "megatron", tmp_path / "out", dtype="float32")
+    assert words == f"a megatron checkpoint of {spec.name}, with Adam's state"
+    assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text() == "2"
+    rundir = cases.run_directory(directory / "run", spec, pp=2)
+    found = pool("megatron", 2).run(checkpoints.load_plain, rundir, tmp_path / "out" / "iter_0000002")[0]
+    assert found == pytest.approx(curve, rel=1e-4)
+
+
+def test_megatron_core_reads_what_is_written(saved, tmp_path):
+    """Its own loader, on its own names and shapes, on another layout than that which wrote."""
+    spec, directory, root, _ = saved
+    convert(root / "hub", "megatron", tmp_path / "out", dtype="float32")
+    rundir = cases.run_directory(directory / "run", spec, pp=2)
+    for path in (root / "step-00000002" / "state", tmp_path / "out" / "iter_0000002"):
+        differing = pool("megatron", 2).run(checkpoints.read_by_megatron, rundir, path, root / "hub")
+        assert differing == [[], []]
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "phi3", "qwen3_moe"])
+def test_a_hugging_face_model_there_and_back(references, tmp_path, family):
+    spec = tiny.model(family, num_layers=4, vocab_size=127, tied_embeddings=family == "gpt2")
+    model = references(spec)[0] / "model"
+    assert convert(model, "megatron", tmp_path / "megatron", dtype="float32").endswith("weights only")
+    convert(tmp_path / "megatron", "hf", tmp_path / "back", dtype="float32", model=str(model))
+    convert(model, "hub", tmp_path / "hub")
+    convert(tmp_path / "hub", "hf", tmp_path / "again", dtype="float32")
+    for path in (tmp_path / "back", tmp_path / "again"):
+        assert same(HfDirectory(path), HfDirectory(model))
+    assert open_checkpoint(tmp_path / "hub").sources.keys() == {StateKind.MASTER}
+
+
+def test_an_engine_starts_from_a_hub_checkpoint_of_weights_alone(saved, tmp_path):
+    spec, directory, _, _ = saved
+    convert(directory / "model", "hub", tmp_path / "hub")
+    rundir = cases.run_directory(directory / "run", spec, pp=2, model_path=None)
+    curve = pool("megatron", 2).run(checkpoints.through_the_hub, rundir, tmp_path)[0]
+    assert curve == pytest.approx(pool("megatron", 2).run(checkpoints.from_the_start, rundir, directory / "model")[0])
+
+
+class TestBadInput:
+    def test_what_is_no_checkpoint(self, tmp_path):
+        with pytest.raises(CheckpointError, match=r"is no checkpoint: neither hub.json"):
+            convert(tmp_path, "hf", tmp_path / "out")
+
+    def test_an_unknown_format(self, tmp_path):
+        with pytest.raises(CheckpointError, match="--to onnx is unknown; use one of hf, hub, megatron"):
+            convert(tmp_path, "onnx", tmp_path / "out")
+
+    def test_the_same_format(self, saved, tmp_path):
+        with pytest.raises(CheckpointError, match="is of format hub already"):
+            convert(saved[2] / "hub", "hub", tmp_path / "out")
+
+    def test_a_megatron_checkpoint_of_nobody(self, saved, tmp_path):
+        shutil.copytree(saved[2] / "step-00000002", tmp_path / "a" / "step")
+        with pytest.raises(CheckpointError, match="add --model"):
+            convert(tmp_path / "a" / "step", "hf", tmp_path / "out")
+
+    def test_a_damaged_file(self, saved, tmp_path):
+        shutil.copytree(saved[2].parent, tmp_path / "run")
+        directory = tmp_path / "run" / "checkpoints" / "step-00000002"
+        path = next((directory / "state").glob("*.distcp"))
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 10])
+        with pytest.raises(CheckpointError, match=r"distcp has \d+ bytes where"):
+            convert(directory, "hf", tmp_path / "out")
+        (directory / "manifest.json").unlink()  # as another program would have left it
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            convert(directory, "hf", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+
+    def test_a_table_of_contents_that_would_run_code(self, saved, tmp_path):
+        import pickle
+
+        class Harmful:
+            def __reduce__(self):
+                return print, ("harm",)
+
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(Harmful()))
+        with pytest.raises(CheckpointError, match=r"names builtins.print, which no table of contents has"):
+            convert(tmp_path, "hf", tmp_path / "out", model=str(saved[1] / "model"))
+
+    def test_another_model(self, saved, tmp_path):
+        root = saved[2]
+        other = "llama-3.2-1b"
+        with pytest.raises(KitError, match=r"has shape|is not in the checkpoint"):
+            convert(root / "step-00000002", "hf", tmp_path / "out", model=other)
+
+
+def test_the_command(saved, tmp_path):
+    command = [sys.executable, "-m", "kit", "convert", "model", str(saved[2] / "step-00000002"), "--to", "hf"]
+    ran = subprocess.run([*command, "--out", str(tmp_path / "hf")], capture_output=True, text=True, check=True)
+    assert "a Hugging Face model in bfloat16" in ran.stdout
+    assert {tensor.dtype for tensor in load_file(tmp_path / "hf" / "model.safetensors").values()} == {torch.bfloat16}

@@ -1,0 +1,92 @@
+"""Layouts that people quote come out when they are pinned, or the planner says why they do not and what helps."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from kit.errors import PlanError
+from kit.planner.explain import explain
+from kit.planner.plan import Plan
+from kit.planner.search import make_plan
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+
+
+def plan_of(name: str, machines: str, pins: Pins, **job: Any) -> Plan:
+    return make_plan(load_model(name), parse_cluster(machines), JobSpec(**job), pins)
+
+
+def test_1b_on_one_gpu_is_plain_torch_with_autocast() -> None:
+    plan = plan_of("tinyllama-1.1b", "1xA100-40", Pins(), seq_length=2048, global_batch_size=64)
+    assert (plan.layout.engine, plan.layout.zero_stage) == ("torch", 0)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_7b_by_zero_on_8_a100(stage: int) -> None:
+    pins = Pins(engine="deepspeed", implementation="huggingface-sdpa", zero_stage=stage)
+    assert plan_of("llama-2-7b", "8xA100-80", pins, global_batch_size=64).layout.dp == 8
+
+
+QUOTED = Pins(engine="megatron", tp=8, pp=2, micro_batch_size=1)
+
+
+def test_70b_on_64_a100_of_40_gb_does_not_fit_as_quoted_and_what_does_is_named() -> None:
+    with pytest.raises(PlanError, match="GiB too many") as refused:
+        plan_of("llama-3-70b", "p4d.24xlarge:8", dataclasses.replace(QUOTED, recompute="none"))
+    ways = str(refused.value).splitlines()[1:]
+    assert len(ways) == 3
+    assert any("layout.pp left to the planner instead of 2" in way for way in ways)
+    free = plan_of("llama-3-70b", "p4d.24xlarge:8", Pins(engine="megatron", tp=8))
+    assert free.layout.pp > 2
+    assert plan_of("llama-3-70b", "p4de.24xlarge:8", QUOTED).layout.dp == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "machines", "pp", "dp", "batch"),
+    [
+        ("llama-3-70b", "512xA100-80", 4, 16, 1024),
+        ("llama-65b", "1024xA100-80", 8, 16, 2048),
+        ("llama-3-70b", "800xA100-80", 4, 25, 2000),
+    ],
+)
+def test_three_dimensional_layouts_as_quoted(name: str, machines: str, pp: int, dp: int, batch: int) -> None:
+    pins = Pins(engine="megatron", tp=8, pp=pp)
+    plan = plan_of(name, machines, pins, seq_length=2048, global_batch_size=batch)
+    assert plan.layout.dp == dp
+    words = explain(plan, pins)
+    assert "what binds: compute" in words
+    assert "left to the planner" in words
+
+
+def test_a_batch_of_2048_does_not_divide_over_25_replicas() -> None:
+    with pytest.raises(PlanError, match="does not divide global_batch_size=2048"):
+        plan_of("llama-3-70b", "800xA100-80", Pins(engine="megatron", tp=8, pp=4), global_batch_size=2048)
+
+
+def test_gpt2_xl_on_24_gb_by_zero_3_with_the_optimizer_on_the_host() -> None:
+    pins = Pins(engine="deepspeed", zero_stage=3, offload_optimizer="cpu", offload_param="cpu")
+    plan = plan_of("gpt2-xl", "1xTitan-RTX", pins, seq_length=128, global_batch_size=16, precision="fp32")
+    assert plan.layout.offload_optimizer == "cpu"
+    assert plan.predicted.step_time_components_s["offload"] > 0
+
+
+def test_a_trillion_parameters_by_zero_infinity() -> None:
+    model = dataclasses.replace(
+        load_model("gpt2"),
+        name="gpt-1t",
+        num_layers=128,
+        hidden_size=25600,
+        ffn_hidden_size=102400,
+        num_attention_heads=256,
+        num_key_value_heads=256,
+        head_dim=100,
+    )
+    pins = Pins(engine="deepspeed", zero_stage=3, offload_optimizer="nvme", offload_param="nvme", recompute="full")
+    cluster = dataclasses.replace(parse_cluster("16xH100"), nvme_gib=30000.0, host_ram_gib=4096.0)
+    plan = make_plan(model, cluster, JobSpec(seq_length=512, global_batch_size=64), pins)
+    assert plan.predicted.nvme_gib_per_node > 7000
+    assert plan.predicted.step_time_components_s["offload"] > 0.5 * plan.predicted.step_time_s

@@ -1,0 +1,56 @@
+"""Twins: the same kinds of parallelism, small enough for CPU processes, legal, and honest about what was replaced."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from kit.errors import KitError
+from kit.planner.plan import Plan
+from kit.planner.search import make_plan
+from kit.planner.twin import MOST_PROCESSES, twin
+from kit.specs.recipe import load_recipe
+from kit.specs.shipped import recipe_names, recipe_path
+
+SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero_hpz")
+SAME = ("engine", "implementation", "sp", "zero_stage", "offload_optimizer", "offload_param", "recompute")
+
+
+def planned(name: str) -> Plan | None:
+    recipe = load_recipe(recipe_path(name))
+    try:
+        return make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
+    except KitError:
+        return None
+
+
+PLANS = {name: plan for name in recipe_names() if (plan := planned(name)) is not None}
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_a_twin_is_legal_small_and_of_the_same_kinds(name: str) -> None:
+    plan = PLANS[name]
+    shrunk = twin(plan)
+    assert shrunk.cluster.num_gpus <= MOST_PROCESSES
+    small = make_plan(shrunk.model, shrunk.cluster, shrunk.job, shrunk.pins).layout
+    assert small.world_size == shrunk.cluster.num_gpus
+    for key in SAME:
+        assert getattr(small, key) == getattr(plan.layout, key), key
+    gone = {text.split("=")[0] for text in shrunk.replaced}
+    for key in SIZES:
+        assert (getattr(small, key) > 1) == (getattr(plan.layout, key) > 1) or key in gone, key
+    assert shrunk.model.family == plan.model.family
+    assert shrunk.job.objective == plan.job.objective
+    assert (shrunk.job.lora is None) == (plan.job.lora is None)
+    if plan.job.precision != "fp32":
+        assert any(text.startswith(f"precision={plan.job.precision}") for text in shrunk.replaced)
+
+
+def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
+    plan = PLANS["llama-3.1-8b-sft-zero3-8xa100-80"]
+    layout = dataclasses.replace(plan.layout, zero_hpz=8, zero_quantized_weights=True, zero_quantized_gradients=True)
+    shrunk = twin(dataclasses.replace(plan, layout=layout))
+    assert shrunk.pins.zero_quantized_weights is False
+    assert sum("zero_quantized" in text for text in shrunk.replaced) == 2
+    assert (shrunk.pins.zero_hpz, shrunk.cluster.num_gpus) == (2, 4)
