@@ -10,8 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity parity-all parity-megatron examples held-bytes pipeline-choice loading check lint types gpu-smoke failures \
-	rehearse-all
+.PHONY: help $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -53,6 +52,12 @@ loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes,
 pipeline-choice: setup  ## DeepSpeed's PipelineModule and AutoEP on two processes beside plain torch: a minute
 	@$(BIN)/python -m benchmarks.pipeline_choice
 
+streaming: setup  ## Megatron's weights in and out beside a plain copy, and the stall of a checkpoint: two minutes
+	@$(BIN)/python -m benchmarks.streaming
+
+relay: setup  ## runs that change engine or layout half-way, beside one that does not: three minutes
+	@$(BIN)/python -m benchmarks.relay
+
 held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurations three minutes (after make ops)
 	@$(BIN)/python -m benchmarks.deepspeed_bytes
 
@@ -61,6 +66,15 @@ failures: setup  ## provoke nine failures on two processes and compare what the 
 
 rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes (after make ops)
 	@$(BIN)/python -m benchmarks.rehearsals
+
+probe: setup  ## the cost model beside the probe, 55 full-size plans without a GPU: two minutes
+	@$(BIN)/python -m benchmarks.probe
+
+quality: setup  ## published production layouts beside the planner's best, half a minute
+	@$(BIN)/python -m benchmarks.quality
+
+accepted: setup  ## 20,000 random cases, every emitted file handed to the program that reads it: some minutes
+	@$(BIN)/python -m benchmarks.accepted
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -127,7 +127,7 @@ def shards_optimizer(layout: Layout) -> bool:
 
 def overlaps_gradients(layout: Layout) -> bool:
     """Whether gradients are reduced while backward still runs: always when there is anybody to reduce with. Weights are
-    gathered at once after the step instead (no overlap_param_gather): checkpoints and exports read them between steps."""
+    gathered right after the step (no overlap_param_gather): checkpoints and exports read them between steps."""
     return layout.dp * layout.cp > 1
 
 

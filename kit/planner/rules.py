@@ -84,9 +84,18 @@ def positions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layo
     return None
 
 
+TRANSFORMER_ENGINE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
+"""Those that megatron-core's own layer specs are for; the others differ inside a layer (kit/engines/megatron)."""
+
+
 def implementation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """Megatron computes its own layers; torch and DeepSpeed those of transformers, DeepSpeed Megatron's too."""
     if layout.engine == "megatron" and layout.implementation == "transformer-engine":
+        if model.family not in TRANSFORMER_ENGINE_FAMILIES:
+            return (
+                f"implementation=transformer-engine with family {model.family} of {model.name}: its layers are for "
+                f"{', '.join(TRANSFORMER_ENGINE_FAMILIES)}; use torch-native"
+            )
         if cluster.gpu.device == "cuda":
             return None
         return "implementation=transformer-engine on CPU processes: its kernels are for GPUs; use torch-native"

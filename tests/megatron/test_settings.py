@@ -54,6 +54,33 @@ def test_every_key_is_accepted_by_megatron_core():
         assert config.bf16 == (plan.job.precision == "bf16")
 
 
+def test_fp8_is_emitted_as_the_gpu_has_it():
+    import dataclasses
+
+    plan = tiny.plan(
+        tiny.model(), job={"precision": "fp8"}, engine="megatron", implementation="transformer-engine", tp=2
+    )
+    for gpu, words in (("H100", ("hybrid", "tensorwise")), ("B200", ("e4m3", "mxfp8"))):
+        cluster = dataclasses.replace(plan.cluster, gpu=dataclasses.replace(plan.cluster.gpu, name=gpu, device="cuda"))
+        settings = megatron_settings(dataclasses.replace(plan, cluster=cluster))["transformer_config"]
+        assert (settings["fp8"], settings["fp8_recipe"]) == words
+        assert (settings["bf16"], settings["params_dtype"]) == (True, "bfloat16")
+        assert settings["gradient_accumulation_fusion"]
+    assert "fp8" not in megatron_settings(next(plans()))["transformer_config"]
+
+
+def test_transformer_engine_is_asked_for_by_name_where_it_is_missing():
+    from kit.engines.megatron.fused import fused_block_spec, plain_name
+    from kit.errors import EngineError
+
+    with pytest.raises(EngineError, match="transformer-engine and it is not installed"):
+        fused_block_spec(None, None)
+    fused = "decoder.layers.3.self_attention.linear_qkv.layer_norm_weight"
+    assert plain_name(fused) == "decoder.layers.3.input_layernorm.weight"
+    assert plain_name("decoder.layers.3.mlp.linear_fc1.layer_norm_bias") == "decoder.layers.3.pre_mlp_layernorm.bias"
+    assert plain_name("decoder.layers.3.mlp.linear_fc1.weight") == "decoder.layers.3.mlp.linear_fc1.weight"
+
+
 def test_an_unknown_value_or_key_is_refused():
     from kit.engines.megatron.model import transformer_config
     from kit.errors import EngineError
@@ -72,7 +99,8 @@ def test_guarded_keys_exist_and_name_recipe_keys():
     for plan in plans():
         emitted |= {f"{section}.{key}" for section, keys in megatron_settings(plan).items() for key in keys}
     # rotary_base is not emitted, but adding it would be ignored: the frequencies are transformers' own.
-    assert set(GUARDED) - emitted == {"model.rotary_base"}
+    # fp8 has its own test.
+    assert set(GUARDED) - emitted == {"model.rotary_base", "transformer_config.fp8"}
     sections = {name: type(getattr(plan, name)) for name in ("model", "job", "layout")}
     for recipe_key in GUARDED.values():
         section, _, name = recipe_key.partition(".")

@@ -132,7 +132,8 @@ def job(**changes: object) -> JobSpec:
 
 def megatron(**sizes: object) -> Layout:
     """A Megatron layout with the distributed optimizer."""
-    return Layout(engine="megatron", implementation="torch-native", **{"zero_stage": 1, **sizes})  # type: ignore[arg-type]
+    defaults = {"implementation": "torch-native", "zero_stage": 1}
+    return Layout(engine="megatron", **{**defaults, **sizes})  # type: ignore[arg-type]
 
 
 def deepspeed(**sizes: object) -> Layout:

@@ -47,7 +47,9 @@ class MegatronEngine:
         self._chunks = [
             # Bucketing off but for the first chunk, as megatron.training does: later chunks reduce while others run.
             DistributedDataParallel(self._config, ddp_config, chunk, disable_bucketing=index > 0)
-            for index, chunk in enumerate(build_chunks(plan.model, self._config, settings["model"]))
+            for index, chunk in enumerate(
+                build_chunks(plan.model, self._config, settings["model"], plan.layout.implementation)
+            )
         ]
         self._optimizer = build_optimizer(optimizer_config(settings["optimizer"]), self._chunks)
         self._config.finalize_model_grads_func = finalize_model_grads

@@ -18,6 +18,7 @@ from megatron.core.utils import unwrap_model
 
 from kit.engines.base import BlockSource, StateKind, TensorSource
 from kit.engines.hf import check_names, check_shape, parameter_shapes
+from kit.engines.megatron.fused import plain_name
 from kit.engines.megatron.outbox import Outbox, receive
 from kit.engines.megatron.places import Place
 from kit.engines.megatron.weights import Group, tensor_groups, weight_map
@@ -276,5 +277,5 @@ def _global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> d
             if "local_experts" in parts:
                 place = parts.index("local_experts") + 1
                 parts[place] = str(int(parts[place]) + first_expert)
-            parameters[".".join(parts)] = param
+            parameters[plain_name(".".join(parts))] = param
     return parameters

@@ -13,6 +13,7 @@ from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_config import TransformerConfig
 
+from kit.engines.megatron.fused import fused_block_spec
 from kit.engines.megatron.layers import block_spec
 from kit.engines.megatron.rope import Rotation, TwoRotations
 from kit.errors import EngineError
@@ -76,18 +77,21 @@ def transformer_config(settings: Mapping[str, Any]) -> TransformerConfig:
         raise EngineError(f"megatron-core refuses transformer_config in megatron.yaml: {error}") from error
 
 
-def build_chunks(model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any]) -> list[torch.nn.Module]:
+def build_chunks(
+    model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], implementation: str = "torch-native"
+) -> list[torch.nn.Module]:
     """One module per virtual pipeline stage of this rank, on the current device, weights not yet set."""
     stages: list[int | None] = list(range(config.virtual_pipeline_model_parallel_size or 0)) or [None]
-    return [_chunk(model, config, settings, stage) for stage in stages]
+    return [_chunk(model, config, settings, stage, implementation) for stage in stages]
 
 
 def _chunk(
-    model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], vp_stage: int | None
+    model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], vp_stage: int | None, implementation: str
 ) -> torch.nn.Module:
+    fused = implementation == "transformer-engine"
     chunk = LanguageModel(
         config,
-        block_spec(model, config, vp_stage),
+        fused_block_spec(config, vp_stage) if fused else block_spec(model, config, vp_stage),
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         vp_stage=vp_stage,

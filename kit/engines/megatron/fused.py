@@ -1,0 +1,37 @@
+"""implementation=transformer-engine: megatron-core's own layers over Transformer Engine's kernels.
+
+They hold the norm of a layer inside the linear layer after it; outside of the module it has the name that the weight
+maps know.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from kit.errors import EngineError
+
+_NORMS = {
+    ".self_attention.linear_qkv.layer_norm_": ".input_layernorm.",
+    ".mlp.linear_fc1.layer_norm_": ".pre_mlp_layernorm.",
+}
+
+
+def fused_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """The layers of this pipeline stage's chunk. Raises EngineError where Transformer Engine is not installed."""
+    if importlib.util.find_spec("transformer_engine") is None:
+        raise EngineError(
+            "implementation=transformer-engine and it is not installed; pip install 'transformer-engine[pytorch]' "
+            "beside torch's CUDA build, or use implementation=torch-native"
+        )
+    return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
+
+
+def plain_name(parameter: str) -> str:
+    """Name of a parameter as torch-native layers have it."""
+    for fused, plain in _NORMS.items():
+        parameter = parameter.replace(fused, plain)
+    return parameter
