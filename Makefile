@@ -43,6 +43,9 @@ parity-megatron: setup  ## families × layouts of Megatron-core on pools of proc
 	@$(BIN)/python -m benchmarks.parity.megatron --write docs/megatron-parity.md
 	@$(BIN)/python -m benchmarks.parity.megatron --plant-all
 
+examples: setup  ## people's own scripts (Accelerator, Trainer, TRL) under kit's files, really launched: ten minutes
+	@$(BIN)/python -m benchmarks.examples
+
 loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export: two minutes
 	@$(BIN)/python -m benchmarks.loading
 

@@ -23,7 +23,7 @@ ROWS = 24
 
 
 def prepare(directory: Path = DIRECTORY) -> Path:
-    """``model/`` with a byte tokenizer that has a chat template, ``text.txt``, ``chats.jsonl``, ``preferences.jsonl``."""
+    """``model/`` with a byte tokenizer and its chat template, ``text.txt``, ``chats.jsonl``, ``preferences.jsonl``."""
     if (directory / "complete").exists():
         return directory
     shutil.rmtree(directory, ignore_errors=True)

@@ -1,5 +1,5 @@
-"""Python imports this by itself where the folder is on its path: accelerate then finds processes without a GPU connected
-by gloo, where it looks for CUDA and nccl only. Scripts and configurations stay what they are on GPUs."""
+"""Python imports this by itself where the folder is on its path: accelerate, which looks for CUDA and nccl only, then
+connects processes without a GPU by gloo. Scripts and configurations stay what they are on GPUs."""
 
 from __future__ import annotations
 

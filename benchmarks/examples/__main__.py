@@ -1,0 +1,88 @@
+"""``python -m benchmarks.examples``: every script of examples/ under every configuration, on two CPU processes.
+
+Each must become the engine, the stage and the number of processes that its configuration says, and give the losses of
+the same script on one process without any. Writes docs/own-scripts.md when all did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.assets import ROOT
+from benchmarks.examples.cases import LAYOUTS, SCRIPTS, ExampleError, Facts, alone, launched
+from benchmarks.examples.inputs import prepare
+
+TOLERANCE = 2e-4
+"""Relative, of each loss: Adam's first steps are sign descent, and some logs have four digits."""
+PAGE = ROOT / "docs" / "own-scripts.md"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.examples", description=__doc__)
+    parser.add_argument("--script", choices=SCRIPTS, action="append", help="only this one; repeatable")
+    parser.add_argument("--layout", choices=LAYOUTS, action="append", help="only this one; repeatable")
+    arguments = parser.parse_args()
+    scripts, layouts = arguments.script or SCRIPTS, arguments.layout or list(LAYOUTS)
+    directory, failed = prepare(), False
+    rows: dict[str, dict[str, float]] = {}
+    for script in scripts:
+        reference = alone(script, directory)
+        rows[script] = {}
+        for layout in layouts:
+            try:
+                rows[script][layout] = compared(launched(script, layout, directory), reference, layout)
+                print(f"  {script:16} {layout:22} losses agree within {rows[script][layout]:.0e}", flush=True)
+            except ExampleError as error:
+                failed = True
+                print(f"  {script:16} {layout:22} FAILED: {error}", flush=True)
+    if not failed and not arguments.script and not arguments.layout:
+        write(rows, PAGE)
+    return int(failed)
+
+
+def compared(found: Facts, reference: Facts, layout: str) -> float:
+    """Largest relative difference of a loss. Raises ExampleError where it is too large."""
+    if len(found.losses) != len(reference.losses) or not found.losses:
+        raise ExampleError(f"{layout}: {len(found.losses)} losses where one process had {len(reference.losses)}")
+    error = max(abs(a - b) / abs(b) for a, b in zip(found.losses, reference.losses, strict=True))
+    if error > TOLERANCE:
+        raise ExampleError(f"{layout}: losses {found.losses} where one process had {reference.losses}")
+    return error
+
+
+def write(rows: dict[str, dict[str, float]], page: Path) -> None:
+    """The table, with what it shows."""
+    layouts = list(next(iter(rows.values())))
+    lines = [
+        "# Your own training scripts",
+        "",
+        "The files of a run directory drive scripts that know nothing of kit. `python -m benchmarks.examples`",
+        "(`make examples`) starts each script of `examples/`, unchanged, by `accelerate launch --config_file",
+        "accelerate.yaml` on two CPU processes, and compares its losses with those of one process without any",
+        "configuration.",
+        "A cell is the largest relative difference over the steps; a script that became another engine, another stage",
+        "or one process fails.",
+        "",
+        "| script | " + " | ".join(layouts) + " |",
+        "|---|" + "---|" * len(layouts),
+        *(
+            f"| [{script}.py](../examples/{script}.py) | "
+            + " | ".join(f"{row[layout]:.0e}" for layout in layouts)
+            + " |"
+            for script, row in rows.items()
+        ),
+        "",
+        "What a CPU lacks is put in its place: accelerate looks for CUDA and nccl only, so a module of the benchmark",
+        "(`benchmarks/examples/gloo`) connects the processes by gloo. FSDP2's file is that of a plan for two A100.",
+        "",
+        "For the Trainer and TRL give the arguments that `ds_config.md` lists: where they differ the Trainer",
+        'refuses `ds_config.json`. `ds_config.trainer.json` has `"auto"` in their places instead.',
+        "",
+    ]
+    page.write_text("\n".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
