@@ -10,8 +10,8 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity parity-all parity-megatron held-bytes loading streaming relay check lint types gpu-smoke failures \
-	rehearse-all
+.PHONY: help setup demo ops test parity parity-all parity-megatron loading pipeline-choice streaming relay held- \
+	bytes failures rehearse-all lint types check gpu-smoke
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -46,6 +46,9 @@ parity-megatron: setup  ## families × layouts of Megatron-core on pools of proc
 
 loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export: two minutes
 	@$(BIN)/python -m benchmarks.loading
+
+pipeline-choice: setup  ## DeepSpeed's PipelineModule and AutoEP on two processes beside plain torch: a minute
+	@$(BIN)/python -m benchmarks.pipeline_choice
 
 streaming: setup  ## Megatron's weights in and out beside a plain copy, and the stall of a checkpoint: two minutes
 	@$(BIN)/python -m benchmarks.streaming

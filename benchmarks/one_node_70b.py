@@ -14,7 +14,7 @@ from kit.errors import PlanError
 from kit.planner.describe import describe
 from kit.planner.memory_report import FitReport, memory_report
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.layout import EngineName, Offload
+from kit.specs.layout import EngineName, Implementation, Offload
 from kit.units import GIB, human_seconds
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "one-node-70b.md"
@@ -43,12 +43,20 @@ class Choice:
     stage: int
     optimizer: Offload = "none"
     param: Offload = "none"
+    tp: int | None = None
+    """DeepSpeed's ZeRO over this much tensor parallelism of Megatron's layers."""
 
     @property
     def pins(self) -> kit.Pins:
         """The same for the planner."""
+        layers: Implementation = "torch-native" if self.tp else "huggingface-sdpa"
         return kit.Pins(
-            engine=self.engine, zero_stage=self.stage, offload_optimizer=self.optimizer, offload_param=self.param
+            engine=self.engine,
+            implementation=layers if self.engine == "deepspeed" else None,
+            tp=self.tp,
+            zero_stage=self.stage,
+            offload_optimizer=self.optimizer,
+            offload_param=self.param,
         )
 
 
@@ -61,6 +69,7 @@ CHOICES = (
     Choice("Megatron: tensor and pipeline parallelism", "megatron", 1),
     Choice("ZeRO-1, optimizer in host memory", "deepspeed", 1, "cpu"),
     Choice("ZeRO-2, optimizer in host memory", "deepspeed", 2, "cpu"),
+    Choice("ZeRO-2 over tensor parallelism of 4, optimizer in host memory", "deepspeed", 2, "cpu", tp=4),
     Choice("ZeRO-3, optimizer in host memory", "deepspeed", 3, "cpu"),
     Choice("ZeRO-3, optimizer and weights in host memory", "deepspeed", 3, "cpu", "cpu"),
     Choice("ZeRO-3, optimizer on NVMe", "deepspeed", 3, "nvme"),

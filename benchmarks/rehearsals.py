@@ -110,10 +110,10 @@ def table(evidence: dict[str, Any]) -> str:
 Written by `python -m benchmarks.rehearsals`; do not edit it here. `kit recipes copy NAME DIR` gives a directory to run
 from, `kit rehearse NAME` proves a recipe again.
 
-Evidence, in rising order: *accepted*: every engine's own parser took its files. *rehearsed*: its twin (same engine, kinds
-of parallelism, ZeRO stage, offload and recompute, tiny) trained on CPU processes, was killed, resumed on plain torch's
-curve, and its export loaded in transformers. *measured*: ran at full size on the named hardware; none has yet. Memory,
-speed and cost are predictions ([how good they are](../docs/accuracy.md)).
+Evidence, in rising order: *accepted*: every engine's own parser took its files. *rehearsed*: its twin (same
+engine, kinds of parallelism, ZeRO stage, offload and recompute, tiny) trained on CPU processes, was killed,
+resumed on plain torch's curve, and its export loaded in transformers. *measured*: ran at full size on the named
+hardware; none has yet. Memory, speed and cost are predictions ([how good they are](../docs/accuracy.md)).
 
 | recipe | layout | GiB a GPU | tokens/s | days | cost | checkpoint | evidence |
 |---|---|---|---|---|---|---|---|

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.pipeline_choice``: run PipelineModule and AutoEP on two CPU processes, and renew the page's table."""
+"""``python -m benchmarks.pipeline_choice``: run PipelineModule and AutoEP on two processes, renew the table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """DeepSpeed's PipelineModule on two processes: what a Hugging Face model needs to become one, and how near it comes.
 
-What it needs is ``as_layers``: a family's forward pass written once more, as a list of modules that hand over one tensor,
-with everything that the model computes once (positions, mask) computed in each.
+What it needs is ``as_layers``: a family's forward pass written once more, as a list of modules that hand over one
+tensor, with everything that the model computes once (positions, mask) computed in each.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def data() -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(inputs, labels) of every micro batch of every step."""
     generator = torch.Generator().manual_seed(5)
-    tokens = torch.randint(0, CONFIG.vocab_size, (STEPS * MICRO_BATCHES, MICRO_BATCH, SEQ_LENGTH + 1), generator=generator)
+    tokens = torch.randint(
+        0, CONFIG.vocab_size, (STEPS * MICRO_BATCHES, MICRO_BATCH, SEQ_LENGTH + 1), generator=generator
+    )
     return [(each[:, :-1], each[:, 1:]) for each in tokens]
 
 

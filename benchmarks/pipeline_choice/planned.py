@@ -1,7 +1,7 @@
 """What PipelineModule could reach at size, by the planner, beside what it would choose: docs/pipeline-choice.md.
 
-Its schedule is Megatron-core's 1F1B, so Megatron's own times stand for it, held to what it has: Hugging Face layers whole
-on a rank (tp=1), plain stages (vp=1) and ZeRO-1.
+Its schedule is Megatron-core's 1F1B, so Megatron's own times stand for it, held to what it has: layers whole on a rank
+(tp=1), plain stages (vp=1) and ZeRO-1.
 """
 
 from __future__ import annotations

@@ -67,13 +67,14 @@ def _inside_norm(shape: Shape, width: float, element: int) -> float:
     """What a norm keeps beside its result, per token.
 
     LayerNorm: its input and two statistics. RMSNorm computes in fp32: the input, and what the scale multiplies, in the
-    model's dtype (modeling_llama.py), or in fp32 (modeling_gemma.py scales by 1 + weight, modeling_olmo2.py before the
-    cast).
+    model's dtype (modeling_llama.py), or in fp32 (modeling_gemma.py scales by 1 + weight; modeling_olmo2.py and
+    modeling_gpt_oss.py before the cast).
     """
     if shape.norm == "layernorm":
         return element * width + 2 * element
     traits = _traits(shape)
-    scaled = 4 if traits.zero_centred_norm or traits.norm_placement == "output" else element
+    in_fp32 = traits.zero_centred_norm or traits.norm_placement == "output" or shape.family == "gpt_oss"
+    scaled = 4 if in_fp32 else element
     return (4 + scaled) * width + 4
 
 
@@ -117,11 +118,12 @@ def _attention(setup: TrainingSetup) -> dict[str, float]:
         return terms | _falcon(setup, query, key_value, heads)
     if not traits.fused_attention:
         # Eager: fp32 probabilities, their 16-bit copy, and the capped scores' tanh; keys and values of all heads. With
-        # sinks the softmax stays in the model's dtype.
+        # sinks the softmax stays in the model's dtype, but for autocast, and has a column and a largest score more.
         capped = element if shape.family == "gemma2" else 0
-        copies = 4 + (element if element == 2 or shape.family == "bloom" else 0)
-        width = element if traits.attention_sinks else copies + capped
-        terms["core_attn"] = width * heads * setup.seq_length
+        softmax = element if traits.attention_sinks and not setup.autocast else 4
+        copy = element if element != softmax else 0
+        terms["core_attn"] = (softmax + copy + capped) * heads * setup.seq_length
+        terms["core_attn"] += (softmax + 8) * heads if traits.attention_sinks else 0
         terms["attention"] += element * 2 * (query - key_value)
     if traits.qk_norm == "head":
         # Llama's rule keeps the scaled result in the model's dtype, Gemma's in fp32.
@@ -201,14 +203,14 @@ def _autocast(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     # Inputs of norms are fp32, and so is what an RMSNorm's scale multiplies; a LayerNorm keeps two statistics.
     norm = 8.0 * h + 4 if shape.norm == "rmsnorm" else 4.0 * h + 8
     inputs = 1 if shape.parallel_residual else 4 if traits.norm_placement == "both" else 2
-    terms = {"norms": inputs * norm}
+    # Two norms of one input keep it once.
+    second = 8 if shape.parallel_residual and not shape.shared_norm else 0
+    terms = {"norms": inputs * norm + second}
     terms |= _latent(setup, shape.latent) if shape.latent else _attention(setup)
-    matrices = (2 if shape.family in FUSED_PROJECTIONS else 3) + (2 if shape.gated_mlp else 1)
-    if shape.family == "phi3":
-        matrices = 2
-    if has_experts:
-        matrices = 4  # the router casts once
-    terms["casts"] = 2.0 * h * matrices
+    # One product takes one cast; the router casts once.
+    of_attention = 1 if shape.family in (*FUSED_PROJECTIONS, "falcon") else 3
+    of_mlp = 1 if has_experts or not shape.gated_mlp or shape.family == "phi3" else 2
+    terms["casts"] = 2.0 * h * (of_attention + of_mlp)
     if has_experts and shape.experts is not None:
         # Autocast does not know grouped products: experts stay in fp32 under it.
         return terms | _experts(setup, shape.experts, 4)

@@ -124,13 +124,40 @@ def stacks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout)
 
 
 def data_parallel_only(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """These engines run a Hugging Face model whole on every rank."""
-    split = [name for name in ("tp", "pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1]
+    """It runs a Hugging Face model, whose layers it cuts (kit/engines/torch/tensor_parallel.py) or leaves whole."""
+    split = [name for name in ("pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1]
     split += [name for name in ("sp", "first_stage_layers", "last_stage_layers") if getattr(layout, name)]
     if not split:
         return None
     given = ", ".join(f"{name}={getattr(layout, name)}" for name in split)
-    return f"{given} on engine={layout.engine}, which splits data only; use engine=megatron, or leave them out"
+    return (
+        f"{given} on engine={layout.engine}, which splits data and tensors only; use engine=megatron, or leave them out"
+    )
+
+
+def torch_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """kit/engines/torch/tensor_parallel.py: transformers' plans of columns and rows, with FSDP2 across."""
+    if layout.tp == 1:
+        return None
+    if model.family not in CUT_BY_TRANSFORMERS:
+        return (
+            f"tp={layout.tp} on engine=torch with family {model.family}: it is done for "
+            f"{', '.join(CUT_BY_TRANSFORMERS)}; use engine=megatron, or tp=1"
+        )
+    if layout.zero_stage == 0 or job.lora is not None:
+        return (
+            f"tp={layout.tp} on engine=torch goes with FSDP2 and whole weights; use zero_stage=2 or 3 without job.lora"
+        )
+    if model.num_key_value_heads % layout.tp or model.ffn_hidden_size % layout.tp:
+        return (
+            f"tp={layout.tp} does not divide num_key_value_heads={model.num_key_value_heads} and ffn_hidden_size="
+            f"{model.ffn_hidden_size} of {model.name}; use a divisor of both"
+        )
+    return None
+
+
+CUT_BY_TRANSFORMERS = ("llama", "mistral", "qwen2")
+"""Families whose plan in transformers cuts linear layers by columns and rows, and nothing else."""
 
 
 def torch_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
@@ -162,6 +189,7 @@ RULES: tuple[Rule, ...] = (
     Rule(stacks),
     Rule(data_parallel_only, _TORCH),
     Rule(torch_zero, _TORCH),
+    Rule(torch_tensor_parallel, _TORCH),
     Rule(no_offload, ("torch", "megatron")),
     *DEEPSPEED_RULES,
     *MEGATRON_RULES,

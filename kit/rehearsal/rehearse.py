@@ -176,8 +176,11 @@ def _loss_in_transformers(hub: Path, directory: Path, shrunk: Twin, base: Path) 
     model = kind.from_pretrained(directory, dtype=torch.float32).eval()
     tokens = IndexedTokens(base.parent / "data/validation").read(0, shrunk.job.seq_length)
     ids = torch.tensor(tokens.astype("int64"))[None]
+    # Not by ``labels``: an encoder-decoder would shift them with special tokens, and bytes have none.
+    decoder = {"decoder_input_ids": ids[:, :-1]} if shrunk.model.is_encoder_decoder else {}
     with torch.no_grad():
-        return float(model(input_ids=ids, labels=ids).loss)
+        logits = model(input_ids=ids if decoder else ids[:, :-1], **decoder).logits
+    return float(torch.nn.functional.cross_entropy(logits[0].float(), ids[0, 1:]))
 
 
 def _launcher(rundir: RunDirectory) -> str:

@@ -22,7 +22,7 @@ def real_parts(model: ModelSpec) -> dict[str, int]:
             part = "embedding"
         elif ".layers." in name or ".h." in name or ".block." in name:
             part = "layers"
-        elif name.startswith("lm_head"):
+        elif name.startswith(("lm_head", "embed_out")):
             part = "head"
         elif any(word in name for word in ("embed", "wte", "wpe", "shared")):
             part = "embedding"

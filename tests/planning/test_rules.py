@@ -309,6 +309,22 @@ CASES = [
         change={"seq_length": 4095},
         good_change={"seq_length": 4096},
     ),
+    Case("torch_tensor_parallel", torch(tp=2), "goes with FSDP2", torch(tp=2, zero_stage=3)),
+    Case(
+        "torch_tensor_parallel",
+        torch(tp=2, zero_stage=3),
+        "it is done for llama, mistral, qwen2",
+        torch(zero_stage=3),
+        model="gpt2",
+        change={"seq_length": 1024},
+    ),
+    Case(
+        "torch_tensor_parallel",
+        torch(tp=16, zero_stage=3),
+        "use a divisor of both",
+        torch(tp=8, zero_stage=3),
+        gpus="16xH100",
+    ),
     Case("torch_zero", torch(zero_stage=1), r"FSDP2 \(2 and 3\)", torch(zero_stage=3)),
     Case("no_offload", megatron(offload_optimizer="cpu"), "offload_optimizer=cpu on engine=megatron", megatron()),
     Case(

@@ -153,7 +153,8 @@ class TestOneProcess:
     @pytest.mark.parametrize(
         ("layout", "message"),
         [
-            ({"tp": 2}, "tp=2 on the torch engine"),
+            ({"pp": 2}, "pp=2 on the torch engine"),
+            ({"tp": 2}, "tp=2 on the torch engine goes with FSDP2 alone"),
             ({"zero_stage": 1}, "zero_stage=1"),
             ({"offload_param": "cpu"}, "offload_param=cpu"),
             ({"dp": 2}, "1 processes for a plan of 2"),
@@ -186,6 +187,58 @@ def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
     assert two["evaluated"].mean == pytest.approx(one["evaluated"].mean, rel=1e-6)
     for name, weight in one["master"].items():
         assert relative_error(two["master"][name], weight) < 1e-5, name
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("from_disk", [False, True], ids=["random", "built on meta"])
+def test_tensor_parallelism_agrees_with_one_process(tmp_path, family, from_disk):
+    """And its hub checkpoint goes on without it: names and shapes are those of whole parameters."""
+    spec = tiny.model(family, tied_embeddings=family == "qwen2")
+    job = {"optimizer": dataclasses.replace(tiny.plan().job.optimizer, eps=1e-3)}
+    alone = tiny.plan(spec, job=job, micro_batch_size=2, gradient_accumulation_steps=4)
+    paths = {}
+    if from_disk:
+        donor = build_model(tiny.run_directory(tmp_path, alone, seed=3), torch.float32, "cpu")
+        donor.save_pretrained(tmp_path / "hf")
+        paths = {"model_path": str(tmp_path / "hf")}
+    cut = dataclasses.replace(alone, layout=dataclasses.replace(alone.layout, tp=2, zero_stage=3))
+    (one,) = pool("torch", 1).run(cases.train_and_export, tiny.run_directory(tmp_path, alone, **paths))
+    two = pool("torch", 2).run(cases.train_and_export, tiny.run_directory(tmp_path, cut, **paths), tmp_path / "hub")[0]
+    for name, gradient in one["gradients"].items():
+        assert relative_error(two["gradients"][name], gradient) < 1e-5, name
+    assert torch.tensor(two["curve"] + two["after"]).allclose(torch.tensor(one["curve"] + one["after"]), rtol=1e-5)
+    resumed = pool("torch", 1).run(
+        cases.import_and_train, tiny.run_directory(tmp_path, alone, **paths), tmp_path / "hub"
+    )
+    assert torch.tensor(resumed[0]["after"]).allclose(torch.tensor(one["after"]), rtol=1e-5)
+
+
+def test_a_model_from_a_directory_is_never_whole(tmp_path):
+    """Under FSDP2 it is built without memory, and each rank keeps its slices of what it reads."""
+    plan = tiny.plan(dp=2, zero_stage=3)
+    build_model(tiny.run_directory(tmp_path, plan), torch.float32, "cpu").save_pretrained(tmp_path / "hf")
+    rundir = tiny.run_directory(tmp_path, plan, model_path=str(tmp_path / "hf"))
+    assert pool("torch", 2).run(devices_at_birth, rundir) == [{"meta"}, {"meta"}]
+
+
+def devices_at_birth(rundir):
+    """Where parameters were when the model had been built."""
+    from kit.engines.torch import engine as module
+
+    found, original = set(), module.build_model
+
+    def watched(*args):
+        model = original(*args)
+        found.update(parameter.device.type for parameter in model.parameters())
+        return model
+
+    module.build_model = watched
+    try:
+        engine = TorchEngine(rundir)
+        engine.forward_backward(cases.batches(engine, rundir, 0))
+    finally:
+        module.build_model = original
+    return found
 
 
 def test_ddp_reduces_once_a_step(tmp_path):

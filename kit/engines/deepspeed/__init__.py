@@ -1,1 +1,1 @@
-"""ZeRO stages 0 to 3 of DeepSpeed on Hugging Face models, with CPU offload. Import ``engine`` for the engine itself."""
+"""ZeRO stages 0 to 3 with offload, on Hugging Face models and over Megatron's tensor parallelism; see ``split``."""

@@ -4,7 +4,8 @@ DeepSpeed averages gradients over data-parallel ranks in every stage (engine.py,
 stage_1_and_2.py, average_tensor; comm/coalesced_collectives.py, reduce_scatter_coalesced) and, unless told
 otherwise, divides by the number of micro batches. A loss is here (sum over this micro batch) · dp / (tokens over all
 ranks and micro batches), handed to ``backward(scale_wrt_gas=False)``: the dp cancels the averaging, and the gradient is
-that of the mean over the step's tokens, however they are spread.
+that of the mean over the step's tokens, however they are spread. By what is averaged where ranks share the work on a
+sample is the split's to know (``split.py``, ``averaged_over``).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ NATIVE_TAG = "native"
 
 
 class DeepSpeedEngine:
-    """ZeRO 0 to 3 on a Hugging Face causal LM, configured by the run directory's ds_config.json.
+    """ZeRO 0 to 3, configured by the run directory's ds_config.json, on the model of its plan's split.
 
     Weights are random from ``run.seed``, or those of ``run.model_path``. Raises EngineError where DeepSpeed did not
     become what the plan says.

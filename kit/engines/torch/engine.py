@@ -44,13 +44,13 @@ class TorchEngine:
         """Raises EngineError where the plan asks for more than data parallelism or for another world size."""
         plan = rundir.plan
         _check(plan)
-        self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
-        self.is_main = self.dp_rank == 0
+        self._rank = dist.get_rank()
+        self.is_main = self._rank == 0
         self._device = _device(plan.cluster.gpu.device)
         self._spec = plan.model
         self._grad_clip = plan.job.grad_clip
         self._lora = plan.job.lora
-        self._model = build_model(rundir, torch.float32, self._device)
+        self._model = build_model(rundir, torch.float32, _birthplace(rundir, self._device))
         if plan.layout.recompute == "full":
             self._model.activation_checkpointing_enable({"use_reentrant": False})
         if self._lora is not None:
@@ -60,9 +60,11 @@ class TorchEngine:
         if plan.layout.zero_stage == 0:
             steps = rundir.run.steps or plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length)
             compression = Compression(plan.layout.gradient_compression, steps)
-            self._state_is, self._autocast_dtype = Replicated(self._model, self.dp_size, compression), bf16
+            self._state_is, self._autocast_dtype = Replicated(self._model, plan.layout.dp, compression), bf16
         else:
-            self._state_is, self._autocast_dtype = Sharded(self._model, plan.layout.zero_stage, bf16), None
+            stage, tp = plan.layout.zero_stage, plan.layout.tp
+            self._state_is, self._autocast_dtype = Sharded(self._model, stage, bf16, self._device, tp), None
+        self.dp_rank, self.dp_size = self._state_is.dp_rank, self._state_is.dp_size
         self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._optimizer = build_adamw(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
@@ -75,7 +77,7 @@ class TorchEngine:
         """Raises EngineError where no label of the step counts, or gradients of an earlier step are still there."""
         if any(parameter.grad is not None for parameter in self._parameters.values()):
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
-        tokens = global_tokens(micro_batches, self._device)
+        tokens = global_tokens(micro_batches, self._device, self._state_is.tokens_group)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(micro_batches):
             with self._state_is.micro_batch(is_last=index == len(micro_batches) - 1):
@@ -83,20 +85,22 @@ class TorchEngine:
                 # Both DDP and FSDP2 average over the ranks: times dp makes that the sum.
                 (loss * (self.dp_size / tokens)).backward()
             loss_sum += loss.detach()
-        dist.all_reduce(loss_sum)
+        dist.all_reduce(loss_sum, group=self._state_is.tokens_group)
         return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
 
     def apply(self, learning_rate: float) -> Norms:
         gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = self._state_is.norm(gradients)
         if self._grad_clip > 0:
-            # coefficient min(1, clip / (norm + 1e-6)), as clip_grad_norm_ does
-            torch.nn.utils.clip_grads_with_norm_(self._parameters.values(), self._grad_clip, norm)
+            # As clip_grad_norm_ does; of slices one by one, which may lie on meshes of their own.
+            coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
+            for gradient in gradients:
+                self._state_is.local(gradient).mul_(coefficient)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
         self.discard()
-        return Norms(gradient=self._state_is.full(norm).item())
+        return Norms(gradient=norm.item())
 
     def discard(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
@@ -104,7 +108,7 @@ class TorchEngine:
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Raises EngineError where no label counts."""
-        tokens = global_tokens(micro_batches, self._device)
+        tokens = global_tokens(micro_batches, self._device, self._state_is.tokens_group)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self._model.eval()
         try:
@@ -112,30 +116,30 @@ class TorchEngine:
                 loss_sum += self._loss(micro_batch, training=False)
         finally:
             self._model.train()
-        dist.all_reduce(loss_sum)
+        dist.all_reduce(loss_sum, group=self._state_is.tokens_group)
         return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
 
     def save(self, directory: Path) -> None:
         """State tensors by the main rank, random state by every rank. Raises OSError or SafetensorError."""
-        save_file(_random_state(self._device), directory / f"rng-{self.dp_rank:05d}.safetensors")
+        save_file(_random_state(self._device), directory / f"rng-{self._rank:05d}.safetensors")
         if not (self.is_main or self._state_is.local_state_differs):
             return
         weight_map = {}
         for kind in NATIVE_KINDS:
-            writer = ShardWriter(directory, f"{kind.value}-rank{self.dp_rank:05d}")
+            writer = ShardWriter(directory, f"{kind.value}-rank{self._rank:05d}")
             for name in self._parameters:
                 writer.add(name, self._state_is.local(self._state(kind, name)).detach().cpu())
             weight_map[kind.value] = writer.finish()
         index = {"optimizer_steps": self.optimizer_steps, "weight_map": weight_map}
-        (directory / f"state-rank{self.dp_rank:05d}.json").write_text(json.dumps(index), encoding="utf-8")
+        (directory / f"state-rank{self._rank:05d}.json").write_text(json.dumps(index), encoding="utf-8")
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
         """Raises CheckpointError for a file that is missing or not what ``save`` wrote."""
-        holder = self.dp_rank if self._state_is.local_state_differs else 0
+        holder = self._rank if self._state_is.local_state_differs else 0
         try:
             index = json.loads((directory / f"state-rank{holder:05d}.json").read_text(encoding="utf-8"))
-            _set_random_state(load_file(directory / f"rng-{self.dp_rank:05d}.safetensors"), self._device)
+            _set_random_state(load_file(directory / f"rng-{self._rank:05d}.safetensors"), self._device)
             files = {kind: index["weight_map"][kind.value] for kind in NATIVE_KINDS}
             self.set_optimizer_steps(index["optimizer_steps"])
         except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -216,11 +220,13 @@ def _check(plan: Plan) -> None:
     layout = plan.layout
     if layout.engine != "torch":
         raise EngineError(f"engine={layout.engine} in the plan, and the torch engine was built; use build_engine")
-    for name in ("tp", "pp", "cp"):
+    for name in ("pp", "cp"):
         if getattr(layout, name) != 1:
             raise EngineError(
-                f"{name}={getattr(layout, name)} on the torch engine, which splits data only; use 1 or megatron"
+                f"{name}={getattr(layout, name)} on the torch engine, which splits data and tensors; use 1 or megatron"
             )
+    if layout.tp > 1 and layout.zero_stage == 0:
+        raise EngineError(f"tp={layout.tp} on the torch engine goes with FSDP2 alone; use zero_stage=2 or 3")
     if layout.zero_stage == 1:
         raise EngineError("zero_stage=1 on the torch engine, which has DDP (0) and FSDP2 (2 and 3); use one of these")
     for name in ("offload_optimizer", "offload_param"):
@@ -232,6 +238,15 @@ def _check(plan: Plan) -> None:
         raise EngineError(
             f"{dist.get_world_size()} processes for a plan of {layout.world_size}; start as many as planned"
         )
+
+
+def _birthplace(rundir: RunDirectory, device: torch.device) -> torch.device:
+    """Where a model is built. One that is sharded afterwards is never whole on the device: nowhere, where its weights
+    come from a directory, or in host memory, from where FSDP2 takes it layer by layer."""
+    if rundir.plan.layout.zero_stage == 0:
+        return device
+    from_disk = rundir.run.model_path is not None and rundir.plan.job.lora is None
+    return torch.device("meta" if from_disk else "cpu")
 
 
 def _device(kind: str) -> torch.device:

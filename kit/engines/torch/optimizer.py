@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -18,13 +19,17 @@ def build_adamw(
     before it. torch's own lazy start (torch/optim/adam.py, Adam._init_group) does the same later.
     """
     parameters = list(parameters)
+    # A group's tensors are stepped together, so those of another mesh (tensor parallelism cuts some) have their own.
+    by_kind: dict[Any, list[torch.nn.Parameter]] = {}
+    for parameter in parameters:
+        by_kind.setdefault((parameter.ndim > 1, getattr(parameter, "device_mesh", None)), []).append(parameter)
     groups = [
-        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": spec.weight_decay},
-        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        {"params": params, "weight_decay": spec.weight_decay if is_matrix else 0.0}
+        for (is_matrix, _), params in by_kind.items()
     ]
     fused = all(p.device.type == "cuda" for p in parameters)
     optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        groups,
         lr=learning_rate,
         betas=(spec.beta1, spec.beta2),
         eps=spec.eps,

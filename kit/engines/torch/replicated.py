@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from kit.engines.torch.compression import Compression
@@ -17,7 +19,11 @@ class Replicated:
     local_state_differs = False
     """Whether a native checkpoint needs the tensors of every rank."""
 
+    tokens_group: dist.ProcessGroup | None = None
+    """Ranks whose micro batches make up the step: all."""
+
     def __init__(self, model: torch.nn.Module, dp_size: int, compression: Compression) -> None:
+        self.dp_rank, self.dp_size = dist.get_rank(), dp_size
         self._model = model
         self._ddp = _wrap(model) if dp_size > 1 else None
         self._compression = compression
@@ -36,6 +42,10 @@ class Replicated:
     def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
         """DDP all-reduces in every backward whose forward was not under no_sync; one all-reduce a step is enough."""
         return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
+
+    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Of all gradients."""
+        return torch.nn.utils.get_total_norm(gradients)
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
         """The whole tensor."""

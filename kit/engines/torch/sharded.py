@@ -1,12 +1,15 @@
-"""Every rank holds a slice: FSDP2, torch's own ZeRO (torch.distributed.fsdp.fully_shard).
+"""Every rank holds a slice: FSDP2, torch's own ZeRO (torch.distributed.fsdp.fully_shard), with or without tensor
+parallelism inside.
 
 Stage 2 keeps a layer's gathered parameters from forward to backward, stage 3 frees and gathers them again; both
 shard gradients and moments, and reduce-scatter the gradients of every micro batch, so that no rank ever holds all of
-them. The model is built whole on each rank's device before it is sharded, which bounds its size.
+them. With tensor parallelism the ranks of a group compute the same samples; data-parallel groups lie across.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,26 +17,43 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
 from kit.engines.hf import transformer_layers
+from kit.engines.torch.tensor_parallel import cut
 
 
 class Sharded:
-    """Parameters, gradients and moments as DTensors, split on their first dimension."""
+    """Parameters, gradients and moments as DTensors, split on their first dimension over data-parallel ranks."""
 
     local_state_differs = True
 
-    def __init__(self, model: PreTrainedModel, zero_stage: int, compute_dtype: torch.dtype | None) -> None:
-        """``compute_dtype``: parameters are gathered in it; gradients are always reduced in fp32."""
-        mesh = init_device_mesh(next(model.parameters()).device.type, (dist.get_world_size(),))
+    def __init__(
+        self, model: PreTrainedModel, zero_stage: int, compute_dtype: torch.dtype | None, device: torch.device, tp: int
+    ) -> None:
+        """``model``: on ``device``, or on meta, then without values: ``fill`` every parameter. ``compute_dtype``:
+        parameters are gathered in it; gradients are always reduced in fp32."""
+        sizes = (dist.get_world_size() // tp, tp)
+        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("dp", "tp"))
+        if tp > 1:
+            # It advises one collective over both dimensions where tensors are gathered whole: for checkpoints only.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+            cut(model, mesh["tp"])
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         for layer in transformer_layers(model):
-            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=zero_stage == 3)
+            fully_shard(layer, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=zero_stage == 3)
         # The root holds embedding and output projection: they are needed again at once when backward starts.
-        fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False)
+        if next(model.parameters()).is_meta:
+            _materialise(model, device)
         self._model = model
+        self.dp_rank, self.dp_size = mesh.get_local_rank("dp"), sizes[0]
+        self.tokens_group: dist.ProcessGroup = mesh.get_group("dp")
+        """Ranks whose micro batches make up the step, each token once."""
+
+    def resumed_after(self, steps: int) -> None:
+        """Nothing depends on it."""
 
     def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
         """Logits."""
@@ -43,8 +63,13 @@ class Sharded:
         """Nothing to hold back: sharded gradients are summed micro batch by micro batch."""
         return nullcontext()
 
-    def resumed_after(self, steps: int) -> None:
-        """Nothing here remembers earlier steps."""
+    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Of all gradients, each element counted once."""
+        by_mesh: dict[Any, list[torch.Tensor]] = {}
+        for gradient in gradients:
+            by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+        norms = [self.full(torch.nn.utils.get_total_norm(group)) for group in by_mesh.values()]
+        return torch.linalg.vector_norm(torch.stack(norms))
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
         """Collective: gathers the whole tensor on every rank."""
@@ -57,5 +82,25 @@ class Sharded:
     def fill(self, target: torch.Tensor, full: torch.Tensor) -> None:
         """Each rank takes its slice of what it read itself: no communication."""
         assert isinstance(target, DTensor)
-        on_device = full.to(target.device, target.dtype)
-        target.copy_(distribute_tensor(on_device, target.device_mesh, target.placements, src_data_rank=None))
+        # From the innermost mesh dimension on: tensor parallelism has cut first, FSDP shards what that left.
+        for dimension in reversed(range(target.device_mesh.ndim)):
+            placement = target.placements[dimension]
+            if isinstance(placement, Replicate):
+                continue
+            size, rank = target.device_mesh.size(dimension), target.device_mesh.get_local_rank(dimension)
+            full = _part(full, size, rank, placement.dim)
+        target.to_local().copy_(full)
+
+
+def _part(tensor: torch.Tensor, parts: int, rank: int, dim: int) -> torch.Tensor:
+    """As torch.chunk, whose last parts may be missing: empty here."""
+    chunks: Sequence[torch.Tensor] = tensor.chunk(parts, dim)
+    return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
+
+
+def _materialise(model: PreTrainedModel, device: torch.device) -> None:
+    """Memory for this rank's slices, and values for buffers (RoPE frequencies), which no checkpoint holds."""
+    model.to_empty(device=device)
+    for module in model.modules():
+        if any(True for _ in module.buffers(recurse=False)):
+            model._init_weights(module)

@@ -1,0 +1,44 @@
+"""Tensor parallelism of a Hugging Face model by torch's DTensor, along transformers' own plan.
+
+transformers says for its models which linear layers are cut by columns and which by rows (``base_model_tp_plan`` of
+their configurations); torch.distributed.tensor.parallel cuts them, with an all-reduce behind each cut by rows (Shoeybi
+et al. 2019, arXiv 1909.08053, section 3). Embedding, norms and head stay whole on every rank, with equal gradients.
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from transformers import PreTrainedModel
+
+from kit.errors import EngineError
+
+_STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise": RowwiseParallel}
+
+
+def cut(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Cut the linear layers of all transformer layers over ``mesh``, in place.
+
+    Raises EngineError for a model that has no plan, or one with more than columns and rows.
+    """
+    patterns = getattr(model.config, "base_model_tp_plan", None) or {}
+    unknown = sorted({style for style in patterns.values() if style not in _STYLES})
+    if not patterns or unknown:
+        raise EngineError(
+            f"tp={mesh.size()} on engine=torch: transformers' plan for {type(model).__name__} "
+            + (f"has {', '.join(unknown)}, which is not done here" if unknown else "is empty")
+            + "; use engine=megatron or deepspeed, or tp=1"
+        )
+    names = {
+        re.compile(re.escape(f"{model.base_model_prefix}.{pattern}").replace(r"\*", r"\d+")): _STYLES[style]
+        for pattern, style in patterns.items()
+    }
+    plan = {
+        name: style()
+        for name, _ in model.named_modules()
+        for pattern, style in names.items()
+        if pattern.fullmatch(name)
+    }
+    parallelize_module(model, mesh, plan)
