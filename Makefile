@@ -10,8 +10,7 @@ BIN := .venv/bin
 STAMP := .venv/.complete
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ops test parity parity-all parity-megatron loading pipeline-choice streaming relay held- \
-	bytes failures rehearse-all lint types check gpu-smoke
+.PHONY: help $(shell sed -nE 's/^([a-z-]+):.*## .*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
@@ -64,6 +63,15 @@ failures: setup  ## provoke nine failures on two processes and compare what the 
 
 rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes (after make ops)
 	@$(BIN)/python -m benchmarks.rehearsals
+
+probe: setup  ## the cost model beside the probe, 55 full-size plans without a GPU: two minutes
+	@$(BIN)/python -m benchmarks.probe
+
+quality: setup  ## published production layouts beside the planner's best, half a minute
+	@$(BIN)/python -m benchmarks.quality
+
+accepted: setup  ## 20,000 random cases, every emitted file handed to the program that reads it: some minutes
+	@$(BIN)/python -m benchmarks.accepted
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .

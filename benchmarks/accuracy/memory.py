@@ -57,9 +57,12 @@ def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
     try:
         setup = setup_of(row)
         _unstated(row)
+        components = predict(row, setup, statistic)
     except NotPredictedError as error:
         return Result(row, statistic, measured_gib, None, {}, why, str(error))
-    components = predict(row, setup, statistic)
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, LookupError, AssertionError) as error:
+        # A row of another shape than the schema's: said, not crashed upon.
+        return Result(row, statistic, measured_gib, None, {}, why, f"not understood: {error!r}")
     return Result(row, statistic, measured_gib, sum(components.values()), components, why, None)
 
 

@@ -1,24 +1,83 @@
-"""Other estimators' errors beside ours, on the rows that each can speak of."""
+"""Other estimators' errors beside ours, on the rows that each can speak of.
+
+DeepSpeed's and accelerate's are the installed programs' own functions, really called; Megatron-LM's is written after
+its source (kit/cost/other_estimators.py), which only its own argument parser can call.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
 
 from benchmarks.accuracy.memory import Result
 from benchmarks.accuracy.rows import setup_of
 from benchmarks.accuracy.strata import Errors, errors_of
-from kit.cost.other_estimators import accelerate_estimate, deepspeed_zero3_estimate, megatron_theoretical
-from kit.cost.setup import TrainingSetup
+from kit.cost.other_estimators import megatron_theoretical, model_parameters
+from kit.cost.rank_params import layer_parameters
+from kit.cost.setup import Shape, TrainingSetup
 from kit.units import to_gib
 
-ESTIMATORS: dict[str, tuple[Callable[[TrainingSetup], float], Callable[[TrainingSetup], bool]]] = {
+Estimate = Callable[[TrainingSetup], float]
+"""Bytes of a GPU."""
+
+
+def deepspeed_estimate(setup: TrainingSetup) -> float:
+    """``estimate_zero3_model_states_mem_needs`` of fully sharded runs, ``estimate_zero2_…`` of others, no offload."""
+    from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+    from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+
+    # It knows data parallelism alone: a model-parallel rank's part is the model.
+    total = int(model_parameters(setup) / (setup.tp * setup.pp))
+    ranks = setup.dp * setup.cp
+    if setup.sharding != "full":
+        return float(estimate_zero2_model_states_mem_needs(total, num_gpus_per_node=ranks, cpu_offload=False)[1])
+    layer = sum(layer_parameters(replace(setup, tp=1), False))
+    largest = int(max(layer, setup.shape.vocab_size * setup.shape.hidden_size))
+    return float(estimate_zero3_model_states_mem_needs(total, largest, num_gpus_per_node=ranks, cpu_offload=False)[1])
+
+
+def accelerate_estimate(setup: TrainingSetup) -> float:
+    """``accelerate estimate-memory``'s peak of training with Adam in bf16: its functions on a model of meta tensors."""
+    return _accelerate(setup.shape)
+
+
+@cache
+def _accelerate(shape: Shape) -> float:
+    from accelerate import init_empty_weights
+    from accelerate.commands.estimate import estimate_training_usage
+    from accelerate.utils import calculate_maximum_sizes
+    from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig
+
+    sizes = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_hidden_size,
+        "num_hidden_layers": shape.num_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "tie_word_embeddings": shape.tied_embeddings,
+    }
+    config: PreTrainedConfig = GPTNeoXConfig(**sizes)
+    if shape.gated_mlp:
+        config = LlamaConfig(**sizes, num_key_value_heads=shape.num_key_value_heads, head_dim=shape.head_dim)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config)
+    size, _ = calculate_maximum_sizes(model)
+    return float(max(estimate_training_usage(size, "bfloat16").values()))
+
+
+ESTIMATORS: dict[str, tuple[Estimate, Callable[[TrainingSetup], bool]]] = {
     "Megatron-LM's theoretical formula, Megatron rows": (
         megatron_theoretical,
         lambda setup: setup.kernels in ("transformer-engine", "megatron-local") and setup.sharding != "full",
     ),
     "DeepSpeed's estimate_zero3 (states alone), fully sharded rows": (
-        deepspeed_zero3_estimate,
+        deepspeed_estimate,
         lambda setup: setup.sharding == "full",
+    ),
+    "DeepSpeed's estimate_zero2 (states alone), rows with a sharded optimizer": (
+        deepspeed_estimate,
+        lambda setup: setup.sharding in ("optimizer", "gradients") and setup.dp > 1 and setup.shape.experts is None,
     ),
     "accelerate estimate-memory (states of one device), one-GPU rows": (
         accelerate_estimate,
@@ -28,7 +87,7 @@ ESTIMATORS: dict[str, tuple[Callable[[TrainingSetup], float], Callable[[Training
 
 
 def comparisons(results: list[Result]) -> dict[str, Errors]:
-    """Each estimator, followed by ours on the same rows."""
+    """Each estimator, followed by ours on the same rows. Calls the engines' own functions: they must be installed."""
     table: dict[str, Errors] = {}
     rows = [
         (result, setup_of(result.row))

@@ -22,7 +22,14 @@ def load(path: Path) -> list[Row]:
     """Rows of a data file: a list, or a mapping that holds one under ``rows``."""
     parsed = json.loads(path.read_text())
     rows = parsed["rows"] if isinstance(parsed, dict) else parsed
-    return list(rows)
+    return [_complete(row, number) for number, row in enumerate(rows)]
+
+
+def _complete(row: Row, number: int) -> Row:
+    """What reports need of every row; without a group a row is its own."""
+    name = row.get("id") or f"row {number}"
+    sections = {key: row.get(key) or {} for key in ("source", "model", "cluster", "job", "measured")}
+    return {**row, **sections, "id": name, "group": row.get("group") or name}
 
 
 def excluded(row: Row) -> str | None:
@@ -89,7 +96,9 @@ def setup_of(row: Row) -> TrainingSetup:
         cross_entropy=cross_entropy_of(job),
         chunked_loss=bool(job.get("chunked_ce")) or kernels == "litgpt",
         compiled=bool(job.get("compile")),
-        compiled_loss=kernels == "torchtitan" and bool(job.get("compile")) and "_2024" not in row["source"]["address"],
+        compiled_loss=kernels == "torchtitan"
+        and bool(job.get("compile"))
+        and "_2024" not in (row["source"].get("address") or ""),
         gradient_accumulation_fusion=bool(job.get("gradient_accumulation_fusion")),
         defer_embedding_gradient=bool(job.get("defer_embedding_wgrad")),
         # nanotron's table does not state tp_recompute_allgather; rows with tensor parallelism contradict its default.

@@ -150,7 +150,10 @@ def _interleavings(row: Row) -> list[int | None]:
 
 def _over_gib(run: RunOfRow) -> float:
     """Predicted peak less the GPU's memory."""
-    peaks = (memory_of(run.setup, stage).peak for stage in {0, run.setup.pp - 1})
+    setup = run.setup
+    if setup.kernels == "huggingface":
+        setup = replace(setup, kernels="torchtitan")  # plans alone describe DeepSpeed's memory; this comes nearest
+    peaks = (memory_of(setup, stage).peak for stage in {0, setup.pp - 1})
     return max(to_gib(sum(peak.values())) for peak in peaks) - run.cluster.gpu.memory_gib
 
 

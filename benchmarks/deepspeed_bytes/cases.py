@@ -69,6 +69,7 @@ class Case:
         )
         pins = kit.Pins(
             engine="deepspeed",
+            implementation="huggingface-sdpa",
             zero_stage=self.stage,
             offload_optimizer=self.optimizer,
             offload_param=self.param,

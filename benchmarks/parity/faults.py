@@ -175,6 +175,19 @@ def _megatron_ring_forgets_a_part() -> None:
     _replace(ring, "_kernel_backward", forgetful)
 
 
+def _megatron_shared_key_of_own_heads() -> None:
+    """Latent attention: the gradient of the key that all heads share is that of this rank's heads, as megatron-core has
+    it without Transformer Engine."""
+    from kit.engines.megatron import latent
+
+    gather = latent.gather_from_sequence_parallel_region
+
+    def without_sum(tensor, tensor_parallel_output_grad, group):
+        return gather(tensor, tensor_parallel_output_grad=False, group=group)
+
+    _replace(latent, "gather_from_sequence_parallel_region", without_sum)
+
+
 def _megatron_joined_documents() -> None:
     """Attention does not stop at the end of a document."""
     from kit.engines.megatron import context
@@ -239,6 +252,7 @@ FAULTS["megatron-double-gradients"] = Fault("megatron-dp2-distributed-optimizer"
 FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _megatron_batched_interleaving)
 FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
 FAULTS["megatron-ring-forgets-a-part"] = Fault("", _megatron_ring_forgets_a_part)
+FAULTS["megatron-shared-key-of-own-heads"] = Fault("", _megatron_shared_key_of_own_heads)
 FAULTS["megatron-joined-documents"] = Fault("", _megatron_joined_documents)
 FAULTS["megatron-running-positions"] = Fault("", _megatron_running_positions)
 FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)

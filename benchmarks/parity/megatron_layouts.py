@@ -149,6 +149,7 @@ PLANTED: dict[str, tuple[str, str]] = {
     "megatron-unbalanced-context": ("cp2", "llama"),
     "megatron-ring-forgets-a-part": ("cp4-ring-selective", "llama"),
     "megatron-swapped-experts": ("ep2", "mixtral"),
+    "megatron-shared-key-of-own-heads": ("tp2-sp-etp2", "deepseek_v3"),
     "megatron-joined-documents": ("cp2-packed", "llama"),
     "megatron-running-positions": ("pp2-vp2-packed", "gpt2"),
     "megatron-decayed-norms": ("tp2", "qwen3"),

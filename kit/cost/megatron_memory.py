@@ -43,6 +43,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         working=working_bytes(setup, stage),
         waiting=waiting,
         loss=loss,
+        after_backward=native_layer.table_gradients(setup, stage) if setup.kernels == "torch-native" else 0.0,
         # An export gathers a parameter's shards in fp32, and joins them (kit/engines/megatron/exchange.py).
         save=(8.0 if setup.tp > 1 else 4.0) * planned.largest_parameter if planned else 0.0,
     )
@@ -51,8 +52,9 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
 def kept_activations(setup: TrainingSetup, stage: int) -> float:
     """Saved for backward of all micro batches in flight."""
     total = 0.0
+    kept: dict[bool, float] = {}
     for virtual, (layers, count) in enumerate(zip(chunks(setup, stage), chunks_in_flight(setup, stage), strict=True)):
-        one = _chunk_kept(setup, layers)
+        one = _chunk_kept(setup, layers, kept)
         if stage == 0 and virtual == 0 and setup.shape.hidden_dropout:
             one += setup.shape.hidden_size * setup.shard_tokens
         if stage == setup.pp - 1 and virtual == setup.vp - 1:
@@ -71,12 +73,19 @@ def _after_last_layer(setup: TrainingSetup) -> float:
     return final + setup.shape.mtp_layers * per_mtp
 
 
-def _chunk_kept(setup: TrainingSetup, layers: tuple[int, ...]) -> float:
-    """Inputs of recomputed layers, the whole of the others (megatron-core, transformer/transformer_block.py)."""
+def _chunk_kept(setup: TrainingSetup, layers: tuple[int, ...], kept: dict[bool, float]) -> float:
+    """Inputs of recomputed layers, the whole of the others (megatron-core, transformer/transformer_block.py).
+
+    ``kept``: what one layer keeps, by whether it has experts, as far as it is known; filled in.
+    """
     if setup.recompute != "full":
-        dense, experts = kinds(setup.shape, layers)
-        kept = dense * _layer_kept(setup, False) if dense else 0.0
-        return kept + (experts * _layer_kept(setup, True) if experts else 0.0)
+        total = 0.0
+        for kind, count in enumerate(kinds(setup.shape, layers)):
+            if count:
+                if bool(kind) not in kept:
+                    kept[bool(kind)] = _layer_kept(setup, bool(kind))
+                total += count * kept[bool(kind)]
+        return total
     again = len(layers) if setup.recompute_layers is None else min(setup.recompute_layers, len(layers))
     inputs = -(-again // setup.recompute_every)
     whole = sum(sum(layer_terms(setup, _expert(setup, layer)).values()) for layer in layers[again:])

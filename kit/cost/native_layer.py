@@ -58,8 +58,8 @@ def _attention(setup: TrainingSetup) -> dict[str, float]:
 
 
 def _scores(setup: TrainingSetup) -> float:
-    """Log-sum-exp of fused kernels. Scores that exist as tensors (attention.py, _materialised): capped, their softmax in
-    fp32, and its cast to 16 bits."""
+    """Log-sum-exp of fused kernels. Scores that exist as tensors (attention.py, _materialised): capped, their softmax
+    in fp32, and its cast to 16 bits."""
     heads = setup.shape.num_attention_heads / setup.tp
     if setup.attention != "unfused":
         return 4 * heads * setup.tokens
@@ -67,8 +67,8 @@ def _scores(setup: TrainingSetup) -> float:
 
 
 def _latent(setup: TrainingSetup, latent: LatentAttention) -> dict[str, float]:
-    """latent.py: compressed states before and after their norms; queries and keys put together from their two parts; the
-    value is a view of the result of the up-projection, which stays."""
+    """latent.py: compressed states before and after their norms; queries and keys put together from their two parts;
+    the value is a view of the result of the up-projection, which stays."""
     heads = setup.shape.num_attention_heads / setup.tp
     compressed = 2 * (latent.q_lora_rank or 0) + 2 * latent.kv_lora_rank + latent.rope_head_dim
     per_head = 2 * latent.query_head_dim + latent.nope_head_dim + 2 * latent.value_head_dim
@@ -118,3 +118,12 @@ def loss_bytes(setup: TrainingSetup, entries: float) -> float:
     table = entries / setup.tokens * h
     head = element * (entries + table + 2 * h * setup.tokens)
     return max((element + (4 if element == 2 else 0)) * entries, head)
+
+
+def table_gradients(setup: TrainingSetup, stage: int) -> float:
+    """The embedding's gradient, last of all, before it is added to the buffer; where the head is the same table, beside
+    the head's and their sum (autograd adds them up outside of the fused accumulation)."""
+    if stage:
+        return 0.0
+    table = -(-setup.shape.vocab_size // setup.tp) * setup.shape.hidden_size
+    return setup.element * table * (3 if setup.shape.tied_embeddings and setup.pp == 1 else 1)

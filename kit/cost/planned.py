@@ -111,8 +111,8 @@ def gpu_generation(name: str) -> Generation:
 
 
 def _attention(model: ModelSpec, implementation: Implementation, generation: Generation) -> Attention:
-    """Torch has no kernel of capped scores (kit/engines/megatron/attention.py). Transformer Engine prefers cuDNN's kernel on Hopper and later, flash-attn before (dot_product_attention/utils.py,
-    get_attention_backend)."""
+    """Torch has no kernel of capped scores (kit/engines/megatron/attention.py). Transformer Engine prefers cuDNN's
+    kernel on Hopper and later, flash-attn before (dot_product_attention/utils.py, get_attention_backend)."""
     if implementation == "torch-native" and model.attention_softcap is not None:
         return "unfused"
     if implementation == "transformer-engine" and generation in ("hopper", "blackwell"):
@@ -286,17 +286,19 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
     The root (embedding, final norm, head) stays gathered from forward to backward, in stage 2 the layers do too; in
     stage 3 one layer computes while the next is gathered. A unit's gradients exist in the compute dtype and as the
     fp32 input of the reduce-scatter, which the layer before keeps until this one's is made (_fsdp_param_group.py,
-    post_backward); the root's are sent last, the head's are there from the beginning.
+    post_backward); the root's are sent last, the head's are there from the beginning. Activations are fullest in the
+    MLP's backward, before attention's gradients are made.
     """
     counts = count(model)
     root = counts.total - counts.layers
     layer = counts.layer.total / layout.tp
     kept = counts.layers / layout.tp if layout.zero_stage == 2 else 0.0
     gathered = max(kept, 2 * layer)
+    attention = counts.layer.attention / layout.tp
     head = counts.head or (counts.embedding - counts.positions)
     return (
         element * (root + kept),
-        element * (root + gathered + head) + (element + 4.0) * layer,
+        element * (root + gathered + head + layer - attention) + 4.0 * layer,
         (element + 4.0) * root,
     )
 

@@ -23,7 +23,12 @@ def even_chunks(num_layers: int, parts: int) -> tuple[tuple[int, ...], ...]:
 
 def stage_layers(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
     """All layer numbers of a stage."""
-    return tuple(layer for chunk in chunks(setup, stage) for layer in chunk)
+    return _joined(chunks(setup, stage))
+
+
+@lru_cache(maxsize=4096)
+def _joined(parts: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    return tuple(layer for part in parts for layer in part)
 
 
 @lru_cache(maxsize=4096)

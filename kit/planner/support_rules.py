@@ -13,12 +13,19 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     """Precisions, objectives and optimizers that the engines have."""
     return _refused(
         {
-            "precision": (job.precision, (*_PRECISIONS[layout.engine], "bf16", "fp32")),
+            "precision": (job.precision, (*_precisions(layout), "bf16", "fp32")),
             "objective": (job.objective, _objectives(layout)),
             "lora": (job.lora and "{…}", (None, "{…}") if _takes_adapters(layout) else (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw",)),
         }
     )
+
+
+def _precisions(layout: Layout) -> tuple[object, ...]:
+    """Beside bf16 and fp32. DeepSpeed scales fp16's losses with its own models; Megatron's settings have no fp16."""
+    if layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa":
+        return ()
+    return _PRECISIONS[layout.engine]
 
 
 def _whole(layout: Layout) -> bool:

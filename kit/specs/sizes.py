@@ -15,12 +15,12 @@ UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
 SMALLEST, LARGEST = 20 * 10**6, 20 * 10**12
 VOCABULARY = 32_000
 GROUPED_FROM = 30 * 10**9
-"""Parameters from which on eight key/value heads serve all (arXiv 2307.09288, appendix A.2.1: Llama 2 34B and 70B)."""
+"""Parameters from which on eight key/value heads serve all (arXiv 2307.09288, appendix A.2.1)."""
 MADE = "made for the size"
 """How the source of such a shape begins."""
 ASPECTS = ((125e6, 64), (1.3e9, 85), (7e9, 128), (70e9, 102), (405e9, 130), (1e12, 200))
-"""(parameters, hidden size over layers) of GPT-3 small and XL (arXiv 2005.14165, table 2.1; XL 24 layers of 2048), Llama
-7B, Llama 2 70B, Llama 3.1 405B (arXiv 2407.21783, table 3) and the 1T shape of Narayanan et al. (arXiv 2104.04473)."""
+"""(parameters, hidden size over layers) of GPT-3 small and XL (arXiv 2005.14165, table 2.1), Llama 7B,
+Llama 2 70B, Llama 3.1 405B (arXiv 2407.21783, table 3) and the 1T shape of Narayanan et al. (arXiv 2104.04473)."""
 
 
 def is_size(text: str) -> bool:

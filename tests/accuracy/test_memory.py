@@ -72,6 +72,22 @@ def test_a_row_that_lacks_a_size_says_which() -> None:
     assert [result.skipped for result in results_of(row)] == ["not stated: vocab_size"] * len(results_of(row))
 
 
+@pytest.mark.parametrize("section", ["source", "model", "cluster", "job"])
+def test_a_row_without_a_section_is_skipped_and_not_crashed_upon(section: str, tmp_path: Path) -> None:
+    row = {key: value for key, value in RESULTS[0].row.items() if key not in (section, "group")}
+    file = tmp_path / "rows.json"
+    file.write_text(json.dumps([row]))
+    results = [result for loaded in load(file) for result in results_of(loaded)]
+    assert results
+    assert all(result.skipped or result.predicted_gib for result in results)
+    assert as_json(results)["rows"][0]["group"] == row["id"]
+
+
+def test_keys_that_nobody_knows_change_nothing() -> None:
+    row = {**RESULTS[0].row, "job": {**RESULTS[0].row["job"], "new_key": 7}, "new_section": {}}
+    assert results_of(row)[0].predicted_gib == results_of(RESULTS[0].row)[0].predicted_gib
+
+
 def test_groups_weigh_the_same() -> None:
     errors = errors_of([("large", 0.1)] * 9 + [("small", 0.3)])
     assert errors is not None

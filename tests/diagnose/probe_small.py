@@ -1,4 +1,4 @@
-"""Probe small plans in a process of its own, which Megatron's patches need: ``python -m tests.diagnose.probe_small``."""
+"""Probe small plans in a process of its own, for Megatron patches torch: ``python -m tests.diagnose.probe_small``."""
 
 from __future__ import annotations
 

@@ -177,7 +177,7 @@ def test_a_miss_names_its_size_and_ways_out_that_work() -> None:
 
 def test_a_pin_that_is_in_the_way_is_named() -> None:
     with pytest.raises(PlanError, match=r"layout\.recompute left to the planner instead of none"):
-        plan_of("llama-3-70b", "64xA100-40", Pins(recompute="none", engine="deepspeed"), global_batch_size=64)
+        plan_of("llama-3-70b", "64xA100-40", Pins(recompute="none", engine="deepspeed", tp=1), global_batch_size=64)
 
 
 def test_unknown_host_memory_is_asked_for() -> None:

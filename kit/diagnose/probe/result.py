@@ -83,7 +83,7 @@ def predicted(plan: Plan, stage: int) -> Held:
         in_loss + parts.kept + parts.buffers_in_loss + parts.waiting + parts.loss,
         in_backward + parts.kept + parts.buffers_in_loss + layer,
         in_loss + parts.kept + cast_buffers + cast_logits,
-        at_end + layer,
+        at_end + parts.after_backward + layer,
     )
     return Held(
         weights=states.weights, gradients=states.gradients, optimizer=states.optimizer, activations=max(moments)

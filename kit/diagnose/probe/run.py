@@ -2,8 +2,8 @@
 
 States are linear in a stage's layers. So is every moment of activations; the fullest one is linear as soon as it is one
 at which all layers are kept (the loss, or the first layer's backward), which for wide models on short sequences is not
-so at one layer: gradients of one weight may be more, and FSDP2 gathers two layers at a time. Depths are doubled until the
-slope is that of what forward keeps.
+so at one layer: gradients of one weight may be more, and FSDP2 gathers two layers at a time. Depths are doubled until
+the slope is that of what forward keeps.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kit.planner.decisions import describe
 from kit.planner.plan import Plan
 from kit.units import to_gib
 
-DEEPEST = 8
+DEEPEST = 16
 """Layers of a chunk at which doubling ends in any case."""
 SAME_SLOPE = 0.02
 """How far the fullest moment may grow by more or less than what forward keeps of a layer."""
@@ -52,7 +52,7 @@ def probe(plan: Plan, stage: int = 0) -> Probed:
         if abs(two.activations - one.activations - keeps) <= SAME_SLOPE * keeps:
             break
         depth *= 2
-    if depth < DEEPEST and 1 < layers <= 2 * depth:
+    if 1 < layers <= 2 * depth and layers not in traced:
         traced[int(layers)] = _trace(_shallow(plan, int(layers)), stage)
     depths = tuple(sorted(traced))[-2:]
     measured = traced[1] if len(depths) == 1 else _line(depths, traced, layers)

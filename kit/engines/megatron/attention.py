@@ -22,6 +22,8 @@ class Scores:
     """Scores go through cap·tanh(score/cap)."""
     sinks: torch.Tensor | None = None
     """(heads): a score more for each query, which takes part in the softmax and adds nothing."""
+    dropout: float = 0.0
+    """Share of the weights that is left out; 0 outside of training."""
 
     @property
     def fused(self) -> bool:
@@ -93,6 +95,7 @@ def _attend(
         *tensors,
         attn_mask=mask,
         is_causal=mask is None,  # from the upper left
+        dropout_p=scores.dropout,
         scale=scores.scale,
         enable_gqa=query.shape[2] != key.shape[2],
     )
@@ -114,6 +117,7 @@ def _materialised(
         sinks = scores.sinks.to(products.dtype).view(1, -1, 1, 1).expand(*products.shape[:-1], 1)
         products = torch.cat([products, sinks], dim=-1)
     weights = products.softmax(-1, dtype=torch.float32).to(value.dtype)
+    weights = F.dropout(weights, scores.dropout)
     return weights[..., : key.shape[2]] @ value
 
 

@@ -8,11 +8,13 @@ and what some families have and it has not, which the model's traits choose (kit
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
@@ -70,9 +72,10 @@ class CausalAttention(torch.nn.Module):
         # (to the left, to the right), the token itself not counted (transformer_config.py, window_size)
         window = config.window_size[0] + 1 if windowed else None
         self.scores = Scores(softmax_scale, window, self.softcap)
-        if config.attention_dropout:
+        self.dropout = config.attention_dropout
+        if self.ring and self.dropout:
             raise EngineError(
-                f"attention_dropout={config.attention_dropout}: the torch-native layers have none; use 0.0"
+                f"attention_dropout={self.dropout} with cp_comm_type=p2p, which has none; use 0.0, or all_gather"
             )
 
     def forward(
@@ -91,12 +94,28 @@ class CausalAttention(torch.nn.Module):
         documents of ``causal_attention``: (batch, whole sequence) on every rank.
         """
         assert (attention_bias, packed_seq_params) == (None, None)
-        if self.ring and attention_mask is None:
-            attended = ring_attention(query, key, value, self.context_group, self.scores.scale)
+        if self.training and self.dropout:
+            # Ranks of a tensor-parallel group have different heads, so each draws from a state of its own
+            # (tensor_parallel/random.py), which recompute finds again.
+            with get_cuda_rng_tracker().fork():
+                scores = dataclasses.replace(self.scores, dropout=self.dropout)
+                return self._attend(query, key, value, scores, attention_mask)
+        return self._attend(query, key, value, self.scores, attention_mask)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scores: Scores,
+        documents: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if self.ring and documents is None:
+            attended = ring_attention(query, key, value, self.context_group, scores.scale)
         elif self.context_group.size() > 1:
-            attended = context.attention(query, key, value, self.context_group, self.scores, attention_mask)
+            attended = context.attention(query, key, value, self.context_group, scores, documents)
         else:
-            attended = causal_attention(query, key, value, self.scores, attention_mask)
+            attended = causal_attention(query, key, value, scores, documents)
         return attended.flatten(2)
 
 

@@ -19,8 +19,8 @@ def model_names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """A catalog name in any case (``llama-3.1-8b``, also as a hub id), a directory with config.json (or that file), or a
-    size (``13B``), for which a shape is made.
+    """A catalog name in any case (``llama-3.1-8b``, also as a hub id), a directory with config.json (or that file), or
+    a size (``13B``), for which a shape is made.
 
     Raises ``SpecError`` with the nearest names, or with what a config.json lacks.
     """

@@ -1,0 +1,82 @@
+"""2,000 random cases: every emitted file is complete, and accepted by the program that will read it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from typing import Any
+
+import pytest
+
+from benchmarks.accepted.cases import deepspeed_problems, emitted, megatron_problems, problems, random_plan
+from benchmarks.accepted.parsers import refused_by_accelerate, refused_by_deepspeed, refused_by_megatron
+from kit.planner.plan import Plan
+from kit.specs import yaml
+from tests.workers import pool
+
+CASES = 2000
+
+
+@cache
+def plans() -> tuple[Plan, ...]:
+    return tuple(plan for seed in range(CASES) if (plan := random_plan(seed)) is not None)
+
+
+def distinct(name: str) -> dict[str, tuple[Plan, dict[str, Any]]]:
+    """Files of that name, each text once."""
+    found = {}
+    for plan in plans():
+        config = emitted(plan).get(name)
+        if config is not None:
+            found[f"{plan.layout.dp} {json.dumps(config, sort_keys=True)}"] = (plan, config)
+    return found
+
+
+def test_batches_memory_and_keys_hold_in_every_case() -> None:
+    found = {index: wrong for index, plan in enumerate(plans()) if (wrong := problems(plan))}
+    assert found == {}
+    engines = {plan.layout.engine for plan in plans()}
+    assert engines == {"torch", "deepspeed", "megatron"}
+    assert len(plans()) > CASES / 8  # the rest has no legal layout that fits
+
+
+def test_deepspeed_takes_every_config_at_its_world_size() -> None:
+    configs = [(config, plan.layout.dp) for plan, config in distinct("ds_config.json").values()]
+    assert len(configs) > 50
+    assert pool("deepspeed", 2).run(refused_by_deepspeed, configs, timeout_s=300)[0] == []
+
+
+def test_accelerate_takes_every_yaml() -> None:
+    texts = [yaml.dump(config) for _, config in distinct("accelerate.yaml").values()]
+    assert len(texts) > 20
+    assert pool("deepspeed", 2).run(refused_by_accelerate, texts, timeout_s=300)[0] == []
+
+
+def test_megatron_core_takes_every_setting() -> None:
+    settings = [config for _, config in distinct("megatron.yaml").values()]
+    assert len(settings) > 50
+    assert pool("megatron", 2).run(refused_by_megatron, settings, timeout_s=300)[0] == []
+
+
+@pytest.mark.parametrize("path", [("gradient_cliping",), ("zero_optimization", "overlap_com")])
+def test_a_misspelt_key_that_deepspeed_might_ignore_is_seen(path: tuple[str, ...]) -> None:
+    plan, config = next(iter(distinct("ds_config.json").values()))
+    wrong = copy.deepcopy(config)
+    section = wrong
+    for step in path[:-1]:
+        section = section[step]
+    section[path[-1]] = 1
+    assert deepspeed_problems(config, plan) == []
+    assert any(path[-1] in problem for problem in deepspeed_problems(wrong, plan))
+
+
+def test_what_transformer_config_lets_pass_is_seen() -> None:
+    plan, settings = next(entry for entry in distinct("megatron.yaml").values() if entry[0].layout.tp > 1)
+    wrong = copy.deepcopy(settings)
+    wrong["parallel_state"]["pipeline_model_parallel_size"] = 7
+    wrong["transformer_config"]["num_layers"] = 80
+    wrong["transformer_config"].pop("pipeline_model_parallel_layout", None)
+    assert any("80 layers on 7" in problem for problem in megatron_problems(wrong, plan))
+    wrong["transformer_config"]["num_query_groups"] = 3 if plan.layout.tp % 3 else 5
+    assert any("query groups" in problem for problem in megatron_problems(wrong, plan))
