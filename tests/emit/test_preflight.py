@@ -75,7 +75,7 @@ def test_a_disk_too_small_for_one_checkpoint(rundir: RunDirectory) -> None:
     check(dataclasses.replace(rundir, plan=plan, run=RunSpec(data=rundir.run.data)), "one checkpoint takes", "GiB free")
 
 
-def test_a_resume_path_that_is_no_hub_checkpoint(rundir: RunDirectory, tmp_path: Path) -> None:
+def test_a_resume_path_that_is_no_checkpoint(rundir: RunDirectory, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not a checkpoint"):
         preflight(rundir, tmp_path)
 

@@ -168,8 +168,8 @@ def read_by_megatron(rundir: Any, directory: Path, hub: Path) -> list[str]:
                 param.zero_()
         sharded = chunk.sharded_state_dict(metadata={"dp_cp_group": engine._exchange._dense.data})
         # What it calls extra state (of fp8 products, None here) is not in the checkpoint.
-        found, missing, _ = dist_checkpointing.load(sharded, str(directory), strict="return_all")
-        assert all("_extra_state" in key for key in missing), missing
+        found, _, absent = dist_checkpointing.load(sharded, str(directory), strict="return_all")
+        assert all("_extra_state" in key for key in absent), absent
         chunk.load_state_dict(found, strict=False)
     source = HubCheckpoint(hub).source(StateKind.MASTER)
     differing = [
