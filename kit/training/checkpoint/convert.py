@@ -64,9 +64,7 @@ def convert(
         adapters = HubCheckpoint(source).lora is not None and merge_into is None
         return f"{'peft adapters' if adapters else 'a Hugging Face model'} in {dtype}"
     if merge_into is not None:
-        raise CheckpointError(
-            f"--merge-into {merge_into} is for a hub checkpoint of adapters, --to hf; leave it out"
-        )
+        raise CheckpointError(f"--merge-into {merge_into} is for a hub checkpoint of adapters and --to hf; omit it")
     opened = open_checkpoint(Path(source), model)
     if opened.lora is not None:
         raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to hf")
