@@ -196,9 +196,9 @@ def _engine_memory(
     if uses_autocast(precision, layout):
         # Kept by every matmul for its backward, or, under recompute, by the head alone.
         copies = (in_layers + head, head if layout.recompute == "full" else in_layers + head)
-    whole_on_device = layout.implementation == "huggingface-sdpa" and (
-        layout.engine == "torch" or layout.zero_stage < 3
-    )
+    # FSDP2 takes a model layer by layer from host memory or from disk (kit/engines/torch/engine.py, _birthplace).
+    whole_below = 1 if layout.engine == "torch" else 3
+    whole_on_device = layout.implementation == "huggingface-sdpa" and layout.zero_stage < whole_below
     parameters = tuple(_parameters(key, layout, stage) for stage in range(layout.pp))
     memory = EngineMemory(
         dense=dense,
