@@ -64,6 +64,9 @@ held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurati
 failures: setup  ## provoke nine failures on two processes and compare what the doctor says: two minutes
 	@$(BIN)/python -m benchmarks.failures
 
+rehearse: setup  ## one recipe in small, another every day: what CI proves of them
+	@$(BIN)/python -m benchmarks.rehearsals --rotate 1 --no-write
+
 rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes (after make ops)
 	@$(BIN)/python -m benchmarks.rehearsals
 
