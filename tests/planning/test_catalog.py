@@ -10,7 +10,7 @@ from kit.specs.catalog import gpu_names, load_gpu, load_model, model_names, node
 from kit.specs.catalog.rows import rows
 
 PUBLISHED = {
-    # Sizes as the model pages on the Hugging Face hub show them. Recalled, the pages not opened: a guard against a change
+    # Sizes as model pages on the Hugging Face hub show them. Recalled, the pages not opened: a guard against a change
     # by accident. What transformers builds is the proof, in test_params.py.
     "llama-2-7b": 6_738_415_616,
     "llama-2-13b": 13_015_864_320,
