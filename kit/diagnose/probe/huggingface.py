@@ -26,8 +26,9 @@ def trace(plan: Plan, stage: int) -> Held:
     with stand_ins.installed(megatron=False), stand_ins.fake_world(0, plan.layout.world_size):
         live = LiveBytes()
         # The mesh reads its ranks, so they are real.
-        mesh = init_device_mesh("cpu", (plan.layout.world_size,))
-        sharded.init_device_mesh = lambda *_: mesh  # type: ignore[attr-defined]
+        sizes = (plan.layout.world_size // plan.layout.tp, plan.layout.tp)
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
+        sharded.init_device_mesh = lambda *_, **__: mesh  # type: ignore[attr-defined]
         with FakeTensorMode(allow_non_fake_inputs=True), live:
             return _step(plan, live)
 
@@ -41,7 +42,8 @@ def _step(plan: Plan, live: LiveBytes) -> Held:
         model.activation_checkpointing_enable({"use_reentrant": False})
     split = None
     if layout.engine == "torch" and layout.zero_stage:
-        split = sharded.Sharded(model, layout.zero_stage, torch.bfloat16 if job.precision == "bf16" else None)
+        compute_dtype = torch.bfloat16 if job.precision == "bf16" else None
+        split = sharded.Sharded(model, layout.zero_stage, compute_dtype, torch.device("cpu"), layout.tp)
     parameters = list(model.parameters())
     local = [_local(parameter) for parameter in parameters]
     live.leave_out(local)

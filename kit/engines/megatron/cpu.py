@@ -28,7 +28,7 @@ class Patch:
     symbol: str
     """Module and attribute, dotted."""
     needed_by: str
-    """File below ``megatron/core`` that reaches it."""
+    """File below ``megatron/core`` that reaches it; of our own symbols, below this package."""
     reason: str
     replacement: Any
 
@@ -168,7 +168,25 @@ def _reduce_scatter_first_dim(
     return reduce_scatter
 
 
+def _flash_forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, ...]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, causal, scale=scale)
+
+
+def _flash_backward(
+    tensors: tuple[torch.Tensor, ...], total: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, ...]:
+    # This kernel's log-sum-exp lies with heads last.
+    total = total.transpose(1, 2).contiguous().transpose(1, 2)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *tensors, total, 0.0, causal, scale=scale
+    )
+
+
 PATCHES: tuple[Patch, ...] = (
+    Patch("kit.engines.megatron.ring.flash_forward", "ring.py", "aten's kernel of the device", _flash_forward),
+    Patch("kit.engines.megatron.ring.flash_backward", "ring.py", "and its backward", _flash_backward),
     Patch(
         "torch.cuda.current_device",
         "tensor_parallel/layers.py",

@@ -124,11 +124,27 @@ def _kernel(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(result, log-sum-exp of the scores), by the flash kernel of the device."""
     tensors = query, *(_repeated(tensor, query.shape[1]) for tensor in key_value)
-    if query.device.type == "cpu":
-        found = _aten._scaled_dot_product_flash_attention_for_cpu(*tensors, 0.0, causal, scale=scale)
-    else:
-        found = _aten._scaled_dot_product_flash_attention(*tensors, 0.0, causal, scale=scale)
+    found = flash_forward(*tensors, causal, scale)
     return found[0], found[1]
+
+
+def flash_forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, ...]:
+    """(result, log-sum-exp, …) of CUDA's kernel; on a CPU another stands here (cpu.py)."""
+    return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
+
+
+def flash_backward(
+    tensors: tuple[torch.Tensor, ...], total: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, ...]:
+    """Gradients of query, key and value; ``tensors``: gradient, query, key, value, result. Of CUDA's kernel too."""
+    query, key = tensors[1], tensors[2]
+    lengths = query.shape[2], key.shape[2]
+    random = torch.empty(2, dtype=torch.uint64, device=query.device), torch.empty((), device=query.device)
+    return _aten._scaled_dot_product_flash_attention_backward(
+        *tensors, total.contiguous(), None, None, *lengths, 0.0, causal, *random, scale=scale
+    )
 
 
 def _kernel_backward(
@@ -143,15 +159,6 @@ def _kernel_backward(
     """Gradients of query, key and value, given the joined result and log-sum-exp."""
     heads = key_value.shape[2]
     tensors = gradient, query, *(_repeated(tensor, query.shape[1]) for tensor in key_value), result
-    if query.device.type == "cpu":
-        # This kernel's log-sum-exp lies with heads last.
-        total = total.transpose(1, 2).contiguous().transpose(1, 2)
-        found = _aten._scaled_dot_product_flash_attention_for_cpu_backward(*tensors, total, 0.0, causal, scale=scale)
-    else:
-        lengths = query.shape[2], key_value.shape[3]
-        random = torch.empty(2, dtype=torch.uint64, device=query.device), torch.empty((), device=query.device)
-        found = _aten._scaled_dot_product_flash_attention_backward(
-            *tensors, total.contiguous(), None, None, *lengths, 0.0, causal, *random, scale=scale
-        )
-    grouped = (tensor.float().unflatten(1, (heads, -1)).sum(2) for tensor in found[1:])
+    found = flash_backward(tensors, total, causal, scale)
+    grouped = (tensor.float().unflatten(1, (heads, -1)).sum(2) for tensor in found[1:3])
     return found[0], *grouped

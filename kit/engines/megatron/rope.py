@@ -78,7 +78,7 @@ def inverse_frequencies(model: ModelSpec, local: bool = False) -> torch.Tensor:
         width = int(_rotated_width(model) * model.partial_rotary_factor)
         return 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
     layer_type = {"layer_type": "full_attention"} if model.local_rope_theta else {}
-    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config(model), torch.device("cpu"), **layer_type)
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config(model), **layer_type)
     if factor != 1:
         raise EngineError(
             f"rope_type={kind} of {model.name} multiplies queries and keys by {factor:.4f}, which the Megatron engine "
