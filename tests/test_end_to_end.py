@@ -95,7 +95,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
 
 def test_resuming_from_something_else_is_refused(run: Path, tmp_path: Path) -> None:
     done = kit("train", run, "--resume", tmp_path, ok=False)
-    assert "not a hub checkpoint" in done.stderr
+    assert "not a checkpoint (no hub.json" in done.stderr
 
 
 def test_a_truncated_hub_checkpoint_is_refused_before_training(run: Path, tmp_path: Path) -> None:

@@ -118,6 +118,21 @@ def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
             "experts_per_token": 2,
             "moe_ffn_hidden_size": 32 if model.family != "mixtral" else 64,
         }
+        changes |= {"num_shared_experts": min(1, model.num_shared_experts)}
+        changes |= {"first_dense_layers": min(1, model.first_dense_layers)}
+        if model.router_groups > 1:
+            changes |= {"num_experts": 8, "router_groups": 2, "router_top_groups": 1}
+    if model.latent is not None:
+        compressed = None if model.latent.q_lora_rank is None else 2 * HEAD_DIM
+        changes["latent"] = dataclasses.replace(
+            model.latent,
+            q_lora_rank=compressed,
+            kv_lora_rank=2 * HEAD_DIM,
+            nope_head_dim=HEAD_DIM,
+            rope_head_dim=HEAD_DIM,
+            value_head_dim=HEAD_DIM,
+        )
+        changes |= {"head_dim": 2 * HEAD_DIM, "num_key_value_heads": HEADS}
     if model.sliding_window is not None:
         changes["sliding_window"] = SEQ_LENGTH // 2
     return dataclasses.replace(model, **changes)

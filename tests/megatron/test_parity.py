@@ -96,19 +96,6 @@ def test_packed_rows_are_documents_of_their_own(references, name):
     assert compare(references, PACKED[name], packed=True) == []
 
 
-def test_dropout_is_drawn_again_alike(references):
-    """No layout has it by itself; who edits megatron.yaml gets it, twice the same, with recompute too."""
-    spec = tiny.model("llama", **TWO_LAYERS)
-    directory, expected = references(spec)
-    losses = []
-    for recompute in ("none", "none", "full", "selective"):
-        rundir = cases.run_directory(directory / "run", spec, tp=2, sp=True, recompute=recompute)
-        rundir.settings["transformer_config"] |= {"attention_dropout": 0.2, "hidden_dropout": 0.1}
-        losses.append(pool("megatron", 2).run(cases.train, rundir, 2)[0].losses)
-    assert losses[0] == losses[1] == losses[2] == losses[3]
-    assert abs(losses[0][0] - expected.losses[0]) > 1e-3
-
-
 def test_rotary_positions_are_those_that_are_given():
     positions = torch.tensor([[0, 1, 2, 0, 1, 5]])
     running, angles = pool("megatron", 2).run(cases.rotations, tiny.model(head_dim=8), positions)[0]
