@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from kit.cost.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.machine import ComputePrecision
 from kit.cost.pipeline import chunk_layers
@@ -85,32 +87,37 @@ def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
     )
 
 
+def split_fields(num_layers: int, job: JobSpec, layout: Layout) -> dict[str, Any]:
+    """What times and memory read alike: the fields of ``TrainingSetup`` that say how ranks divide the work."""
+    uneven = layout.first_stage_layers is not None or layout.last_stage_layers is not None
+    return {
+        "seq_length": job.seq_length,
+        "micro_batch_size": layout.micro_batch_size,
+        "micro_batches": layout.gradient_accumulation_steps,
+        "dp": layout.dp,
+        "tp": layout.tp,
+        "pp": layout.pp,
+        "vp": layout.vp,
+        "cp": layout.cp,
+        "ep": layout.ep,
+        "etp": layout.etp,
+        "sp": layout.sp,
+        "stage_layers": chunk_layers(num_layers, layout) if uneven else (),
+        "recompute": layout.recompute,
+        "gradient_accumulation_fusion": layout.implementation == "transformer-engine",
+        "fp8": Fp8() if job.precision == "fp8" else None,
+    }
+
+
 def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
     """The rank's share of the work, for times."""
-    split: tuple[tuple[int, ...], ...] = ()
-    if layout.first_stage_layers is not None or layout.last_stage_layers is not None:
-        split = chunk_layers(shape.num_layers, layout)
     return TrainingSetup(
         shape=shape,
+        **split_fields(shape.num_layers, job, layout),
         kernels="huggingface" if layout.implementation == "huggingface-sdpa" else "transformer-engine",
         attention="flash",
-        seq_length=job.seq_length,
-        micro_batch_size=layout.micro_batch_size,
-        micro_batches=layout.gradient_accumulation_steps,
-        dp=layout.dp,
-        tp=layout.tp,
-        pp=layout.pp,
-        vp=layout.vp,
-        cp=layout.cp,
-        ep=layout.ep,
-        etp=layout.etp,
-        sp=layout.sp,
         sharding=_SHARDING[layout.zero_stage],  # type: ignore[arg-type]
-        stage_layers=split,
-        recompute=layout.recompute,
         recompute_modules=frozenset({"core_attn"}) if layout.recompute == "selective" else frozenset(),
         weight_bytes=4 if layout.engine == "torch" else 2,
-        gradient_accumulation_fusion=layout.implementation == "transformer-engine",
-        fp8=Fp8() if job.precision == "fp8" else None,
         lora=Lora(rank=job.lora.rank, targets=frozenset({"query"}), four_bit=job.lora.four_bit) if job.lora else None,
     )

@@ -1,4 +1,4 @@
-"""A plan's layout as a described run: the one place where model, job and layout become a ``TrainingSetup``.
+"""A plan's layout as a described run, for memory: model, job and layout become a ``TrainingSetup`` with engine terms.
 
 A search asks for tens of thousands of layouts of one model. What does not depend on the micro batch is worked out once
 and kept.
@@ -12,12 +12,11 @@ from typing import Any, Generic, TypeVar
 
 from kit.cost import deepspeed_sizes, offload
 from kit.cost.params import count, rank_experts, rank_parameters
-from kit.cost.pipeline import chunk_layers, stage_layers
-from kit.cost.plan_setup import shape_of
+from kit.cost.pipeline import stage_layers
+from kit.cost.plan_setup import shape_of, split_fields
 from kit.cost.setup import (
     Attention,
     EngineMemory,
-    Fp8,
     Generation,
     Kernels,
     Lora,
@@ -50,29 +49,14 @@ _TARGETS = {
 def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> TrainingSetup:
     """The run that a layout would be."""
     generation = gpu_generation(cluster.gpu.name)
-    uneven = layout.first_stage_layers is not None or layout.last_stage_layers is not None
     return TrainingSetup(
         shape=_shape(_ById(model)),
         kernels=_KERNELS[layout.implementation],
         attention=_attention(model, layout.implementation, generation),
-        seq_length=job.seq_length,
-        micro_batch_size=layout.micro_batch_size,
-        micro_batches=layout.gradient_accumulation_steps,
-        dp=layout.dp,
-        tp=layout.tp,
-        pp=layout.pp,
-        vp=layout.vp,
-        cp=layout.cp,
-        ep=layout.ep,
-        etp=layout.etp,
-        sp=layout.sp,
-        stage_layers=chunk_layers(model.num_layers, layout) if uneven else (),
-        recompute=layout.recompute,
+        **split_fields(model.num_layers, job, layout),
         weight_bytes=4 if job.precision == "fp32" else 2,
         # Interleaved sends are still read when they would be freed (kit/emit/megatron.py).
         keeps_outputs=layout.pp > 1 and layout.vp > 1,
-        gradient_accumulation_fusion=layout.implementation == "transformer-engine",
-        fp8=Fp8() if job.precision == "fp8" else None,
         lora=_lora(job.lora),
         gpu_generation=generation,
         element=4 if job.precision == "fp32" else 2,
