@@ -18,11 +18,9 @@ import subprocess
 import sys
 from typing import Any
 
-from kit.errors import KitError
+from kit.emit.shipped import shipped_plan
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
-from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path, recipes_directory
 
 EVIDENCE = "evidence.json"
@@ -54,7 +52,7 @@ def main() -> int:
 
 
 def _chosen(arguments: argparse.Namespace) -> list[str]:
-    names = [name for name in recipe_names() if not name.startswith("tiny-") and plan_of(name) is not None]
+    names = [name for name in recipe_names() if not name.startswith("tiny-") and shipped_plan(name) is not None]
     if arguments.names:
         return list(arguments.names)
     if arguments.rotate:
@@ -86,20 +84,11 @@ def summary(record: dict[str, Any]) -> str:
     )
 
 
-def plan_of(name: str) -> Plan | None:
-    """Today's plan of a recipe, or None where it has none."""
-    recipe = load_recipe(recipe_path(name))
-    try:
-        return make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
-    except KitError:
-        return None
-
-
 def table(evidence: dict[str, Any]) -> str:
     """``recipes/README.md``."""
     rows = []
     for name in recipe_names():
-        plan = plan_of(name)
+        plan = shipped_plan(name)
         if plan is None:
             rows.append(f"| [{name}]({name}.yaml) | has no plan yet: see its head | | | | | | |")
         elif plan.cluster.gpu.device == "cuda":

@@ -13,10 +13,9 @@ from kit.errors import PlanError
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
-from kit.specs.recipe import Recipe, load_recipe
+from kit.specs.recipe import load_recipe
 from kit.specs.shipped import recipe_names, recipe_path
 
-CONFIGS = ("ds_config.json", "ds_config.md")
 LAUNCHED = ("launch.sh", "slurm.sbatch", "hostfile", "accelerate.yaml", "megatron.yaml")
 
 
@@ -25,8 +24,7 @@ def shipped_files() -> dict[str, str]:
     files = {f"ds_configs/{template.name}.json": template.text() for template in TEMPLATES}
     rows: list[str] = []
     for name in recipe_names():
-        recipe = load_recipe(recipe_path(name))
-        plan = _plan(recipe)
+        plan = shipped_plan(name)
         if plan is None or plan.cluster.gpu.device == "cpu":
             continue  # plans that do not fit have no files; rehearsals on a CPU are not for copying
         texts = files_of(plan)
@@ -34,7 +32,8 @@ def shipped_files() -> dict[str, str]:
             if file in texts:
                 files[f"launch/{name}/{file}"] = texts[file]
         if "ds_config.json" in texts:
-            nvme_path = (recipe.run and recipe.run.nvme_path) or NVME_PATH
+            run = load_recipe(recipe_path(name)).run
+            nvme_path = (run and run.nvme_path) or NVME_PATH
             config = with_nvme_path(json.loads(texts["ds_config.json"]), nvme_path)
             files[f"ds_configs/{name}.json"] = json.dumps(config, indent=2) + "\n"
             files[f"ds_configs/{name}.md"] = texts["ds_config.md"]
@@ -80,7 +79,9 @@ def _present(root: Path) -> list[str]:
     return sorted(path.relative_to(root).as_posix() for path in files)
 
 
-def _plan(recipe: Recipe) -> Plan | None:
+def shipped_plan(name: str) -> Plan | None:
+    """Today's plan of a recipe that comes with kit; None where none fits or is legal."""
+    recipe = load_recipe(recipe_path(name))
     try:
         return make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
     except PlanError:

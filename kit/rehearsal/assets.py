@@ -8,10 +8,10 @@ import string
 import textwrap
 from pathlib import Path
 
+from kit.planner.twin import VOCAB_SIZE
 from kit.specs.job import JobSpec
 from kit.specs.model import ModelSpec
 
-VOCABULARY = 256
 ROWS = 64
 HELD_OUT = 8
 SEED = 20
@@ -34,7 +34,7 @@ def write_data(job: JobSpec, prefix: Path) -> None:
         with IndexedWriter(
             prefix / name,
             tokenizer="bytes",
-            vocab_size=VOCABULARY,
+            vocab_size=VOCAB_SIZE,
             objective=job.objective,
             decoder_start_token_id=start,
         ) as writer:

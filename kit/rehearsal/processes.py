@@ -21,42 +21,58 @@ LIMIT_S = 900
 LAST_LINES = 12
 
 
-def start(rundir: Path, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """``launch.sh`` with these words, its output appended to ``log.txt``."""
+def start(command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command in its own process group, its output appended to ``log``."""
     environment = {**os.environ, "PYTHON": sys.executable, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-    with (rundir / "log.txt").open("ab") as stream:
-        return subprocess.Popen(
-            [str(rundir / "launch.sh"), *words], stdout=stream, stderr=stream, env=environment, start_new_session=True
-        )
+    with log.open("ab") as stream:
+        return subprocess.Popen(command, stdout=stream, stderr=stream, env=environment, start_new_session=True)
 
 
-def run(rundir: Path, *words: str) -> None:
-    """To its end. Raises ``EngineError`` with the end of its log."""
-    process = start(rundir, words)
+def launch(rundir: Path, *words: str) -> subprocess.Popen[bytes]:
+    """``launch.sh`` with these words, its output in ``log.txt``."""
+    return start([str(rundir / "launch.sh"), *words], rundir / "log.txt")
+
+
+def finish(process: subprocess.Popen[bytes], limit_s: float) -> None:
+    """Wait for a clean end. Raises ``EngineError`` otherwise; after ``limit_s`` all of it is killed."""
     try:
-        code = process.wait(timeout=LIMIT_S)
+        code = process.wait(timeout=limit_s)
     except subprocess.TimeoutExpired:
         kill(process)
-        raise EngineError(f"{rundir.name}: no end within {LIMIT_S} s: {_tail(rundir)}") from None
+        raise EngineError(f"no end within {limit_s:g} s") from None
     if code != 0:
-        raise EngineError(f"{rundir.name}: exit code {code}: {_tail(rundir)}")
+        raise EngineError(f"exit code {code}")
 
 
-def run_until_killed(rundir: Path, step: int) -> int:
-    """``kill -9`` of every process once ``step`` is logged. Returns the last step logged."""
-    process = start(rundir, ())
-    deadline = time.monotonic() + LIMIT_S
+def kill_at(process: subprocess.Popen[bytes], rundir: Path, step: int, limit_s: float) -> int:
+    """``kill -9`` of every process once ``step`` is logged. Returns the last step logged. Raises ``EngineError`` where
+    it ends before, or does not come so far in ``limit_s``."""
+    deadline = time.monotonic() + limit_s
     while not (rows := metrics(rundir)) or rows[-1]["step"] < step:
         if process.poll() is not None:
-            raise EngineError(
-                f"{rundir.name}: ended (exit code {process.returncode}) before step {step}: {_tail(rundir)}"
-            )
+            raise EngineError(f"ended by itself (exit code {process.returncode}) before step {step}")
         if time.monotonic() > deadline:
             kill(process)
-            raise EngineError(f"{rundir.name}: step {step} not reached within {LIMIT_S} s: {_tail(rundir)}")
+            raise EngineError(f"step {step} not reached within {limit_s:g} s")
         time.sleep(0.02)
     kill(process)
     return int(rows[-1]["step"])
+
+
+def run(rundir: Path, *words: str) -> None:
+    """To its end. Raises ``EngineError`` with what its log says."""
+    try:
+        finish(launch(rundir, *words), LIMIT_S)
+    except EngineError as error:
+        raise EngineError(f"{rundir.name}: {error}: {_tail(rundir)}") from None
+
+
+def run_until_killed(rundir: Path, step: int) -> int:
+    """See ``kill_at``. Raises ``EngineError`` with what its log says."""
+    try:
+        return kill_at(launch(rundir), rundir, step, LIMIT_S)
+    except EngineError as error:
+        raise EngineError(f"{rundir.name}: {error}: {_tail(rundir)}") from None
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -15,10 +15,12 @@ from typing import Any
 
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import EngineError
+from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
 from kit.planner.twin import Twin, twin
 from kit.rehearsal import assets, processes
+from kit.specs.catalog import parse_cluster
 from kit.specs.layout import Pins
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
 
@@ -88,7 +90,7 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
     expected, found = _curve(reference), _curve(own)
     return Rehearsal(
         recipe=name,
-        layout=_described(plan),
+        layout=describe(plan.layout),
         twin=shrunk.covers,
         processes=shrunk.cluster.num_gpus,
         launcher=_launcher(own),
@@ -125,8 +127,6 @@ def _run(run: RunSpec | None, shrunk: Twin, directory: Path) -> RunSpec:
 
 def _reference(shrunk: Twin) -> Plan:
     """Plain torch in one process: the same batch, by accumulation."""
-    from kit.specs.catalog import parse_cluster
-
     pins = Pins(engine="torch", zero_stage=0, recompute="none", micro_batch_size=1)
     return make_plan(shrunk.model, parse_cluster("1xcpu"), shrunk.job, pins)
 
@@ -187,9 +187,3 @@ def _launcher(rundir: RunDirectory) -> str:
     text = (rundir.path / "launch.sh").read_text(encoding="utf-8")
     names = {"accelerate.commands.launch": "accelerate launch", "torch.distributed.run": "torchrun"}
     return next((name for module, name in names.items() if module in text), "python")
-
-
-def _described(plan: Plan) -> str:
-    from kit.planner.describe import describe
-
-    return describe(plan.layout)

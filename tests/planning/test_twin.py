@@ -6,26 +6,16 @@ import dataclasses
 
 import pytest
 
-from kit.errors import KitError
-from kit.planner.plan import Plan
+from kit.emit.shipped import shipped_plan
 from kit.planner.search import make_plan
 from kit.planner.twin import MOST_PROCESSES, twin
-from kit.specs.recipe import load_recipe
-from kit.specs.shipped import recipe_names, recipe_path
+from kit.specs.shipped import recipe_names
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero_hpz")
 SAME = ("engine", "implementation", "sp", "zero_stage", "offload_optimizer", "offload_param", "recompute")
 
 
-def planned(name: str) -> Plan | None:
-    recipe = load_recipe(recipe_path(name))
-    try:
-        return make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
-    except KitError:
-        return None
-
-
-PLANS = {name: plan for name in recipe_names() if (plan := planned(name)) is not None}
+PLANS = {name: plan for name in recipe_names() if (plan := shipped_plan(name)) is not None}
 
 
 @pytest.mark.parametrize("name", PLANS)
