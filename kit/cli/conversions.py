@@ -1,0 +1,73 @@
+"""``kit convert``: text to tokens, checkpoints and models to one another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kit.cli.app import app
+from kit.cli.words import OutDir
+from kit.errors import SpecError
+
+convert_app = typer.Typer(
+    help="Between formats, offline: text to tokens, checkpoints and models to one another.", no_args_is_help=True
+)
+app.add_typer(convert_app, name="convert")
+
+
+@convert_app.command("data")
+def convert_data(
+    sources: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or a saved Hugging Face data set.")],
+    tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair.")],
+    text_key: Annotated[str, typer.Option(help="Field of jsonl rows and data sets that holds the text.")] = "text",
+    objective: Annotated[
+        str,
+        typer.Option(help="pretrain: text. sft: jsonl of messages, or prompt and completion. seq2seq: source, target."),
+    ] = "pretrain",
+    seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: longer rows lose their end.", min=1)] = None,
+) -> None:
+    """Tokenise text, chats or pairs into the .bin/.idx pair that the engines read."""
+    if objective in ("sft", "seq2seq"):
+        from kit.training.data.tokenise_rows import tokenise_rows
+
+        rows = tokenise_rows(sources, tokenizer, out, objective=objective, seq_length=seq_length)  # type: ignore[arg-type]
+        typer.echo(str(rows))
+        return
+    if objective != "pretrain" or seq_length is not None:
+        raise SpecError(
+            f"--objective {objective}, --seq-length {seq_length}: use pretrain, sft or seq2seq; text is never cut"
+        )
+    from kit.training.data.tokenise import tokenise
+
+    typer.echo(str(tokenise(sources, tokenizer, out, text_key=text_key)))
+
+
+@convert_app.command("model")
+def convert_model(
+    source: Annotated[
+        Path, typer.Argument(help="Hub checkpoint (RUN/checkpoints/hub-step-…), Hugging Face model, or Megatron's.")
+    ],
+    out: OutDir,
+    to: Annotated[str, typer.Option(help="hf, hub or megatron.")] = "hf",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    extras_from: Annotated[
+        Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")
+    ] = None,
+    merge_into: Annotated[
+        Path | None, typer.Option(help="Adapters: the model that was frozen; writes it with them merged in.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="What a Megatron checkpoint is of: Hugging Face or run directory, catalog name.")
+    ] = None,
+) -> None:
+    """Between Hugging Face models, hub checkpoints and Megatron's, offline and a parameter at a time.
+
+    A hub checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
+    """
+    from kit.training.checkpoint.convert import convert
+
+    what = convert(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
+    typer.echo(f"{out}: {what}")

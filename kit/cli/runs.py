@@ -1,0 +1,144 @@
+"""Commands that write run directories and start them: ``emit``, ``train``, ``rehearse``, ``recipes``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kit.api import plan as make_plan
+from kit.cli.app import app
+from kit.cli.words import Overrides, is_recipe, plan_recipe
+from kit.errors import SpecError
+from kit.planner.plan import Plan
+from kit.specs.recipe import Recipe, load_recipe
+
+recipes_app = typer.Typer(help="The recipes that come with kit: list them, copy one.", no_args_is_help=True)
+app.add_typer(recipes_app, name="recipes")
+
+
+@app.command()
+def emit(
+    recipe: Annotated[Path | None, typer.Argument(help="Recipe file.")] = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="New run directory; an existing one is never overwritten.")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option(help="Compare ds_configs/ and launch/ of this checkout with its recipes.")
+    ] = False,
+    write_shipped: Annotated[bool, typer.Option(help="Write ds_configs/ and launch/ again.")] = False,
+) -> None:
+    """Plan a recipe and write its run directory."""
+    if check or write_shipped:
+        _shipped(write=write_shipped)
+        return
+    if recipe is None or out is None:
+        raise SpecError("kit emit needs a recipe and --out NEW_DIRECTORY")
+    result, loaded = plan_recipe(recipe, overrides)
+    rundir = _emit(loaded, result, out)
+    typer.echo(f"{out}: {', '.join(sorted(p.name for p in rundir.path.iterdir()))}")
+    typer.echo(f"start it: kit train {out}    or: {out}/launch.sh")
+
+
+@app.command()
+def train(
+    target: Annotated[Path, typer.Argument(help="Run directory, or a recipe (then with --out).")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to write for a recipe.")] = None,
+    resume: Annotated[
+        str | None, typer.Option(help="auto: the newest good checkpoint; or the path of a hub checkpoint.")
+    ] = None,
+    stop_at_step: Annotated[int | None, typer.Option(help="Stop after this step, with a checkpoint.", min=1)] = None,
+) -> None:
+    """Start this node's processes of a run and wait for them."""
+    from kit.emit.preflight import preflight
+    from kit.emit.run_directory import RunDirectory
+
+    if is_recipe(str(target)):
+        if out is None:
+            raise SpecError("--out is missing: a recipe is trained from a run directory, which is written there")
+        result, loaded = plan_recipe(target, overrides)
+        rundir = _emit(loaded, result, out)
+    elif overrides:
+        raise SpecError(f"{overrides[0]!r}: a run directory is changed by changing its recipe and emitting again")
+    else:
+        rundir = RunDirectory.open(target)
+    preflight(rundir, None if resume in (None, "auto") else Path(resume))
+    words = ["--resume", resume if resume == "auto" else str(Path(resume).resolve())] if resume else []
+    words += ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
+    sys.stdout.flush()
+    os.environ.setdefault("PYTHON", sys.executable)
+    os.execv(str(rundir.path / "launch.sh"), [str(rundir.path / "launch.sh"), *words])
+
+
+@app.command()
+def rehearse(
+    recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of one that comes with kit.")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Keep everything in this new directory.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a recipe in small, on CPU processes: train, be killed, resume, export. Exit code 1 where it differs."""
+    import json
+    import tempfile
+
+    from kit.rehearsal import rehearse
+    from kit.rehearsal.report import render
+    from kit.specs.shipped import recipe_path
+
+    path = Path(recipe) if is_recipe(recipe) else recipe_path(recipe)
+    loaded = load_recipe(path, overrides or [])
+    if out is not None and out.exists():
+        raise SpecError(f"{out} exists already and is not overwritten; choose another --out")
+    with tempfile.TemporaryDirectory(prefix="kit-rehearsal-") as scratch:
+        result = rehearse(path.stem, make_plan(loaded), loaded.run, out or Path(scratch) / path.stem)
+    typer.echo(json.dumps(result.as_json(), indent=1) if as_json else render(result))
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@recipes_app.command("list")
+def list_recipes() -> None:
+    """Every recipe, with what it is for."""
+    from kit.specs.shipped import headline, recipe_names, recipe_path
+
+    for name in recipe_names():
+        typer.echo(f"{name}\n    {headline(recipe_path(name))}")
+
+
+@recipes_app.command("copy")
+def copy_recipe(
+    name: Annotated[str, typer.Argument(help="Recipe, as kit recipes list shows it.")],
+    directory: Annotated[Path, typer.Argument(help="New directory; an existing one is never overwritten.")],
+) -> None:
+    """A directory to run from: the recipe in one file, its run directory, and a README with the commands."""
+    from kit.emit.copied import copy_recipe
+
+    made = copy_recipe(name, directory)
+    typer.echo(f"{made}: {', '.join(sorted(path.name for path in made.iterdir()))}; read README.md")
+
+
+def _emit(recipe: Recipe, result: Plan, out: Path) -> Any:
+    from kit.emit.run_directory import write
+
+    if recipe.run is None:
+        raise SpecError(f"{recipe.name}: run is required and missing; a run needs at least run.data.train")
+    return write(result, recipe.run, out)
+
+
+def _shipped(write: bool) -> None:
+    """``ds_configs/`` and ``launch/`` of the checkout that the recipes come from."""
+    from kit.emit import shipped
+    from kit.specs.shipped import recipes_directory
+
+    root = recipes_directory().parent
+    lines = shipped.write(root) if write else shipped.check(root)
+    for line in lines:
+        typer.echo(line)
+    typer.echo(f"{len(lines)} files {'written or removed' if write else 'differ'}")
+    if lines and not write:
+        raise typer.Exit(1)

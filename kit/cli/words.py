@@ -1,0 +1,53 @@
+"""What several commands read from their words: recipes with changes, jobs, pinned choices."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kit.api import plan as make_plan
+from kit.errors import SpecError
+from kit.planner.plan import Plan
+from kit.specs import yaml
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from kit.specs.recipe import Recipe, load_recipe
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.")]
+OutDir = Annotated[
+    Path, typer.Option("--out", "-o", help="New directory to write; an existing one is never overwritten.")
+]
+
+
+def is_recipe(word: str) -> bool:
+    return word.endswith((".yaml", ".yml"))
+
+
+def plan_recipe(path: Path, overrides: list[str] | None) -> tuple[Plan, Recipe]:
+    recipe = load_recipe(path, overrides or [])
+    return make_plan(recipe), recipe
+
+
+def job_of(**values: float | str | None) -> JobSpec:
+    """Options that were given, over the defaults."""
+    given = {
+        key: int(value) if isinstance(value, float) else value for key, value in values.items() if value is not None
+    }
+    return yaml.parse(JobSpec, given, yaml.Document(name="options", data={}, lines={}))
+
+
+def pins_of(engine: str, words: list[str]) -> Pins:
+    """``tp=8`` words → pins, validated like the layout section of a recipe."""
+    data: dict[str, Any] = {} if engine == "auto" else {"engine": engine}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise SpecError(
+                f"--fix {word!r} is not of the form key=value; "
+                f"keys are {', '.join(field.name for field in dataclasses.fields(Pins))}"
+            )
+        data[key] = yaml.parse_text(f"value: {text}", f"--fix {word}").data["value"]
+    return yaml.parse(Pins, data, yaml.Document(name="--fix", data={}, lines={}))
