@@ -1,10 +1,10 @@
-"""``launch.sh`` and ``hostfile``: how the processes of a plan are started."""
+"""``launch.sh`` and ``launch_elastic.sh``: how the processes of one node are started."""
 
 from __future__ import annotations
 
 import shlex
 
-import kit.emit.megatron
+from kit.emit.environment import assignments, interface_lines
 from kit.planner.plan import Plan
 
 WORKER = "kit.training"
@@ -33,32 +33,37 @@ def launch_script(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def hostfile(plan: Plan) -> str:
-    """Hosts and slots, in the form that DeepSpeed's launcher and OpenMPI read. The host names are placeholders."""
-    lines = ["# Replace the names by your hosts'; every host needs the same paths."]
-    lines += [f"node-{i} slots={plan.cluster.gpus_per_node}" for i in range(plan.cluster.num_nodes)]
+def elastic_script(plan: Plan) -> str:
+    """A bash script that runs once on each node and needs no rank: torchrun finds the nodes by a c10d rendezvous, and
+    after a failure starts all of them again from the newest checkpoint. The layout fixes how many nodes there are."""
+    rendezvous = [
+        f"--nnodes {plan.cluster.num_nodes}",
+        "--rdzv-backend c10d",
+        '--rdzv-endpoint "$RDZV_ENDPOINT"',
+        '--rdzv-id "$RDZV_ID"',
+        '--max-restarts "${MAX_RESTARTS:-3}"',
+    ]
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# {plan.model.name} on {plan.cluster.name}: the same command on each of {plan.cluster.num_nodes} nodes.",
+        "# Arguments go to the worker: --stop-at-step N.",
+        "set -euo pipefail",
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+        'PYTHON="${PYTHON:-python}"',
+        *environment(plan),
+        "# One node's address and a port, the same on all; and a name, so that two runs do not meet.",
+        ': "${RDZV_ENDPOINT:?host:port of one node, the same on all}"',
+        'RDZV_ID="${RDZV_ID:-$(basename "$PWD")}" MASTER_ADDR="${RDZV_ENDPOINT%:*}"',
+        *interface_lines(plan),
+        f'exec "$PYTHON" -m torch.distributed.run --nproc-per-node {processes_per_node(plan)} {" ".join(rendezvous)} '
+        f'-m {WORKER} . --resume auto "$@"',
+    ]
     return "\n".join(lines) + "\n"
 
 
 def environment(plan: Plan) -> list[str]:
     """Lines that set what the processes read."""
-    layout, lines = plan.layout, []
-    if plan.cluster.gpu.device == "cpu":
-        lines += [
-            "# One thread a process: the processes of a rehearsal share a few cores.",
-            "export OMP_NUM_THREADS=1",
-        ]
-    elif kit.emit.megatron.applies(plan) and (layout.tp > 1 or layout.cp > 1):
-        lines += [
-            "# Kernels start in the order they were issued, so that collectives overlap with the matmul before them.",
-            "export CUDA_DEVICE_MAX_CONNECTIONS=1",
-        ]
-    if plan.cluster.gpu.device == "cuda":
-        lines += [
-            "# Segments that grow in place fragment less when sequence lengths or stages differ.",
-            'export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"',
-        ]
-    return lines
+    return assignments(plan)
 
 
 def nodes(plan: Plan) -> list[str]:
@@ -69,6 +74,7 @@ def nodes(plan: Plan) -> list[str]:
         f"# {plan.cluster.num_nodes} nodes: set these on each, or let slurm.sbatch do it.",
         ': "${NODE_RANK:?rank of this node, from 0}" "${MASTER_ADDR:?address of node 0}"',
         'MASTER_PORT="${MASTER_PORT:-29500}"',
+        *interface_lines(plan),
     ]
 
 

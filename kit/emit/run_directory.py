@@ -4,8 +4,10 @@
     run.yaml          data, schedule, checkpoints, logging
     ds_config.md, ds_config.trainer.json
                       why each key of ds_config.json, and the same for the Hugging Face Trainer
-    ds_config.json, accelerate.yaml, megatron.yaml, launch.sh, hostfile, slurm.sbatch, pretrain_gpt.sh
+    ds_config.json, accelerate.yaml, megatron.yaml, launch.sh, slurm.sbatch, pretrain_gpt.sh
                       projections of the plan for the programs that read them
+    hostfile, launch_hosts.sh, launch_elastic.sh, .deepspeed_env, rank.py
+                      those of several nodes
     manifest.json     the hash of each, as written
 
 At start the engine compares. A changed plan, or a changed batch, stage or parallelism in a projection, is an
@@ -27,7 +29,7 @@ from typing import Any
 import kit.emit.accelerate
 import kit.emit.deepspeed
 import kit.emit.megatron
-from kit.emit import launch, pretrain_gpt, slurm
+from kit.emit import environment, hosts, launch, pretrain_gpt, slurm
 from kit.emit.ds_reasons import ds_config_page
 from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import RunDirectoryError, SpecError
@@ -134,9 +136,17 @@ PROJECTIONS: tuple[Projection, ...] = (
     ),
     Projection("pretrain_gpt.sh", pretrain_gpt.pretrain_gpt_script, {}, pretrain_gpt.expressible),
     Projection("launch.sh", launch.launch_script, {}, lambda plan: True),
-    Projection("hostfile", launch.hostfile, {}, lambda plan: plan.cluster.num_nodes > 1),
-    Projection("slurm.sbatch", slurm.sbatch, {}, lambda plan: plan.cluster.gpu.device == "cuda"),
+    Projection("launch_elastic.sh", launch.elastic_script, {}, lambda plan: plan.cluster.num_nodes > 1),
+    Projection("launch_hosts.sh", hosts.launch_hosts_script, {}, lambda plan: plan.cluster.num_nodes > 1),
+    Projection("hostfile", hosts.hostfile, {}, lambda plan: plan.cluster.num_nodes > 1),
+    Projection(".deepspeed_env", environment.deepspeed_env, {}, lambda plan: _by_deepspeed_launcher(plan)),
+    Projection("rank.py", lambda plan: hosts.RANK_PY, {}, lambda plan: _by_deepspeed_launcher(plan)),
+    Projection("slurm.sbatch", slurm.sbatch, {}, slurm.applies),
 )
+
+
+def _by_deepspeed_launcher(plan: Plan) -> bool:
+    return plan.layout.engine == "deepspeed" and plan.cluster.num_nodes > 1
 
 
 def files_of(plan: Plan) -> dict[str, str]:

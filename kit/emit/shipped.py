@@ -16,7 +16,16 @@ from kit.planner.search import make_plan
 from kit.specs.recipe import load_recipe
 from kit.specs.shipped import recipe_names, recipe_path
 
-LAUNCHED = ("launch.sh", "slurm.sbatch", "hostfile", "accelerate.yaml", "megatron.yaml")
+LAUNCHED = (
+    "launch.sh",
+    "launch_elastic.sh",
+    "launch_hosts.sh",
+    "hostfile",
+    ".deepspeed_env",
+    "slurm.sbatch",
+    "accelerate.yaml",
+    "megatron.yaml",
+)
 
 
 def shipped_files() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``slurm.sbatch``: one task a node, each running ``launch.sh``."""
+"""``slurm.sbatch``: one task a node, each running ``launch.sh``; stopped before its time it saves and queues again."""
 
 from __future__ import annotations
 
@@ -11,26 +11,63 @@ MARGIN = 1.25
 """Time asked for over the time predicted; a run that the limit cuts resumes from its last checkpoint."""
 LONGEST_HOURS = 24.0
 """No more than this is asked for at once: most sites allow no longer, and a longer run is resumed anyway."""
+LEAST_NOTICE_S = 300
+"""Seconds between the signal and the limit: enough to end a step and write a checkpoint to slow storage."""
+STEPS_OF_NOTICE = 3
+"""A step that has begun ends first; long steps need more notice."""
+
+
+def applies(plan: Plan) -> bool:
+    """Machines with GPUs, and several nodes of any kind."""
+    return plan.cluster.gpu.device == "cuda" or plan.cluster.num_nodes > 1
+
+
+def notice_s(plan: Plan) -> int:
+    """Seconds before the limit at which ranks are told to save, in whole minutes."""
+    return max(LEAST_NOTICE_S, math.ceil(STEPS_OF_NOTICE * plan.predicted.step_time_s / 60) * 60)
 
 
 def sbatch(plan: Plan) -> str:
     """Text of the batch script. Submit it from inside the run directory."""
     job_name = re.sub(r"[^A-Za-z0-9_.-]+", "-", plan.model.name)
     hours = max(1, math.ceil(min(plan.predicted.days * 24 * MARGIN, LONGEST_HOURS)))
+    cluster = plan.cluster
+    gpus = f"#SBATCH --gpus-per-node={cluster.gpus_per_node}\n" if cluster.gpu.device == "cuda" else ""
     return f"""#!/usr/bin/env bash
 #SBATCH --job-name={job_name}
-#SBATCH --nodes={plan.cluster.num_nodes}
+#SBATCH --nodes={cluster.num_nodes}
 #SBATCH --ntasks-per-node=1
-#SBATCH --gpus-per-node={plan.cluster.gpus_per_node}
-#SBATCH --time={hours}:00:00
+{gpus}#SBATCH --time={hours}:00:00
 #SBATCH --output=slurm-%j.out
 #SBATCH --open-mode=append
-# Predicted: {plan.predicted.days:.2f} days for the whole token budget; submit again to go on from the last checkpoint.
+# Preempted, or on a node that failed, the job goes back to the queue and resumes there.
+#SBATCH --requeue
+# Before the limit this script is told, and tells the ranks: they write a checkpoint, and the job is queued again.
+#SBATCH --signal=B:USR1@{notice_s(plan)}
+# Predicted: {plan.predicted.days:.2f} days for the whole token budget.
 set -euo pipefail
 cd "${{SLURM_SUBMIT_DIR:?submit with sbatch from inside the run directory}}"
 MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 # Jobs that share a node must not share a port.
 MASTER_PORT="$((20000 + SLURM_JOB_ID % 40000))"
 export MASTER_ADDR MASTER_PORT
-srun --kill-on-bad-exit=1 bash -c 'NODE_RANK="$SLURM_NODEID" exec ./launch.sh --resume auto'
+
+told=""
+trap 'told=yes; kill -USR1 "$step" 2>/dev/null || true' USR1
+# USR1 reaches every process of the step. Launchers must not die of it: they ignore it, and ranks handle it.
+srun --kill-on-bad-exit=1 bash -c 'trap "" USR1; NODE_RANK="$SLURM_NODEID" exec ./launch.sh --resume auto' &
+step=$!
+# A signal ends "wait" before the step ends; 127 means that it was waited for already.
+code=0
+while :; do
+  wait "$step" && last=0 || last=$?
+  if [ "$last" = 127 ]; then break; fi
+  code=$last
+  if ! kill -0 "$step" 2>/dev/null; then break; fi
+done
+if [ -n "$told" ]; then
+  echo "stopped before the time limit (exit code $code): queued again"
+  scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"
 """

@@ -1,0 +1,123 @@
+"""Environment of the processes, each variable with its reason: bash lines for scripts, ``.deepspeed_env`` for the
+``deepspeed`` launcher.
+
+It hands on to other nodes only variables that begin with NCCL, PYTHON, UCX, MV2 or MLFLOW (launcher/runner.py, 0.19.8).
+"""
+
+from __future__ import annotations
+
+import shlex
+
+import kit.emit.megatron
+from kit.emit.fabric import Fabric, Variable, fabric_of
+from kit.planner.plan import Plan
+
+FLIGHT_RECORDS = "flight"
+"""Folder in the run directory where ranks leave what they knew of their collectives when one timed out."""
+PASSED_ON = ("GLOO_SOCKET_IFNAME", "HF_HOME", "HF_HUB_OFFLINE", "LD_LIBRARY_PATH", "PATH", "TORCH_EXTENSIONS_DIR")
+"""A caller's own variables that other nodes need as well, if they are set."""
+
+
+def variables(plan: Plan) -> tuple[Variable, ...]:
+    """What every process of the plan reads, in order; the fabric's apart."""
+    layout, found = plan.layout, []
+    if plan.cluster.gpu.device == "cpu":
+        return (Variable("OMP_NUM_THREADS", "1", "one thread a process: those of a rehearsal share a few cores"),)
+    if kit.emit.megatron.applies(plan) and (layout.tp > 1 or layout.cp > 1):
+        why = "kernels start in the order they were issued, so that collectives overlap with the matmul before them"
+        found.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why))
+    why = "segments that grow in place fragment less when sequence lengths or stages differ"
+    found.append(Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why))
+    if layout.world_size > 1:
+        # Old names: torch 2.2 to 2.13 read them; TORCH_FR_* only newer ones.
+        why = "the last 2,000 collectives of each rank are kept, so that a time-out names the rank that did not come"
+        found.append(Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why))
+        found.append(Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and written when a collective times out"))
+    return tuple(found)
+
+
+def assignments(plan: Plan) -> list[str]:
+    """Bash lines, each variable below its reason; what the caller has set stays."""
+    fabric = _fabric(plan)
+    lines: list[str] = []
+    for variable in variables(plan):
+        lines += _assignment(variable)
+    if plan.cluster.gpu.device == "cuda" and plan.layout.world_size > 1:
+        name = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
+        lines += [f"mkdir -p {FLIGHT_RECORDS}", f'export {name}="${{{name}:-$PWD/{FLIGHT_RECORDS}/rank_}}"']
+    if plan.cluster.num_nodes > 1 and fabric is None:
+        lines.append(
+            "# Fabric not known: NCCL looks for InfiniBand and RoCE by itself; docs/launch.md has what others need."
+        )
+    if fabric is None:
+        return lines
+    lines.append(f"# Between nodes: {fabric.title}.")
+    for variable in fabric.variables:
+        if variable.value is not None:
+            lines += _assignment(variable)
+    if fabric.profile is not None:
+        profile = shlex.quote(fabric.profile)
+        lines += [
+            "# The host's own settings; they belong to the version of the plugin that is installed there.",
+            f"if [ -r {profile} ]; then set +u; source {profile}; set -u; else",
+            f'  echo "warning: no {fabric.profile} on $(hostname): NCCL will use plain TCP" >&2',
+            "fi",
+        ]
+    return lines
+
+
+def interface_lines(plan: Plan) -> list[str]:
+    """Bash lines that find the interface to the other nodes; they come where MASTER_ADDR is known."""
+    fabric = _fabric(plan)
+    late = [v for v in fabric.variables if v.value is None] if fabric else []
+    lines = [
+        "# gloo takes the address that the host's own name stands for, on Debian 127.0.1.1: name the interface.",
+        "kit_interface() {",
+        '  local address; address="$(getent ahostsv4 "$1" | awk \'NR == 1 {print $1}\')"',
+        "  # On node 0 itself the name may stand for 127.0.1.1, and its own address is reached over lo.",
+        '  case "$address" in 127.*|"") address="$(hostname -I | awk \'{print $1}\')" ;; esac',
+        "  ip -o -4 addr show | awk -v a=\"$address/\" 'index($4, a) == 1 {print $2; found = 1} END {exit !found}' ||",
+        "    ip -o route get \"$address\" | sed -nE 's/.* dev ([^ ]+) .*/\\1/p'",
+        "}",
+        'if [ -z "${GLOO_SOCKET_IFNAME:-}" ] && command -v ip >/dev/null; then',
+        '  GLOO_SOCKET_IFNAME="$(kit_interface "$MASTER_ADDR")"; export GLOO_SOCKET_IFNAME',
+        "fi",
+    ]
+    for variable in late:
+        lines += [f"# {_sentence(variable.why)}", f'export {variable.name}="${{{variable.name}:-$GLOO_SOCKET_IFNAME}}"']
+    return lines
+
+
+def deepspeed_env(plan: Plan) -> str:
+    """``.deepspeed_env``: NAME=value lines, and nothing else: its reader stops at blank lines and exports comments."""
+    fabric = _fabric(plan)
+    chosen = [*variables(plan), *(fabric.variables if fabric else ())]
+    lines = [f"{v.name}={v.value}" for v in chosen if v.value is not None and not v.if_file]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def names(plan: Plan) -> list[str]:
+    """Variables that a launcher has to carry to the other nodes."""
+    fabric = _fabric(plan)
+    own = [v.name for v in (*variables(plan), *(fabric.variables if fabric else ()))]
+    if plan.cluster.gpu.device == "cuda" and plan.layout.world_size > 1:
+        own.append("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+    return list(dict.fromkeys([*own, *PASSED_ON]))
+
+
+def _fabric(plan: Plan) -> Fabric | None:
+    return fabric_of(plan) if plan.cluster.num_nodes > 1 else None
+
+
+def _assignment(variable: Variable) -> list[str]:
+    assert variable.value is not None
+    name, value = variable.name, variable.value
+    assert shlex.quote(value) == value, f"{name}={value}: bash would read it otherwise"
+    line = f'export {name}="${{{name}:-{value}}}"'
+    if variable.if_file:
+        line = f"if [ -r {value} ]; then {line}; fi"
+    return [f"# {_sentence(variable.why)}", line]
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."

@@ -1,0 +1,160 @@
+"""Launch files of several nodes: bash reads them, launchers get the right words, and variables travel with a reason."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import kit
+from kit.emit.environment import assignments, deepspeed_env
+from kit.emit.fabric import fabric_of, fabrics
+from kit.emit.run_directory import files_of
+from kit.emit.slurm import notice_s
+from kit.planner.plan import Plan
+from kit.specs.catalog import node_names, parse_cluster
+
+INTEGRATORS = {"hgx-a100-40", "hgx-a100-80", "hgx-h100", "hgx-h20", "hgx-h200", "hgx-b200"}
+OTHER_BACKENDS = {"frontier", "nd96isr-mi300x-v5"}
+"""RCCL: nothing here was read for it."""
+SPY = """#!/usr/bin/env bash
+printf '%s\\n' "$@" > "$SPY_FILE"
+env | sort >> "$SPY_FILE"
+[ -z "${DS_ENV_FILE:-}" ] || cat "$DS_ENV_FILE" >> "$SPY_FILE"
+"""
+
+
+def planned(engine: str, cluster: str) -> Plan:
+    layers = "huggingface-sdpa" if engine == "deepspeed" else None
+    return kit.plan("llama-3.1-8b", cluster, pins=kit.Pins(engine=engine, implementation=layers))
+
+
+@pytest.fixture(scope="module", params=["torch", "deepspeed", "megatron"])
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return planned(request.param, "p5.48xlarge:2")
+
+
+def run(script: str, plan: Plan, directory: Path, **environment: str) -> list[str]:
+    """Words that the interpreter was started with, then the environment it saw, then what was in ``DS_ENV_FILE``."""
+    for name, text in files_of(plan).items():
+        (directory / name).write_text(text)
+    spy = directory / "spy"
+    spy.write_text(SPY)
+    spy.chmod(0o755)
+    given = {"PATH": os.environ["PATH"], "PYTHON": str(spy), "SPY_FILE": str(directory / "seen"), **environment}
+    subprocess.run(["bash", str(directory / script), "--stop-at-step", "3"], env=given, check=True, timeout=30)
+    return (directory / "seen").read_text().splitlines()
+
+
+def test_bash_reads_every_script(plan: Plan, tmp_path: Path) -> None:
+    scripts = {name: text for name, text in files_of(plan).items() if name.endswith((".sh", ".sbatch"))}
+    assert {"launch.sh", "launch_elastic.sh", "launch_hosts.sh", "slurm.sbatch"} <= set(scripts)
+    for text in scripts.values():
+        subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_a_node_gets_its_rank_and_the_fabric(plan: Plan, tmp_path: Path) -> None:
+    seen = run("launch.sh", plan, tmp_path, NODE_RANK="1", MASTER_ADDR="127.0.0.1")
+    assert {"FI_EFA_USE_HUGE_PAGE=0", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000"} <= set(seen)
+    assert seen[seen.index("--node-rank" if "--node-rank" in seen else "--machine_rank") + 1] == "1"
+    assert seen[seen.index("--stop-at-step") + 1] == "3"
+
+
+def test_elastic_needs_no_rank(plan: Plan, tmp_path: Path) -> None:
+    seen = run("launch_elastic.sh", plan, tmp_path, RDZV_ENDPOINT="127.0.0.1:29600")
+    for word, value in (("--rdzv-backend", "c10d"), ("--rdzv-endpoint", "127.0.0.1:29600"), ("--nnodes", "2")):
+        assert seen[seen.index(word) + 1] == value
+    assert seen[seen.index("--resume") + 1] == "auto"
+
+
+def test_what_the_caller_set_stays(tmp_path: Path) -> None:
+    plan = planned("torch", "p5.48xlarge:2")
+    given = {"FI_EFA_USE_HUGE_PAGE": "1", "GLOO_SOCKET_IFNAME": "bond7"}
+    seen = run("launch.sh", plan, tmp_path, NODE_RANK="0", MASTER_ADDR="127.0.0.1", **given)
+    assert {"FI_EFA_USE_HUGE_PAGE=1", "GLOO_SOCKET_IFNAME=bond7"} <= set(seen)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "words"),
+    [
+        ("pdsh", ["--hostfile", "rank.py"]),
+        ("openmpi", ["--mca btl_tcp_if_include bond7 --bind-to none"]),
+        ("slurm", ["slurm"]),
+        ("no-ssh", ["--no_ssh", "--node_rank"]),
+    ],
+)
+def test_the_deepspeed_launcher(launcher: str, words: list[str], tmp_path: Path) -> None:
+    """What it does not hand on by itself is in the file that it reads, which has no blank line."""
+    plan = planned("deepspeed", "p5.48xlarge:2")
+    seen = run("launch_hosts.sh", plan, tmp_path, LAUNCHER=launcher, NODE_RANK="1", GLOO_SOCKET_IFNAME="bond7")
+    assert [word for word in words if word not in seen] == []
+    # Once in the environment, once in DS_ENV_FILE; MASTER_ADDR is the first of the hostfile.
+    for line in ("FI_EFA_USE_HUGE_PAGE=0", "GLOO_SOCKET_IFNAME=bond7", "MASTER_ADDR=node-0"):
+        assert seen.count(line) == 2, line
+    assert "" not in seen
+    assert not list(tmp_path.glob("tmp.*"))
+
+
+def test_deepspeed_env_is_what_its_reader_takes() -> None:
+    """launcher/runner.py: ``var.split('=', maxsplit=1)`` on every line."""
+    for cluster in ("p5.48xlarge:2", "a3-highgpu-8g:2", "nd96asr-v4:2", "16xH100"):
+        lines = deepspeed_env(planned("deepspeed", cluster)).splitlines()
+        assert lines
+        assert all(len(line.split("=", maxsplit=1)) == 2 and line[0].isalpha() for line in lines)
+
+
+def test_an_unknown_launcher_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run("launch_hosts.sh", planned("deepspeed", "p5.48xlarge:2"), tmp_path, LAUNCHER="rsh")
+    assert caught.value.returncode == 2
+
+
+def test_every_node_with_a_fabric_is_in_one_row() -> None:
+    listed = [node for fabric in fabrics() for node in fabric.nodes]
+    assert len(listed) == len(set(listed))
+    assert set(listed) | INTEGRATORS | OTHER_BACKENDS == set(node_names())
+    for fabric in fabrics():
+        assert fabric.source
+        assert all(len(variable.why) > 10 or variable.why == "the same" for variable in fabric.variables)
+
+
+def test_a_profile_of_the_host_is_read_where_it_is(tmp_path: Path) -> None:
+    plan = planned("torch", "a3-ultragpu-8g:2")
+    fabric = fabric_of(plan)
+    assert fabric is not None
+    assert fabric.profile is not None
+    text = "\n".join(assignments(plan))
+    profile = tmp_path / "profile.sh"
+    script = "set -euo pipefail\n" + text.replace(fabric.profile, str(profile)) + "\nenv\n"
+    without = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "plain TCP" in without.stderr
+    profile.write_text('export NCCL_NET=gIB X="$UNSET"\n')
+    found = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "NCCL_NET=gIB" in found.stdout
+    assert found.stderr == ""
+
+
+def test_every_assignment_has_its_reason_above() -> None:
+    for cluster in ("p5.48xlarge:2", "nd96isr-h100-v5:2", "a3-highgpu-8g:2", "a2-highgpu-8g:2"):
+        lines = assignments(planned("megatron", cluster))
+        for above, line in itertools.pairwise(lines):
+            if line.startswith(("export", "if [ -r")) and "TEMP_FILE" not in line:
+                assert above.startswith("# "), line
+
+
+def test_one_node_has_no_files_of_several() -> None:
+    files = files_of(kit.plan("llama-3.2-1b", "8xH100", pins=kit.Pins(engine="deepspeed", zero_stage=2)))
+    assert not {"hostfile", "launch_hosts.sh", "launch_elastic.sh", ".deepspeed_env", "rank.py"} & set(files)
+    assert "GLOO_SOCKET_IFNAME" not in files["launch.sh"]
+
+
+def test_slurm_gives_notice_and_queues_again() -> None:
+    plan = planned("deepspeed", "p5.48xlarge:2")
+    text = files_of(plan)["slurm.sbatch"]
+    for part in ("#SBATCH --requeue", f"#SBATCH --signal=B:USR1@{notice_s(plan)}", "scontrol requeue"):
+        assert part in text
+    assert notice_s(plan) >= 3 * plan.predicted.step_time_s
+    assert parse_cluster("1xcpu").gpu.device == "cpu"
