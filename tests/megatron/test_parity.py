@@ -96,6 +96,21 @@ def test_packed_rows_are_documents_of_their_own(references, name):
     assert compare(references, PACKED[name], packed=True) == []
 
 
+@pytest.mark.parametrize("sp", [False, True])
+def test_dropout_is_drawn_again_alike(references, sp):
+    """No layout has it by itself; who edits megatron.yaml gets it, and recompute finds the same masks again."""
+    spec = tiny.model("llama", **TWO_LAYERS)
+    directory, expected = references(spec)
+    runs = []
+    for recompute in ("none", "full", "selective"):
+        rundir = cases.run_directory(directory / "run", spec, tp=2, sp=sp, recompute=recompute)
+        rundir.settings["transformer_config"] |= {"attention_dropout": 0.2, "hidden_dropout": 0.1}
+        runs.append(pool("megatron", 2).run(cases.train, rundir, 2)[0])
+    for run in runs[1:]:
+        assert (run.losses, run.norms) == (runs[0].losses, runs[0].norms)
+    assert abs(runs[0].losses[0] - expected.losses[0]) > 1e-3
+
+
 def test_rotary_positions_are_those_that_are_given():
     positions = torch.tensor([[0, 1, 2, 0, 1, 5]])
     running, angles = pool("megatron", 2).run(cases.rotations, tiny.model(head_dim=8), positions)[0]

@@ -9,6 +9,7 @@ and what some families have and it has not, which the model's traits choose (kit
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -73,6 +74,7 @@ class CausalAttention(torch.nn.Module):
         window = config.window_size[0] + 1 if windowed else None
         self.scores = Scores(softmax_scale, window, self.softcap)
         self.dropout = config.attention_dropout
+        self.sequence_parallel = config.sequence_parallel
         if self.ring and self.dropout:
             raise EngineError(
                 f"attention_dropout={self.dropout} with cp_comm_type=p2p, which has none; use 0.0, or all_gather"
@@ -94,13 +96,14 @@ class CausalAttention(torch.nn.Module):
         documents of ``causal_attention``: (batch, whole sequence) on every rank.
         """
         assert (attention_bias, packed_seq_params) == (None, None)
-        if self.training and self.dropout:
-            # Ranks of a tensor-parallel group have different heads, so each draws from a state of its own
-            # (tensor_parallel/random.py), which recompute finds again.
-            with get_cuda_rng_tracker().fork():
-                scores = dataclasses.replace(self.scores, dropout=self.dropout)
-                return self._attend(query, key, value, scores, attention_mask)
-        return self._attend(query, key, value, self.scores, attention_mask)
+        if not (self.training and self.dropout):
+            return self._attend(query, key, value, self.scores, attention_mask)
+        # Ranks of a tensor-parallel group have different heads, so each draws from a state of its own
+        # (tensor_parallel/random.py). With sequence parallelism the whole block does so already
+        # (transformer_block.py, rng_context), and a second fork inside it is one that recompute does not find again.
+        with nullcontext() if self.sequence_parallel else get_cuda_rng_tracker().fork():
+            scores = dataclasses.replace(self.scores, dropout=self.dropout)
+            return self._attend(query, key, value, scores, attention_mask)
 
     def _attend(
         self,
