@@ -28,7 +28,7 @@ Words = list[str]
 
 def expressible(plan: Plan) -> bool:
     """Whether Megatron-LM's flags can say this plan; where not, no script is written."""
-    if plan.layout.engine != "megatron":
+    if plan.layout.engine != "megatron" or plan.job.objective != "pretrain":
         return False
     model = plan.model
     scaling = model.rope_scaling or {}

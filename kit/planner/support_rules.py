@@ -40,7 +40,11 @@ def _takes_adapters(layout: Layout) -> bool:
 
 def _objectives(layout: Layout) -> tuple[str, ...]:
     """Rows and pairs have lengths of their own, positions and a source, which not every split hands on."""
-    return ("pretrain", "sft", "seq2seq") if _whole(layout) else ("pretrain",)
+    if _whole(layout):
+        return ("pretrain", "sft", "seq2seq")
+    # Which document a position belongs to is read by our attention (kit/engines/megatron/attention.py) alone.
+    rows = layout.engine == "megatron" and layout.implementation == "torch-native"
+    return ("pretrain", "sft") if rows else ("pretrain",)
 
 
 _PRECISIONS: dict[EngineName, tuple[object, ...]] = {"torch": (), "deepspeed": ("fp16",), "megatron": ("fp8",)}

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from kit.emit.deepspeed import ds_config
+from kit.emit.megatron import megatron_settings
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.hf import build_model
 from kit.errors import DataError
@@ -188,6 +189,10 @@ def gradients_of_a_step(rundir: tiny.TinyRunDirectory, packing: bool) -> dict[st
     """The first step of a run, with the data as the loop would feed it."""
     if rundir.plan.layout.engine == "torch":
         from kit.engines.torch.engine import TorchEngine as Engine
+    elif rundir.plan.layout.engine == "megatron":
+        from kit.engines.megatron.engine import MegatronEngine as Engine
+
+        rundir = dataclasses.replace(rundir, settings=megatron_settings(rundir.plan))
     else:
         from kit.engines.deepspeed.engine import DeepSpeedEngine as Engine
 
@@ -213,13 +218,21 @@ def unpadded(model: torch.nn.Module, rows: list[Any]) -> tuple[float, int]:
     return total, tokens
 
 
+TORCH = [{"engine": "torch", "zero_stage": stage, "dp": 2} for stage in (0, 3)]
+ZERO = [{"engine": "deepspeed", "zero_stage": stage, "dp": 2} for stage in (2, 3)]
+MEGATRON = [
+    {"engine": "megatron", "implementation": "torch-native", **split}
+    for split in ({"dp": 2, "zero_stage": 1}, {"tp": 2, "sp": True}, {"cp": 2}, {"pp": 2, "recompute": "full"})
+]
+
+
 @pytest.mark.parametrize(
     ("family", "packing", "layouts"),
     [
-        ("llama", False, [("torch", 0), ("torch", 2), ("deepspeed", 2), ("deepspeed", 3)]),
-        ("llama", True, [("torch", 0), ("torch", 3), ("deepspeed", 2), ("deepspeed", 3)]),
-        ("gpt2", True, [("torch", 0)]),
-        ("mistral", True, [("torch", 0)]),
+        ("llama", False, [*TORCH, *ZERO, *MEGATRON]),
+        ("llama", True, [*TORCH, *ZERO, *MEGATRON]),
+        ("gpt2", True, TORCH[:1]),
+        ("mistral", True, [*TORCH[:1], *MEGATRON[2:]]),
     ],
 )
 def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packing, layouts):
@@ -235,16 +248,16 @@ def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packin
     expected_tokens = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in drawn)
     expected_loss, tokens = unpadded(model, rows_of(samples, rows, data.seed))
     assert tokens == expected_tokens
-    for engine, stage in layouts:
-        layout = {"engine": engine, "zero_stage": stage, "dp": 2, "micro_batch_size": 2}
-        plan = tiny.plan(spec, job=JOB, gradient_accumulation_steps=2, **layout)
+    for layout in layouts:
+        accumulation = 4 // layout.get("dp", 1)
+        plan = tiny.plan(spec, job=JOB, micro_batch_size=2, gradient_accumulation_steps=accumulation, **layout)
         rundir = tiny.run_directory(tmp_path / "run", plan, model_path=str(tmp_path / "hf"), data=data)
-        found = pool(engine, 2).run(gradients_of_a_step, rundir, packing)[0]
+        found = pool(layout["engine"], 2).run(gradients_of_a_step, rundir, packing)[0]
         assert found["loss"].tokens == tokens
         assert found["loss"].mean == pytest.approx(expected_loss, rel=1e-6)
         for name, parameter in model.named_parameters():
             difference = (found["gradients"][name] - parameter.grad).abs().max() / parameter.grad.abs().max()
-            assert difference < 1e-5, (engine, stage, name)
+            assert difference < 1e-5, (layout, name)
 
 
 def rows_of(samples: Any, rows: Rows, seed: int) -> list[Any]:
