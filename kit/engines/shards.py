@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
@@ -114,7 +114,7 @@ class SafetensorsWriter:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         self._expected = list(tensors.items())[::-1]
-        self._hash = hashlib.sha256()
+        self._hash = xxhash.xxh3_128()
         self._bytes = 0
         self._file = open(path, "wb")  # noqa: SIM115 - closed by finish
         self._flusher = _Flusher(self._file.fileno())
@@ -129,7 +129,7 @@ class SafetensorsWriter:
             self._put(data[start : start + _CHUNK_BYTES])
 
     def finish(self) -> tuple[int, str]:
-        """Make it durable; returns its size and SHA-256. Raises OSError."""
+        """Make it durable; returns its size and XXH3 hash. Raises OSError."""
         assert not self._expected
         self._file.flush()
         self._flusher.stop()

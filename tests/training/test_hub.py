@@ -103,11 +103,11 @@ class TestDamage:
         ("key", "value", "message"),
         [
             ("format", "other", "format is not 'kit-hub'"),
-            ("version", 2, "has version 2, this kit reads 1"),
+            ("version", 1, "has version 1, this kit reads 2"),
             ("counters", {"step": 1}, r"hub\.json is damaged"),
             ("model", {"name": "x"}, r"hub\.json is damaged"),
             ("files", {}, r"has no hash of exp_avg-00001\.safetensors"),
-            ("files", {"../outside": {"bytes": 1, "sha256": "0"}}, "lies outside the checkpoint"),
+            ("files", {"../outside": {"bytes": 1, "xxh3_128": "0"}}, "lies outside the checkpoint"),
             ("weight_map", {}, "has no master"),
         ],
     )
@@ -127,7 +127,7 @@ class TestDamage:
         tensors = change(load_file(path))
         save_file(tensors, path)
         record = record_of(path)
-        index["files"][path.name] = {"bytes": record.bytes, "sha256": record.sha256}
+        index["files"][path.name] = {"bytes": record.bytes, "xxh3_128": record.xxh3_128}
         kept = {n: f for n, f in index["weight_map"]["master"].items() if f != path.name}
         index["weight_map"]["master"] = kept | dict.fromkeys(tensors, path.name)
         (hub / "hub.json").write_text(json.dumps(index))

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from kit.errors import CheckpointError
 
 
@@ -20,13 +22,16 @@ class FileRecord:
     """What a manifest knows of a file."""
 
     bytes: int
-    sha256: str
+    xxh3_128: str
+    """XXH3, 128 bits: a tenth of the time of SHA-256 for the same accidents (cut, overwritten, mixed up). Neither keeps
+    out who can write the directory, for the manifest lies in it."""
 
 
 def record_of(path: Path) -> FileRecord:
     """Size and hash of a file as it is on disk. Raises OSError."""
     with open(path, "rb") as file:
-        return FileRecord(bytes=os.fstat(file.fileno()).st_size, sha256=hashlib.file_digest(file, "sha256").hexdigest())
+        digest = hashlib.file_digest(file, xxhash.xxh3_128)
+        return FileRecord(bytes=os.fstat(file.fileno()).st_size, xxh3_128=digest.hexdigest())
 
 
 def verify(directory: Path, records: Mapping[str, FileRecord], hashes: bool = True) -> None:
@@ -43,12 +48,12 @@ def verify(directory: Path, records: Mapping[str, FileRecord], hashes: bool = Tr
                 f"{path} has {size} bytes where {record.bytes} were written: it is truncated or not this checkpoint's; "
                 f"copy it again"
             )
-        if hashes and record_of(path).sha256 != record.sha256:
-            raise CheckpointError(f"{path} is corrupted (its SHA-256 differs from the manifest's); copy it again")
+        if hashes and record_of(path).xxh3_128 != record.xxh3_128:
+            raise CheckpointError(f"{path} is corrupted (its hash differs from the manifest's); copy it again")
 
 
 def records_from_json(data: Mapping[str, Any]) -> dict[str, FileRecord]:
-    """Raises KeyError, TypeError or ValueError for anything but name → {bytes, sha256}."""
+    """Raises KeyError, TypeError or ValueError for anything but name → {bytes, xxh3_128}."""
     records = {name: FileRecord(**record) for name, record in data.items()}
     for name in records:
         if Path(name).is_absolute() or ".." in Path(name).parts:

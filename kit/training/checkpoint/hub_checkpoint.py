@@ -1,6 +1,6 @@
 """The exchange format on disk: safetensors under Hugging Face names, and a JSON that says what they are.
 
-hub.json                    format, version, counters, model, and size + SHA-256 of every other file
+hub.json                    format, version, counters, model, and size + hash of every other file
 master-00001.safetensors    fp32 weights, in shards
 exp_avg-00001.safetensors   Adam's first moment
 exp_avg_sq-00001.safetensors   Adam's second moment
@@ -27,7 +27,7 @@ from kit.training.checkpoint.files import FileRecord, records_from_json, verify
 
 HUB_JSON = "hub.json"
 FORMAT = "kit-hub"
-VERSION = 1
+VERSION = 2
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 """What a hub checkpoint holds of every parameter; one made of a model alone has no moments."""
 

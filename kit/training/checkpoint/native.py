@@ -1,6 +1,6 @@
 """Checkpoints on the way: an engine's own format, in directories that are complete or absent.
 
-    checkpoints/step-00000020/manifest.json    plan hash, world size, counters, size + SHA-256 of every file
+    checkpoints/step-00000020/manifest.json    plan hash, world size, counters, size + hash of every file
     checkpoints/step-00000020/state/           what ``Engine.save`` wrote
     checkpoints/latest                         name of the newest, for people and scripts; loading looks itself
 
@@ -39,7 +39,7 @@ from kit.training.checkpoint.hub_checkpoint import Counters
 MANIFEST = "manifest.json"
 STATE = "state"
 FORMAT = "kit-native"
-VERSION = 1
+VERSION = 2
 _NAME = re.compile(r"step-(\d{8})")
 
 
