@@ -183,10 +183,11 @@ def _host_memory(rundir: RunDirectory) -> None:
 
 
 def _asynchronous(rundir: RunDirectory) -> None:
-    if rundir.run.checkpoint.asynchronous and rundir.plan.layout.engine != "megatron":
+    layout = rundir.plan.layout
+    if rundir.run.checkpoint.asynchronous and "nvme" in (layout.offload_optimizer, layout.offload_param):
         raise EngineError(
-            f"run.checkpoint.asynchronous=true on engine={rundir.plan.layout.engine}, whose own format is written in "
-            f"one go; use false, or layout.engine=megatron"
+            "run.checkpoint.asynchronous=true with state on NVMe: a checkpoint is first copied to host memory, which "
+            "state on NVMe does not fit into; use false"
         )
 
 

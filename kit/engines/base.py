@@ -76,6 +76,8 @@ class Norms:
     """Global L2 norm of the gradient before clipping, each parameter counted once."""
     skipped: bool = False
     """fp16: a scaled gradient overflowed, the scale was lowered, no weight has changed; ``gradient`` is infinite."""
+    loss_scale: float | None = None
+    """fp16: what this step's loss was multiplied with."""
 
 
 class TensorSource(Protocol):
@@ -125,12 +127,35 @@ class ParallelExport(Protocol):
 
 
 @runtime_checkable
+class FitsEveryLayout(Protocol):
+    """An engine whose native checkpoints can be loaded on every layout and world size of their model."""
+
+    native_fits_every_layout: bool
+
+
+@runtime_checkable
 class Snapshots(Protocol):
-    """An engine whose native checkpoints fit every layout of their model, and can be written while it trains on."""
+    """An engine whose native checkpoints can be written while it trains on."""
 
     def snapshot(self) -> Callable[[Path, Any], None]:
         """Collective. Copy the state to host memory. What is returned writes it into an existing empty directory,
         collectively over the process group given as its second argument, and may run in a thread."""
+
+
+@runtime_checkable
+class KnowsItsNorm(Protocol):
+    """An engine that can tell the gradient norm before the optimizer step, so that a step can still be discarded."""
+
+    def gradient_norm(self) -> float:
+        """Collective, between ``forward_backward`` and ``apply``: the norm that ``apply`` will report."""
+
+
+@runtime_checkable
+class HasModules(Protocol):
+    """An engine whose modules can be looked into."""
+
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """This rank's modules under the names of their model; leaves and containers, in no order."""
 
 
 class Engine(Protocol):

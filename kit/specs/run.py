@@ -26,6 +26,18 @@ class DataSpec:
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
+class BatchRampSpec:
+    """A batch that grows in equal steps from ``start`` to job.global_batch_size (Megatron-LM's rampup_batch_size)."""
+
+    start: int = Field(gt=0)
+    """Sequences of the first step; a multiple of micro_batch_size · dp."""
+    increment: int = Field(gt=0)
+    """Sequences that are added at a time; divides the way from ``start`` to the whole batch."""
+    samples: int = Field(gt=0)
+    """Sequences seen when the whole batch is reached; each size lasts for the same part of them."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class ScheduleSpec:
     """Learning rate as a function of the samples seen: linear warm-up, then cosine or constant."""
 
@@ -34,6 +46,8 @@ class ScheduleSpec:
     """Optimizer steps of linear warm-up; scaled down to a tenth of a run shorter than ten times this."""
     min_ratio: float = Field(default=0.1, ge=0, le=1)
     """Final over peak learning rate."""
+    batch_ramp: BatchRampSpec | None = None
+    """null: every step has job.global_batch_size."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -43,12 +57,49 @@ class CheckpointSpec:
     every_steps: int = Field(default=1000, gt=0)
     keep_last: int = Field(default=5, gt=0)
     """Older native checkpoints of this run are removed."""
+    keep_every_steps: int | None = Field(default=None, gt=0)
+    """Native checkpoints of multiples of this are kept for good, however old."""
     asynchronous: bool = False
-    """Training stops only while the state is copied to host memory; a thread writes it. Needs engine=megatron, and
-    host memory for one checkpoint."""
+    """Training stops only while the state is copied to host memory; a thread writes it. Needs host memory for one
+    checkpoint, and state that is not offloaded to NVMe."""
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class LimitsSpec:
+    """When a run ends by itself although it is not done."""
+
+    max_minutes: float | None = Field(default=None, gt=0)
+    """Since its processes started; then it writes a checkpoint and leaves with code 75, to be started again."""
+    hang_seconds: float | None = Field(default=1800, gt=0)
+    """A step that takes longer hangs: every rank writes its stacks to ``stacks/`` and leaves with code 70. null: never
+    looked for."""
+
+
+SpikeAction = Literal["off", "warn", "discard", "rewind"]
+NotFiniteAction = Literal["stop", "discard", "rewind"]
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class StabilitySpec:
+    """What is done about a step that is not like the ones before it. ``discard``: no optimizer step, the batch is lost.
+    ``rewind``: back to the last checkpoint, and on after the batches since."""
+
+    loss_spike: SpikeAction = "warn"
+    gradient_spike: SpikeAction = "warn"
+    """Of the gradient norm before clipping. ``discard`` needs engine=torch: the others know it after the step."""
+    not_finite: NotFiniteAction = "stop"
+    """A loss or gradient norm that is NaN or infinite; fp16's skipped steps are no such thing."""
+    sigmas: float = Field(default=6.0, gt=0)
+    """A spike is so many standard deviations above the median of the window; the deviation is estimated by the median
+    distance from the median, which a spike before does not widen."""
+    window_steps: int = Field(default=128, ge=8)
+    """Steps that a spike is compared with; there is none in the first quarter of as many."""
+    max_rewinds: int = Field(default=3, ge=0)
+    """Rewinds to the same checkpoint; then the run ends with an error."""
 
 
 Monitor = Literal["tensorboard", "wandb", "csv_monitor", "comet"]
+Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -63,6 +114,12 @@ class LoggingSpec:
     """deepspeed: the step (from 1) that its FLOPS profiler measures, to ``flops_profile.txt``; null: none."""
     monitors: tuple[Monitor, ...] = ()
     """deepspeed: where it reports too, in its own words. Each needs its package."""
+    trackers: tuple[Tracker, ...] = ()
+    """Where what metrics.jsonl holds is sent too, through accelerate. Each needs its package."""
+    prometheus_port: int | None = Field(default=None, gt=0, lt=65536)
+    """The main rank answers Prometheus there; null: it does not."""
+    prometheus_address: str = "127.0.0.1"
+    """0.0.0.0 for all of a node's addresses: whoever reaches the port then reads the run's metrics."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -79,8 +136,13 @@ class RunSpec:
     """Optimizer steps; null: as many as ``job.total_tokens`` makes."""
     seed: int = 1234
     """Seed of initialisation and dropout."""
+    deterministic: bool = False
+    """Only kernels that give the same bits each time, as far as torch has them; an operation without one is an error.
+    Slower on GPUs."""
     schedule: ScheduleSpec = ScheduleSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    limits: LimitsSpec = LimitsSpec()
+    stability: StabilitySpec = StabilitySpec()
     logging: LoggingSpec = LoggingSpec()
     validation_every_steps: int | None = Field(default=None, gt=0)
     """Steps between evaluations on the held-out data; null: only at the end."""

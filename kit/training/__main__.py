@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -20,34 +21,54 @@ from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Longer than any checkpoint write that ranks wait for."""
+"""Longer than any checkpoint write that ranks wait for, and at least ten minutes more than the watchdog's limit: stacks
+of all ranks say more than a timeout in one of them."""
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""How often torchrun has restarted its workers."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank. Returns the exit code: 0 done, 2 an error of the user's that it printed."""
+    """Run one rank. Returns the exit code: 0 done, 2 an error of the user's that it printed, 75 stopped on request
+    (``kit.training.stopping``)."""
+    started = time.monotonic()
     arguments = _arguments(argv)
     try:
         rundir = RunDirectory.open(arguments.run_directory)
         check_world_size(rundir)
         announce_edits(rundir)
         with process_group(rundir):
-            run(rundir, arguments)
+            return run(rundir, arguments, started)
     except KitError as error:
         report(error)
         return 2
-    return 0
 
 
-def run(rundir: RunDirectory, arguments: argparse.Namespace) -> None:
-    """Build the engine and train; the process group is up."""
+def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> int:
+    """Build the engine and train; the process group is up. Returns the exit code."""
     from kit.engines import build_engine
     from kit.training.loop import train
+    from kit.training.stopping import STOPPED_CODE
 
     engine = build_engine(rundir)
     try:
-        train(engine, rundir, resume=arguments.resume, stop_at_step=arguments.stop_at_step, export_hub_at_end=True)
+        summary = train(
+            engine,
+            rundir,
+            resume=where_to_resume(rundir, arguments.resume),
+            stop_at_step=arguments.stop_at_step,
+            started=started,
+            profile=arguments.profile,
+        )
     finally:
         engine.close()
+    return STOPPED_CODE if summary.stopped else 0
+
+
+def where_to_resume(rundir: RunDirectory, asked: str | None) -> str | None:
+    """What was asked for, the first time; after a restart by torchrun this run's own newest checkpoint."""
+    restarted = int(os.environ.get(RESTARTS, "0")) > 0
+    has_own = any((rundir.path / "checkpoints").glob("step-*"))
+    return "auto" if restarted and (has_own or asked is None) else asked
 
 
 def report(error: KitError) -> None:
@@ -84,6 +105,9 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
     import torch
     import torch.distributed as dist
 
+    from kit.training import determinism
+
+    determinism.prepare(rundir.run.deterministic)
     if on_cpu and kit.emit.megatron.applies(rundir.plan):
         from kit.engines.megatron import cpu
 
@@ -97,7 +121,8 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "gloo" if on_cpu else "nccl"
     if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT)
+        hang = timedelta(seconds=rundir.run.limits.hang_seconds or 0)
+        dist.init_process_group(backend, timeout=max(COLLECTIVE_TIMEOUT, hang + timedelta(minutes=10)))
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -123,9 +148,17 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run_directory", type=Path)
     parser.add_argument("--resume", default=None, help="auto, or the path of a hub checkpoint")
     parser.add_argument("--stop-at-step", type=int, default=None, help="stop after this step, with a checkpoint")
+    parser.add_argument("--profile", type=_steps, default=None, metavar="FIRST-LAST", help="trace these steps")
     # DeepSpeed's launcher adds it to every command; LOCAL_RANK in the environment says the same.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and (last.isdecimal() or not last)) or not 1 <= int(first) <= int(last or first):
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps; use 5-8, or 5")
+    return int(first), int(last or first)
 
 
 if __name__ == "__main__":

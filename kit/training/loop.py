@@ -1,42 +1,48 @@
 """The one training loop, for every engine.
 
-    data → forward_backward → (gradients to disk) → apply(learning rate) → metrics → validation → checkpoint
+    data → forward_backward → judged → (gradients to disk) → apply(learning rate) → told → validation → checkpoint
 
-All state is in the engine and in ``Counters``; learning rate and data order follow from the counters, so a run
-that is killed and resumed makes the same steps.
+All state is in the engine and in ``Counters``; learning rate, batch size and data order follow from the counters, so a
+run that is killed and resumed makes the same steps.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import statistics
-import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.engines.base import Engine, StateKind
-from kit.errors import CheckpointError, EngineError
-from kit.planner.plan import Plan
-from kit.specs.run import RunSpec
-from kit.training.checkpoint.agreement import together
-from kit.training.checkpoint.background import Background
-from kit.training.checkpoint.hub import Counters, HubCheckpoint, export_hub, export_tensors
-from kit.training.checkpoint.native import NativeCheckpoints
+from kit.engines.base import Engine, KnowsItsNorm, Norms, StateKind
+from kit.errors import EngineError
+from kit.training import determinism
+from kit.training.checkpoint.hub import Counters, export_tensors
+from kit.training.clock import Clock
 from kit.training.data.feed import Feed
-from kit.training.metrics import MetricsLog, StepMetrics
+from kit.training.ending import finish
+from kit.training.events import Events
+from kit.training.metrics import StepMetrics
+from kit.training.peers import Peers
+from kit.training.profile import Profiler
 from kit.training.resume import resume_from
-from kit.training.schedule import learning_rate
-from kit.training.summary import Summary, device_name, memory_held_gib
+from kit.training.saving import Saving
+from kit.training.schedule import batch_size, learning_rate, length
+from kit.training.stability import FINE, Stability, Verdict
+from kit.training.stopping import Reason, Stopping, mark
+from kit.training.summary import Summary, memory_held_gib, peak_gib
+from kit.training.telling.teller import Teller
+from kit.training.unsteady import Unsteady, history
+from kit.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
+    from kit.planner.plan import Plan
 
-
-def total_steps(plan: Plan, run: RunSpec) -> int:
-    """Optimizer steps of the whole run: ``run.steps``, or as many as the token budget makes, at least one."""
-    return run.steps or max(1, plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length))
+PATIENCE = 10.0
+"""Checkpoints and validation may take so many times as long as a step before they count as hung."""
+FIRST_PATIENCE = 5.0
+"""So may the first step: kernels are compiled and communicators made."""
 
 
 def train(
@@ -46,189 +52,214 @@ def train(
     resume: str | Path | None = None,
     stop_at_step: int | None = None,
     export_hub_at_end: bool = True,
+    started: float | None = None,
+    profile: tuple[int, int] | None = None,
 ) -> Summary:
     """Collective. Train to the end of the run, or to ``stop_at_step``, and write what the run directory promises.
 
     ``resume``: None, ``"auto"`` or the path of a checkpoint (see ``resume_from``). The last step always has a native
     checkpoint, and with ``export_hub_at_end`` a hub checkpoint ``checkpoints/hub-step-NNNNNNNN``. A native
-    checkpoint that cannot be written is reported and the run goes on with the previous one.
+    checkpoint that cannot be written is reported and the run goes on with the previous one. A signal or the time limit
+    end a run after the step that runs, with a native checkpoint and ``Summary.stopped``. ``started``:
+    ``time.monotonic()`` when the process began. ``profile``: first and last step of a trace.
 
-    Raises DataError, CheckpointError, and EngineError naming the step where loss or gradient is not finite.
+    Raises DataError, CheckpointError, SpecError, and EngineError naming the step where loss or gradient is not finite.
     """
-    run = _Run(engine, rundir)
-    feed = Feed.open(rundir.plan, rundir.run, engine)
-    counters = resume_from(engine, run.checkpoints, run.metrics_path, resume)
-    if counters.step and engine.is_main:
-        print(f"resumed after step {counters.step}", flush=True)
-    last_step = min(run.total_steps, stop_at_step or run.total_steps)
-    log = MetricsLog(run.metrics_path, counters.step) if engine.is_main else None
-    try:
-        while counters.step < last_step:
-            counters = run.step(feed, counters, log, is_last=counters.step + 1 == last_step)
-    finally:
-        if log is not None:
-            log.close()
-    return run.finish(feed, counters, export_hub_at_end)
+    with ExitStack() as around:
+        limits = rundir.run.limits
+        stopping = around.enter_context(Stopping(limits.max_minutes, started))
+        around.enter_context(determinism.chosen(rundir.run.deterministic))
+        watchdog = around.enter_context(Watchdog(limits.hang_seconds, rundir.path / "stacks", determinism.rank()))
+        run = _Run(engine, rundir, stopping, watchdog, Profiler(profile, rundir.path, engine.is_main))
+        watchdog.beat("resuming", PATIENCE)
+        counters = resume_from(engine, run.saving.checkpoints, rundir.path / "metrics.jsonl", resume)
+        if engine.is_main:
+            mark(rundir.path, None)
+            if counters.step:
+                print(f"resumed after step {counters.step}", flush=True)
+        run.begin(counters)
+        around.callback(run.teller.close)
+        last_step = min(run.total_steps, stop_at_step or run.total_steps)
+        while counters.step < last_step and not run.stopped:
+            counters = run.step(counters, last_step)
+        watchdog.beat("finishing", PATIENCE)
+        return finish(run, counters, export_hub_at_end and not run.stopped)
 
 
-@dataclass
 class _Run:
     """What the steps of a run share."""
 
-    engine: Engine
-    rundir: RunDirectory
-    loss: float | None = None
-    validation_loss: float | None = None
-    validated_step: int | None = None
-    memory: tuple[float, str] | None = None
-    step_times_s: list[float] = field(default_factory=list)
+    def __init__(
+        self, engine: Engine, rundir: RunDirectory, stopping: Stopping, watchdog: Watchdog, profiler: Profiler
+    ) -> None:
+        self.engine, self.rundir, self.stopping, self.watchdog = engine, rundir, stopping, watchdog
+        self.profiler = profiler
+        plan, run = rundir.plan, rundir.run
+        if run.stability.gradient_spike == "discard" and not isinstance(engine, KnowsItsNorm):
+            raise EngineError(
+                f"run.stability.gradient_spike=discard with engine={plan.layout.engine}, which knows its gradient norm "
+                f"after the step only; use warn, rewind or off (loss_spike can discard on every engine)"
+            )
+        self.total_steps, self.total_samples = length(plan, run)
+        self.feed = Feed.open(plan, run, engine)
+        self.saving = Saving(rundir)
+        self.stability = Stability(run.stability)
+        self.unsteady = Unsteady(self)
+        self.events = Events(rundir.path / "events.jsonl", engine.is_main)
+        self.peers = Peers()
+        self.clock = Clock()
+        self.stopped = Reason.NONE
+        self.loss: float | None = None
+        self.validation_loss: float | None = None
+        self.validated_step: int | None = None
+        self.memory: tuple[float, str] | None = None
+        self.step_times_s: list[float] = []
 
-    def __post_init__(self) -> None:
-        plan = self.rundir.plan
-        self.total_steps = total_steps(plan, self.rundir.run)
-        self.metrics_path = self.rundir.path / "metrics.jsonl"
-        self.checkpoints = NativeCheckpoints(
-            root=self.rundir.path / "checkpoints",
-            plan_hash=plan.digest,
-            world_size=plan.layout.world_size,
-            keep_last=self.rundir.run.checkpoint.keep_last,
-            model=f"{plan.layout.engine} {plan.model_digest}",
-        )
-        self.background = Background(self.checkpoints) if self.rundir.run.checkpoint.asynchronous else None
+    def begin(self, counters: Counters) -> None:
+        """Collective. Open what steps are told to; remember the steps before the resume."""
+        plan, run, path = self.rundir.plan, self.rundir.run, self.rundir.path
+        self.teller = Teller(path, plan, run.logging, self.total_steps, counters.step, self.engine.is_main)
+        self.stability.forget(history(path / "metrics.jsonl", counters.step, run.stability.window_steps))
+        if counters.step:
+            self.events.write("resumed", counters.step, position=counters.position)
 
-    def step(self, feed: Feed, counters: Counters, log: MetricsLog | None, is_last: bool) -> Counters:
+    def step(self, counters: Counters, last_step: int) -> Counters:
         """One optimizer step and what is due after it; returns the counters after it."""
-        plan, run, engine = self.rundir.plan, self.rundir.run, self.engine
-        step, batch_size = counters.step + 1, plan.layout.global_batch_size
-        started = time.perf_counter()
-        result = engine.forward_backward(feed.step(counters.samples_seen))
-        _require_finite("loss", result.mean, step)
+        plan, run, engine, clock = self.rundir.plan, self.rundir.run, self.engine, self.clock
+        clock.turn()
+        before, step = counters, counters.step + 1
+        self.watchdog.beat(f"step {step}", 1.0 if self.step_times_s else FIRST_PATIENCE)
+        self.peers.start([self.stopping.mine(), clock.before_s.get("data", 0.0), peak_gib(plan)])
+        size = batch_size(counters.samples_seen, run.schedule.batch_ramp, plan.layout.global_batch_size)
+        self.profiler.begin(step)
+        with clock.part("data"), self.profiler.span("data"):
+            batch = self.feed.step(counters.position, size)
+        with clock.part("forward_backward"), self.profiler.span("forward_backward"):
+            result = engine.forward_backward(batch)
+        counters = dataclasses.replace(
+            counters,
+            step=step,
+            samples_seen=counters.samples_seen + size,
+            tokens_seen=counters.tokens_seen + size * plan.job.seq_length,
+        )
+        verdict = self.stability.of_loss(result.mean)
+        if not verdict and isinstance(engine, KnowsItsNorm):
+            verdict = self.stability.of_norm(engine.gradient_norm())  # before it ruins the weights
         if self.memory is None and plan.cluster.gpu.device == "cpu":
             self.memory = memory_held_gib(engine)  # while the gradients exist; CUDA remembers its peak
         if step in run.logging.gradients_at_steps:
             export_tensors(engine, StateKind.GRADIENT, self.rundir.path / "gradients" / f"step-{step:06d}.safetensors")
-        counters = Counters(
-            step=step,
-            samples_seen=counters.samples_seen + batch_size,
-            tokens_seen=counters.tokens_seen + batch_size * plan.job.seq_length,
-            optimizer_steps=engine.optimizer_steps + 1,
-        )
         rate = learning_rate(
             counters.samples_seen,
             peak=plan.job.learning_rate,
             schedule=run.schedule,
             total_steps=self.total_steps,
-            global_batch_size=batch_size,
+            global_batch_size=plan.layout.global_batch_size,
+            total_samples=self.total_samples,
         )
-        norms = engine.apply(rate)
-        if norms.skipped:
-            counters = dataclasses.replace(counters, optimizer_steps=engine.optimizer_steps)
-        else:
-            _require_finite("gradient norm", norms.gradient, step)
-        step_time_s = time.perf_counter() - started
-        self.step_times_s.append(step_time_s)
+        norms: Norms | None = None
+        if verdict.action in ("none", "warn"):
+            with clock.part("optimizer"), self.profiler.span("optimizer"):
+                norms = engine.apply(rate)
+            if not norms.skipped:
+                counters = dataclasses.replace(counters, optimizer_steps=counters.optimizer_steps + 1)
+                if not verdict and not isinstance(engine, KnowsItsNorm):
+                    verdict = self.stability.of_norm(norms.gradient)
+        self.profiler.end(step, self.teller.say)
+        if verdict:
+            going_on = self.unsteady.decide(verdict, before, counters, batch, applied=norms is not None)
+            if going_on is not None:  # rewound
+                self._end_of_step(counters=going_on)
+                return going_on
+        made = norms is not None and not norms.skipped
+        if norms is not None and made:
+            self.stability.remember(result.mean, norms.gradient)
         self.loss = result.mean
+        self.step_times_s.append(clock.step_s)
         is_end = step == self.total_steps  # where a run is merely stopped must not show in its metrics
-        validated = self._validate(feed, step) if _is_due(step, run.validation_every_steps) or is_end else None
-        metrics = StepMetrics(
-            step=step,
-            loss=result.mean,
-            grad_norm=None if norms.skipped else norms.gradient,
-            learning_rate=rate,
-            tokens=result.tokens,
-            samples_seen=counters.samples_seen,
-            validation_loss=validated,
-            step_time_s=step_time_s,
-            tokens_per_s=_tokens_per_s(plan, step_time_s),
-            mfu=_mfu(plan, step_time_s),
+        due = is_end or _is_due(step, run.validation_every_steps)
+        validated = self.validate(step) if due else None
+        agreed = self._end_of_step(counters)
+        metrics = self._metrics(
+            counters, plan, size, agreed, verdict, validated, loss=result.mean, tokens=result.tokens, rate=rate
         )
-        if log is not None:
-            log.write(metrics)
-            if _is_due(step, run.logging.every_steps) or is_last:
-                print(metrics.line(self.total_steps), flush=True)
-        if _is_due(step, run.checkpoint.every_steps) or is_last:
-            self._checkpoint(counters, is_last)
+        norm = norms.gradient if norms is not None and made else None
+        metrics = dataclasses.replace(metrics, grad_norm=norm, loss_scale=norms.loss_scale if norms else None)
+        is_last = step == last_step or bool(self.stopped)
+        self.teller.step(metrics, is_last or _is_due(step, run.logging.every_steps))
+        if is_last or _is_due(step, run.checkpoint.every_steps):
+            self.save(counters, wait=is_last)
         return counters
 
-    def finish(self, feed: Feed, counters: Counters, export_hub_at_end: bool) -> Summary:
-        """Hub checkpoint and summary."""
-        plan, engine = self.rundir.plan, self.engine
-        if self.validated_step != counters.step:
-            self._validate(feed, counters.step)
-        hub = self.rundir.path / "checkpoints" / f"hub-step-{counters.step:08d}"
-        if export_hub_at_end and not _is_exported(hub, counters):
-            export_hub(engine, hub, counters, model=plan.model, lora=plan.job.lora)
-        if self.memory is None and self.step_times_s:
-            self.memory = memory_held_gib(engine)
-        summary = Summary(
-            engine=plan.layout.engine,
-            device=device_name(plan),
-            world_size=plan.layout.world_size,
-            step=counters.step,
-            samples_seen=counters.samples_seen,
-            tokens_seen=counters.tokens_seen,
-            loss=self.loss,
-            validation_loss=self.validation_loss,
-            predicted_peak_gib=plan.predicted.peak_gib,
-            measured_memory_gib=self.memory[0] if self.memory else None,
-            measured_memory_is=self.memory[1] if self.memory else "nothing",
-            predicted_step_time_s=plan.predicted.step_time_s,
-            measured_step_time_s=_typical(self.step_times_s),
-            hub_checkpoint=str(hub.relative_to(self.rundir.path)) if export_hub_at_end else None,
-        )
-        path = self.rundir.path / "summary.json"
-        together(engine.is_main, lambda: summary.write(path), f"writing {path}")
-        return summary
-
-    def _validate(self, feed: Feed, step: int) -> float | None:
+    def validate(self, step: int) -> float | None:
+        """Collective. Loss on the held-out data; None without any."""
         self.validated_step = step
-        batches = feed.held_out()
-        if batches is not None:
-            self.validation_loss = self.engine.evaluate(batches).mean
+        self.watchdog.beat(f"validation after step {step}", PATIENCE)
+        with self.clock.part("validation"):
+            batches = self.feed.held_out()
+            if batches is not None:
+                self.validation_loss = self.engine.evaluate(batches).mean
         return self.validation_loss
 
-    def _checkpoint(self, counters: Counters, is_last: bool) -> None:
-        try:
-            if self.background is None:
-                self.checkpoints.save(self.engine, counters)
-                return
-            self.background.start(self.engine, counters)
-            if is_last:
-                self.background.wait()
-        except CheckpointError as error:
-            if self.engine.is_main:
-                print(f"no checkpoint at step {counters.step}, the run goes on: {error}", flush=True)
+    def save(self, counters: Counters, wait: bool) -> None:
+        """Collective. A native checkpoint; one that cannot be written is told of, and the run goes on."""
+        self.watchdog.beat(f"checkpoint of step {counters.step}", PATIENCE)
+        with self.clock.part("checkpoint"):
+            failure = self.saving.save(self.engine, counters, wait)
+        if failure is not None:
+            self.teller.say(f"no checkpoint at step {counters.step}, the run goes on: {failure}")
+            self.events.write("checkpoint failed", counters.step, why=failure)
+
+    def _end_of_step(self, counters: Counters) -> list[float]:
+        """What all ranks agreed on: [reason to stop, slowest wait for data, fullest GPU]."""
+        agreed = self.peers.largest()
+        self.stopped = Reason(int(agreed[0]))
+        if self.stopped:
+            self.events.write("stopped", counters.step, why=self.stopped.words)
+            self.teller.say(f"{self.stopped.words}: stopping after step {counters.step} with a checkpoint")
+        return agreed
+
+    def _metrics(
+        self,
+        counters: Counters,
+        plan: Plan,
+        size: int,
+        agreed: Sequence[float],
+        verdict: Verdict,
+        validated: float | None,
+        *,
+        loss: float,
+        tokens: int,
+        rate: float,
+    ) -> StepMetrics:
+        clock, tokens_per_s = self.clock, size * plan.job.seq_length / self.clock.step_s
+        on_gpu = plan.cluster.gpu.device != "cpu"
+        pace = clock.pace_s
+        return StepMetrics(
+            step=counters.step,
+            loss=loss,
+            grad_norm=None,
+            learning_rate=rate,
+            tokens=tokens,
+            samples_seen=counters.samples_seen,
+            validation_loss=validated,
+            step_time_s=clock.step_s,
+            tokens_per_s=tokens_per_s,
+            # Proportional to tokens/s, so the plan's own pair of both gives it, by the plan's own count of FLOPs. The
+            # catalog's peak of a CPU process is a round figure, not a data sheet's.
+            mfu=plan.predicted.mfu * tokens_per_s / plan.predicted.tokens_per_s if on_gpu else None,
+            batch_size=size,
+            tokens_per_s_per_gpu=tokens_per_s / plan.layout.world_size,
+            data_s=agreed[1] if "data" in clock.before_s else clock.parts_s["data"],
+            forward_backward_s=clock.parts_s["forward_backward"],
+            optimizer_s=clock.parts_s.get("optimizer", 0.0),
+            loop_s=clock.before_s.get("loop"),
+            checkpoint_s=clock.before_s.get("checkpoint"),
+            memory_gib=agreed[2] if on_gpu else None,
+            event=f"{verdict.kind}: {verdict.action}" if verdict is not FINE else None,
+            eta_s=None if pace is None else pace * (self.total_steps - counters.step),
+        )
 
 
 def _is_due(step: int, every_steps: int | None) -> bool:
     return every_steps is not None and step % every_steps == 0
-
-
-def _typical(times_s: list[float]) -> float | None:
-    """Median; the first step, which warms up, counts only where there is no other."""
-    return statistics.median(times_s[1:] or times_s) if times_s else None
-
-
-def _require_finite(what: str, value: float, step: int) -> None:
-    if not math.isfinite(value):
-        raise EngineError(
-            f"{what} is {value} at step {step}; resume from the last checkpoint with a lower learning_rate or a "
-            f"smaller grad_clip, and look at the samples of that step"
-        )
-
-
-def _tokens_per_s(plan: Plan, step_time_s: float) -> float:
-    return plan.layout.global_batch_size * plan.job.seq_length / step_time_s
-
-
-def _mfu(plan: Plan, step_time_s: float) -> float | None:
-    """Proportional to tokens/s, so the plan's own pair of both gives it, by the plan's own count of FLOPs."""
-    predicted = plan.predicted
-    if plan.cluster.gpu.device == "cpu":
-        return None  # the catalog's peak of a CPU process is a round figure, not a data sheet's
-    return predicted.mfu * _tokens_per_s(plan, step_time_s) / predicted.tokens_per_s
-
-
-def _is_exported(hub: Path, counters: Counters) -> bool:
-    """Whether a finished run is finished once more."""
-    return (hub / "hub.json").is_file() and HubCheckpoint(hub).counters == counters

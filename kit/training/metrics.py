@@ -33,13 +33,32 @@ class StepMetrics:
     """Causal model FLOPs over the peak of all devices; null where the plan knows no peak."""
     validation_loss: float | None = None
     """Nats per token on the held-out data, at the steps where it was measured."""
+    batch_size: int | None = None
+    """Sequences of the step, over all ranks."""
+    tokens_per_s_per_gpu: float | None = None
+    data_s: float | None = None
+    """Waiting for data: part of step_time_s, as are the next two. The slowest rank's, of the step before."""
+    forward_backward_s: float | None = None
+    optimizer_s: float | None = None
+    loop_s: float | None = None
+    """Between the step before and this one, in this loop: metrics, trackers, agreement; not in step_time_s."""
+    checkpoint_s: float | None = None
+    """That training stood still for a checkpoint after the step before."""
+    memory_gib: float | None = None
+    """Peak of the fullest GPU so far, as allocated by torch; null on CPU processes."""
+    loss_scale: float | None = None
+    """fp16 alone."""
+    event: str | None = None
+    """``loss spike: discarded`` and the like; what events.jsonl says more of."""
+    eta_s: float | None = None
+    """Until the last step, at the pace of the last ones, checkpoints included."""
 
     def line(self, total_steps: int) -> str:
         """For the terminal."""
         parts = [
             f"step {self.step}/{total_steps}",
             f"loss {self.loss:.4f}",
-            "overflow, skipped" if self.grad_norm is None else f"grad norm {self.grad_norm:.3g}",
+            (self.event or "overflow, skipped") if self.grad_norm is None else f"grad norm {self.grad_norm:.3g}",
             f"lr {self.learning_rate:.3g}",
             f"{human_seconds(self.step_time_s)}/step",
             f"{human_count(self.tokens_per_s)} tokens/s",

@@ -13,7 +13,7 @@ from kit.engines.base import Engine
 from kit.planner.plan import Plan
 from kit.training.checkpoint.agreement import gather
 from kit.training.checkpoint.files import write_json
-from kit.units import to_gib
+from kit.units import human_seconds, to_gib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,42 @@ class Summary:
     """Median, without the first step where there are more."""
     hub_checkpoint: str | None
     """Directory, relative to the run directory."""
+    predicted_checkpoint_gib: float | None = None
+    measured_checkpoint_gib: float | None = None
+    """Of the last native checkpoint, all files."""
+    predicted_checkpoint_s: float | None = None
+    measured_checkpoint_s: float | None = None
+    """Median time that training stood still for one; with asynchronous ones less than writing took."""
+    stopped: str | None = None
+    """Why the run ended before it was done."""
+
+    def beside_prediction(self) -> str:
+        """One line for the terminal; ``kit plan --calibrate summary.json`` learns from it."""
+        rows = (
+            ("step", self.predicted_step_time_s, self.measured_step_time_s, human_seconds),
+            (self.measured_memory_is, self.predicted_peak_gib, self.measured_memory_gib, _gib),
+            ("checkpoint", self.predicted_checkpoint_gib, self.measured_checkpoint_gib, _gib),
+            ("checkpoint stall", self.predicted_checkpoint_s, self.measured_checkpoint_s, human_seconds),
+        )
+        told = [
+            f"{name} {words(measured)}" + (f" (predicted {words(predicted)})" if predicted is not None else "")
+            for name, predicted, measured, words in rows
+            if measured is not None
+        ]
+        return "measured: " + ", ".join(told)
 
     def write(self, path: Path) -> None:
         """Replace ``path``. Raises OSError."""
         write_json(path, dataclasses.asdict(self))
+
+
+def peak_gib(plan: Plan) -> float:
+    """Of this rank's GPU so far; 0 without one. Asks the allocator on the host, and waits for nothing."""
+    return to_gib(torch.cuda.max_memory_allocated()) if plan.cluster.gpu.device == "cuda" else 0.0
+
+
+def _gib(value: float) -> str:
+    return f"{value:.3g} GiB"
 
 
 def memory_held_gib(engine: Engine) -> tuple[float, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,18 @@ from kit.training.data.indexed import IndexedWriter
 from kit.training.loop import train
 from tests.training import tiny
 
-TIMING = ("step_time_s", "tokens_per_s", "mfu")
+TIMING = (
+    "step_time_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "mfu",
+    "data_s",
+    "forward_backward_s",
+    "optimizer_s",
+    "loop_s",
+    "checkpoint_s",
+    "eta_s",
+)
 
 
 def prepare(path: Path, chosen=None, **run: Any) -> tiny.TinyRunDirectory:
@@ -56,3 +68,30 @@ def run_failing(rundir: tiny.TinyRunDirectory, **options: Any) -> str:
     except KitError as error:
         return str(error)
     raise AssertionError("the run succeeded")
+
+
+def run_any(rundir: tiny.TinyRunDirectory, stop_at_step: int | None = None, resume: Any = None, **options: Any):
+    """As ``run``, on the engine that the plan names, without a hub checkpoint."""
+    from kit.engines import build_engine
+
+    engine = build_engine(with_settings(rundir))  # type: ignore[arg-type]
+    try:
+        return train(engine, rundir, stop_at_step=stop_at_step, resume=resume, export_hub_at_end=False, **options)
+    finally:
+        engine.close()
+
+
+def with_settings(rundir: tiny.TinyRunDirectory) -> tiny.TinyRunDirectory:
+    """With the engine's own file, as ``kit emit`` would write it."""
+    from kit.emit.deepspeed import ds_config
+    from kit.emit.megatron import applies, megatron_settings
+
+    plan = rundir.plan
+    megatron = megatron_settings(plan) if applies(plan) else {}
+    settings = {"deepspeed": lambda: ds_config(plan), "megatron": lambda: megatron}.get(plan.layout.engine, dict)()
+    return dataclasses.replace(rundir, settings=settings, megatron=megatron)
+
+
+def with_run(rundir: tiny.TinyRunDirectory, **changes: Any) -> tiny.TinyRunDirectory:
+    """With other keys of run.yaml."""
+    return dataclasses.replace(rundir, run=dataclasses.replace(rundir.run, **changes))

@@ -113,6 +113,11 @@ def plan(spec: ModelSpec | None = None, *, job: dict[str, Any] | None = None, **
     )
 
 
+def run_directory_spec(**run: Any) -> RunSpec:
+    """A RunSpec whose data nobody reads."""
+    return RunSpec(**({"data": DataSpec(train="nowhere")} | run))
+
+
 def run_directory(path: Path, chosen: Plan | None = None, **run: Any) -> TinyRunDirectory:
     """An existing directory ``path`` with a plan; ``run`` overrides the RunSpec's defaults."""
     path.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from kit.engines.adapters import InitialAdapters, checkpoint_shapes
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.deepspeed.build import build_deepspeed, release
+from kit.engines.deepspeed.captured import capture
 from kit.engines.deepspeed.state import Replicated, parameter_state
 from kit.engines.deepspeed.swapped import Swapped
 from kit.engines.hf import HfDirectory
@@ -86,11 +87,12 @@ class DeepSpeedEngine:
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._unreported_norm()
+        scale = self._loss_scale if self._engine.fp16_enabled() else None
         self._pending = False
         if norm is None or math.isfinite(norm):
             self._engine.step()
         if self._engine.fp16_enabled() and not self._engine.was_step_applied():
-            return Norms(gradient=math.inf, skipped=True)  # DeepSpeed has lowered the loss scale
+            return Norms(gradient=math.inf, skipped=True, loss_scale=scale)  # DeepSpeed has lowered the loss scale
         if norm is None:
             norm = float(self._engine.get_global_grad_norm())
         if not math.isfinite(norm) or not self._engine.was_step_applied():
@@ -98,7 +100,7 @@ class DeepSpeedEngine:
                 f"gradient norm {norm} at optimizer step {self.optimizer_steps + 1}: DeepSpeed skips such a step, and "
                 "the run would go on with one less than it counts; resume before it with a lower learning rate"
             )
-        return Norms(gradient=norm)
+        return Norms(gradient=norm, loss_scale=scale)
 
     def discard(self) -> None:
         """See Engine."""
@@ -130,6 +132,12 @@ class DeepSpeedEngine:
             self._engine.save_checkpoint(
                 str(directory), tag=NATIVE_TAG, save_latest=False, exclude_frozen_parameters=self._adapters_only
             )
+
+    def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
+        """See ``Snapshots``. Raises EngineError with NVMe, whose state does not fit into host memory."""
+        if isinstance(self._state, Swapped):
+            raise EngineError("run.checkpoint.asynchronous=true with state on NVMe, which is copied there; use false")
+        return capture(self._engine, NATIVE_TAG, exclude_frozen_parameters=self._adapters_only)
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote. DeepSpeed unpickles, which runs code: the caller has verified every file's hash
@@ -185,6 +193,10 @@ class DeepSpeedEngine:
     def set_optimizer_steps(self, steps: int) -> None:
         """See Engine."""
         self._state.set_optimizer_steps(steps)
+
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """See ``HasModules``."""
+        return dict(self._engine.module.named_modules())
 
     def held_bytes(self) -> dict[str, int]:
         """See Engine. Offloaded tensors count too; parameters that stage 3 has gathered just now do not stay."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 class MegatronEngine:
     """Tensor, sequence, pipeline, context, expert and data parallelism: see ``kit.engines.base.Engine``."""
 
+    native_fits_every_layout = True
+
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
         if dist.get_world_size() != plan.layout.world_size:
@@ -134,6 +136,16 @@ class MegatronEngine:
         """Set Adam's step count."""
         for group in self._optimizer.param_groups:
             group["step"] = steps
+
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """See ``HasModules``; a chunk of an interleaved pipeline has its number before its names."""
+        if len(self._chunks) == 1:
+            return dict(self._chunks[0].module.named_modules())
+        return {
+            f"chunk {index}: {name}": module
+            for index, chunk in enumerate(self._chunks)
+            for name, module in chunk.module.named_modules()
+        }
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of this rank's tensors; ``peak_allocated`` on CUDA."""

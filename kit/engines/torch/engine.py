@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from kit.engines import experts
 from kit.engines.adapters import InitialAdapters, freeze, trainable
@@ -23,8 +23,9 @@ from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.inputs import call_arguments
 from kit.engines.loss import global_tokens, summed_cross_entropy
-from kit.engines.shards import SafetensorsSource, ShardWriter
+from kit.engines.shards import SafetensorsSource
 from kit.engines.torch.compression import Compression
+from kit.engines.torch.native import NATIVE_KINDS, Native
 from kit.engines.torch.optimizer import build_adamw, moments_of, step_of
 from kit.engines.torch.replicated import Replicated
 from kit.engines.torch.sharded import Sharded
@@ -33,8 +34,6 @@ from kit.errors import CheckpointError, EngineError
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
     from kit.planner.plan import Plan
-
-NATIVE_KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 
 
 class TorchEngine:
@@ -67,6 +66,7 @@ class TorchEngine:
         self.dp_rank, self.dp_size = self._state_is.dp_rank, self._state_is.dp_size
         self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
+        self._norm: torch.Tensor | None = None
         self._optimizer = build_adamw(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
         if self._lora is not None:
             self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
@@ -89,8 +89,8 @@ class TorchEngine:
         return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
 
     def apply(self, learning_rate: float) -> Norms:
-        gradients = [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
-        norm = self._state_is.norm(gradients)
+        gradients = self._gradients()
+        norm = self._state_is.norm(gradients) if self._norm is None else self._norm
         if self._grad_clip > 0:
             # As clip_grad_norm_ does; of slices one by one, which may lie on meshes of their own.
             coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
@@ -103,7 +103,17 @@ class TorchEngine:
         return Norms(gradient=norm.item())
 
     def discard(self) -> None:
+        self._norm = None
         self._optimizer.zero_grad(set_to_none=True)
+
+    def gradient_norm(self) -> float:
+        """See ``KnowsItsNorm``."""
+        if self._norm is None:
+            self._norm = self._state_is.norm(self._gradients())
+        return float(self._norm.item())
+
+    def _gradients(self) -> list[torch.Tensor]:
+        return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
@@ -121,17 +131,28 @@ class TorchEngine:
 
     def save(self, directory: Path) -> None:
         """State tensors by the main rank, random state by every rank. Raises OSError or SafetensorError."""
-        save_file(_random_state(self._device), directory / f"rng-{self._rank:05d}.safetensors")
-        if not (self.is_main or self._state_is.local_state_differs):
-            return
-        weight_map = {}
-        for kind in NATIVE_KINDS:
-            writer = ShardWriter(directory, f"{kind.value}-rank{self._rank:05d}")
-            for name in self._parameters:
-                writer.add(name, self._state_is.local(self._state(kind, name)).detach().cpu())
-            weight_map[kind.value] = writer.finish()
-        index = {"optimizer_steps": self.optimizer_steps, "weight_map": weight_map}
-        (directory / f"state-rank{self._rank:05d}.json").write_text(json.dumps(index), encoding="utf-8")
+        self._native(copy=False).write(directory)
+
+    def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
+        """See ``Snapshots``."""
+        return self._native(copy=True).write
+
+    def _native(self, copy: bool) -> Native:
+        """``copy``: on the host and apart from the live state, so that training can go on at once."""
+
+        def local(kind: StateKind, name: str) -> torch.Tensor:
+            tensor = self._state_is.local(self._state(kind, name)).detach()
+            return tensor.to("cpu", copy=True) if copy else tensor
+
+        holds = self.is_main or self._state_is.local_state_differs
+        return Native(
+            rank=self._rank,
+            random=_random_state(self._device),
+            optimizer_steps=self.optimizer_steps,
+            tensors={kind: {name: local(kind, name) for name in self._parameters} for kind in NATIVE_KINDS}
+            if holds
+            else None,
+        )
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
@@ -175,6 +196,10 @@ class TorchEngine:
         for parameter in self._parameters.values():
             step_of(self._optimizer, parameter).fill_(steps)
         self._state_is.resumed_after(steps)
+
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """See ``HasModules``."""
+        return dict(self._model.named_modules())
 
     def held_bytes(self) -> dict[str, int]:
         def num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from kit.engines.base import Engine, Snapshots
 from kit.errors import CheckpointError, EngineError
+from kit.training.checkpoint import random_state
 from kit.training.checkpoint.hub_checkpoint import Counters
 from kit.training.checkpoint.native import NativeCheckpoints
 
@@ -39,7 +40,8 @@ class Background:
             self.wait()
         finally:
             write = engine.snapshot()
-            self._thread = threading.Thread(target=self._write, args=(write, counters, engine.is_main), daemon=True)
+            arguments = (write, counters, engine.is_main, random_state.capture())
+            self._thread = threading.Thread(target=self._write, args=arguments, daemon=True)
             self._thread.start()
             self.stalls_s.append(time.perf_counter() - started)
 
@@ -52,12 +54,12 @@ class Background:
         if failure is not None:
             raise failure
 
-    def _write(self, write: Any, counters: Counters, is_main: bool) -> None:
+    def _write(self, write: Any, counters: Counters, is_main: bool, random: random_state.RandomState) -> None:
         def save(directory: Path) -> None:
             write(directory, self._group)
 
         try:
-            self._checkpoints.write(save, counters, is_main, self._group)
+            self._checkpoints.write(save, counters, is_main, self._group, random)
         except CheckpointError as error:
             self._failure = error
         except Exception as error:  # a thread's exception would be printed and forgotten

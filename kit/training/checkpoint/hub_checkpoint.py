@@ -44,6 +44,13 @@ class Counters:
     """Tokens in those sequences."""
     optimizer_steps: int
     """Adam's step count (bias correction)."""
+    samples_skipped: int = 0
+    """Sequences that rewinds left out: the next sample is number ``samples_seen + samples_skipped``."""
+
+    @property
+    def position(self) -> int:
+        """Number of the next sample in the order of the data."""
+        return self.samples_seen + self.samples_skipped
 
 
 class HubCheckpoint:

@@ -2,6 +2,7 @@
 
     checkpoints/step-00000020/manifest.json    plan hash, world size, counters, size + hash of every file
     checkpoints/step-00000020/state/           what ``Engine.save`` wrote
+    checkpoints/step-00000020/random/          every rank's random generators (``random_state``)
     checkpoints/latest                         name of the newest, for people and scripts; loading looks itself
 
 Some engines pickle. So only files that a manifest of ours vouches for are ever handed to ``Engine.load``.
@@ -20,8 +21,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from kit.engines.base import Engine, Snapshots
+from kit.engines.base import Engine, FitsEveryLayout
 from kit.errors import CheckpointError
+from kit.training.checkpoint import random_state
 from kit.training.checkpoint.agreement import share, together
 from kit.training.checkpoint.files import (
     FileRecord,
@@ -35,9 +37,13 @@ from kit.training.checkpoint.files import (
     write_json,
 )
 from kit.training.checkpoint.hub_checkpoint import Counters
+from kit.training.checkpoint.room import require_room
 
 MANIFEST = "manifest.json"
 STATE = "state"
+RANDOM = "random"
+ROOM_MARGIN = 1.05
+"""Over the size of the checkpoint before: manifests and file systems take a little too."""
 FORMAT = "kit-native"
 VERSION = 2
 _NAME = re.compile(r"step-(\d{8})")
@@ -65,6 +71,10 @@ class NativeCheckpoints:
     keep_last: int
     model: str = ""
     """See ``Manifest``; empty: only the same plan."""
+    keep_every_steps: int | None = None
+    """Checkpoints of multiples of this are never removed."""
+    expected_bytes: int = 0
+    """Of the first checkpoint; later ones are taken to be as large as the one before."""
     say: Callable[[str], None] = print
     """Called on the main rank with what a person should know."""
 
@@ -80,11 +90,18 @@ class NativeCheckpoints:
         return self.root / f"step-{step:08d}"
 
     def save(self, engine: Engine, counters: Counters) -> None:
-        """Write a checkpoint, then remove those beyond ``keep_last``.
+        """Write a checkpoint, then remove those that need not be kept.
 
         Raises CheckpointError on every rank (a full disk, say) and leaves what was there before.
         """
-        self.write(engine.save, counters, engine.is_main)
+        self.write(engine.save, counters, engine.is_main, random=random_state.capture())
+
+    def bytes_of(self, step: int) -> int | None:
+        """What the files of a checkpoint take; None where its manifest cannot be read."""
+        try:
+            return sum(record.bytes for record in read_manifest(self.directory(step)).files.values())
+        except CheckpointError:
+            return None
 
     def write(
         self,
@@ -92,16 +109,19 @@ class NativeCheckpoints:
         counters: Counters,
         is_main: bool,
         group: dist.ProcessGroup | None = None,
+        random: random_state.RandomState | None = None,
     ) -> None:
-        """As ``save``, by a function that writes the engine's files, collectively over ``group``."""
+        """As ``save``, by a function that writes the engine's files, collectively over ``group``.
+
+        ``random``: of this rank, at the moment that the state is of."""
         directory = self.directory(counters.step)
         partial = partial_name(directory)
         doing = f"writing the checkpoint {directory}"
         try:
-            together(is_main, lambda: _start_afresh(partial), doing, group=group)
+            together(is_main, lambda: self._start(partial), doing, group=group)
             # An engine may raise anything where a disk is full (torch.save: RuntimeError).
-            together(True, lambda: save(partial / STATE), doing, failures=(Exception,), group=group)
-            records = together(True, lambda: _my_records(partial / STATE), doing, group=group)
+            together(True, lambda: _fill(partial, save, random), doing, failures=(Exception,), group=group)
+            records = together(True, lambda: _my_records(partial), doing, group=group)
             manifest = {
                 "format": FORMAT,
                 "version": VERSION,
@@ -135,7 +155,7 @@ class NativeCheckpoints:
                 if engine.is_main:
                     self.say(f"checkpoint {directory.name} is not usable: {error}; trying the one before it")
                 continue
-            engine.load(directory / STATE)
+            _load(engine, directory, manifest)
             return manifest.counters
         if damage:
             raise CheckpointError(
@@ -151,8 +171,16 @@ class NativeCheckpoints:
             manifest = self._verified(engine, directory)
         except _DamagedError as error:
             raise CheckpointError(f"{error}; use an earlier checkpoint or --resume auto") from error
-        engine.load(directory / STATE)
+        _load(engine, directory, manifest)
         return manifest.counters
+
+    def _start(self, partial: Path) -> None:
+        """Room first: a disk that is found full half-way has cost the time of half a checkpoint."""
+        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+        before = next((size for size in map(self.bytes_of, self.steps()) if size is not None), None)
+        require_room(self.root, int((before or self.expected_bytes) * ROOM_MARGIN))
+        (partial / STATE).mkdir(parents=True)
+        (partial / RANDOM).mkdir()
 
     def _verified(self, engine: Engine, directory: Path) -> Manifest:
         """Each rank hashes its share of the files; all of them come to the same verdict."""
@@ -163,17 +191,20 @@ class NativeCheckpoints:
             )
         except CheckpointError as error:
             raise _DamagedError(str(error)) from error
-        if isinstance(engine, Snapshots) and self.model and manifest.model == self.model:
+        if isinstance(engine, FitsEveryLayout) and self.model and manifest.model == self.model:
             return manifest
         if manifest.plan_hash != self.plan_hash:
-            raise CheckpointError(
+            raise ForeignError(
                 f"{directory} was written under plan {manifest.plan_hash[:12]} and this is {self.plan_hash[:12]}; "
-                f"native checkpoints fit one plan: resume from a hub checkpoint (hub-step-…) of that run instead"
+                f"native checkpoints fit one plan: resume from a hub checkpoint (hub-step-…) of that run instead; "
+                f"kit train THAT_RUN --resume auto --stop-at-step {manifest.counters.step} writes one",
+                manifest.counters.step,
             )
         if manifest.world_size != self.world_size:
-            raise CheckpointError(
+            raise ForeignError(
                 f"{directory} was written by {manifest.world_size} ranks and there are {self.world_size}; native "
-                f"checkpoints fit one world size: resume from a hub checkpoint (hub-step-…) of that run instead"
+                f"checkpoints fit one world size: resume from a hub checkpoint (hub-step-…) of that run instead",
+                manifest.counters.step,
             )
         return manifest
 
@@ -187,20 +218,43 @@ class NativeCheckpoints:
         latest.replace(self.root / "latest")
         fsync(self.root)
         for step in self.steps()[self.keep_last :]:
-            _remove(self.directory(step))
+            if self.keep_every_steps is None or step % self.keep_every_steps:
+                _remove(self.directory(step))
+
+
+class ForeignError(CheckpointError):
+    """A checkpoint is good and of another plan or world size."""
+
+    def __init__(self, words: str, step: int) -> None:
+        super().__init__(words)
+        self.step = step
 
 
 class _DamagedError(Exception):
     """A checkpoint is not what its manifest says, or has none: an older one may do."""
 
 
-def _start_afresh(partial: Path) -> None:
-    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
-    (partial / STATE).mkdir(parents=True)
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
-def _my_records(state: Path) -> dict[str, FileRecord]:
-    return {str(path.relative_to(state.parent)): record_of(path) for path in share(files_below(state))}
+def _fill(partial: Path, save: Callable[[Path], None], random: random_state.RandomState | None) -> None:
+    save(partial / STATE)
+    if random is not None:
+        random_state.write(random, partial / RANDOM, _rank())
+
+
+def _load(engine: Engine, directory: Path, manifest: Manifest) -> None:
+    """On another layout a rank has no generators of its own to go on with."""
+    engine.load(directory / STATE)
+    if manifest.world_size == (dist.get_world_size() if dist.is_initialized() else 1) and any(
+        name.startswith(f"{RANDOM}/") for name in manifest.files
+    ):
+        together(True, lambda: random_state.read(directory / RANDOM, _rank()), f"reading {directory}")
+
+
+def _my_records(partial: Path) -> dict[str, FileRecord]:
+    return {str(path.relative_to(partial)): record_of(path) for path in share(files_below(partial))}
 
 
 def read_manifest(directory: Path) -> Manifest:

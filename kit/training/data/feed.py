@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 from kit.engines.base import Engine, MicroBatch
@@ -58,9 +59,13 @@ class Feed:
             bucketed=plan.job.objective != "pretrain",
         )
 
-    def step(self, samples_seen: int) -> list[MicroBatch]:
-        """The step after ``samples_seen`` samples."""
-        return training_batches(self.training, self.seed, samples_seen, self.share, self.bucketed)
+    def step(self, position: int, batch_size: int | None = None) -> list[MicroBatch]:
+        """The step that begins at a position in the order; ``batch_size``: its samples over all ranks, in a ramp."""
+        share = self.share
+        if batch_size is not None and batch_size != share.global_batch_size:
+            per_round = share.micro_batch_size * share.dp_size
+            share = dataclasses.replace(share, gradient_accumulation_steps=batch_size // per_round)
+        return training_batches(self.training, self.seed, position, share, self.bucketed)
 
     def held_out(self) -> list[MicroBatch] | None:
         """One evaluation; None where the run has no held-out data."""

@@ -1,0 +1,42 @@
+"""What one rank writes of a native checkpoint of the torch engine: its own tensors and its random state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+
+from kit.engines.base import StateKind
+from kit.engines.shards import ShardWriter
+
+NATIVE_KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+
+
+@dataclass(frozen=True)
+class Native:
+    """Live tensors, or copies of them in host memory."""
+
+    rank: int
+    random: Mapping[str, torch.Tensor]
+    optimizer_steps: int
+    tensors: Mapping[StateKind, Mapping[str, torch.Tensor]] | None
+    """By name; None on a rank that holds nothing of its own."""
+
+    def write(self, directory: Path, group: dist.ProcessGroup | None = None) -> None:
+        """Into an existing directory; nothing here is collective. Raises OSError or SafetensorError."""
+        save_file(dict(self.random), directory / f"rng-{self.rank:05d}.safetensors")
+        if self.tensors is None:
+            return
+        weight_map = {}
+        for kind, tensors in self.tensors.items():
+            writer = ShardWriter(directory, f"{kind.value}-rank{self.rank:05d}")
+            for name, tensor in tensors.items():
+                writer.add(name, tensor.cpu())
+            weight_map[kind.value] = writer.finish()
+        index = {"optimizer_steps": self.optimizer_steps, "weight_map": weight_map}
+        (directory / f"state-rank{self.rank:05d}.json").write_text(json.dumps(index), encoding="utf-8")

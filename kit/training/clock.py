@@ -1,0 +1,55 @@
+"""Where the time of a step goes, on the host's clock.
+
+An engine returns from ``forward_backward`` with the loss on the host, so that part ends when the device is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PARTS = ("data", "forward_backward", "optimizer", "validation", "checkpoint")
+
+
+class Clock:
+    """Adds up the parts of one turn of the loop; what is left is the loop's own."""
+
+    def __init__(self, kept_turns: int = 50) -> None:
+        self.parts_s: dict[str, float] = {}
+        self.before_s: dict[str, float] = {}
+        """Parts of the turn before, with ``loop``: what was in none of them."""
+        self.loops_s: list[float] = []
+        """The loop's own time in every turn."""
+        self._turns_s: deque[float] = deque(maxlen=kept_turns)
+        self._began: float | None = None
+
+    def turn(self) -> None:
+        """A turn ends and the next begins."""
+        now = time.perf_counter()
+        if self._began is not None:
+            whole = now - self._began
+            self.before_s = self.parts_s | {"loop": whole - sum(self.parts_s.values())}
+            self.loops_s.append(self.before_s["loop"])
+            self._turns_s.append(whole)
+        self._began, self.parts_s = now, {}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """What runs inside belongs to this part."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.parts_s[name] = self.parts_s.get(name, 0.0) + time.perf_counter() - began
+
+    @property
+    def step_s(self) -> float:
+        """Data, forward, backward and optimizer of this turn."""
+        return sum(self.parts_s.get(name, 0.0) for name in ("data", "forward_backward", "optimizer"))
+
+    @property
+    def pace_s(self) -> float | None:
+        """A turn of the last ones, all included; None in the first."""
+        return sum(self._turns_s) / len(self._turns_s) if self._turns_s else None

@@ -1,0 +1,35 @@
+"""What ranks tell each other every step: one small all-reduce on the host, which runs beside the step.
+
+A GPU is never waited for: values are the host's own and travel over gloo, started before the forward pass and looked
+at after the optimizer. Every rank reads the same result, so what follows from it (to stop after this step) is agreed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+
+
+class Peers:
+    """Made once a run, by all ranks together."""
+
+    def __init__(self) -> None:
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.new_group(backend="gloo") if several else None
+        self._values = torch.zeros(0, dtype=torch.float64)
+        self._work: dist.Work | None = None
+
+    def start(self, values: Sequence[float]) -> None:
+        """Send this rank's values on their way."""
+        self._values = torch.tensor(values, dtype=torch.float64)
+        if self._group is not None:
+            self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def largest(self) -> list[float]:
+        """The largest of each value over all ranks; waits for the slowest."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return [float(value) for value in self._values.tolist()]

@@ -1,0 +1,111 @@
+"""What a step looks like beside the ones before it, and what is done about one that does not fit in.
+
+A spike lies more than ``sigmas`` standard deviations above the median of the last ``window_steps`` steps. The deviation
+is 1.4826 times the median distance from that median (Rousseeuw & Croux 1993, "Alternatives to the median absolute
+deviation", equation 1.1): a spike in the window moves neither. OLMo's trainer skips steps in the same way with mean
+and deviation (olmo_core/optim/skip_step_optimizer.py, six sigmas over 128 steps).
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from kit.specs.run import StabilitySpec
+
+Action = Literal["none", "warn", "discard", "rewind", "stop"]
+LEAST_DEVIATION = 0.01
+"""Of the median: a window without any spread (a loss that has converged) would call every digit a spike."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one value of one step."""
+
+    action: Action
+    kind: Literal["", "loss spike", "gradient spike", "not finite"] = ""
+    why: str = ""
+
+    def __bool__(self) -> bool:
+        return self.action != "none"
+
+
+FINE = Verdict("none")
+
+
+class Window:
+    """The last values in order of time and in order of size: a step costs a search, not a sort."""
+
+    def __init__(self, size: int) -> None:
+        self._in_time: deque[float] = deque()
+        self._sorted: list[float] = []
+        self._size = size
+
+    def __len__(self) -> int:
+        return len(self._in_time)
+
+    def add(self, value: float) -> None:
+        """Take a value in, and the oldest out."""
+        if len(self._in_time) == self._size:
+            oldest = self._in_time.popleft()
+            del self._sorted[bisect.bisect_left(self._sorted, oldest)]
+        self._in_time.append(value)
+        bisect.insort(self._sorted, value)
+
+    def median_and_deviation(self) -> tuple[float, float]:
+        """Median, and the deviation that is robust against outliers."""
+        median = _median(self._sorted)
+        distances = sorted(abs(value - median) for value in self._sorted)
+        return median, max(1.4826 * _median(distances), LEAST_DEVIATION * abs(median))
+
+
+class Stability:
+    """Judges every step's loss and gradient norm; the same on every rank, since both are."""
+
+    def __init__(self, spec: StabilitySpec) -> None:
+        self._spec = spec
+        self._losses, self._norms = Window(spec.window_steps), Window(spec.window_steps)
+
+    def remember(self, loss: float, grad_norm: float | None) -> None:
+        """A step that was made."""
+        self._losses.add(loss)
+        if grad_norm is not None:
+            self._norms.add(grad_norm)
+
+    def forget(self, kept: Iterable[tuple[float, float | None]]) -> None:
+        """Start again after these steps: a resume or a rewind."""
+        self._losses, self._norms = Window(self._spec.window_steps), Window(self._spec.window_steps)
+        for loss, norm in kept:
+            self.remember(loss, norm)
+
+    def of_loss(self, loss: float) -> Verdict:
+        """Before the optimizer step."""
+        if not math.isfinite(loss):
+            return Verdict(self._spec.not_finite, "not finite", f"loss is {loss}")
+        return self._spike("loss", loss, self._losses, self._spec.loss_spike)
+
+    def of_norm(self, norm: float) -> Verdict:
+        """Of the gradient, before clipping."""
+        if not math.isfinite(norm):
+            return Verdict(self._spec.not_finite, "not finite", f"gradient norm is {norm}")
+        return self._spike("gradient", norm, self._norms, self._spec.gradient_spike)
+
+    def _spike(self, what: Literal["loss", "gradient"], value: float, window: Window, action: str) -> Verdict:
+        if action == "off" or len(window) < max(2, self._spec.window_steps // 4):
+            return FINE
+        median, deviation = window.median_and_deviation()
+        limit = median + self._spec.sigmas * deviation
+        if value <= limit:
+            return FINE
+        name = "loss" if what == "loss" else "gradient norm"
+        why = f"{name} {value:.4g} is above {limit:.4g} (median {median:.4g} of {len(window)} steps)"
+        return Verdict(action, "loss spike" if what == "loss" else "gradient spike", why)  # type: ignore[arg-type]
+
+
+def _median(values: list[float]) -> float:
+    middle = len(values) // 2
+    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2

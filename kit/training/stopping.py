@@ -1,0 +1,79 @@
+"""When a run ends before it is done, and by which code a scheduler knows it.
+
+    code  meaning                                                        what to do
+    0     the run is done                                                nothing
+    2     an error that the user can mend; it was printed                mend it
+    70    a step hung; stacks of every rank are in ``stacks/``           start again with --resume auto
+    75    stopped on request, a checkpoint was written                   start again with --resume auto
+
+70 and 75 are EX_SOFTWARE and EX_TEMPFAIL of sysexits.h. torchrun restarts on any of them but 0 (``--max-restarts``);
+its own exit code is 1 then, so a run that was stopped on request also leaves a file ``stopped`` in its directory.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from enum import IntEnum
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+STOPPED_CODE = 75
+HUNG_CODE = 70
+MARK = "stopped"
+"""File in the run directory, with the reason in it, while a run waits to be started again."""
+
+
+class Reason(IntEnum):
+    """Why a run stops; of several ranks' reasons the largest is told."""
+
+    NONE = 0
+    TIME_LIMIT = 1
+    SIGUSR1 = 2
+    SIGTERM = 3
+
+    @property
+    def words(self) -> str:
+        """For people."""
+        return {0: "nothing", 1: "run.limits.max_minutes is over", 2: "SIGUSR1", 3: "SIGTERM"}[self]
+
+
+class Stopping:
+    """Listens for signals while it is entered. A signal only sets a flag: the step that runs is finished first."""
+
+    def __init__(self, max_minutes: float | None, started: float | None = None) -> None:
+        """``started``: ``time.monotonic()`` when the process began; now, where it is not known."""
+        self._deadline = None if max_minutes is None else (started or time.monotonic()) + 60 * max_minutes
+        self._signalled = Reason.NONE
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Stopping:
+        if threading.current_thread() is threading.main_thread():  # the only one that may
+            self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGUSR1)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def mine(self) -> Reason:
+        """This rank's own reason to stop."""
+        if self._signalled is not Reason.NONE:
+            return self._signalled
+        return Reason.TIME_LIMIT if self._deadline is not None and time.monotonic() >= self._deadline else Reason.NONE
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        self._signalled = max(self._signalled, Reason.SIGTERM if number == signal.SIGTERM else Reason.SIGUSR1)
+
+
+def mark(rundir: Path, reason: Reason | None) -> None:
+    """Leave the file that says that this run waits to be started again; None: take it away. Raises OSError."""
+    path = rundir / MARK
+    if reason is None:
+        path.unlink(missing_ok=True)
+    else:
+        path.write_text(reason.words + "\n", encoding="utf-8")

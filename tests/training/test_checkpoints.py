@@ -1,0 +1,167 @@
+"""Native checkpoints: which are kept, room on the disk, random generators, writing in a thread, a changed plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from kit.errors import CheckpointError
+from kit.specs.run import CheckpointSpec
+from kit.training.checkpoint import random_state
+from kit.training.checkpoint.room import require_room
+from tests.training import runs, tiny
+from tests.training.small_disk import small_disk
+from tests.workers import pool
+
+one_process = pytest.mark.usefixtures("one_process")
+
+
+def checkpoints(rundir):
+    return [name for name in runs.names(rundir.path / "checkpoints") if name.startswith("step")]
+
+
+@one_process
+class TestKept:
+    def test_the_last_ones_and_every_so_many(self, tmp_path):
+        spec = CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3)
+        rundir = runs.prepare(tmp_path / "run", steps=8, checkpoint=spec)
+        runs.run(rundir, export_hub_at_end=False)
+        assert checkpoints(rundir) == [f"step-{step:08d}" for step in (3, 6, 7, 8)]
+
+    def test_latest_never_names_one_that_is_not_complete(self, tmp_path, monkeypatch):
+        """Looked at each time a file is made durable: at every moment a kill could come."""
+        from kit.training.checkpoint import files, native
+
+        rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
+        seen = []
+        real = files.fsync
+
+        def look(path):
+            real(path)
+            latest = rundir.path / "checkpoints" / "latest"
+            if latest.exists():
+                directory = latest.parent / latest.read_text().strip()
+                manifest = native.read_manifest(directory)
+                files.verify(directory, manifest.files)
+                seen.append(directory.name)
+
+        monkeypatch.setattr(files, "fsync", look)
+        monkeypatch.setattr(native, "fsync", look)
+        runs.run(rundir, export_hub_at_end=False)
+        assert len(set(seen)) == 6
+
+
+@one_process
+class TestRoom:
+    def test_a_full_disk_fails_the_save_and_not_the_run(self, tmp_path, capsys):
+        """Room for two checkpoints and a half: the third is refused before a byte of it is written."""
+        whole = runs.prepare(tmp_path / "whole", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
+        runs.run(whole, export_hub_at_end=False)
+        manifest = json.loads((whole.path / "checkpoints" / "step-00000001" / "manifest.json").read_text())
+        size = sum(record["bytes"] for record in manifest["files"].values())
+        rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
+        with small_disk(rundir.path / "checkpoints", int(2.6 * size)):
+            capsys.readouterr()
+            summary = runs.run(rundir, export_hub_at_end=False)
+            printed = capsys.readouterr().out
+            assert summary.step == 6
+            assert "no checkpoint at step 3, the run goes on: a checkpoint takes" in printed
+            assert f"and {rundir.path / 'checkpoints'} has" in printed
+            assert checkpoints(rundir) == ["step-00000001", "step-00000002"]
+            assert runs.metrics(rundir) == runs.metrics(whole)
+            events = [json.loads(line) for line in (rundir.path / "events.jsonl").read_text().splitlines()]
+            assert [(event["event"], event["step"]) for event in events] == [
+                ("checkpoint failed", step) for step in (3, 4, 5, 6)
+            ]
+
+    def test_the_first_one_is_as_large_as_predicted(self, tmp_path):
+        require_room(tmp_path / "not" / "yet", 1)
+        with pytest.raises(CheckpointError, match=r"takes 1048576\.00 GiB and .* GiB left; free some space"):
+            require_room(tmp_path, 1 << 50)
+
+
+def test_every_generator_goes_on_where_it_was(tmp_path):
+    def draw():
+        return random.random(), random.gauss(0, 1), float(np.random.normal()), torch.rand(3).tolist()
+
+    draw()
+    random_state.write(random_state.capture(), tmp_path, 0)
+    first, other = draw(), draw()
+    assert first != other
+    random_state.read(tmp_path, 0)
+    assert draw() == first
+    (tmp_path / "rank-00000.json").write_text('{"python": [3, [1], null]}')
+    with pytest.raises(CheckpointError, match="is not what kit writes of random generators"):
+        random_state.read(tmp_path, 0)
+
+
+@one_process
+def test_generators_are_part_of_a_run(tmp_path, monkeypatch):
+    """A loop that draws from Python's generator in each step draws the same after a resume."""
+    from kit.training.data.feed import Feed
+
+    drawn = []
+    real = Feed.step
+
+    def step(self, *arguments):
+        drawn.append(random.random())
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Feed, "step", step)
+    rundir = runs.prepare(tmp_path / "run")
+    runs.run(rundir, stop_at_step=5, export_hub_at_end=False)
+    (rundir.path / "checkpoints" / "step-00000005" / "manifest.json").unlink()  # back to step 4
+    del drawn[:4]
+    runs.run(rundir, resume="auto", export_hub_at_end=False)
+    assert drawn[1] == drawn[0]
+
+
+@pytest.mark.parametrize(("engine", "zero_stage"), [("torch", 0), ("torch", 3), ("deepspeed", 1), ("deepspeed", 3)])
+def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
+    """Every file of a checkpoint that a thread wrote loads, and the resumed curve is the uninterrupted one."""
+    plan = tiny.plan(engine=engine, zero_stage=zero_stage, dp=2)
+    spec = CheckpointSpec(every_steps=2, keep_last=9, asynchronous=True)
+    whole, stopped = (
+        runs.prepare(tmp_path / name, plan, checkpoint=dataclasses.replace(spec, asynchronous=name == "stopped"))
+        for name in ("whole", "stopped")
+    )
+    pool(engine, 2).run(runs.run_any, whole)
+    pool(engine, 2).run(runs.run_any, stopped, 5)
+    pool(engine, 2).run(runs.run_any, stopped, None, "auto")
+    assert runs.metrics(stopped) == runs.metrics(whole)
+    assert checkpoints(stopped) == [f"step-{step:08d}" for step in (2, 4, 5, 6)]
+
+
+@one_process
+class TestAChangedPlan:
+    def test_auto_goes_by_way_of_the_hub(self, tmp_path, capsys):
+        rundir = runs.prepare(tmp_path / "run", tiny.plan(micro_batch_size=4))
+        whole = runs.prepare(tmp_path / "whole", tiny.plan(micro_batch_size=4))
+        runs.run(whole)
+        runs.run(rundir, stop_at_step=4)
+        changed = dataclasses.replace(rundir, plan=tiny.plan(micro_batch_size=2, gradient_accumulation_steps=2))
+        capsys.readouterr()
+        runs.run(changed, resume="auto")
+        assert "the plan has changed since step 4: resuming by way of hub-step-00000004" in capsys.readouterr().out
+        for ours, theirs in zip(runs.metrics(rundir), runs.metrics(whole), strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
+
+    def test_auto_does_not_lose_steps_unasked(self, tmp_path):
+        rundir = runs.prepare(tmp_path / "run", tiny.plan(micro_batch_size=4))
+        runs.run(rundir, stop_at_step=3)
+        runs.run(rundir, resume="auto", stop_at_step=5, export_hub_at_end=False)
+        changed = dataclasses.replace(rundir, plan=tiny.plan(micro_batch_size=2, gradient_accumulation_steps=2))
+        with pytest.raises(CheckpointError, match="the newest hub checkpoint here is of step 3: name it to lose"):
+            runs.run(changed, resume="auto")
+
+    def test_another_run_is_named_by_its_directory(self, tmp_path):
+        first = runs.prepare(tmp_path / "first")
+        runs.run(first, stop_at_step=3)
+        second = runs.prepare(tmp_path / "second")
+        runs.run(second, resume=first.path, export_hub_at_end=False)
+        assert [row["step"] for row in runs.metrics(second)] == [4, 5, 6]

@@ -1,0 +1,326 @@
+"""Steps that are not like the others: each fault is planted, and what follows is compared with a run without it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+
+import pytest
+import torch
+
+from kit.engines.torch.engine import TorchEngine
+from kit.errors import EngineError, SpecError
+from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
+from kit.training.schedule import batch_size, length
+from kit.training.stability import FINE, Stability, Window
+from tests.training import runs, tiny
+
+one_process = pytest.mark.usefixtures("one_process")
+EAGER = StabilitySpec(window_steps=8, sigmas=20.0)
+
+
+def events(rundir):
+    path = rundir.path / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+class TestJudging:
+    def test_the_window_is_the_last_values(self):
+        generator, window, all_values = random.Random(1), Window(16), []
+        for _ in range(100):
+            value = generator.choice((1.0, generator.gauss(3, 1)))  # some are equal
+            all_values.append(value)
+            window.add(value)
+            last = all_values[-16:]
+            median = statistics.median(last)
+            spread = 1.4826 * statistics.median(abs(each - median) for each in last)
+            assert window.median_and_deviation() == pytest.approx((median, max(spread, 0.01 * abs(median))))
+
+    def test_a_spike_is_one_and_noise_is_none(self):
+        generator, stability = random.Random(0), Stability(StabilitySpec())
+        for _ in range(500):
+            loss, norm = generator.gauss(3, 0.05), generator.lognormvariate(0, 0.2)
+            assert not stability.of_loss(loss)
+            assert not stability.of_norm(norm)
+            stability.remember(loss, norm)
+        verdict = stability.of_loss(3.6)
+        assert (verdict.action, verdict.kind) == ("warn", "loss spike")
+        assert "loss 3.6 is above 3." in verdict.why
+        assert stability.of_norm(5.0).kind == "gradient spike"
+        assert not stability.of_loss(1.0), "a loss that falls is none"
+
+    def test_a_spike_does_not_hide_the_next(self):
+        stability = Stability(StabilitySpec(window_steps=16))
+        for value in [3.0, 3.1] * 8:
+            stability.remember(value, 1.0)
+        for _ in range(3):
+            assert stability.of_loss(9.0)
+            stability.remember(9.0, 1.0)
+
+    def test_none_before_there_is_a_past(self):
+        stability = Stability(StabilitySpec(window_steps=32))
+        for _ in range(8):
+            assert stability.of_loss(100.0) is FINE
+            stability.remember(1.0, None)
+        assert stability.of_loss(100.0)
+
+    def test_what_is_not_finite(self):
+        stability = Stability(StabilitySpec(not_finite="discard"))
+        assert stability.of_loss(math.nan).action == "discard"
+        assert stability.of_norm(math.inf).why == "gradient norm is inf"
+
+
+@pytest.fixture
+def spoiled(monkeypatch):
+    """A function that makes the loss of some steps (by the samples before them) so many times as large as it is."""
+    where: dict[int, float] = {}
+    from kit.training.data.feed import Feed
+
+    real_step, real_loss, now = Feed.step, TorchEngine._loss, [0]
+
+    def step(self, position, size=None):
+        now[0] = position
+        return real_step(self, position, size)
+
+    def loss(self, micro_batch, training=True):
+        return real_loss(self, micro_batch, training) * (where.get(now[0], 1.0) if training else 1.0)
+
+    monkeypatch.setattr(Feed, "step", step)
+    monkeypatch.setattr(TorchEngine, "_loss", loss)
+    return where
+
+
+def prepared(path, **stability):
+    spec = StabilitySpec(**({"window_steps": 8, "sigmas": 20.0, "gradient_spike": "off"} | stability))
+    checkpoint = CheckpointSpec(every_steps=3, keep_last=2)
+    return runs.prepare(path, steps=12, stability=spec, checkpoint=checkpoint)
+
+
+@one_process
+class TestSpikes:
+    """Step 8, samples 14 and 15, is spoiled; checkpoints are of steps 3, 6, 9, 12."""
+
+    def test_warn_changes_nothing(self, tmp_path, spoiled, capsys):
+        spoiled[14] = 10.0
+        rundir, off = prepared(tmp_path / "run"), prepared(tmp_path / "off", loss_spike="off")
+        runs.run(off)
+        assert events(off) == []
+        capsys.readouterr()
+        runs.run(rundir)
+        (event,) = events(rundir)
+        assert (event["event"], event["step"], event["samples"]) == ("loss spike", 8, [14, 15])
+        assert "loss spike at step 8 (samples 14 to 15): loss" in capsys.readouterr().out
+        ours, theirs = runs.metrics(rundir), runs.metrics(off)
+        assert ours[7].pop("event") == "loss spike: warn"
+        assert theirs[7].pop("event") is None
+        assert ours == theirs
+
+    def test_discard_leaves_weights_and_moments_alone(self, tmp_path, spoiled):
+        spoiled[14] = 10.0
+        rundir = prepared(tmp_path / "run", loss_spike="discard")
+        summary = runs.run(rundir)
+        rows = runs.metrics(rundir)
+        assert [row["step"] for row in rows] == list(range(1, 13))
+        assert (rows[7]["grad_norm"], rows[7]["event"]) == (None, "loss spike: discard")
+        assert summary.samples_seen == 24
+        hub = json.loads((rundir.path / summary.hub_checkpoint / "hub.json").read_text())
+        assert hub["counters"]["optimizer_steps"] == 11
+        # The batch is never applied: spoiled by another factor it leaves the same weights.
+        spoiled[14] = 1000.0
+        again = prepared(tmp_path / "again", loss_spike="discard")
+        runs.run(again)
+        assert runs.metrics(again)[8:] == rows[8:]
+
+    def test_discard_by_the_gradient_norm(self, tmp_path, spoiled):
+        """A factor on the loss is one on the gradient."""
+        spoiled[14] = 100.0
+        rundir = prepared(tmp_path / "run", loss_spike="off", gradient_spike="discard")
+        runs.run(rundir)
+        assert [(event["event"], event["step"]) for event in events(rundir)] == [("gradient spike", 8)]
+        assert runs.metrics(rundir)[7]["grad_norm"] is None
+
+    def test_rewind_skips_the_data_and_says_which(self, tmp_path, spoiled, capsys):
+        spoiled[14] = 10.0
+        rundir = prepared(tmp_path / "run", loss_spike="rewind")
+        summary = runs.run(rundir)
+        assert [(event["event"], event["step"]) for event in events(rundir)] == [("loss spike", 8), ("rewound", 6)]
+        assert events(rundir)[1]["skipped_samples"] == [12, 15]
+        assert "back to step 6; samples 12 to 15 are left out" in capsys.readouterr().out
+        assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
+        assert summary.samples_seen == 24
+        hub = json.loads((rundir.path / summary.hub_checkpoint / "hub.json").read_text())
+        assert hub["counters"]["samples_skipped"] == 4
+        # The steps after are those of a run that never had these samples in its order.
+        spoiled.clear()
+        from kit.training.data.feed import Feed
+
+        real, reference = Feed.step, prepared(tmp_path / "reference")
+        patch = pytest.MonkeyPatch()
+        patch.setattr(Feed, "step", lambda self, at, size=None: real(self, at + 4 if at >= 12 else at, size))
+        runs.run(reference)
+        patch.undo()
+        assert runs.metrics(rundir) == runs.metrics(reference)
+
+    def test_a_kill_after_a_rewind_comes_to_the_same(self, tmp_path, spoiled):
+        spoiled[14] = 10.0
+        whole, rundir = (prepared(tmp_path / name, loss_spike="rewind") for name in ("whole", "run"))
+        runs.run(whole)
+        runs.run(rundir, stop_at_step=7, export_hub_at_end=False)  # before the spike, from a checkpoint of step 7
+        runs.run(rundir, resume="auto", stop_at_step=10, export_hub_at_end=False)
+        runs.run(rundir, resume="auto")
+        assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
+        assert events(rundir)[-1]["event"] == "resumed"
+
+    def test_rewinding_has_an_end(self, tmp_path, spoiled):
+        spoiled.update(dict.fromkeys(range(12, 60, 2), 10.0))
+        rundir = prepared(tmp_path / "run", loss_spike="rewind", max_rewinds=2)
+        with pytest.raises(EngineError, match=r"after 2 rewinds to step 6 .*other data does not help"):
+            runs.run(rundir)
+
+    def test_no_way_back(self, tmp_path, spoiled):
+        spoiled[6] = 10.0
+        rundir = runs.with_run(prepared(tmp_path / "run", loss_spike="rewind"), checkpoint=CheckpointSpec())
+        with pytest.raises(EngineError, match="there is no checkpoint to go back to yet"):
+            runs.run(rundir)
+
+
+@one_process
+class TestNotFinite:
+    @pytest.fixture
+    def broken(self, monkeypatch):
+        """From the samples at ``at`` on, one module computes NaN in the way that is asked for."""
+        chosen: dict[str, object] = {}
+        from kit.training.data.feed import Feed
+
+        real_step, real_init = Feed.step, TorchEngine.__init__
+
+        def init(self, rundir):
+            real_init(self, rundir)
+            module = self.modules()["model.layers.1.mlp.up_proj"]
+
+            def forward(_, inputs, output):
+                if chosen.get("now") and chosen["how"] == "forward":
+                    return output * math.nan
+                if chosen.get("now") and chosen["how"] == "backward" and output.requires_grad:
+                    output.register_hook(lambda gradient: gradient * math.inf)
+                return output
+
+            module.register_forward_hook(forward)
+            chosen["module"] = module
+
+        def step(self, position, size=None):
+            chosen["now"] = chosen.get("at") == position
+            if chosen["now"] and chosen["how"] == "weights":
+                with torch.no_grad():
+                    chosen["module"].weight[0, 0] = math.inf  # type: ignore[attr-defined]
+            return real_step(self, position, size)
+
+        monkeypatch.setattr(TorchEngine, "__init__", init)
+        monkeypatch.setattr(Feed, "step", step)
+        return chosen
+
+    @pytest.mark.parametrize(
+        ("how", "said"),
+        [
+            ("forward", r"loss is nan .*the output of model\.layers\.1\.mlp\.up_proj \(Linear\) is not finite, though"),
+            (
+                "weights",
+                r"the output of model\.layers\.1\.mlp\.up_proj \(Linear\) is not finite, and neither is its weight",
+            ),
+            (
+                "backward",
+                r"norm is (nan|inf) .*in backward the gradient at the output of model\.layers\.1\.mlp\.up_proj",
+            ),
+        ],
+    )
+    def test_the_first_module_is_named(self, tmp_path, broken, how, said):
+        broken.update(at=6, how=how)
+        with pytest.raises(EngineError, match=said) as caught:
+            runs.run(runs.prepare(tmp_path / "run"))
+        assert "at step 4" in str(caught.value)
+        assert "samples 6 to 7" in str(caught.value)
+
+    def test_a_step_costs_no_hook(self, tmp_path, monkeypatch):
+        from kit.training import not_finite
+
+        monkeypatch.setattr(not_finite, "_hooks", None)
+        runs.run(runs.prepare(tmp_path / "run"))
+
+    @pytest.mark.parametrize("how", ["forward", "backward"])
+    def test_discarded_the_run_goes_on(self, tmp_path, broken, how):
+        broken.update(at=6, how=how)
+        rundir = runs.prepare(tmp_path / "run", stability=StabilitySpec(not_finite="discard"))
+        assert runs.run(rundir).step == 6
+        assert [row["event"] for row in runs.metrics(rundir)] == [None] * 3 + ["not finite: discard"] + [None] * 2
+
+    def test_rewound_with_broken_weights_the_run_goes_on(self, tmp_path, broken):
+        broken.update(at=6, how="weights")
+        rundir = runs.prepare(tmp_path / "run", stability=StabilitySpec(not_finite="rewind"))
+        assert runs.run(rundir).step == 6
+        assert [event["event"] for event in events(rundir)] == ["not finite", "not finite", "rewound"]
+
+
+class TestBatchRamp:
+    RAMP = BatchRampSpec(start=4, increment=4, samples=96)
+
+    def test_sizes(self):
+        sizes, samples = [], 0
+        while samples < 160:
+            sizes.append(batch_size(samples, self.RAMP, 16))
+            samples += sizes[-1]
+        assert sizes == [4] * 8 + [8] * 4 + [12] * 3 + [16] * 4
+
+    def test_steps_of_a_budget(self):
+        plan = tiny.plan(micro_batch_size=4, gradient_accumulation_steps=4, job={"total_tokens": 32 * 160})
+        rundir = tiny.run_directory_spec(steps=None, schedule=ScheduleSpec(batch_ramp=self.RAMP))
+        steps, samples = length(plan, rundir)
+        assert (steps, samples) == (18, 148)  # another batch of 16 would be 164
+        assert length(plan, tiny.run_directory_spec(steps=10, schedule=ScheduleSpec(batch_ramp=self.RAMP)))[1] == 48
+
+    @pytest.mark.parametrize(
+        ("ramp", "said"),
+        [
+            ({"start": 6, "increment": 4}, "start=6 is no multiple of .* = 4; use 4 or 8"),
+            ({"start": 4, "increment": 8}, "goes from 4 by 8, which does not meet job.global_batch_size=16"),
+            ({"start": 16, "increment": 4}, "does not meet"),
+        ],
+    )
+    def test_refused(self, ramp, said):
+        plan = tiny.plan(micro_batch_size=4, gradient_accumulation_steps=4)
+        spec = ScheduleSpec(batch_ramp=BatchRampSpec(samples=96, **ramp))
+        with pytest.raises(SpecError, match=said):
+            length(plan, tiny.run_directory_spec(steps=5, schedule=spec))
+
+    @pytest.mark.usefixtures("one_process")
+    def test_a_ramped_run_resumes_in_the_middle(self, tmp_path):
+        plan = tiny.plan(micro_batch_size=2, gradient_accumulation_steps=3)
+        schedule = ScheduleSpec(batch_ramp=BatchRampSpec(start=2, increment=2, samples=12))
+        whole, stopped = (runs.prepare(tmp_path / name, plan, schedule=schedule) for name in ("whole", "stopped"))
+        runs.run(whole)
+        assert [row["batch_size"] for row in runs.metrics(whole)] == [2, 2, 2, 4, 4, 6]
+        assert [row["samples_seen"] for row in runs.metrics(whole)] == [2, 4, 6, 10, 14, 20]
+        assert runs.metrics(whole)[-1]["learning_rate"] == pytest.approx(1e-3), "the schedule ends with the run"
+        runs.run(stopped, stop_at_step=4)
+        runs.run(stopped, resume="auto")
+        assert runs.metrics(stopped) == runs.metrics(whole)
+
+
+@one_process
+def test_determinism_is_asked_of_torch_and_given_back(tmp_path, monkeypatch):
+    """put_ without accumulation has no deterministic kernel."""
+    from kit.training.data.feed import Feed
+
+    real = Feed.step
+
+    def step(self, *arguments):
+        torch.zeros(4).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
+        return real(self, *arguments)
+
+    runs.run(runs.prepare(tmp_path / "plain", deterministic=True))
+    monkeypatch.setattr(Feed, "step", step)
+    runs.run(runs.prepare(tmp_path / "loose"))
+    with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
+        runs.run(runs.prepare(tmp_path / "strict", deterministic=True))
+    assert not torch.are_deterministic_algorithms_enabled()
