@@ -64,6 +64,12 @@ held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurati
 failures: setup  ## provoke nine failures on two processes and compare what the doctor says: two minutes
 	@$(BIN)/python -m benchmarks.failures
 
+hosts: setup  ## launch files on two and three hosts (namespaces, sshd, pdsh) beside one process: five minutes, as root
+	@$(BIN)/python -m benchmarks.hosts
+
+slurm: setup  ## the batch script in a real Slurm: signal, requeue, resume; five minutes, as root
+	@$(BIN)/python -m benchmarks.slurm
+
 rehearse: setup  ## one recipe in small, another every day: what CI proves of them
 	@$(BIN)/python -m benchmarks.rehearsals --rotate 1 --no-write
 

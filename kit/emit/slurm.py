@@ -52,11 +52,17 @@ MASTER_ADDR="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
 MASTER_PORT="$((20000 + SLURM_JOB_ID % 40000))"
 export MASTER_ADDR MASTER_PORT
 
-told=""
-trap 'told=yes; kill -USR1 "$step" 2>/dev/null || true' USR1
+told="" step=""
+# Again every ten seconds: a rank that is still importing does not hear it yet.
+tell() {{
+  told=yes
+  [ -z "$step" ] || (while kill -USR1 "$step" 2>/dev/null; do sleep 10; done) &
+}}
+trap tell USR1
 # USR1 reaches every process of the step. Launchers must not die of it: they ignore it, and ranks handle it.
 srun --kill-on-bad-exit=1 bash -c 'trap "" USR1; NODE_RANK="$SLURM_NODEID" exec ./launch.sh --resume auto' &
 step=$!
+[ -z "$told" ] || tell
 # A signal ends "wait" before the step ends; 127 means that it was waited for already.
 code=0
 while :; do
@@ -65,7 +71,7 @@ while :; do
   code=$last
   if ! kill -0 "$step" 2>/dev/null; then break; fi
 done
-if [ -n "$told" ]; then
+if [ -n "$told" ] && [ "$code" != 0 ]; then
   echo "stopped before the time limit (exit code $code): queued again"
   scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -1,0 +1,1 @@
+"""Several hosts on one machine, and the emitted launch files really run on them."""

@@ -1,0 +1,57 @@
+"""What is launched on several hosts: the emitted files of one tiny recipe, each launcher as a person would use it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+STEPS = 8
+COMMON = (
+    f"run.steps={STEPS}",
+    "run.checkpoint.every_steps=4",
+    "run.logging.gradients_at_steps=[]",
+    "job.global_batch_size=12",
+    "layout.micro_batch_size=2",
+)
+"""Twelve sequences a step: as many for one process as for two or three."""
+REFERENCE = ("layout.engine=torch",)
+ZERO2 = ("layout.engine=deepspeed", "layout.zero_stage=2")
+ZERO3 = ("layout.engine=deepspeed", "layout.zero_stage=3")
+TORCH = ("layout.engine=torch",)
+MEGATRON_TP = ("layout.engine=megatron", "layout.tp=2", "layout.sp=true")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch: what is run on the first host (``first``), or on every one."""
+
+    name: str
+    title: str
+    num_hosts: int
+    overrides: tuple[str, ...]
+    script: str
+    """With ``{rank}`` and ``{first}``, the name of host 0; in the run directory."""
+    on_every_host: bool
+    kill_rank_at_step: int | None = None
+    """``kill -9`` of a worker on the last host at this step: the launcher must begin again and resume."""
+
+
+_STATIC = "NODE_RANK={rank} MASTER_ADDR={first} ./launch.sh"
+_ELASTIC = "RDZV_ENDPOINT={first}:29600 ./launch_elastic.sh"
+CASES = (
+    Case("pdsh", "deepspeed over a hostfile, pdsh: ZeRO-2", 2, ZERO2, "./launch_hosts.sh", False),
+    Case(
+        "openmpi", "deepspeed over a hostfile, OpenMPI: ZeRO-2", 2, ZERO2, "LAUNCHER=openmpi ./launch_hosts.sh", False
+    ),
+    Case(
+        "no-ssh",
+        "deepspeed on each host, no ssh: ZeRO-2",
+        2,
+        ZERO2,
+        "LAUNCHER=no-ssh NODE_RANK={rank} ./launch_hosts.sh",
+        True,
+    ),
+    Case("accelerate", "accelerate launch with machine ranks: ZeRO-3", 3, ZERO3, _STATIC, True),
+    Case("static", "torchrun, static, by pdsh: Megatron TP 2 + SP", 2, MEGATRON_TP, "./launch_hosts.sh", False),
+    Case("c10d", "torchrun, c10d rendezvous: DDP", 3, TORCH, _ELASTIC, True),
+    Case("restart", "the same, a worker killed at step 5: restarted, resumed", 2, TORCH, _ELASTIC, True, 5),
+)
