@@ -49,7 +49,7 @@ class Prometheus:
             )
         import prometheus_client as client
 
-        registry = client.CollectorRegistry()
+        self.registry = registry = client.CollectorRegistry()
         labels = {"model": plan.model.name, "engine": plan.layout.engine}
         self._labels = list(labels.values())
         self._gauges = {
