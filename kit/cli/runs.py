@@ -53,6 +53,9 @@ def train(
         str | None, typer.Option(help="auto: the newest good checkpoint; or the path of a hub checkpoint.")
     ] = None,
     stop_at_step: Annotated[int | None, typer.Option(help="Stop after this step, with a checkpoint.", min=1)] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="Trace these steps, such as 5-8, and say where time goes.")
+    ] = None,
 ) -> None:
     """Start this node's processes of a run and wait for them."""
     from kit.emit.preflight import preflight
@@ -70,6 +73,7 @@ def train(
     preflight(rundir, None if resume in (None, "auto") else Path(resume))
     words = ["--resume", resume if resume == "auto" else str(Path(resume).resolve())] if resume else []
     words += ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
+    words += ["--profile", _steps(profile)] if profile else []
     sys.stdout.flush()
     os.environ.setdefault("PYTHON", sys.executable)
     os.execv(str(rundir.path / "launch.sh"), [str(rundir.path / "launch.sh"), *words])
@@ -120,6 +124,19 @@ def copy_recipe(
 
     made = copy_recipe(name, directory)
     typer.echo(f"{made}: {', '.join(sorted(path.name for path in made.iterdir()))}; read README.md")
+
+
+def _steps(text: str) -> str:
+    """A range of steps as it was given. Raises SpecError."""
+    from argparse import ArgumentTypeError
+
+    from kit.training.__main__ import steps_range
+
+    try:
+        steps_range(text)
+    except ArgumentTypeError as error:
+        raise SpecError(f"--profile: {error}") from None
+    return text
 
 
 def _emit(recipe: Recipe, result: Plan, out: Path) -> Any:

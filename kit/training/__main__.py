@@ -148,13 +148,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run_directory", type=Path)
     parser.add_argument("--resume", default=None, help="auto, or the path of a hub checkpoint")
     parser.add_argument("--stop-at-step", type=int, default=None, help="stop after this step, with a checkpoint")
-    parser.add_argument("--profile", type=_steps, default=None, metavar="FIRST-LAST", help="trace these steps")
+    parser.add_argument("--profile", type=steps_range, default=None, metavar="FIRST-LAST", help="trace these steps")
     # DeepSpeed's launcher adds it to every command; LOCAL_RANK in the environment says the same.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     return parser.parse_args(argv)
 
 
-def _steps(text: str) -> tuple[int, int]:
+def steps_range(text: str) -> tuple[int, int]:
+    """First and last step. Raises argparse.ArgumentTypeError."""
     first, _, last = text.partition("-")
     if not (first.isdecimal() and (last.isdecimal() or not last)) or not 1 <= int(first) <= int(last or first):
         raise argparse.ArgumentTypeError(f"{text!r} is no range of steps; use 5-8, or 5")

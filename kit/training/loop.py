@@ -70,7 +70,7 @@ def train(
         stopping = around.enter_context(Stopping(limits.max_minutes, started))
         around.enter_context(determinism.chosen(rundir.run.deterministic))
         watchdog = around.enter_context(Watchdog(limits.hang_seconds, rundir.path / "stacks", determinism.rank()))
-        run = _Run(engine, rundir, stopping, watchdog, Profiler(profile, rundir.path, engine.is_main))
+        run = _Run(engine, rundir, stopping, watchdog, Profiler(profile, rundir.path))
         watchdog.beat("resuming", PATIENCE)
         counters = resume_from(engine, run.saving.checkpoints, rundir.path / "metrics.jsonl", resume)
         if engine.is_main:
