@@ -1,7 +1,7 @@
 """``--profile FIRST-LAST``: a trace of these steps by torch's profiler, and what it says in a few lines.
 
-Every rank writes ``profile/rank-NNNNN.json``, which Perfetto (ui.perfetto.dev) opens. Under Nsight Systems, which has to
-be alone with CUPTI, nothing is traced here: the steps are handed to it as its capture range, with their parts as ranges.
+Every rank writes ``profile/rank-NNNNN.json``, which Perfetto (ui.perfetto.dev) opens. Under Nsight Systems, which has
+to be alone with CUPTI, nothing is traced here: the steps become its capture range, with their parts as ranges.
 """
 
 from __future__ import annotations
