@@ -27,7 +27,7 @@ ops: setup  ## compile what NVMe offload needs, three minutes and once (libaio-d
 	@DS_ACCELERATOR=cpu $(BIN)/python -m kit.engines.deepspeed.nvme
 
 test: setup  ## all tests, on two cores within ten minutes
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 parity: setup  ## some layouts of every kind, really launched against plain torch, then planted faults: about six minutes
 	@$(BIN)/python -m benchmarks.parity
