@@ -4,6 +4,8 @@
     python -m benchmarks.rehearsals NAME…           these
     python -m benchmarks.rehearsals --rotate 2      two, others every day (CI)
     python -m benchmarks.rehearsals --table         only the table, from the evidence that is there
+    python -m benchmarks.rehearsals --plant FAULT NAME…    with a fault in the twin: must end red, with exit code 1
+    python -m benchmarks.rehearsals --plant-all     every fault on every engine; exit code 0 if each was caught
 
 Each is ``kit rehearse`` in a process of its own. Exit code 1 where one fails. Evidence belongs to a layout: where a
 recipe plans otherwise today, it counts no more.
@@ -18,12 +20,17 @@ import subprocess
 import sys
 from typing import Any
 
+from benchmarks.rehearsal_faults import FAULTS, SHOWS, environment
 from kit.emit.shipped import shipped_plan
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
+from kit.rehearsal import EXPORT_BOUND, NORM_BOUND
 from kit.specs.shipped import headline, recipe_names, recipe_path, recipes_directory
 
 EVIDENCE = "evidence.json"
+PLANTED = ("llama-3.1-8b-sft-fsdp2-8xh100", "llama-3.1-8b-sft-zero2-8xh100", "qwen3-32b-pretrain-16xh100")
+"""A recipe of each engine, for planted faults."""
+BOUNDS = {"norm_difference": NORM_BOUND, "exported_difference": EXPORT_BOUND}
 
 
 def main() -> int:
@@ -33,7 +40,11 @@ def main() -> int:
     parser.add_argument("--rotate", type=int, metavar="N", help="N recipes, chosen by the date")
     parser.add_argument("--table", action="store_true", help="write the table and run nothing")
     parser.add_argument("--no-write", action="store_true", help="leave the evidence as it is")
+    parser.add_argument("--plant", choices=sorted(FAULTS), help="one fault, in the recipes named")
+    parser.add_argument("--plant-all", action="store_true", help="every fault, on one recipe of each engine")
     arguments = parser.parse_args()
+    if arguments.plant or arguments.plant_all:
+        return _plant(arguments)
     directory = recipes_directory()
     file = directory / EVIDENCE
     evidence: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
@@ -61,10 +72,32 @@ def _chosen(arguments: argparse.Namespace) -> list[str]:
     return names
 
 
-def rehearsed(name: str) -> dict[str, Any]:
+def _plant(arguments: argparse.Namespace) -> int:
+    """With ``--plant`` 1 where it was caught, as a comparison that turns red; with ``--plant-all`` 0 where all were."""
+    faults = sorted(FAULTS) if arguments.plant_all else [arguments.plant]
+    pairs = [(fault, name) for name in arguments.names or PLANTED for fault in faults]
+    found = [caught(fault, rehearsed(name, fault), name) for fault, name in pairs]
+    print(f"{len(found)} faults planted, {sum(found)} caught")
+    return (0 if all(found) else 1) if arguments.plant_all else int(any(found))
+
+
+def caught(fault: str, record: dict[str, Any], name: str) -> bool:
+    """Whether the rehearsal failed in the figure in which the fault must show."""
+    where = SHOWS[fault]
+    figure = record.get(where)
+    is_caught = not record["passed"] and figure is not None and figure > BOUNDS[where]
+    print(f"{'caught' if is_caught else 'MISSED'} {fault} in {name}: {record.get('error') or f'{where} {figure:.0e}'}")
+    return is_caught
+
+
+def rehearsed(name: str, fault: str | None = None) -> dict[str, Any]:
     """Run one; its result, or why there is none, with date and commit."""
     done = subprocess.run(
-        [sys.executable, "-m", "kit", "rehearse", name, "--json"], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "kit", "rehearse", name, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=None if fault is None else environment(fault),
     )
     begin = done.stdout.find("{")
     record: dict[str, Any] = json.loads(done.stdout[begin:]) if begin >= 0 else {"passed": False}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 
 import torch
 from accelerate import Accelerator
@@ -28,17 +27,19 @@ def main() -> None:
     parser.add_argument("--accumulation", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--lr", type=float, default=1e-4)
+    parser.add_argument("--eps", type=float, default=1e-8, help="Adam's epsilon")
     parser.add_argument("--out", help="save the trained model here")
     args = parser.parse_args()
 
     set_seed(0)
     accelerator = Accelerator(gradient_accumulation_steps=args.accumulation)
     model = AutoModelForCausalLM.from_pretrained(args.model)
-    optimizer = optimizer_of(accelerator, model, args.lr)
+    optimizer = optimizer_of(accelerator, model, args)
     blocks = torch.utils.data.DataLoader(blocks_of(args), batch_size=args.batch, drop_last=True)
     model, optimizer, blocks = accelerator.prepare(model, optimizer, blocks)
 
     losses: list[float] = []
+    norms: list[float] = []
     summed, batches = torch.zeros((), device=accelerator.device), 0
     while len(losses) < args.steps:
         for batch in blocks:
@@ -46,7 +47,7 @@ def main() -> None:
                 loss = model(input_ids=batch, labels=batch).loss
                 accelerator.backward(loss)
                 if accelerator.sync_gradients:
-                    accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                    norms.append(as_number(accelerator.clip_grad_norm_(model.parameters(), 1.0)))
                 optimizer.step()
                 optimizer.zero_grad()
             summed, batches = summed + loss.detach(), batches + 1
@@ -55,7 +56,7 @@ def main() -> None:
                 summed, batches = torch.zeros_like(summed), 0
             if len(losses) == args.steps:
                 break
-    report(accelerator, model, losses)
+    report(accelerator, model, losses, norms)
     if args.out:
         state = accelerator.get_state_dict(model)
         if accelerator.is_main_process:
@@ -63,12 +64,12 @@ def main() -> None:
     accelerator.end_training()
 
 
-def optimizer_of(accelerator: Accelerator, model: torch.nn.Module, lr: float) -> torch.optim.Optimizer:
+def optimizer_of(accelerator: Accelerator, model: torch.nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
     """The optimizer that ds_config.json names, where there is one."""
     plugin = accelerator.state.deepspeed_plugin
     if plugin is not None and "optimizer" in plugin.deepspeed_config:
-        return DummyOptim(model.parameters(), lr=lr)
-    return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.95), weight_decay=0.1)
+        return DummyOptim(model.parameters(), lr=args.lr)
+    return torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), eps=args.eps, weight_decay=0.1)
 
 
 def blocks_of(args: argparse.Namespace) -> list[torch.Tensor]:
@@ -79,12 +80,17 @@ def blocks_of(args: argparse.Namespace) -> list[torch.Tensor]:
     return list(torch.tensor(tokens[: whole * args.block]).reshape(whole, args.block))
 
 
-def report(accelerator: Accelerator, model: torch.nn.Module, losses: list[float]) -> None:
-    """One line that says what really ran: launchers fall back to less in silence."""
-    kind = type(model).__name__
+def as_number(norm: torch.Tensor | float) -> float:
+    """FSDP2 gives a norm as a tensor that is spread over the ranks."""
+    return float(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+
+
+def report(accelerator: Accelerator, model: torch.nn.Module, losses: list[float], norms: list[float]) -> None:
+    """One line, from one process, that says what really ran: launchers fall back to less in silence."""
     stage = int(model.zero_optimization_stage()) if hasattr(model, "zero_optimization_stage") else None
-    facts = {"engine": kind, "zero_stage": stage, "processes": accelerator.num_processes, "losses": losses}
-    print(json.dumps({"rank": int(os.environ.get("RANK", "0")), **facts}), flush=True)
+    facts = {"engine": type(model).__name__, "zero_stage": stage, "processes": accelerator.num_processes}
+    if accelerator.is_main_process:
+        print(json.dumps({**facts, "losses": losses, "norms": norms}), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ The arguments that the plan decides (batch, accumulation, rate, clipping, precis
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 
 import torch
@@ -31,11 +30,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model)
     trainer = Trainer(model=model, args=training, train_dataset=blocks_of(args))
     trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    wrapped = trainer.model_wrapped
-    stage = int(wrapped.zero_optimization_stage()) if hasattr(wrapped, "zero_optimization_stage") else None
-    facts = {"engine": type(wrapped).__name__, "zero_stage": stage, "processes": training.world_size, "losses": losses}
-    print(json.dumps({"rank": int(os.environ.get("RANK", "0")), **facts}), flush=True)
+    report(trainer)
     trainer.accelerator.end_training()
 
 
@@ -46,6 +41,16 @@ def blocks_of(args: Arguments) -> list[dict[str, torch.Tensor]]:
     whole = len(tokens) // args.block
     blocks = torch.tensor(tokens[: whole * args.block]).reshape(whole, args.block)
     return [{"input_ids": block, "labels": block} for block in blocks]
+
+
+def report(trainer: Trainer) -> None:
+    """One line, from one process, that says what really ran: launchers fall back to less in silence."""
+    model, steps = trainer.model_wrapped, [entry for entry in trainer.state.log_history if "loss" in entry]
+    stage = int(model.zero_optimization_stage()) if hasattr(model, "zero_optimization_stage") else None
+    facts = {"engine": type(model).__name__, "zero_stage": stage, "processes": trainer.args.world_size}
+    curve = {"losses": [step["loss"] for step in steps], "norms": [step["grad_norm"] for step in steps]}
+    if trainer.is_world_process_zero():
+        print(json.dumps({**facts, **curve}), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ run/ds_config.md. The model is its own reference.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 
 from datasets import load_dataset
-from transformers import HfArgumentParser
+from transformers import HfArgumentParser, Trainer
 from trl import DPOConfig, DPOTrainer
 
 
@@ -31,12 +30,18 @@ def main() -> None:
     rows = load_dataset("json", data_files=args.preferences, split="train")
     trainer = DPOTrainer(model=args.model, args=training, train_dataset=rows)
     trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    wrapped = trainer.model_wrapped
-    stage = int(wrapped.zero_optimization_stage()) if hasattr(wrapped, "zero_optimization_stage") else None
-    facts = {"engine": type(wrapped).__name__, "zero_stage": stage, "processes": training.world_size, "losses": losses}
-    print(json.dumps({"rank": int(os.environ.get("RANK", "0")), **facts}), flush=True)
+    report(trainer)
     trainer.accelerator.end_training()
+
+
+def report(trainer: Trainer) -> None:
+    """One line, from one process, that says what really ran: launchers fall back to less in silence."""
+    model, steps = trainer.model_wrapped, [entry for entry in trainer.state.log_history if "loss" in entry]
+    stage = int(model.zero_optimization_stage()) if hasattr(model, "zero_optimization_stage") else None
+    facts = {"engine": type(model).__name__, "zero_stage": stage, "processes": trainer.args.world_size}
+    curve = {"losses": [step["loss"] for step in steps], "norms": [step["grad_norm"] for step in steps]}
+    if trainer.is_world_process_zero():
+        print(json.dumps({**facts, **curve}), flush=True)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.assets import ROOT
-from benchmarks.examples.inputs import BLOCK, GLOBAL_BATCH, LEARNING_RATE, MICRO_BATCH, STEPS, plan_for
+from benchmarks.examples.inputs import BLOCK, EPS, GLOBAL_BATCH, LEARNING_RATE, MICRO_BATCH, STEPS, plan_for
 from kit.emit.run_directory import files_of
 from kit.emit.trainer import training_arguments
 from kit.specs.layout import Pins
@@ -27,6 +29,8 @@ LAYOUTS: dict[str, Pins] = {
 }
 """Two processes each."""
 
+_REPORT = '{"engine"'
+
 SCRIPTS = ("accelerate_loop", "trainer", "trl_sft", "trl_dpo")
 
 
@@ -38,6 +42,8 @@ class Facts:
     zero_stage: int | None
     processes: int
     losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    """Of the gradients of each step, before clipping."""
 
 
 class ExampleError(AssertionError):
@@ -83,6 +89,7 @@ def _arguments(script: str, directory: Path, accumulation: int) -> list[str]:
             "accumulation": accumulation,
             "steps": STEPS,
             "lr": LEARNING_RATE,
+            "eps": EPS,
         }
         words = [word for key, value in sizes.items() for word in (f"--{key}", str(value))]
         return ["--model", model, "--text", str(directory / "text.txt"), *words]
@@ -103,6 +110,7 @@ def _arguments(script: str, directory: Path, accumulation: int) -> list[str]:
         "gradient_accumulation_steps": accumulation,
         "learning_rate": LEARNING_RATE,
         "adam_beta2": 0.95,
+        "adam_epsilon": EPS,
         "weight_decay": 0.1,
         "disable_tqdm": "true",
         "bf16": "false",
@@ -129,10 +137,21 @@ def _run(command: list[str], place: Path, launched: bool = False) -> Facts:
     done = subprocess.run(
         command, cwd=place, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
     )
-    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
-    first = next((report for report in reports if report["rank"] == 0), None)
-    if done.returncode or first is None:
+    reports = list(_reports(done.stdout))
+    if done.returncode or len(reports) != 1:
         raise ExampleError(
-            f"{' '.join(command)} ended with {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-3500:]}"
+            f"{' '.join(command)} ended with {done.returncode} and {len(reports)} reports, one is expected\n"
+            f"{done.stdout[-1500:]}\n{done.stderr[-3500:]}"
         )
-    return Facts(first["engine"], first["zero_stage"], first["processes"], tuple(first["losses"]))
+    found = reports[0]
+    losses, norms = tuple(found["losses"]), tuple(found["norms"])
+    return Facts(found["engine"], found["zero_stage"], found["processes"], losses, norms)
+
+
+def _reports(output: str) -> Iterator[dict[str, Any]]:
+    """What scripts said of themselves. Other processes may write on the same line."""
+    decoder, begin = json.JSONDecoder(), output.find(_REPORT)
+    while begin >= 0:
+        found, end = decoder.raw_decode(output, begin)
+        yield found
+        begin = output.find(_REPORT, end)

@@ -11,13 +11,15 @@ from benchmarks.assets import ROOT
 from kit.api import plan as make_plan
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.job import JobSpec
+from kit.specs.job import JobSpec, OptimizerSpec
 from kit.specs.layout import Pins
 
 DIRECTORY = ROOT / "build" / "examples"
 BLOCK = 32
 MICRO_BATCH, GLOBAL_BATCH, STEPS = 2, 8, 4
 LEARNING_RATE = 1e-3
+EPS = 1e-4
+"""Adam's epsilon: with 1e-8 its first steps are the sign of the gradient, and rounding decides where that is small."""
 ROWS = 24
 """Chats, and preferences, of the TRL scripts."""
 
@@ -52,6 +54,7 @@ def plan_for(directory: Path, pins: Pins, cluster: str = "2xcpu", precision: str
         total_tokens=100_000,
         precision=precision,  # type: ignore[arg-type]
         learning_rate=LEARNING_RATE,
+        optimizer=OptimizerSpec(eps=EPS),
     )
     pins = dataclasses.replace(pins, micro_batch_size=MICRO_BATCH)
     return make_plan(load_model(str(directory / "model")), parse_cluster(cluster), job, pins)

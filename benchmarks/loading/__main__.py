@@ -2,6 +2,9 @@
 
 The limits: 1.3 times what a rank keeps afterwards (weights, masters, gradients, buckets) and the largest fp32 tensor;
 for exporting, which every rank takes part in, two and a half such tensors (one is gathered, one is handed over).
+
+``--qlora``: the same model frozen in four bits on one process, which may not need more than what it keeps afterwards
+and the largest fp32 tensor: weights are read and quantised one by one.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from kit.emit.run_directory import write
 from kit.engines.hf import hf_config, parameter_shapes
 from kit.engines.shards import ShardWriter
 from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.specs.run import DataSpec, RunSpec
 from kit.units import GIB, to_gib
@@ -37,13 +41,15 @@ def main() -> int:
     """Exit code 1 where a rank needs more than the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="llama-3.2-1b", help="a model of the catalog")
-    model = load_model(parser.parse_args().model)
+    parser.add_argument("--qlora", action="store_true", help="adapters on a base in four bits, plain torch")
+    arguments = parser.parse_args()
+    model = load_model(arguments.model)
     with tempfile.TemporaryDirectory(prefix="kit-loading-") as directory:
-        ranks = measure(model, Path(directory))
+        ranks = measure(model, Path(directory), arguments.qlora)
     largest = 4 * max(torch.Size(shape).numel() for shape in parameter_shapes(model).values())
     failed = False
     for rank, found in enumerate(ranks):
-        limit = SHARE_FACTOR * found["kept"] + largest
+        limit = (1.0 if arguments.qlora else SHARE_FACTOR) * found["kept"] + largest
         failed |= found["loading"] > limit or found["exporting"] > EXPORT_FACTOR * largest
         print(
             f"rank {rank}: keeps {to_gib(found['kept']):.2f} GiB; loading peaks at {to_gib(found['loading']):.2f} "
@@ -53,15 +59,18 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def measure(model: ModelSpec, directory: Path) -> list[dict[str, int]]:
+def measure(model: ModelSpec, directory: Path, qlora: bool = False) -> list[dict[str, int]]:
     """Bytes of each rank; see the worker."""
     write_model(model, directory / "model")
-    cluster = dataclasses.replace(parse_cluster(f"{WORLD_SIZE}xcpu"), gpu=_roomy())
-    job = kit.JobSpec(seq_length=128, global_batch_size=WORLD_SIZE, total_tokens=10_000, precision="bf16")
-    plan = kit.plan(model, cluster, job, kit.Pins(engine="deepspeed", zero_stage=3, micro_batch_size=1))
+    world_size = 1 if qlora else WORLD_SIZE
+    cluster = dataclasses.replace(parse_cluster(f"{world_size}xcpu"), gpu=_roomy())
+    lora = LoraSpec(rank=16, alpha=32, four_bit=True) if qlora else None
+    job = kit.JobSpec(seq_length=128, global_batch_size=world_size, total_tokens=10_000, precision="bf16", lora=lora)
+    pins = kit.Pins(engine="torch" if qlora else "deepspeed", zero_stage=0 if qlora else 3, micro_batch_size=1)
+    plan = kit.plan(model, cluster, job, pins)
     run = RunSpec(model_path=str(directory / "model"), data=DataSpec(train="none"))
     rundir = write(plan, run, directory / "run")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(WORLD_SIZE)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size)]
     command += ["-m", "benchmarks.loading.worker", str(rundir.path), str(directory / "out.json")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     subprocess.run(command, check=True, timeout=LIMIT_S, env=environment, stdout=subprocess.DEVNULL)

@@ -17,6 +17,7 @@ from benchmarks.loading.memory import Peak
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import StateKind
 from kit.engines.deepspeed.engine import DeepSpeedEngine
+from kit.engines.torch.engine import TorchEngine
 from kit.training.__main__ import leave
 
 
@@ -29,7 +30,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rundir = RunDirectory.open(sys.argv[1])
     with Peak() as loading:
-        engine = DeepSpeedEngine(rundir)
+        engine = (TorchEngine if rundir.plan.layout.engine == "torch" else DeepSpeedEngine)(rundir)
     held = engine.held_bytes()
     with Peak() as exporting:
         for _, tensor in engine.export_state(StateKind.MASTER):

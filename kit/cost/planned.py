@@ -24,7 +24,7 @@ from kit.cost.setup import (
     Shape,
     TrainingSetup,
 )
-from kit.cost.states import NF4_BYTES, StateBytes, state_bytes
+from kit.cost.states import NF4_TWICE_BYTES, StateBytes, state_bytes
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, LoraSpec, OptimizerName, Precision
 from kit.specs.layout import Implementation, Layout
@@ -196,7 +196,7 @@ def _engine_memory(
         load=4.0 if whole_on_device else 0.0,
         largest_parameter=_exported(model, layout),
     )
-    return memory if lora is None else _with_adapters(memory, model, lora, layout)
+    return memory if lora is None else _with_adapters(memory, model, lora, layout, precision)
 
 
 def _exported(model: ModelSpec, layout: Layout) -> int:
@@ -287,16 +287,37 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
     )
 
 
-def _with_adapters(memory: EngineMemory, model: ModelSpec, lora: LoraSpec, layout: Layout) -> EngineMemory:
-    """The base frozen in 16 bits or four; adapters and their states in fp32 (16 bytes), alike on every rank."""
+def _with_adapters(
+    memory: EngineMemory, model: ModelSpec, lora: LoraSpec, layout: Layout, precision: Precision
+) -> EngineMemory:
+    """The base frozen in 16 bits or four; adapters and their states in fp32 (16 bytes), alike on every rank.
+
+    Frozen weights are read from disk one by one, in the precision in which they stay (kit/engines/adapters.py,
+    build_frozen); autocast has nothing to cast of them. Those in four bits are whole again, one at a time, while
+    they are multiplied (bitsandbytes/autograd/_functions.py, MatMul4Bit).
+    """
     each = _adapter_parameters(model, lora) / layout.tp
     adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
+    dense = memory.dense
+    if layout.engine == "torch" and precision == "bf16":
+        dense = replace(dense, weights=dense.weights / 2)  # no fp32 masters of what is frozen
+    load, gathered = 0.0, memory.gathered
+    if lora.four_bit:
+        one = 2.0 * deepspeed_sizes.largest_layer_matrix(model)
+        gathered = (gathered[0] + one, gathered[1] + one, gathered[2])
+        if layout.engine == "deepspeed" and layout.zero_stage == 3:
+            # Whole weights are quantised, and partitioned afterwards (kit/engines/deepspeed/whole.py).
+            in_four_bits = memory.parameters[0].dense_matrices / memory.parameters[0].total
+            load = NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)
     return replace(
         memory,
         adapters=adapters,
         of_adapters=StateBytes(weights=4.0, gradients=4.0, gradients_in_forward=4.0, optimizer=8.0),
-        dense=replace(memory.dense, weights=memory.dense.weights),
-        matrix_weights=NF4_BYTES if lora.four_bit else None,
+        dense=dense,
+        matrix_weights=NF4_TWICE_BYTES if lora.four_bit else None,
+        autocast_copies=(0.0, 0.0),
+        gathered=gathered,
+        load=load,
     )
 
 

@@ -84,7 +84,8 @@ def _value(state: StateBytes, name: str, default: float) -> float:
 
 def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, adapters: float) -> RankStates:
     """A frozen base has neither gradients nor optimizer state."""
-    matrices = parameters.dense_matrices + parameters.experts
+    # Experts are one tensor for all of them, no linear layer, and are not quantised (kit/engines/adapters.py).
+    matrices = parameters.dense_matrices
     rest = parameters.total - matrices
     per_matrix = engine.dense.weights if engine.matrix_weights is None else engine.matrix_weights
     in_step = own.gradients if own.gradients_in_step is None else own.gradients_in_step

@@ -13,6 +13,8 @@ from kit.specs.layout import Layout
 
 NF4_BYTES = 0.5 + 4 / 64
 """Four bits a weight and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
+NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
+"""The same with scales of 8 bits, and an fp32 one for each 256 of those ("double quantisation", the same section)."""
 
 
 @dataclass(frozen=True)

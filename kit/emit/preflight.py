@@ -12,6 +12,7 @@ from typing import Any
 
 import kit.emit.megatron
 from kit.cost.params import count
+from kit.emit.gpus import check_gpus, gpus_here
 from kit.emit.machine import check_host_memory, check_libaio, check_nvme
 from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError
@@ -31,7 +32,18 @@ STATE_BYTES_PER_PARAMETER = 12
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
     problems: list[str] = []
-    for check in (_packages, _model, _train_data, _validation_data, _disk, _nvme, _libaio, _host_memory, _asynchronous):
+    for check in (
+        _packages,
+        _gpus,
+        _model,
+        _train_data,
+        _validation_data,
+        _disk,
+        _nvme,
+        _libaio,
+        _host_memory,
+        _asynchronous,
+    ):
         try:
             check(rundir)
         except KitError as error:
@@ -63,6 +75,12 @@ def _packages(rundir: RunDirectory) -> None:
             f"layout.engine={engine} needs {', '.join(missing)}, not installed for {Path(sys.executable).name}; "
             f"install torch for your GPU first, then: pip install 'kit[{engine}]'"
         )
+
+
+def _gpus(rundir: RunDirectory) -> None:
+    """The GPUs are those of the plan; where nvidia-smi is not there the worker asks torch."""
+    if (found := gpus_here()) is not None:
+        check_gpus(rundir.plan, found)
 
 
 def _is_installed(name: str) -> bool:

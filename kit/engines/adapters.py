@@ -17,7 +17,7 @@ from transformers.pytorch_utils import Conv1D
 
 from kit.engines import experts
 from kit.engines.base import TensorSource
-from kit.engines.hf import HfDirectory, build_skeleton, check_names, check_shape, parameter_shapes
+from kit.engines.hf import HfDirectory, build_skeleton, check_names, check_shape, fill_buffers, parameter_shapes
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
@@ -33,23 +33,38 @@ _ATTENTION = ("attn", "attention", "Attention")
 """Parts of the names of transformers' attention modules."""
 
 
-def freeze(model: PreTrainedModel, rundir: RunDirectory) -> None:
-    """Weights of ``run.model_path`` into a freshly built model, frozen, in the computation's precision or nf4; and
-    adapters. Raises EngineError without a path: adapters on random weights are of no use."""
-    plan = rundir.plan
-    assert plan.job.lora is not None
+def build_frozen(rundir: RunDirectory, device: torch.device) -> PreTrainedModel:
+    """The plan's model on ``device`` with the weights of ``run.model_path``, frozen, and adapters.
+
+    Tensor by tensor from disk, in the computation's precision or nf4: beside what stays, no more than one weight is
+    held at a time. Raises EngineError without a path: adapters on random weights are of no use.
+    """
+    model = build_skeleton(rundir.plan.model)
+    fill_buffers(model, device)
+    dtype = torch.bfloat16 if rundir.plan.job.precision == "bf16" else torch.float32
+    lora = _lora(rundir)
+    load_frozen(model, rundir.plan.model, _source(rundir), device, dtype, lora.four_bit)
+    adapt(model, lora)
+    return model
+
+
+def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory) -> None:
+    """The same for a model that zero.Init has partitioned already: each rank reads its part of every weight."""
+    load_partitioned(model, rundir.plan.model, _source(rundir))
+    adapt(model, _lora(rundir))
+
+
+def _source(rundir: RunDirectory) -> HfDirectory:
     if rundir.run.model_path is None:
         raise EngineError(
             "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
         )
-    load_frozen(model, plan.model, HfDirectory(rundir.run.model_path))
-    dtype = torch.bfloat16 if plan.job.precision == "bf16" else torch.float32
-    for parameter in model.parameters():
-        if not hasattr(parameter, "ds_id"):
-            parameter.data = parameter.data.to(dtype)
-    if plan.job.lora.four_bit:
-        quantise(model, dtype)
-    adapt(model, plan.job.lora)
+    return HfDirectory(rundir.run.model_path)
+
+
+def _lora(rundir: RunDirectory) -> LoraSpec:
+    assert rundir.plan.job.lora is not None
+    return rundir.plan.job.lora
 
 
 def adapt(model: PreTrainedModel, lora: LoraSpec) -> None:
@@ -145,50 +160,78 @@ class InitialAdapters:
 
 
 @torch.no_grad()
-def load_frozen(model: PreTrainedModel, spec: ModelSpec, source: TensorSource) -> None:
-    """Set all weights of a model that has no adapters yet. Under zero.Init each rank reads its own part.
+def load_frozen(
+    model: PreTrainedModel,
+    spec: ModelSpec,
+    source: TensorSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    four_bit: bool = False,
+) -> None:
+    """Give every parameter of a model without memory (on meta) its value, in ``dtype`` on ``device``; the weights of
+    linear layers but the head in nf4 where ``four_bit``. Raises CheckpointError where names or shapes are not the
+    model's."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    fused = experts.Fused(spec, source, list(shapes))
+    check_names(shapes, fused)
+    owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append((module, key))
+    quantised = _to_quantise(model) if four_bit else set()
+    # Quantised weights last: their modules are replaced, and take the biases with them.
+    for name, parameter in sorted(model.named_parameters(), key=lambda named: named[0] in quantised):
+        check_shape(name, shapes[name], fused.shape(name))
+        value = fused.read(name).to(device=device, dtype=dtype, copy=True)  # what is read is a view of the file
+        if name in quantised:
+            _quantise(model, name.removesuffix(".weight"), value, dtype)
+            continue
+        frozen = torch.nn.Parameter(value, requires_grad=False)
+        for module, key in owners[id(parameter)]:  # several where it is tied
+            setattr(module, key, frozen)
 
-    Raises CheckpointError where names or shapes are not the model's.
-    """
-    shapes = {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in model.named_parameters()}
+
+@torch.no_grad()
+def load_partitioned(model: PreTrainedModel, spec: ModelSpec, source: TensorSource) -> None:
+    """Set all weights of a model under zero.Init: each rank reads its own part. Raises like ``load_frozen``."""
+    shapes = {name: tuple(p.ds_shape) for name, p in model.named_parameters()}
     fused = experts.Fused(spec, source, list(shapes))
     check_names(shapes, fused)
     for name, parameter in model.named_parameters():
         check_shape(name, shapes[name], fused.shape(name))
-        if not hasattr(parameter, "ds_tensor"):
-            parameter.copy_(fused.read(name))
-            continue
         length = parameter.partition_numel()
         start = length * torch.distributed.get_rank(parameter.ds_process_group)
         part = fused.read_flat(name, start, length)
         parameter.ds_tensor.data[: part.numel()].copy_(part)
 
 
-def quantise(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
-    """Linear layers but the head to nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314), in place."""
+def _to_quantise(model: PreTrainedModel) -> set[str]:
+    head = model.get_output_embeddings()
+    modules = model.named_modules()
+    return {f"{name}.weight" for name, module in modules if isinstance(module, torch.nn.Linear) and module is not head}
+
+
+def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dtype: torch.dtype) -> None:
+    """Put a layer in nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314) in place of linear layer ``name``."""
     try:
         from bitsandbytes.nn import Linear4bit, Params4bit
     except ImportError as error:
         raise EngineError("lora.four_bit needs bitsandbytes; install it with: pip install 'kit[lora]'") from error
 
-    head = model.get_output_embeddings()
-    for name, module in list(model.named_modules()):
-        if not isinstance(module, torch.nn.Linear) or module is head:
-            continue
-        biased = module.bias is not None
-        quantised = Linear4bit(
-            module.in_features,
-            module.out_features,
-            bias=biased,
-            compute_dtype=compute_dtype,
-            quant_type="nf4",
-            device="meta",
-        )
-        weight = Params4bit(module.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=True)
-        quantised.weight = weight.to(module.weight.device)  # it is this call that quantises
-        quantised.weight.module = quantised
-        quantised.quant_state = quantised.weight.quant_state
-        if biased:
-            quantised.bias = module.bias
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, quantised)
+    linear = model.get_submodule(name)
+    assert isinstance(linear, torch.nn.Linear)
+    quantised = Linear4bit(
+        linear.in_features,
+        linear.out_features,
+        bias=linear.bias is not None,
+        compute_dtype=compute_dtype,
+        quant_type="nf4",
+        device="meta",
+    )
+    weight = Params4bit(value, requires_grad=False, quant_type="nf4", compress_statistics=True)
+    quantised.weight = weight.to(value.device)  # it is this call that quantises
+    quantised.weight.module = quantised
+    quantised.quant_state = quantised.weight.quant_state
+    quantised.bias = linear.bias
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, quantised)

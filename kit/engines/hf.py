@@ -62,6 +62,20 @@ def build_skeleton(model: ModelSpec) -> PreTrainedModel:
     return _random_model(model, 0, torch.float32, torch.device("meta"))
 
 
+@torch.no_grad()
+def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Memory on ``device`` and values for the buffers of a model built on meta: RoPE frequencies and the like, which
+    no checkpoint holds. Parameters that have memory and stand beside a buffer get random values again: set them after.
+    """
+    for module in model.modules():
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            if buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+        if buffers:
+            model._init_weights(module)
+
+
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Hugging Face name → shape of every tensor that transformers saves (a tied one once). Allocates nothing.
 

@@ -75,6 +75,18 @@ def listed_gpu(text: str, gpus: dict[str, GpuSpec]) -> tuple[GpuSpec, int]:
     return dataclasses.replace(best, memory_gib=min(best.memory_gib, memory_gib)), len(rows)
 
 
+def is_gpu(gpu: GpuSpec, driver_name: str) -> bool:
+    """Whether the driver's name (``NVIDIA H100 80GB HBM3``) is one of this model's, whatever its memory."""
+    return _model_words(gpu.name) <= _words(driver_name)
+
+
+def nvidia_gpus() -> list[tuple[str, float]] | None:
+    """(name, GiB) of each GPU that nvidia-smi lists; None where it is not there or fails."""
+    listed = _nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    rows = [line.rsplit(",", 1) for line in listed.splitlines() if line.strip()]
+    return [(name.strip(), int(mebibytes) / 1024) for name, mebibytes in rows] or None
+
+
 def has_nvlink(topology: str) -> bool:
     """Whether ``nvidia-smi topo -m`` shows bonded links (``NV18``) between GPUs."""
     return re.search(r"^GPU\d+.*\bNV\d+\b", topology, flags=re.MULTILINE) is not None

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import kit.emit.megatron
+from kit.emit.gpus import check_gpus
 from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
+from kit.units import to_gib
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longer than any checkpoint write that ranks wait for, and at least ten minutes more than the watchdog's limit: stacks
@@ -118,6 +120,8 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
                 f"the plan is for {rundir.plan.cluster.gpu.name} and torch sees no CUDA device; "
                 "install torch's CUDA build and the driver, or plan for cluster: 2xcpu"
             )
+        devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+        check_gpus(rundir.plan, [(device.name, to_gib(device.total_memory)) for device in devices])
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "gloo" if on_cpu else "nccl"
     if "RANK" in os.environ:

@@ -14,7 +14,7 @@ from deepspeed.accelerator import get_accelerator
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from kit.engines import experts
-from kit.engines.adapters import freeze, trainable
+from kit.engines.adapters import build_frozen, freeze_partitioned, trainable
 from kit.engines.base import MicroBatch, StateKind, TensorSource
 from kit.engines.deepspeed.split import Split
 from kit.engines.deepspeed.state import FullyPartitioned, ParameterState
@@ -50,12 +50,16 @@ class Whole(Split):
         device = torch.device(get_accelerator().current_device_name())
         lora = self.rundir.plan.job.lora
         # bitsandbytes quantises whole weights: those of QLoRA are partitioned afterwards, by deepspeed.initialize.
-        with _zero3_announced(settings, layout.zero_stage == 3 and not (lora and lora.four_bit)):
-            model = build_model(self.rundir, DTYPES[precision], device)
+        partitioned = layout.zero_stage == 3 and not (lora and lora.four_bit)
+        with _zero3_announced(settings, partitioned):
+            if lora is not None and not partitioned:
+                model = build_frozen(self.rundir, device)
+            else:
+                model = build_model(self.rundir, DTYPES[precision], device)
         if layout.recompute == "full":
             model.activation_checkpointing_enable({"use_reentrant": False})
-        if lora is not None:
-            freeze(model, self.rundir)
+        if lora is not None and partitioned:
+            freeze_partitioned(model, self.rundir)
         return model
 
     def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:

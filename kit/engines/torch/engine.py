@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from kit.engines import experts
-from kit.engines.adapters import InitialAdapters, freeze, trainable
+from kit.engines.adapters import InitialAdapters, build_frozen, trainable
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.inputs import call_arguments
@@ -49,11 +49,11 @@ class TorchEngine:
         self._spec = plan.model
         self._grad_clip = plan.job.grad_clip
         self._lora = plan.job.lora
-        self._model = build_model(rundir, torch.float32, _birthplace(rundir, self._device))
+        birthplace = _birthplace(rundir, self._device)
+        frozen = self._lora is not None
+        self._model = build_frozen(rundir, birthplace) if frozen else build_model(rundir, torch.float32, birthplace)
         if plan.layout.recompute == "full":
             self._model.activation_checkpointing_enable({"use_reentrant": False})
-        if self._lora is not None:
-            freeze(self._model, rundir)
         bf16 = torch.bfloat16 if plan.job.precision == "bf16" else None
         self._state_is: Replicated | Sharded
         if plan.layout.zero_stage == 0:

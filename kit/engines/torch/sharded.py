@@ -20,7 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
 
-from kit.engines.hf import transformer_layers
+from kit.engines.hf import fill_buffers, transformer_layers
 from kit.engines.torch.tensor_parallel import cut
 
 
@@ -46,7 +46,8 @@ class Sharded:
         # The root holds embedding and output projection: they are needed again at once when backward starts.
         fully_shard(model, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False)
         if next(model.parameters()).is_meta:
-            _materialise(model, device)
+            model.to_empty(device=device)
+            fill_buffers(model, device)
         self._model = model
         self.dp_rank, self.dp_size = mesh.get_local_rank("dp"), sizes[0]
         self.tokens_group: dist.ProcessGroup = mesh.get_group("dp")
@@ -96,11 +97,3 @@ def _part(tensor: torch.Tensor, parts: int, rank: int, dim: int) -> torch.Tensor
     """As torch.chunk, whose last parts may be missing: empty here."""
     chunks: Sequence[torch.Tensor] = tensor.chunk(parts, dim)
     return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
-
-
-def _materialise(model: PreTrainedModel, device: torch.device) -> None:
-    """Memory for this rank's slices, and values for buffers (RoPE frequencies), which no checkpoint holds."""
-    model.to_empty(device=device)
-    for module in model.modules():
-        if any(True for _ in module.buffers(recurse=False)):
-            model._init_weights(module)
