@@ -71,25 +71,21 @@ def _lost_optimizer_state(engine: Any) -> None:
     engine.load = loaded
 
 
-def _swapped_keys_and_values(engine: Any) -> None:
-    """An export writes keys under the name of values, which have their shape."""
+def _transposed_query(engine: Any) -> None:
+    """An export writes the query projection transposed, as with a wrong rule of a weight map; it stays square."""
     from kit.engines.base import StateKind
 
-    def other(name: str) -> str:
-        pairs = {"k_proj": "v_proj", "v_proj": "k_proj"}
-        return ".".join(pairs.get(part, part) for part in name.split("."))
-
-    def swapping(export: Callable[[Any], Iterator[tuple[str, Any]]]) -> Callable[[Any], Iterator[tuple[str, Any]]]:
-        def swapped(kind: Any) -> Iterator[tuple[str, Any]]:
+    def wrong(export: Callable[[Any], Iterator[tuple[str, Any]]]) -> Callable[[Any], Iterator[tuple[str, Any]]]:
+        def transposed(kind: Any) -> Iterator[tuple[str, Any]]:
             for name, tensor in export(kind):
-                yield (other(name) if kind is StateKind.MASTER else name), tensor
+                hit = kind is StateKind.MASTER and tensor is not None and name.endswith("q_proj.weight")
+                yield name, tensor.T.contiguous() if hit else tensor
 
-        return swapped
+        return transposed
 
-    engine.export_state = swapping(engine.export_state)
+    engine.export_state = wrong(engine.export_state)
     if hasattr(engine, "export_owned"):
-        engine.owners = {other(name): rank for name, rank in engine.owners.items()}
-        engine.export_owned = swapping(engine.export_owned)
+        engine.export_owned = wrong(engine.export_owned)
 
 
 class _Zeros:
@@ -119,12 +115,12 @@ class _Zeros:
 FAULTS: dict[str, Callable[[Any], None]] = {
     "double-gradients": _double_gradients,
     "lost-optimizer-state": _lost_optimizer_state,
-    "swapped-keys-and-values": _swapped_keys_and_values,
+    "transposed-query": _transposed_query,
 }
 
 SHOWS = {
     "double-gradients": "norm_difference",
     "lost-optimizer-state": "norm_difference",
-    "swapped-keys-and-values": "exported_difference",
+    "transposed-query": "weight_difference",
 }
 """The figure of a rehearsal in which each must show."""

@@ -24,13 +24,13 @@ from benchmarks.rehearsal_faults import FAULTS, SHOWS, environment
 from kit.emit.shipped import shipped_plan
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
-from kit.rehearsal import EXPORT_BOUND, NORM_BOUND
+from kit.rehearsal import NORM_BOUND, WEIGHT_BOUND
 from kit.specs.shipped import headline, recipe_names, recipe_path, recipes_directory
 
 EVIDENCE = "evidence.json"
 PLANTED = ("llama-3.1-8b-sft-fsdp2-8xh100", "llama-3.1-8b-sft-zero2-8xh100", "qwen3-32b-pretrain-16xh100")
 """A recipe of each engine, for planted faults."""
-BOUNDS = {"norm_difference": NORM_BOUND, "exported_difference": EXPORT_BOUND}
+BOUNDS = {"norm_difference": NORM_BOUND, "weight_difference": WEIGHT_BOUND}
 
 
 def main() -> int:
@@ -111,9 +111,10 @@ def rehearsed(name: str, fault: str | None = None) -> dict[str, Any]:
 
 def summary(record: dict[str, Any]) -> str:
     """One line of numbers."""
+    weights = f" (weights {record['weight_difference']:.0e})" if "weight_difference" in record else ""
     return (
         f"{record['processes']} processes, loss {record['loss_difference']:.0e}, norm {record['norm_difference']:.0e}, "
-        f"export {record['exported_difference']:.0e}, {record['seconds']:.0f} s"
+        f"export {record['exported_difference']:.0e}{weights}, {record['seconds']:.0f} s"
     )
 
 

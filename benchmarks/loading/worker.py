@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import sys
@@ -13,7 +12,7 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is first imported
 import torch
 import torch.distributed as dist
 
-from benchmarks.loading.memory import Peak
+from benchmarks.loading.memory import Peak, return_freed_memory
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import StateKind
 from kit.engines.deepspeed.engine import DeepSpeedEngine
@@ -24,9 +23,7 @@ from kit.training.__main__ import leave
 def main() -> None:
     """Load, export the masters as a hub checkpoint would, and write what both took."""
     torch.set_num_threads(1)
-    # Freed blocks go back to the system at once: a heap that only grows would be measured instead of tensors.
-    ctypes.CDLL(None).mallopt(-1, 0)  # M_TRIM_THRESHOLD
-    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
+    return_freed_memory()
     dist.init_process_group("gloo")
     rundir = RunDirectory.open(sys.argv[1])
     with Peak() as loading:

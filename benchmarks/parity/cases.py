@@ -55,6 +55,8 @@ _OVER_MEGATRON = ("implementation=torch-native", "tp=2", "sp=true")
 
 CASES = (
     _case("torch-ddp2", "torch", 2, "micro_batch_size=2"),
+    _case("torch-fsdp2-stage2", "torch", 2, "zero_stage=2", "micro_batch_size=2"),
+    _case("torch-fsdp2", "torch", 2, "zero_stage=3", "micro_batch_size=2"),
     _case("deepspeed-zero1", "deepspeed", 2, "zero_stage=1", "micro_batch_size=4"),
     _case("deepspeed-zero2-accumulation", "deepspeed", 2, "zero_stage=2", "micro_batch_size=2"),
     _case("deepspeed-zero3", "deepspeed", 2, "zero_stage=3", "micro_batch_size=4"),

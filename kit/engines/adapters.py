@@ -205,6 +205,12 @@ def load_partitioned(model: PreTrainedModel, spec: ModelSpec, source: TensorSour
         parameter.ds_tensor.data[: part.numel()].copy_(part)
 
 
+def scale_bytes(model: torch.nn.Module) -> int:
+    """Bytes of the scales of quantised weights, which are tensors beside the parameters."""
+    states = [p.quant_state for p in model.parameters() if getattr(p, "quant_state", None) is not None]
+    return sum(state.absmax.nbytes + (0 if state.state2 is None else state.state2.absmax.nbytes) for state in states)
+
+
 def _to_quantise(model: PreTrainedModel) -> set[str]:
     head = model.get_output_embeddings()
     modules = model.named_modules()

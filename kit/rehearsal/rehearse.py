@@ -32,6 +32,8 @@ LOSS_BOUND = 1e-4
 NORM_BOUND = 1e-3
 """Relative to plain torch, in fp32. Engines add in other orders: a few parts in 10⁷, which Adam lets grow."""
 EXPORT_BOUND = 1e-4
+WEIGHT_BOUND = 1e-3
+"""Adam turns rounding of small gradients into steps of other sizes."""
 CANNOT_SHOW = (
     "speed and peak memory of a GPU",
     "kernels and collectives of CUDA and NCCL",
@@ -57,6 +59,9 @@ class Rehearsal:
     killed_at: int
     exported_difference: float
     """Relative difference of the exported model's held-out loss in transformers from plain torch's export."""
+    weight_difference: float
+    """Largest difference of an exported weight from plain torch's, relative to its tensor's largest: a small model's
+    loss hardly notices a transposed matrix."""
     seconds: float
 
     @property
@@ -66,6 +71,7 @@ class Rehearsal:
             self.loss_difference <= LOSS_BOUND
             and self.norm_difference <= NORM_BOUND
             and self.exported_difference <= EXPORT_BOUND
+            and self.weight_difference <= WEIGHT_BOUND
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -88,6 +94,7 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
     killed = processes.run_until_killed(own.path, KILL_AT)
     processes.run(own.path, "--resume", "auto")
     expected, found = _curve(reference), _curve(own)
+    exported_loss, exported_weights = _exported(reference, own, shrunk, directory)
     return Rehearsal(
         recipe=name,
         layout=describe(plan.layout),
@@ -98,7 +105,8 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
         loss_difference=_largest(expected, found, "loss"),
         norm_difference=_largest(expected, found, "grad_norm"),
         killed_at=killed,
-        exported_difference=_exported(reference, own, shrunk, directory),
+        exported_difference=exported_loss,
+        weight_difference=exported_weights,
         seconds=time.monotonic() - begin,
     )
 
@@ -151,30 +159,44 @@ def _largest(expected: dict[int, dict[str, float]], found: dict[int, dict[str, f
     return max(abs(found[step][key] / expected[step][key] - 1) for step in expected)
 
 
-def _exported(reference: RunDirectory, own: RunDirectory, shrunk: Twin, directory: Path) -> float:
-    """Export both, load both in transformers, compare their loss on held-out text."""
-    losses = []
+def _exported(reference: RunDirectory, own: RunDirectory, shrunk: Twin, directory: Path) -> tuple[float, float]:
+    """Export both, load both in transformers. (relative difference of their loss on held-out text, largest difference
+    of a weight relative to its tensor's largest.)"""
+    models = []
     for rundir in (reference, own):
         hub = sorted((rundir.path / "checkpoints").glob("hub-step-*"))[-1]
-        losses.append(
-            _loss_in_transformers(hub, directory / f"exported-{rundir.path.name}", shrunk, directory / "model")
-        )
+        models.append(_in_transformers(hub, directory / f"exported-{rundir.path.name}", shrunk, directory / "model"))
+    losses = [_held_out_loss(model, shrunk, directory / "data/validation") for model in models]
     if not all(math.isfinite(loss) for loss in losses):
         raise EngineError(f"losses of the exported models are {losses}")
-    return abs(losses[1] / losses[0] - 1)
+    expected, found = (dict(model.named_parameters()) for model in models)
+    weights = max(_weight_difference(expected[name], found[name]) for name in expected)
+    return abs(losses[1] / losses[0] - 1), weights
 
 
-def _loss_in_transformers(hub: Path, directory: Path, shrunk: Twin, base: Path) -> float:
+def _weight_difference(expected: Any, found: Any) -> float:
+    """Of tensors that are zero everywhere, 0 or infinite."""
+    largest, difference = float(expected.abs().max()), float((found - expected).abs().max())
+    return difference / largest if largest else math.inf if difference else 0.0
+
+
+def _in_transformers(hub: Path, directory: Path, shrunk: Twin, base: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     from kit.training.checkpoint.hub import hub_to_hf
-    from kit.training.data.indexed import IndexedTokens
 
     hub_to_hf(hub, directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
     kind = AutoModelForSeq2SeqLM if shrunk.model.is_encoder_decoder else AutoModelForCausalLM
-    model = kind.from_pretrained(directory, dtype=torch.float32).eval()
-    tokens = IndexedTokens(base.parent / "data/validation").read(0, shrunk.job.seq_length)
+    return kind.from_pretrained(directory, dtype=torch.float32).eval()
+
+
+def _held_out_loss(model: Any, shrunk: Twin, data: Path) -> float:
+    import torch
+
+    from kit.training.data.indexed import IndexedTokens
+
+    tokens = IndexedTokens(data).read(0, shrunk.job.seq_length)
     ids = torch.tensor(tokens.astype("int64"))[None]
     # Not by ``labels``: an encoder-decoder would shift them with special tokens, and bytes have none.
     decoder = {"decoder_input_ids": ids[:, :-1]} if shrunk.model.is_encoder_decoder else {}

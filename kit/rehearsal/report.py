@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from kit.rehearsal.rehearse import CANNOT_SHOW, EXPORT_BOUND, LOSS_BOUND, NORM_BOUND, STEPS, Rehearsal
+from kit.rehearsal.rehearse import (
+    CANNOT_SHOW,
+    EXPORT_BOUND,
+    LOSS_BOUND,
+    NORM_BOUND,
+    STEPS,
+    WEIGHT_BOUND,
+    Rehearsal,
+)
 
 
 def render(result: Rehearsal) -> str:
@@ -14,7 +22,8 @@ def render(result: Rehearsal) -> str:
         f"  trained   {STEPS} steps; killed after step {result.killed_at}, resumed",
         f"  curve     loss within {result.loss_difference:.1e} of plain torch (bound {LOSS_BOUND:g}), "
         f"gradient norm {result.norm_difference:.1e} ({NORM_BOUND:g})",
-        f"  exported  loads in transformers, held-out loss within {result.exported_difference:.1e} ({EXPORT_BOUND:g})",
+        f"  exported  loads in transformers, held-out loss within {result.exported_difference:.1e} ({EXPORT_BOUND:g}), "
+        f"weights within {result.weight_difference:.1e} ({WEIGHT_BOUND:g})",
     ]
     lines += [f"  replaced  {item}" for item in result.replaced]
     lines.append(f"  not shown {'; '.join(CANNOT_SHOW)}")

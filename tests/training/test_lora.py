@@ -11,6 +11,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.loading.memory import Peak, return_freed_memory
+from kit.cost.planned import planned_setup
+from kit.cost.rank_states import rank_states
 from kit.emit.deepspeed import ds_config
 from kit.engines.adapters import InitialAdapters, adapter_shapes, peft_config
 from kit.engines.base import IGNORE_INDEX, StateKind
@@ -192,6 +195,34 @@ def test_only_adapters_have_gradients_and_moments(tmp_path):
     adapters = sum(int(np.prod(shape)) for shape in adapter_shapes(tiny.model(), LORA).values())
     assert held["optimizer"] == 8 * adapters
     assert held["weights"] > 10 * adapters
+
+
+def load_and_weigh(rundir: tiny.TinyRunDirectory) -> tuple[int, dict[str, int]]:
+    """What building the engine grew by at most, and what it says it holds."""
+    return_freed_memory()
+    build(rundir).close()  # what is imported and cached the first time is not the model's
+    with Peak() as peak:
+        engine = build(rundir)
+    held = engine.held_bytes()
+    engine.close()
+    return peak.grown, held
+
+
+def test_a_model_in_four_bits_is_never_whole(tmp_path):
+    """Weights are read and quantised one by one: beside what stays, a few copies of one. The plan knows what stays."""
+    size = {"hidden_size": 512, "ffn_hidden_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 8}
+    spec = tiny.model(num_layers=8, head_dim=64, **size)
+    random = build_model(tiny.run_directory(tmp_path / "seed", tiny.plan(spec)), torch.bfloat16, "cpu")
+    random.save_pretrained(tmp_path / "hf")
+    whole, largest = sum(p.numel() for p in random.parameters()), 512 * 1536
+    lora = dataclasses.replace(LORA, four_bit=True)
+    plan = tiny.plan(spec, job={**JOB, "lora": lora, "precision": "bf16"})
+    rundir = tiny.run_directory(tmp_path / "run", plan, model_path=str(tmp_path / "hf"))
+    ((grown, held),) = pool("torch", 1).run(load_and_weigh, rundir)
+    assert grown < sum(held.values()) + 4 * 4 * largest
+    assert grown < whole, "half of the model in 16 bits"
+    weights = rank_states(planned_setup(spec, plan.cluster, plan.job, plan.layout), 0).weights
+    assert held["weights"] == pytest.approx(weights, rel=0.01)
 
 
 def test_weights_are_required(tmp_path):

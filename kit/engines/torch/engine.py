@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from kit.engines import experts
-from kit.engines.adapters import InitialAdapters, build_frozen, trainable
+from kit.engines.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.inputs import call_arguments
@@ -207,7 +207,7 @@ class TorchEngine:
 
         parameters = list(self._parameters.values())
         held = {
-            "weights": num_bytes(self._model.parameters()),
+            "weights": num_bytes(self._model.parameters()) + scale_bytes(self._model),
             "gradients": num_bytes(parameter.grad for parameter in parameters),
             "optimizer": num_bytes(moment for p in parameters for moment in moments_of(self._optimizer, p)),
         }
