@@ -6,4 +6,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 PYTHON="${PYTHON:-python}"
 # Segments that grow in place fragment less when sequence lengths or stages differ.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
+# The last 2,000 collectives of each rank are kept, so that a time-out names the rank that did not come.
+export TORCH_NCCL_TRACE_BUFFER_SIZE="${TORCH_NCCL_TRACE_BUFFER_SIZE:-2000}"
+# And written when a collective times out.
+export TORCH_NCCL_DUMP_ON_TIMEOUT="${TORCH_NCCL_DUMP_ON_TIMEOUT:-1}"
+mkdir -p flight
+export TORCH_NCCL_DEBUG_INFO_TEMP_FILE="${TORCH_NCCL_DEBUG_INFO_TEMP_FILE:-$PWD/flight/rank_}"
 exec "$PYTHON" -m accelerate.commands.launch --config_file accelerate.yaml --module kit.training . "$@"
