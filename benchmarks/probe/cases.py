@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks.probe.plans import Case
+from kit.specs.job import LoraSpec
 
 
 def _torch(model: str, zero_stage: int, seq_length: int = 4096, precision: str = "bf16", **layout: Any) -> Case:
@@ -15,6 +16,11 @@ def _torch(model: str, zero_stage: int, seq_length: int = 4096, precision: str =
 def _deepspeed(model: str, seq_length: int = 4096, precision: str = "bf16", **layout: Any) -> Case:
     sizes = {"zero_stage": 3, "dp": 8, **layout}
     return Case(model=model, engine="deepspeed", seq_length=seq_length, precision=precision, layout=sizes)
+
+
+def _lora(model: str, engine: str, targets: Literal["attention", "all-linear"] = "all-linear", **layout: Any) -> Case:
+    sizes = {"zero_stage": 0, "dp": 8, **layout}
+    return Case(model=model, engine=engine, seq_length=2048, layout=sizes, lora=LoraSpec(targets=targets))
 
 
 def _megatron(model: str, stages: tuple[int, ...] = (0,), seq_length: int = 4096, **layout: Any) -> Case:
@@ -37,6 +43,7 @@ CASES: tuple[Case, ...] = (
     _torch("mistral-7b-v0.1", 3, seq_length=8192),
     _torch("gpt2-xl", 3, seq_length=1024, micro_batch_size=4),
     _torch("llama-3-70b", 3, dp=64, recompute="full"),
+    _torch("pythia-2.8b", 3, seq_length=2048),
     # DeepSpeed: layers in 16 bits
     _deepspeed("llama-3-8b"),
     _deepspeed("llama-3-8b", recompute="full", micro_batch_size=4),
@@ -51,6 +58,7 @@ CASES: tuple[Case, ...] = (
     _deepspeed("gemma-2b"),
     _deepspeed("gemma-2-2b"),
     _deepspeed("gemma-3-1b"),
+    _deepspeed("gemma-3-1b", seq_length=1024),
     _deepspeed("pythia-2.8b", seq_length=2048),
     _deepspeed("opt-6.7b", seq_length=2048),
     _deepspeed("bloom-1b7", seq_length=2048),
@@ -59,6 +67,13 @@ CASES: tuple[Case, ...] = (
     _deepspeed("olmo-2-7b"),
     _deepspeed("deepseek-v2-lite", dp=64),
     _deepspeed("gpt-oss-20b", dp=64),
+    # LoRA: weights frozen in 16 bits, adapters in fp32 (torch) or 16 bits (DeepSpeed)
+    _lora("llama-3.2-1b", "torch"),
+    _lora("llama-3.2-1b", "torch", recompute="full"),
+    _lora("llama-3-8b", "torch", "attention"),
+    _lora("qwen3-8b", "torch"),
+    _lora("llama-3-8b", "deepspeed", zero_stage=2),
+    _lora("gemma-2-2b", "deepspeed", zero_stage=2),
     # Megatron: one rank of every stage that differs
     _megatron("llama-3-8b", dp=8),
     _megatron("llama-3-8b", seq_length=2048, precision="fp32", dp=8),
@@ -83,5 +98,8 @@ CASES: tuple[Case, ...] = (
     _megatron("mixtral-8x7b", ep=8, dp=8),
     _megatron("mixtral-8x7b", tp=2, sp=True, ep=4, dp=8),
     _megatron("mixtral-8x7b", stages=(0, 1), tp=2, sp=True, pp=2, ep=4, dp=4, recompute="full"),
+    _megatron("mixtral-8x7b", stages=(0, 1), tp=2, sp=True, pp=2, vp=4, ep=4, dp=4, recompute="full"),
+    _megatron("mixtral-8x7b", tp=2, sp=True, ep=4, dp=4, micro_batch_size=4, recompute="full"),
     _megatron("qwen3-30b-a3b", stages=(0, 1), tp=4, sp=True, pp=2, ep=8, dp=8),
+    _megatron("qwen3-30b-a3b", stages=(0, 1), tp=4, sp=True, pp=2, ep=8, dp=8, recompute="full"),
 )

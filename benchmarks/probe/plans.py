@@ -9,7 +9,7 @@ from kit.cost.estimate import predict
 from kit.planner.plan import Plan
 from kit.planner.rules import violations
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.job import JobSpec
+from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
@@ -25,13 +25,15 @@ class Case:
     precision: str = "bf16"
     stages: tuple[int, ...] = (0,)
     layout: dict[str, Any] = field(default_factory=dict)
+    lora: LoraSpec | None = None
 
     @property
     def name(self) -> str:
         """For people: model, engine, what is not the default."""
         model = self.model if isinstance(self.model, str) else self.model.name
         said = ", ".join(f"{key}={value}" for key, value in self.layout.items())
-        parts = [model, self.engine, said, f"{self.seq_length} tokens"]
+        lora = "" if self.lora is None else f"LoRA of {self.lora.targets}, rank {self.lora.rank}"
+        parts = [model, self.engine, lora, said, f"{self.seq_length} tokens"]
         return ", ".join(part for part in parts if part) + ("" if self.precision == "bf16" else f", {self.precision}")
 
     def plan(self) -> Plan:
@@ -47,6 +49,7 @@ class Case:
             seq_length=self.seq_length,
             global_batch_size=layout.global_batch_size,
             precision=self.precision,  # type: ignore[arg-type]
+            lora=self.lora,
         )
         broken = violations(model, cluster, job, layout)
         if broken:

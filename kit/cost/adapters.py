@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from kit.cost.setup import Lora, Shape, TrainingSetup
 from kit.cost.stages import stage_layers
+from kit.specs.job import LoraSpec
+from kit.specs.model import ModelSpec
+
+ONE_PROJECTION = ("gpt2", "gpt_neox", "phi3", "bloom", "falcon")
+"""Families of transformers whose query, key and value are one linear layer."""
 
 
 def adapter_parameters(setup: TrainingSetup, stage: int) -> float:
@@ -24,3 +29,44 @@ def _layer(shape: Shape, lora: Lora) -> float:
     sizes = {"query": h + query, "key": h + key_value, "value": h + key_value, "projection": query + h}
     sizes["mlp"] = (3 if shape.gated_mlp else 2) * (h + width) * copies
     return lora.rank * sum(sizes.get(target, 0) for target in lora.targets)
+
+
+def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
+    """Of a whole Hugging Face model, as its linear layers are cut. Experts are one tensor for all, and get none; those
+    that every token passes do (kit/engines/adapters.py, target_modules)."""
+    h, query = model.hidden_size, model.num_attention_heads * model.head_dim
+    key_value = model.num_key_value_heads * model.head_dim
+    if model.latent is not None:
+        sizes = _latent(model)
+    elif model.family in ONE_PROJECTION:
+        sizes = [(h, query + 2 * key_value), (query, h)]
+    else:
+        sizes = [(h, query), (h, key_value), (h, key_value), (query, h)]
+    attention = sum(map(sum, sizes)) * model.num_layers
+    if lora.targets == "attention":
+        # Adapters go by a layer's last name, and GPT-2's MLP ends in a c_proj as its attention does.
+        also = model.num_layers * (model.ffn_hidden_size + h) if model.family == "gpt2" else 0
+        return float(lora.rank * (attention + also))
+    dense = model.first_dense_layers if model.num_experts else model.num_layers
+    shared = model.num_shared_experts * model.moe_ffn_hidden_size
+    mlp = dense * _mlp(model, model.ffn_hidden_size)
+    if shared:
+        mlp += (model.num_layers - dense) * _mlp(model, shared)
+    return float(lora.rank * (attention + mlp))
+
+
+def _mlp(model: ModelSpec, width: int) -> int:
+    h = model.hidden_size
+    if model.family == "phi3":
+        return (h + 2 * width) + (width + h)  # gate and up are one
+    return (3 if model.gated_mlp else 2) * (h + width)
+
+
+def _latent(model: ModelSpec) -> list[tuple[int, int]]:
+    latent, heads, h = model.latent, model.num_attention_heads, model.hidden_size
+    assert latent is not None
+    query = heads * (latent.nope_head_dim + latent.rope_head_dim)
+    up = heads * (latent.nope_head_dim + latent.value_head_dim)
+    first = [(h, query)] if latent.q_lora_rank is None else [(h, latent.q_lora_rank), (latent.q_lora_rank, query)]
+    down = (h, latent.kv_lora_rank + latent.rope_head_dim)
+    return [*first, down, (latent.kv_lora_rank, up), (heads * latent.value_head_dim, h)]

@@ -9,6 +9,7 @@ to 32·sbh. A test compares the formulas with what ``torch.autograd.graph.saved_
 
 from __future__ import annotations
 
+from kit.cost.frozen_layer import with_frozen_weights, without_scale
 from kit.cost.setup import Experts, LatentAttention, Shape, TrainingSetup
 from kit.specs.families import Traits
 
@@ -30,7 +31,11 @@ def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:
 def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     """Bytes per token, by operator."""
     shape = setup.shape
-    terms = _autocast(setup, has_experts) if setup.autocast else _one_dtype(setup, has_experts)
+    if setup.lora is not None:
+        # The frozen weights are in 16 bits, so the stream is too, autocast or not.
+        terms = with_frozen_weights(setup, has_experts, _one_dtype(setup, has_experts))
+    else:
+        terms = _autocast(setup, has_experts) if setup.autocast else _one_dtype(setup, has_experts)
     if shape.sliding_window is not None and shape.sliding_window <= setup.seq_length and _traits(shape).fused_attention:
         # A mask is made from the window's own length on (masking_utils.py, _ignore_causal_mask_sdpa). With one,
         # transformers repeats keys and values for all heads (sdpa_attention.py, use_gqa_in_sdpa), and
@@ -48,12 +53,15 @@ def layer_input(setup: TrainingSetup) -> float:
 
     Under autocast the residual stream stays fp32: embeddings are not cast.
     """
-    return (4 if setup.autocast else setup.element) * setup.shape.hidden_size * setup.tokens
+    fp32 = setup.autocast and setup.lora is None
+    return (4 if fp32 else setup.element) * setup.shape.hidden_size * setup.tokens
 
 
 def after_layers(setup: TrainingSetup) -> float:
     """The final norm, whose result is the head's input: bytes of a micro batch."""
     h, element = setup.shape.hidden_size, setup.element
+    if setup.lora is not None:
+        return without_scale(setup.shape, h, element) * setup.tokens
     if setup.autocast:
         return (_inside_norm(setup.shape, h, 4) + 4 * h + 2 * h) * setup.tokens
     return (_inside_norm(setup.shape, h, element) + element * h) * setup.tokens

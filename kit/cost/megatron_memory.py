@@ -40,7 +40,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         gathered_at_end=gathered + of_plan[2],
         kept=kept_activations(setup, stage),
         again=again,
-        working=working_bytes(setup, stage),
+        working=working_bytes(setup, stage) + outlived_gradients(setup, stage),
         waiting=waiting,
         loss=loss,
         after_backward=native_layer.table_gradients(setup, stage) if setup.kernels == "torch-native" else 0.0,
@@ -146,6 +146,22 @@ def working_bytes(setup: TrainingSetup, stage: int) -> float:
     if setup.attention == "unfused":
         scores = 2 * element * shape.num_attention_heads / setup.tp * setup.seq_length * setup.tokens
     return hidden + max(widest, scores)
+
+
+def outlived_gradients(setup: TrainingSetup, stage: int) -> float:
+    """Under full recompute a layer with experts holds its input's gradient until its next forward.
+
+    The dispatcher keeps the router's probabilities as an attribute (moe/token_dispatcher.py, ``self.probs``). Computed
+    again, they have a graph; that ends in the leaf which stands for the layer's input (tensor_parallel/random.py,
+    CheckpointFunction.backward), and a leaf keeps its gradient. All layers but the one whose backward runs; of other
+    chunks' layers also the input, which nothing else keeps any more.
+    """
+    if setup.recompute != "full" or setup.shape.experts is None:
+        return 0.0
+    counts = [kinds(setup.shape, layers)[1] for layers in chunks(setup, stage)]
+    if not any(counts):
+        return 0.0
+    return (counts[0] - 1 + 2 * sum(counts[1:])) * layer_input(setup)
 
 
 def gathered_bytes(setup: TrainingSetup, stage: int) -> float:

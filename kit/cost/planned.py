@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from kit.cost import deepspeed_sizes, offload
+from kit.cost.adapters import adapter_parameters_of
 from kit.cost.params import count, rank_experts, rank_parameters
 from kit.cost.pipeline import stage_layers
 from kit.cost.plan_setup import shape_of, split_fields
@@ -177,7 +178,7 @@ def _engine_memory(
     in_layers = 2.0 * count(model).layer_matrices
     head = 2.0 * model.vocab_size * model.hidden_size
     copies = (0.0, 0.0)
-    if uses_autocast(precision, layout):
+    if uses_autocast(precision, layout) and lora is None:
         # Kept by every matmul for its backward, or, under recompute, by the head alone.
         copies = (in_layers + head, head if layout.recompute == "full" else in_layers + head)
     # FSDP2 takes a model layer by layer from host memory or from disk (kit/engines/torch/engine.py, _birthplace).
@@ -296,7 +297,7 @@ def _with_adapters(
     build_frozen); autocast has nothing to cast of them. Those in four bits are whole again, one at a time, while
     they are multiplied (bitsandbytes/autograd/_functions.py, MatMul4Bit).
     """
-    each = _adapter_parameters(model, lora) / layout.tp
+    each = adapter_parameters_of(model, lora) / layout.tp / model.num_layers
     adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
     dense = memory.dense
     if layout.engine == "torch" and precision == "bf16":
@@ -319,14 +320,3 @@ def _with_adapters(
         gathered=gathered,
         load=load,
     )
-
-
-def _adapter_parameters(model: ModelSpec, lora: LoraSpec) -> float:
-    """Of a layer: r·(inputs + outputs) of every adapted matrix (arXiv 2106.09685, section 4)."""
-    h, query = model.hidden_size, model.num_attention_heads * model.head_dim
-    key_value = model.num_key_value_heads * model.head_dim
-    sizes = (h + query) + 2 * (h + key_value) + (query + h)
-    if lora.targets == "all-linear":
-        copies = max(1, model.num_experts)
-        sizes += (3 if model.gated_mlp else 2) * (h + model.mlp_width) * copies
-    return float(lora.rank * sizes)

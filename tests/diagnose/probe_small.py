@@ -9,6 +9,7 @@ import warnings
 
 from benchmarks.probe.plans import Case
 from kit.diagnose.probe.run import probe
+from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 
 
@@ -34,18 +35,24 @@ GPT2 = shape("gpt2", num_key_value_heads=8, rope_theta=None, ffn_hidden_size=102
 EXPERTS = shape("qwen3_moe", num_experts=8, experts_per_token=2, moe_ffn_hidden_size=256)
 
 
-def case(model: ModelSpec, engine: str, stages: tuple[int, ...] = (0,), **layout: object) -> Case:
-    return Case(model=model, engine=engine, seq_length=512, stages=stages, layout={"micro_batch_size": 2, **layout})
+def case(
+    model: ModelSpec, engine: str, stages: tuple[int, ...] = (0,), lora: LoraSpec | None = None, **layout: object
+) -> Case:
+    sizes = {"micro_batch_size": 2, **layout}
+    return Case(model=model, engine=engine, seq_length=512, stages=stages, layout=sizes, lora=lora)
 
 
 CASES = (
     case(LLAMA, "torch", zero_stage=0),
     case(QWEN3, "torch", zero_stage=3, dp=4, recompute="full"),
     case(GPT2, "deepspeed", zero_stage=2, dp=4),
+    case(LLAMA, "torch", zero_stage=0, lora=LoraSpec(rank=8)),
+    case(QWEN3, "deepspeed", zero_stage=2, dp=4, lora=LoraSpec(rank=8, targets="attention")),
     case(LLAMA, "megatron", stages=(0, 1), zero_stage=1, tp=2, sp=True, pp=2, dp=2, gradient_accumulation_steps=4),
     case(QWEN3, "megatron", zero_stage=0, tp=4, dp=1),
     case(GPT2, "megatron", zero_stage=1, dp=4, recompute="full"),
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8),
+    case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8, recompute="full"),
 )
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from kit.diagnose.probe import stand_ins
 from kit.diagnose.probe.result import Held
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
-from kit.engines import hf
+from kit.engines import adapters, hf
 from kit.engines.loss import summed_cross_entropy
 from kit.engines.torch import sharded
 from kit.engines.torch.optimizer import build_adamw
@@ -26,34 +26,38 @@ def trace(plan: Plan, stage: int) -> Held:
     with stand_ins.installed(megatron=False), stand_ins.fake_world(0, plan.layout.world_size):
         live = LiveBytes()
         # The mesh reads its ranks, so they are real.
-        sizes = (plan.layout.world_size // plan.layout.tp, plan.layout.tp)
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("dp", "tp"))
-        sharded.init_device_mesh = lambda *_, **__: mesh  # type: ignore[attr-defined]
+        mesh = sharded.mesh_of(torch.device("cpu"), plan.layout.tp)
         with FakeTensorMode(allow_non_fake_inputs=True), live:
-            return _step(plan, live)
+            return _step(plan, live, mesh)
 
 
-def _step(plan: Plan, live: LiveBytes) -> Held:
+def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     layout, job = plan.layout, plan.job
-    whole_precision = job.precision == "fp32" or layout.engine == "torch"
+    # A frozen base is in the precision of the computation (kit/engines/adapters.py, freeze).
+    whole_precision = job.precision == "fp32" or (layout.engine == "torch" and job.lora is None)
     dtype = torch.float32 if whole_precision else torch.bfloat16
     model = hf._random_model(plan.model, 0, dtype, torch.device("cpu"))
+    if job.lora is not None:
+        adapters.adapt(model, job.lora)
+        if layout.engine == "deepspeed" and dtype == torch.bfloat16:
+            stand_ins.in_bfloat16(model)  # as DeepSpeed does with all that it is given
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
     split = None
     if layout.engine == "torch" and layout.zero_stage:
         compute_dtype = torch.bfloat16 if job.precision == "bf16" else None
-        split = sharded.Sharded(model, layout.zero_stage, compute_dtype, torch.device("cpu"), layout.tp)
+        split = sharded.Sharded(model, layout.zero_stage, compute_dtype, torch.device("cpu"), mesh)
     parameters = list(model.parameters())
     local = [_local(parameter) for parameter in parameters]
     live.leave_out(local)
     kept: list[torch.Tensor] = []
-    for parameter in parameters:
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    for parameter in trained:
         # Gradients are counted by what they are, and so leave what comes and goes as soon as they are accumulated.
         parameter.register_post_accumulate_grad_hook(lambda each: _gradient(each, live, kept, layout.engine))
     optimizer = None
     if layout.engine == "torch":
-        optimizer = build_adamw(parameters, job.optimizer, job.learning_rate)
+        optimizer = build_adamw(trained, job.optimizer, job.learning_rate)
         live.leave_out(_local(m) for s in optimizer.state.values() for m in s.values())
     begin = live.now
     live.restart()

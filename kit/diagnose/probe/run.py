@@ -44,7 +44,10 @@ def probe(plan: Plan, stage: int = 0) -> Probed:
         )
     began = time.perf_counter()
     layers = len(stage_layers(plan.model, layout, stage)) / layout.vp
-    depth, traced = 1, {1: _trace(_shallow(plan, 1), stage)}
+    # There gradients outlive their layer, so backward overtakes the loss at a depth that small ones do not show.
+    overtakes = layout.recompute == "full" and plan.model.num_experts > 0
+    depth = int(layers) if overtakes else 1
+    traced = {depth: _trace(_shallow(plan, depth), stage)}
     while 2 * depth < layers and depth < DEEPEST:
         traced[2 * depth] = _trace(_shallow(plan, 2 * depth), stage)
         one, two = traced[depth], traced[2 * depth]
@@ -55,7 +58,7 @@ def probe(plan: Plan, stage: int = 0) -> Probed:
     if 1 < layers <= 2 * depth and layers not in traced:
         traced[int(layers)] = _trace(_shallow(plan, int(layers)), stage)
     depths = tuple(sorted(traced))[-2:]
-    measured = traced[1] if len(depths) == 1 else _line(depths, traced, layers)
+    measured = traced[depth] if len(depths) == 1 else _line(depths, traced, layers)
     return Probed(
         stage=stage,
         measured=measured,

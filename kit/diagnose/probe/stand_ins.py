@@ -106,7 +106,7 @@ def _even_routing(dispatcher: Any, routing_map: torch.Tensor) -> numpy.ndarray[A
     return numpy.full((local,), each * tp * ep)
 
 
-def _in_bfloat16(module: torch.nn.Module) -> torch.nn.Module:
+def in_bfloat16(module: torch.nn.Module) -> torch.nn.Module:
     """The original swaps tensors, which torch refuses for fake ones that something refers to."""
     for part in module.modules():
         for name, parameter in part.named_parameters(recurse=False):
@@ -133,6 +133,8 @@ def installed(megatron: bool) -> Iterator[None]:
         table += [
             (masking_utils, "is_tracing", lambda *_: False),
             (masking_utils, "find_packed_sequence_indices", lambda *_: None),
+            # peft moves what it makes to where it is already, which swaps tensors, as below.
+            (torch.nn.Module, "to", lambda module, *_, **__: module),
         ]
     if megatron:
         import megatron.core.distributed.param_and_grad_buffer as buffers
@@ -144,7 +146,7 @@ def installed(megatron: bool) -> Iterator[None]:
         table += [
             (buffers, "_coalescing_manager", _Coalesced),
             (optimizers, "get_grad_norm_fp32", lambda *_, **__: 1.0),  # reads numbers
-            (torch.nn.Module, "bfloat16", _in_bfloat16),
+            (torch.nn.Module, "bfloat16", in_bfloat16),
             # A bias that is a class of its own cannot be fake. The diagonal's place changes no size.
             (attention, "causal_lower_right", lambda *_: None),
             (MoEAlltoAllTokenDispatcher, "preprocess", _even_routing),

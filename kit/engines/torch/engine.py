@@ -28,7 +28,7 @@ from kit.engines.torch.compression import Compression
 from kit.engines.torch.native import NATIVE_KINDS, Native
 from kit.engines.torch.optimizer import build_adamw, moments_of, step_of
 from kit.engines.torch.replicated import Replicated
-from kit.engines.torch.sharded import Sharded
+from kit.engines.torch.sharded import Sharded, mesh_of
 from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ class TorchEngine:
             compression = Compression(plan.layout.gradient_compression, steps)
             self._state_is, self._autocast_dtype = Replicated(self._model, plan.layout.dp, compression), bf16
         else:
-            stage, tp = plan.layout.zero_stage, plan.layout.tp
-            self._state_is, self._autocast_dtype = Sharded(self._model, stage, bf16, self._device, tp), None
+            mesh = mesh_of(self._device, plan.layout.tp)
+            self._state_is = Sharded(self._model, plan.layout.zero_stage, bf16, self._device, mesh)
+            self._autocast_dtype = None
         self.dp_rank, self.dp_size = self._state_is.dp_rank, self._state_is.dp_size
         self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from transformers import PreTrainedModel
@@ -24,19 +24,27 @@ from kit.engines.hf import fill_buffers, transformer_layers
 from kit.engines.torch.tensor_parallel import cut
 
 
+def mesh_of(device: torch.device, tp: int) -> DeviceMesh:
+    """All ranks, (dp, tp): those of a tensor-parallel group are neighbours."""
+    return init_device_mesh(device.type, (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
+
+
 class Sharded:
     """Parameters, gradients and moments as DTensors, split on their first dimension over data-parallel ranks."""
 
     local_state_differs = True
 
     def __init__(
-        self, model: PreTrainedModel, zero_stage: int, compute_dtype: torch.dtype | None, device: torch.device, tp: int
+        self,
+        model: PreTrainedModel,
+        zero_stage: int,
+        compute_dtype: torch.dtype | None,
+        device: torch.device,
+        mesh: DeviceMesh,
     ) -> None:
         """``model``: on ``device``, or on meta, then without values: ``fill`` every parameter. ``compute_dtype``:
-        parameters are gathered in it; gradients are always reduced in fp32."""
-        sizes = (dist.get_world_size() // tp, tp)
-        mesh = init_device_mesh(device.type, sizes, mesh_dim_names=("dp", "tp"))
-        if tp > 1:
+        parameters are gathered in it; gradients are always reduced in fp32. ``mesh``: of ``mesh_of``."""
+        if mesh["tp"].size() > 1:
             # It advises one collective over both dimensions where tensors are gathered whole: for checkpoints only.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
             cut(model, mesh["tp"])
@@ -49,7 +57,7 @@ class Sharded:
             model.to_empty(device=device)
             fill_buffers(model, device)
         self._model = model
-        self.dp_rank, self.dp_size = mesh.get_local_rank("dp"), sizes[0]
+        self.dp_rank, self.dp_size = mesh.get_local_rank("dp"), mesh["dp"].size()
         self.tokens_group: dist.ProcessGroup = mesh.get_group("dp")
         """Ranks whose micro batches make up the step, each token once."""
 

@@ -1,0 +1,39 @@
+"""LoRA's parameters as they are counted, beside those that peft makes of transformers' models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from kit.cost.adapters import adapter_parameters_of
+from kit.engines.adapters import adapter_shapes
+from kit.specs.catalog import load_model
+from kit.specs.job import LoraSpec
+
+MODELS = (
+    "llama-3.2-1b",
+    "qwen2.5-1.5b",
+    "qwen3-1.7b",
+    "gemma-2-2b",
+    "phi-3-mini-4k",
+    "gpt2-xl",
+    "pythia-2.8b",
+    "bloom-1b7",
+    "falcon-7b",
+    "opt-6.7b",
+    "starcoder2-3b",
+    "olmo-2-7b",
+    "mixtral-8x7b",
+    "qwen3-30b-a3b",
+)
+"""Not DeepSeek: there peft adapts the experts' tensors too, by the names of the shared experts (docs/findings.md)."""
+
+
+@pytest.mark.parametrize("targets", ["attention", "all-linear"])
+@pytest.mark.parametrize("name", MODELS)
+def test_as_many_as_peft_makes(name: str, targets: str) -> None:
+    model, lora = replace(load_model(name), num_layers=2), LoraSpec(rank=8, targets=targets)  # type: ignore[arg-type]
+    made = sum(math.prod(shape) for shape in adapter_shapes(model, lora).values())
+    assert adapter_parameters_of(model, lora) == made
