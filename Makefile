@@ -70,6 +70,13 @@ hosts: setup  ## launch files on two and three hosts (namespaces, sshd, pdsh) be
 slurm: setup  ## the batch script in a real Slurm: signal, requeue, resume; five minutes, as root
 	@$(BIN)/python -m benchmarks.slurm
 
+kills: setup  ## runs killed at random moments over engines and ZeRO stages, bit for bit the same after; torchrun restarts: ten minutes
+	@$(BIN)/python -m benchmarks.kills
+	@$(BIN)/python -m benchmarks.kills.launched
+
+overhead: setup  ## what the training loop, the data path and saving cost beside the engine: two minutes
+	@$(BIN)/python -m benchmarks.overhead
+
 rehearse: setup  ## one recipe in small, another every day: what CI proves of them
 	@$(BIN)/python -m benchmarks.rehearsals --rotate 1 --no-write
 

@@ -99,6 +99,7 @@ def torment(
             phase = _kill_once(run, whole_s / 2, generator, while_saving=number % 2 == 1) or "ended"
         outcome.phases.append(phase)
     if plant:
+        _reach_a_checkpoint(run)
         _skip_a_sample(run)
     codes = Job.start(run, "--resume", "auto").wait()
     outcome.differs = f"the resumed run failed: {_tail(run)}" if any(codes) else compare(whole, run)
@@ -168,6 +169,15 @@ def compare(whole: Path, run: Path) -> str:
 
 def _difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
     return ", ".join(f"{key} {found[key]!r}, not {expected[key]!r}" for key in COMPARED if expected[key] != found[key])
+
+
+def _reach_a_checkpoint(run: Path) -> None:
+    """Where every kill came before the first one, there is nothing to spoil yet."""
+    if not list((run / "checkpoints").glob("step-*/manifest.json")):
+        job = Job.start(run, "--resume", "auto")
+        while job.alive and not list((run / "checkpoints").glob("step-*/manifest.json")):
+            time.sleep(0.001)
+        job.kill(list(range(WORLD_SIZE)))
 
 
 def _skip_a_sample(run: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +88,7 @@ class MetricsLog:
     def write(self, metrics: StepMetrics) -> None:
         """Append one step. On a full disk the line waits in memory for the next one: a run does not die of it."""
         try:
-            self._file.write(json.dumps(dataclasses.asdict(metrics)) + "\n")
+            self._file.write(json.dumps(vars(metrics)) + "\n")
             self._file.flush()
         except OSError as error:
             print(f"metrics of step {metrics.step} are not on disk yet, the run goes on: {error}", flush=True)

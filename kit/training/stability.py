@@ -56,6 +56,10 @@ class Window:
         self._in_time.append(value)
         bisect.insort(self._sorted, value)
 
+    def median(self) -> float:
+        """Of the values."""
+        return _median(self._sorted)
+
     def median_and_deviation(self) -> tuple[float, float]:
         """Median, and the deviation that is robust against outliers."""
         median = _median(self._sorted)
@@ -97,6 +101,9 @@ class Stability:
     def _spike(self, what: Literal["loss", "gradient"], value: float, window: Window, action: str) -> Verdict:
         if action == "off" or len(window) < max(2, self._spec.window_steps // 4):
             return FINE
+        median = window.median()
+        if value <= median + self._spec.sigmas * LEAST_DEVIATION * abs(median):
+            return FINE  # whatever the deviation is: nearly every step ends here, without sorting
         median, deviation = window.median_and_deviation()
         limit = median + self._spec.sigmas * deviation
         if value <= limit:

@@ -1,0 +1,1 @@
+"""What the training loop, the data path and saving cost beside the engine."""

@@ -1,0 +1,67 @@
+"""Small runs in this process, on plain torch, for measuring what is around the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import kit
+from benchmarks.assets import RECIPE
+from kit.emit.run_directory import RunDirectory, write
+from kit.training.data.indexed import IndexedWriter
+
+VOCAB_SIZE = 256
+
+
+def emit(
+    out: Path, *words: str, hidden: int = 64, layers: int = 2, seq_length: int = 256, batch: int = 8
+) -> RunDirectory:
+    """One process of plain torch on random tokens beside the run directory."""
+    data = out.parent / "tokens"
+    if not data.with_suffix(".bin").exists():
+        write_tokens(data, 400_000)
+    recipe = kit.load_recipe(
+        RECIPE,
+        (
+            f"model.num_layers={layers}",
+            f"model.hidden_size={hidden}",
+            f"model.ffn_hidden_size={4 * hidden}",
+            f"model.head_dim={hidden // 4}",
+            f"model.vocab_size={VOCAB_SIZE}",
+            f"model.max_position_embeddings={seq_length}",
+            f"job.seq_length={seq_length}",
+            f"job.global_batch_size={batch}",
+            f"layout.micro_batch_size={batch}",
+            "run.model_path=null",
+            f"run.data.train={data}",
+            "run.data.validation=null",
+            "run.checkpoint.every_steps=100000",
+            "run.logging.every_steps=10",
+            "run.logging.gradients_at_steps=[]",
+            *words,
+        ),
+    )
+    assert recipe.run is not None
+    return write(kit.plan(recipe), recipe.run, out)
+
+
+def write_tokens(prefix: Path, count: int) -> None:
+    """One document of random tokens."""
+    with IndexedWriter(prefix, tokenizer="bytes", vocab_size=VOCAB_SIZE) as writer:
+        writer.add_document(np.random.default_rng(0).integers(0, VOCAB_SIZE, count).tolist())
+
+
+@contextmanager
+def one_process() -> Iterator[None]:
+    """A process group of one rank and one thread."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,27 @@
+"""A few of ``benchmarks.kills``: real kills of real processes, and a planted fault that the comparison must find."""
+
+from __future__ import annotations
+
+import random
+from argparse import Namespace
+
+import pytest
+
+from benchmarks.kills.__main__ import torment
+from benchmarks.kills.cases import CASES, prepare
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return prepare(tmp_path_factory.mktemp("kills") / "data")
+
+
+@pytest.mark.parametrize("plant", [False, True])
+def test_killed_twice_it_comes_to_the_same(tmp_path, data, plant):
+    arguments = Namespace(kills=2, steps=16)
+    outcome = torment(CASES[0], tmp_path / "case", data, arguments, random.Random(3), plant=plant)
+    assert len(outcome.phases) == 2
+    if plant:
+        assert outcome.differs.startswith("step "), "a sample was left out and nobody saw it"
+    else:
+        assert outcome.differs == ""
