@@ -61,11 +61,14 @@ relay: setup  ## runs that change engine or layout half-way, beside one that doe
 held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurations three minutes (after make ops)
 	@$(BIN)/python -m benchmarks.deepspeed_bytes
 
-failures: setup  ## provoke nine failures on two processes and compare what the doctor says: two minutes
+failures: setup  ## provoke twelve failures on two processes and compare what the doctor says: three minutes
 	@$(BIN)/python -m benchmarks.failures
 
 hosts: setup  ## launch files on two and three hosts (namespaces, sshd, pdsh) beside one process: five minutes, as root
 	@$(BIN)/python -m benchmarks.hosts
+
+preflight-hosts: setup  ## differences planted on three hosts (namespaces), and what the doctor says: two minutes, as root
+	@$(BIN)/python -m benchmarks.preflight --bandwidth
 
 slurm: setup  ## the batch script in a real Slurm: signal, requeue, resume; five minutes, as root
 	@$(BIN)/python -m benchmarks.slurm

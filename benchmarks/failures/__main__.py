@@ -39,7 +39,13 @@ class Failure:
 
 FAILURES = (
     Failure("killed", "kill -9 of rank 1", "killed"),
-    Failure("skipped", "rank 1 stays away from a collective", "collective-timeout", 0, "rank 1 did not come"),
+    Failure(
+        "skipped",
+        "rank 1 stays away from a collective",
+        "collective-timeout",
+        0,
+        "rank 1 did not come to all_reduce number 5",
+    ),
     Failure("downloads", "rank 1 downloads while rank 0 waits", "collective-timeout", 0, "while rank 1 downloaded"),
     Failure("mismatched", "rank 1 reduces another shape", "mismatched-collectives"),
     Failure("nan", "NaN in the weights of rank 1", "not-a-number", None),
@@ -47,6 +53,9 @@ FAILURES = (
     Failure("data", "the data set ends", "data-exhausted", None),
     Failure("disk-full", "a checkpoint on a disk of 16 MiB", "disk-full"),
     Failure("out-of-memory", "rank 1 asks for 256 TiB", "host-out-of-memory"),
+    Failure("longer-batch", "rank 1 gets a longer batch than the others", "host-out-of-memory", 1, "and no other"),
+    Failure("missing-op", "rank 1 has no compiler for an operator", "missing-op"),
+    Failure("dead-node", "the host of rank 1 goes, with its kernel's network", "dead-node", None),
 )
 
 
@@ -66,7 +75,7 @@ def main() -> int:
     for failure in chosen:
         causes = provoke(failure, keep / failure.name)
         if causes is None:
-            print(f"SKIPPED {failure.name}: only root can mount a small disk")
+            print(f"SKIPPED {failure.name}: only root can mount a small disk or make hosts")
             continue
         right = found(failure, causes)
         missed += not right
@@ -84,6 +93,9 @@ def main() -> int:
 def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...] | None:
     """Run the job and read its logs; None where this machine cannot provoke it."""
     directory.mkdir()
+    if failure.name == "dead-node":
+        done = subprocess.run([sys.executable, "-m", "benchmarks.failures.dead_node", str(directory)], timeout=LIMIT_S)
+        return None if done.returncode == 3 else diagnose([directory / "job.log"])
     words = ["--nproc-per-node", "2", "--standalone", "-m", "benchmarks.failures.worker", failure.name]
     with small_disk(directory / "disk", failure.name == "disk-full") as disk:
         if disk is None:
@@ -94,11 +106,11 @@ def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...] | None:
             text=True,
             errors="replace",
             timeout=LIMIT_S,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200"},
         )
     log = directory / "job.log"
     log.write_text(run.stdout + run.stderr, encoding="utf-8")
-    return diagnose([log])
+    return diagnose([log, *directory.rglob("flight_*")])
 
 
 def found(failure: Failure, causes: tuple[Cause, ...]) -> bool:

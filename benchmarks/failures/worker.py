@@ -21,6 +21,12 @@ FAULT_AT = 3
 TIMEOUT_S = 8
 
 
+def record(directory: Path) -> None:
+    """Write what this rank knows of its collectives, as NCCL's watchdog makes every rank do when one times out."""
+    data = torch._C._distributed_c10d._dump_fr_trace()
+    (directory / f"flight_{dist.get_rank()}").write_bytes(data)
+
+
 def main() -> None:
     """Train a matrix for a few steps; the fault comes at step ``FAULT_AT``, on the last rank."""
     fault, directory = sys.argv[1], Path(sys.argv[2])
@@ -44,6 +50,15 @@ def main() -> None:
                 parameter.data.fill_(float("nan"))
         if here and fault == "out-of-memory":
             torch.empty(1 << 46)  # the allocator of the CPU refuses at once
+        if here and fault == "longer-batch":
+            weight(torch.randn(1 << 40, 16))  # one rank's batch is not like the others'
+        if here and fault == "missing-op":
+            from torch.utils.cpp_extension import load_inline
+
+            os.environ["CXX"] = "no-such-compiler"
+            load_inline("async_io", "int one() { return 1; }", functions="one", build_directory=str(directory))
+        if fault == "dead-node":
+            time.sleep(0.5)
         work_s = time.perf_counter() - begin
         for parameter in weight.parameters():
             gradient = parameter.grad
@@ -51,8 +66,14 @@ def main() -> None:
             if here and fault == "mismatched" and gradient.dim() == 2:
                 gradient = torch.zeros(8)
             if here and fault == "skipped":
-                time.sleep(3 * TIMEOUT_S)  # busy with something that the others do not do
-            dist.all_reduce(gradient)
+                time.sleep(0.7 * TIMEOUT_S)  # busy with something that the others do not do
+                record(directory)
+                time.sleep(2.3 * TIMEOUT_S)
+            try:
+                dist.all_reduce(gradient)
+            except RuntimeError:
+                record(directory)
+                raise
             parameter.data -= 0.01 * parameter.grad  # type: ignore[operator]
             parameter.grad = None
         if here and fault == "disk-full":

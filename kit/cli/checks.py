@@ -1,4 +1,4 @@
-"""Commands that look for what is wrong: ``lint`` before a run, ``doctor`` after it."""
+"""Commands that look for what is wrong: ``lint`` in files, ``doctor`` in machines and in logs."""
 
 from __future__ import annotations
 
@@ -51,18 +51,60 @@ def lint(
 
 @app.command()
 def doctor(
-    logs: Annotated[list[Path], typer.Argument(help="Logs of all ranks: files, or directories of them.")],
+    logs: Annotated[
+        list[Path] | None, typer.Argument(help="Logs of all ranks, or directories of them; none: look at machines.")
+    ] = None,
+    hosts: Annotated[Path | None, typer.Option(help="Look at every host of this hostfile, by ssh.")] = None,
+    plan: Annotated[
+        Path | None, typer.Option(help="Run directory: what it needs of the machines, and what it predicted.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="Rendezvous port that is tried (29500).", min=1024, max=65535)
+    ] = None,
+    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Measure disks, copies and collectives too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What went wrong in a run: the cause, the rank that had it first, what to do. Exit code 1 where one is found."""
+    """Before a run: what is wrong with this machine, or with all of a hostfile. After it: what its logs say went wrong.
+
+    Exit code 1 where something is wrong."""
     import json
 
+    if not logs:
+        _machines(hosts, plan, port, bandwidth, as_json)
+        return
+    if hosts or bandwidth or port:
+        raise SpecError("--hosts, --port and --bandwidth look at machines; give them without logs")
     from kit.diagnose.logs import diagnose
+    from kit.emit.run_directory import RunDirectory
 
-    causes = diagnose(logs)
+    causes = diagnose(logs, RunDirectory.open(plan).plan if plan else None)
     if as_json:
         typer.echo(json.dumps([cause.as_json() for cause in causes], indent=1))
     else:
         typer.echo("\n".join(str(cause) for cause in causes) if causes else "no known sign of a failure")
     if causes:
+        raise typer.Exit(1)
+
+
+def _machines(hosts: Path | None, plan: Path | None, port: int | None, bandwidth: bool, as_json: bool) -> None:
+    """``kit doctor`` without a log."""
+    import json
+    import time
+
+    from kit.diagnose.preflight import PORT, examine, read_hostfile, table
+    from kit.emit.run_directory import RunDirectory
+
+    begin = time.monotonic()
+    names = read_hostfile(hosts) if hosts else []
+    rundir = RunDirectory.open(plan) if plan else None
+    verdicts = examine(names, rundir, port or PORT)
+    if bandwidth:
+        from kit.diagnose.preflight.bandwidth import measure
+
+        verdicts = sorted([*measure(names, rundir, port or PORT), *verdicts], key=lambda v: v.state != "failure")
+    if as_json:
+        typer.echo(json.dumps([verdict.as_json() for verdict in verdicts], indent=1))
+    else:
+        typer.echo(table(verdicts, time.monotonic() - begin))
+    if any(verdict.state == "failure" for verdict in verdicts):
         raise typer.Exit(1)

@@ -4,14 +4,16 @@ messages that need a GPU or a fabric, as the sources of torch, NCCL and DeepSpee
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import kit
 from benchmarks.failures.__main__ import FAILURES, Failure, found, provoke
-from kit.diagnose.logs import diagnose
+from kit.diagnose.logs import diagnose, flight
 from kit.errors import SpecError
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +22,7 @@ LOGS = Path(__file__).parent / "logs"
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
 def test_provoked_failure(failure: Failure) -> None:
-    causes = diagnose([LOGS / f"{failure.name}.log"])
+    causes = diagnose([LOGS / f"{failure.name}.log", *sorted((LOGS / f"{failure.name}-flight").glob("flight_*"))])
     assert found(failure, causes), [str(cause) for cause in causes]
 
 
@@ -55,6 +57,8 @@ MESSAGES = (
         "rank 1 did not come",
     ),
     ("node-3: ncclInternal NET/Plugin: No plugin found (libnccl-net.so)\n", "slow-network", (), "plain TCP"),
+    ("srun: error: Node failure on node-7\n", "dead-node", (), "went away"),
+    ("error: rank 3 hangs: step 12 has taken 900 s (run.limits.hang_seconds); start again\n", "hung", (), "watchdog"),
     ("NVRM: Xid (PCI:0000:1b:00): 79, GPU has fallen off the bus.\n", "gpu-fault", (), "fault"),
     ("RuntimeError: Error building extension 'async_io'\n", "missing-op", (), "missing"),
     ("deepspeed.runtime.config.DeepSpeedConfigError: x\n", "config", (), "refused"),
@@ -78,6 +82,59 @@ def test_messages_that_a_cpu_cannot_provoke(
 def test_the_phase_of_an_out_of_memory_comes_from_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "all.log").write_text(MESSAGES[0][0])
     assert diagnose([tmp_path / "all.log"])[0].phase == "backward"
+
+
+def test_an_out_of_memory_is_told_beside_the_plan(tmp_path: Path) -> None:
+    plan = kit.plan("llama-3.1-8b", "8xH100", pins=kit.Pins(engine="deepspeed", zero_stage=3))
+    log = tmp_path / "all.log"
+    log.write_text(
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB. GPU 3 has a total capacity of "
+        "79.11 GiB of which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in use.\n"
+    )
+    meaning = diagnose([log], plan)[0].meaning
+    assert f"predicted a peak of {plan.predicted.peak_gib:.1f}" in meaning
+    assert f"{78.0 / plan.predicted.peak_gib:.2f} times that" in meaning
+    assert "predicted" not in diagnose([log])[0].meaning
+
+
+def flight_records(directory: Path, calls: dict[int, list[tuple[str, list[int]]]]) -> Path:
+    """Records of these ranks, in the recorder's own form; the k-th call of a rank is number k of the default group."""
+    directory.mkdir()
+    for rank, made in calls.items():
+        entries = [
+            {
+                "process_group": ("0", "default_pg"),
+                "collective_seq_id": number,
+                "profiling_name": f"nccl:{name}",
+                "input_sizes": [sizes],
+                "input_dtypes": ["Float"],
+                "time_created_ns": 1000 + number,
+                "is_p2p": False,
+            }
+            for number, (name, sizes) in enumerate(made, start=1)
+        ]
+        (directory / f"rank_{rank}").write_bytes(pickle.dumps({"version": "2.10", "pg_config": {}, "entries": entries}))
+    return directory
+
+
+def test_flight_records_say_who_parted_where(tmp_path: Path) -> None:
+    both = [("all_reduce", [8]), ("all_reduce", [8])]
+    behind = diagnose([flight_records(tmp_path / "a", {0: both, 1: both, 2: both[:1]})])[0]
+    assert "rank 2 did not come to all_reduce number 2 of group 0 (default_pg), sizes [[8]]" in behind.meaning
+    odd = flight_records(tmp_path / "b", {0: both, 1: both, 2: [both[0], ("all_gather", [4])]})
+    differs = diagnose([odd])[0]
+    assert (differs.cause, differs.ranks) == ("mismatched-collectives", (2,))
+    assert "rank 2 called all_gather of [[4]]" in differs.meaning
+    assert diagnose([flight_records(tmp_path / "c", {0: both, 1: both})]) == ()
+
+
+def test_a_record_that_would_run_code_is_not_read(tmp_path: Path) -> None:
+    class Bad:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return (Path, (str(tmp_path / "ran"),))
+
+    (tmp_path / "rank_0").write_bytes(pickle.dumps({"entries": [Bad()]}))
+    assert flight.records([tmp_path]) == {}
 
 
 def test_one_file_a_rank_names_the_rank(tmp_path: Path) -> None:

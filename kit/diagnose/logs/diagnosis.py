@@ -5,12 +5,16 @@ from __future__ import annotations
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from kit.diagnose.logs import flight
+from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files, read_lines
 from kit.diagnose.logs.signs import DOWNLOADING, PHASES, SIGNS, STEP, Sign
+from kit.planner.plan import Plan
 
 TRACEBACK_LINES = 60
 """How far back from an error its traceback is read for the phase."""
@@ -49,13 +53,53 @@ class Cause:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
 
 
-def diagnose(paths: Iterable[Path]) -> tuple[Cause, ...]:
-    """Read logs (files, or directories of them) of one job; the root cause comes first. Raises ``SpecError``."""
-    files = [list(read_lines(path)) for path in log_files(paths)]
+def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ...]:
+    """Read logs and flight records (files, or directories of them) of one job; the root cause comes first.
+
+    With its plan, memory that ran out is told beside what was predicted. Raises ``SpecError``.
+    """
+    paths = list(paths)
+    recorded = flight.records(paths)
+    files = [list(read_lines(path)) for path in log_files(path for path in paths if not flight.is_record(path))]
     causes = [cause for lines in files for cause in _signs(lines)]
     everything = [line for lines in files for line in lines]
-    causes = _merged([*causes, *_slow_ranks(everything)])
-    return _refined(causes, everything)
+    causes = _merged([*_recorded(recorded), *causes, *_slow_ranks(everything)])
+    refined = _refined(causes, everything)
+    if plan is None:
+        return refined
+    return tuple(
+        replace(cause, meaning=f"{cause.meaning}; {beside_plan(cause.cause, cause.evidence, plan)}")
+        if cause.cause.endswith("out-of-memory")
+        else cause
+        for cause in refined
+    )
+
+
+def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cause]:
+    """What the flight records of all ranks show: the collective at which they parted."""
+    parted = flight.missed(recorded)
+    if parted is None:
+        return []
+    name = "mismatched-collectives" if parted.differ else "collective-timeout"
+    sign = next(sign for sign in SIGNS if sign.cause == name)
+    if parted.differ:
+        ranks = tuple(rank for rank, _ in parted.differ)
+        others = "; ".join(f"rank {rank} called {called}" for rank, called in parted.differ)
+        meaning = f"{sign.meaning}: at {parted.what}, {others}"
+    else:
+        ranks = parted.came
+        meaning = f"{sign.meaning}: rank {', '.join(map(str, parted.missing))} did not come to {parted.what}"
+    return [
+        Cause(
+            cause=name,
+            meaning=meaning,
+            fix=sign.fix,
+            ranks=ranks,
+            place=parted.file,
+            evidence=f"flight record: {len(recorded)} ranks",
+            weight=sign.weight,
+        )
+    ]
 
 
 def _signs(lines: Sequence[Line]) -> list[Cause]:
@@ -83,7 +127,7 @@ def _cause(sign: Sign, lines: Sequence[Line], index: int, step: int | None) -> C
         fix=sign.fix,
         ranks=() if rank is None else (rank,),
         place=line.place,
-        evidence=line.text.strip()[:200],
+        evidence=line.text.strip()[:400],
         weight=sign.weight,
         phase=_phase(lines, index) if sign.cause.endswith("out-of-memory") else None,
         step=step,
@@ -137,16 +181,17 @@ def _refined(causes: list[Cause], lines: Sequence[Line]) -> tuple[Cause, ...]:
     for cause in causes:
         meaning, fix = cause.meaning, cause.fix
         missing = sorted(everyone - set(cause.ranks))
+        told = "did not come" in meaning  # by the flight recorder, which knows which collective
         if cause.cause == "collective-timeout" and cause.ranks and missing:
             downloading = [line for line in lines if line.rank in (*missing, None) and DOWNLOADING.search(line.text)]
             names = ", ".join(map(str, missing))
             if downloading:
                 meaning = f"the others waited while rank {names} downloaded ({downloading[-1].place})"
                 fix = "download to shared storage before the job starts; no node needs the hub then"
-            else:
+            elif not told:
                 meaning = f"{meaning}: rank {names} did not come"
-        if cause.cause == "gpu-out-of-memory" and len(cause.ranks) == 1 and len(everyone) > 1:
-            meaning = f"{meaning}, and no other: its batch was longer, or another process shares its GPU"
+        if cause.cause.endswith("out-of-memory") and len(cause.ranks) == 1 and len(everyone) > 1:
+            meaning = f"{meaning}, and no other: its batch was longer, or another process shares its memory"
             fix = f"bucket by length and pad alike; else {fix}"
         # A library that aborts prints no rank; the launcher tells whose process it was.
         ranks = cause.ranks or (crashed if cause.cause == "mismatched-collectives" else ())

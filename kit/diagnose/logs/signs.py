@@ -43,6 +43,22 @@ SIGNS: tuple[Sign, ...] = (
         "offload less or to NVMe, fewer data workers, or nodes with more memory; kit memory shows what a node needs",
     ),
     _sign(
+        "dead-node",
+        r"STEP \d+\.\S+ .*DUE TO NODE FAILURE|srun: error: Node failure on \S+|"
+        r"Connection to \S+ closed by remote host|client_loop: send disconnect|Timeout, server \S+ not responding|"
+        r"No route to host|Host is down|UNAVAILABLE.*node.*(?:lost|dead)",
+        3,
+        "a node went away: power, kernel, network, or its scheduler's daemon",
+        "kit doctor --hosts hostfile says which does not answer; drain it, start again with --resume auto on others",
+    ),
+    _sign(
+        "hung",
+        r"rank \d+ hangs: .* has taken \d+ s",
+        2,
+        "a step did not end, and kit's watchdog ended the run",
+        "stacks/ of the run directory shows where each rank stood, flight/ in which collective: look at the odd one",
+    ),
+    _sign(
         "killed",
         r"exitcode: -9\b|Signal 9 \(SIGKILL\)|exit(?:s with| )? ?(?:return )?code = ?-9|died with <Signals.SIGKILL",
         2,

@@ -1,0 +1,1 @@
+"""Differences planted on hosts of namespaces, and whether the doctor names them."""

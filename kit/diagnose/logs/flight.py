@@ -1,0 +1,155 @@
+"""torch's flight recorder: the last collectives of every rank, as it dumps them when one times out (``flight/rank_N``).
+
+A record is a pickle of plain values; it is read by an unpickler that knows no classes, because a log may come from
+anywhere. Format 2.x, torch/csrc/distributed/c10d/FlightRecorderDetail.hpp (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+_RANK = re.compile(r"(\d+)$")
+_MAGIC = b"\x80"
+LARGEST_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Missed:
+    """A collective that not all ranks of its group came to, or that they came to with something else in hand."""
+
+    group: str
+    number: int
+    """Collectives of a group are counted from 1."""
+    name: str
+    sizes: str
+    came: tuple[int, ...]
+    missing: tuple[int, ...]
+    """Ranks whose last collective of the group is an earlier one; the first of them to fall behind."""
+    differ: tuple[tuple[int, str], ...]
+    """Rank → what it called instead."""
+    file: str
+
+    @property
+    def what(self) -> str:
+        """For people."""
+        return f"{self.name} number {self.number} of group {self.group}, sizes {self.sizes}"
+
+
+class _Plain(pickle.Unpickler):
+    """Refuses every class: a record holds dicts, lists, numbers and text."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"a flight record holds no {module}.{name}")
+
+
+def is_record(path: Path) -> bool:
+    """By its name, which ends in the rank, and its first byte."""
+    try:
+        with path.open("rb") as stream:
+            return bool(_RANK.search(path.name)) and stream.read(1) == _MAGIC
+    except OSError:
+        return False
+
+
+def records(paths: Iterable[Path]) -> dict[int, tuple[str, Mapping[str, Any]]]:
+    """Rank → (file, record) of every record among these files and below these directories; others are passed over."""
+    found = {}
+    for path in paths:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if not file.is_file() or not is_record(file) or file.stat().st_size > LARGEST_BYTES:
+                continue
+            match = _RANK.search(file.name)
+            assert match is not None
+            try:
+                data = _Plain(io.BytesIO(file.read_bytes())).load()
+            except (pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError):
+                continue
+            if isinstance(data, dict) and isinstance(data.get("entries"), list):
+                found[int(match.group(1))] = (file.name, data)
+    return found
+
+
+def missed(found: Mapping[int, tuple[str, Mapping[str, Any]]]) -> Missed | None:
+    """The earliest collective at which the ranks parted; None where they agree as far as the records go.
+
+    A rank is looked for in the groups that it is known to belong to: in the record's own list, else where it called.
+    """
+    calls: dict[str, dict[int, dict[int, Mapping[str, Any]]]] = defaultdict(lambda: defaultdict(dict))
+    members: dict[str, set[int]] = defaultdict(set)
+    for rank, (_, data) in found.items():
+        for entry in data["entries"]:
+            if entry.get("is_p2p"):
+                continue
+            group = str(entry["process_group"][0])
+            calls[group][rank][int(entry["collective_seq_id"])] = entry
+            members[group].add(rank)
+        for name, config in data.get("pg_config", {}).items():
+            members[str(name)] |= {int(word) for word in re.findall(r"\d+", str(config.get("ranks", "")))} & set(found)
+    if "0" in members:
+        members["0"] |= set(found)  # the default group
+    parted = [m for group in sorted(calls) if (m := _parted(group, calls[group], members[group], found)) is not None]
+    return min(parted, key=_when(calls)) if parted else None
+
+
+def _parted(
+    group: str,
+    calls: Mapping[int, Mapping[int, Mapping[str, Any]]],
+    members: set[int],
+    found: Mapping[int, tuple[str, Mapping[str, Any]]],
+) -> Missed | None:
+    last = {rank: max(calls.get(rank, {}), default=0) for rank in members}
+    first, furthest = min(last.values()), max(last.values())
+    oldest = max((min(own) for own in calls.values() if own), default=1)  # a ring buffer forgets
+    for number in range(oldest, min(first, furthest) + 1):
+        here = {rank: _signature(calls[rank][number]) for rank in members if number in calls.get(rank, {})}
+        if len(set(here.values())) > 1:
+            usual = Counter(here.values()).most_common(1)[0][0]
+            differ = tuple(sorted((rank, signature) for rank, signature in here.items() if signature != usual))
+            came = tuple(sorted(rank for rank, signature in here.items() if signature == usual))
+            return _missed(group, number, calls[came[0]][number], came, (), differ, found)
+    if first == furthest:
+        return None
+    number = first + 1
+    came = tuple(sorted(rank for rank in members if last[rank] >= number))
+    missing = tuple(sorted(rank for rank in members if last[rank] == first))
+    entry = next((calls[rank][number] for rank in came if number in calls[rank]), None)
+    return None if entry is None else _missed(group, number, entry, came, missing, (), found)
+
+
+def _missed(
+    group: str,
+    number: int,
+    entry: Mapping[str, Any],
+    came: tuple[int, ...],
+    missing: tuple[int, ...],
+    differ: tuple[tuple[int, str], ...],
+    found: Mapping[int, tuple[str, Mapping[str, Any]]],
+) -> Missed:
+    described = str(entry["process_group"][1])
+    name = group if described in ("", "undefined") else f"{group} ({described})"
+    call = str(entry["profiling_name"]).split(":")[-1]
+    return Missed(name, number, call, str(entry["input_sizes"]), came, missing, differ, found[came[0]][0])
+
+
+def _signature(entry: Mapping[str, Any]) -> str:
+    """What must be the same on all ranks; a gather's outputs and a scatter's inputs may be listed on one rank alone."""
+    call = str(entry["profiling_name"]).split(":")[-1]
+    return f"{call} of {entry['input_sizes']} {','.join(entry.get('input_dtypes', []))}".strip()
+
+
+def _when(calls: Mapping[str, Mapping[int, Mapping[int, Mapping[str, Any]]]]) -> Any:
+    """When the first rank came to a parting."""
+
+    def created(parting: Missed) -> int:
+        group = parting.group.split(" ")[0]
+        times = [own[parting.number]["time_created_ns"] for own in calls[group].values() if parting.number in own]
+        return int(min(times, default=0))
+
+    return created

@@ -1,0 +1,88 @@
+"""GPUs as nvidia-smi reports them: memory, health, clocks."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+
+FIELDS = (
+    "index",
+    "name",
+    "driver_version",
+    "memory.total",
+    "memory.used",
+    "ecc.errors.uncorrected.volatile.total",
+    "clocks.current.sm",
+    "clocks.max.sm",
+    "clocks_throttle_reasons.hw_slowdown",
+    "clocks_throttle_reasons.hw_thermal_slowdown",
+    "temperature.gpu",
+    "retired_pages.pending",
+    "persistence_mode",
+)
+"""``nvidia-smi --help-query-gpu``; a driver that lacks one answers "[N/A]" or "[Not Supported]"."""
+LIMIT_S = 10
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One row. Numbers that the driver does not tell are None."""
+
+    index: int
+    name: str
+    driver: str
+    memory_total_mib: float | None
+    memory_used_mib: float | None
+    uncorrected_ecc_errors: float | None
+    sm_mhz: float | None
+    max_sm_mhz: float | None
+    slowed_by_hardware: bool
+    temperature_c: float | None
+    retired_pages_pending: bool
+    persistence: bool
+
+
+def query() -> str | None:
+    """Output of nvidia-smi; None where there is none. Raises OSError, or TimeoutExpired where a sick driver hangs."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+        )
+    except FileNotFoundError:
+        return None
+    if done.returncode != 0:
+        raise OSError(f"nvidia-smi: {(done.stdout + done.stderr).strip()[:200]}")
+    return done.stdout
+
+
+def parse(text: str) -> tuple[Gpu, ...]:
+    """Rows of ``query``."""
+    return tuple(_gpu([cell.strip() for cell in line.split(",")]) for line in text.splitlines() if line.strip())
+
+
+def _gpu(cells: list[str]) -> Gpu:
+    value = dict(zip(FIELDS, cells, strict=True))
+    return Gpu(
+        index=int(value["index"]),
+        name=value["name"],
+        driver=value["driver_version"],
+        memory_total_mib=_number(value["memory.total"]),
+        memory_used_mib=_number(value["memory.used"]),
+        uncorrected_ecc_errors=_number(value["ecc.errors.uncorrected.volatile.total"]),
+        sm_mhz=_number(value["clocks.current.sm"]),
+        max_sm_mhz=_number(value["clocks.max.sm"]),
+        slowed_by_hardware="Active" in (value[FIELDS[8]], value[FIELDS[9]]),
+        temperature_c=_number(value["temperature.gpu"]),
+        retired_pages_pending=value["retired_pages.pending"] == "Yes",
+        persistence=value["persistence_mode"] == "Enabled",
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

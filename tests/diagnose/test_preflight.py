@@ -1,0 +1,255 @@
+"""The doctor of machines: every check is provoked. What this machine can do is done for real (a taken port, a directory
+that is not there, another process' facts); what needs GPUs or several hosts starts from facts as those report them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kit
+from benchmarks.hosts import lab
+from kit.diagnose.preflight import bandwidth, disk, facts, gpus, hosts_checks
+from kit.diagnose.preflight.host_checks import check_host
+from kit.diagnose.preflight.needs import needs_of
+from kit.diagnose.preflight.remote import read_hostfile
+from kit.diagnose.preflight.verdict import Verdict, merged, table
+from kit.emit.run_directory import RunDirectory, write
+from kit.errors import SpecError
+from kit.specs.run import CheckpointSpec, DataSpec, RunSpec
+from tests.test_cli import kit as command_line
+
+ROOT = Path(__file__).parents[2]
+SMI = "0, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 4, 0, 345, 1980, Not Active, Not Active, 34, No, Enabled\n"
+"""A row as ``nvidia-smi --query-gpu`` prints it."""
+SICK = {
+    "ecc": (", 0, 345, ", ", 3, 345, ", "gpu-health", "3 uncorrected"),
+    "heat": (
+        "Not Active, Not Active, 34",
+        "Active, Not Active, 91",
+        "gpu-health",
+        "slowed by its hardware at 345 of 1980",
+    ),
+    "pages": ("34, No,", "34, Yes,", "gpu-health", "retirement pending"),
+    "taken": ("81559, 4,", "81559, 70000,", "gpu-memory", "68.4 GiB are taken"),
+    "small": ("81559, 4,", "12288, 4,", "gpus", "12.0 GiB, the plan's peak"),
+    "driver": ("550.90.07", "470.82.01", "cuda", "CUDA 12.8, the driver is 470"),
+}
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, Any]:
+    """This machine's own facts."""
+    found = facts.gather({"ports": [29500], "names": ["localhost"]})
+    found["ports"] = {"29500": True}
+    return found
+
+
+def rundir(tmp_path: Path, gpus_given: str, **layout: Any) -> RunDirectory:
+    plan = kit.plan("llama-3.1-8b", gpus_given, pins=kit.Pins(engine="deepspeed", **layout))
+    run = RunSpec(
+        data=DataSpec(train=str(tmp_path / "train")), nvme_path=str(tmp_path), checkpoint=CheckpointSpec(keep_last=1)
+    )
+    return write(plan, run, tmp_path / "run")
+
+
+def on_gpus(here: dict[str, Any], row: str = SMI, count: int = 8) -> dict[str, Any]:
+    """These facts with GPUs; a disk with room, and torch for CUDA."""
+    text = "".join(row.replace("0,", f"{index},", 1) for index in range(count))
+    parsed = [vars(gpu) for gpu in gpus.parse(text)]
+    return {**copy.deepcopy(here), "gpus": parsed, "torch_cuda": "12.8", "limits": {"nofile": 1 << 20, "memlock": -1}}
+
+
+def failures(verdicts: list[Verdict]) -> dict[str, str]:
+    return {verdict.check: verdict.said for verdict in verdicts if verdict.state == "failure"}
+
+
+def test_healthy_gpus_pass(here: dict[str, Any], tmp_path: Path) -> None:
+    needs = needs_of(rundir(tmp_path, "8xH100", zero_stage=3))
+    found = failures(check_host(on_gpus(here), needs, "node-0"))
+    assert set(found) <= {"disk"}  # nobody looked at it
+
+
+@pytest.mark.parametrize("fault", SICK)
+def test_a_sick_gpu_is_named(fault: str, here: dict[str, Any], tmp_path: Path) -> None:
+    old, new, check, says = SICK[fault]
+    needs = needs_of(rundir(tmp_path, "8xH100", zero_stage=3))
+    assert old in SMI
+    found = failures(check_host(on_gpus(here, SMI.replace(old, new)), needs, "node-0"))
+    assert says in found[check]
+
+
+def test_a_missing_gpu_and_no_driver(here: dict[str, Any], tmp_path: Path) -> None:
+    needs = needs_of(rundir(tmp_path, "8xH100", zero_stage=3))
+    assert "7 GPUs, the plan has 8" in failures(check_host(on_gpus(here, count=7), needs, "node-0"))["gpus"]
+    assert "no nvidia-smi" in failures(check_host({**here, "gpus": None}, needs, "node-0"))["cuda"]
+    silent = {**on_gpus(here), "gpus": {"error": "TimeoutExpired: nvidia-smi"}}
+    assert "TimeoutExpired" in failures(check_host(silent, needs, "node-0"))["cuda"]
+
+
+def test_operators_that_cannot_be_compiled(here: dict[str, Any], tmp_path: Path) -> None:
+    needs = needs_of(rundir(tmp_path, "8xH100", zero_stage=3, offload_optimizer="nvme"))
+    bare = on_gpus(here) | {"tools": dict.fromkeys(here["tools"]), "libaio": False}
+    verdicts = check_host(bare, needs, "node-0")
+    fix = next(verdict.fix for verdict in verdicts if verdict.check == "compilers")
+    for package in ("apt-get install g++", "pip install ninja", "libaio-dev", "nvcc"):
+        assert package in fix
+    other = on_gpus(here) | {"tools": {**here["tools"], "nvcc": "11.8"}}
+    assert "nvcc is 11.8" in failures(check_host(other, needs, "node-0"))["cuda"]
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "says"),
+    [
+        ({"packages": {"torch": None}}, "packages", "not installed: torch"),
+        ({"memory": {"MemAvailable": 1 << 30}}, "host-memory", "1.0 GiB available"),
+        ({"shm_free_bytes": 64 << 20}, "shm", "0.06 GiB free"),
+        ({"limits": {"nofile": 1024, "memlock": -1}}, "ulimits", "1024 open files"),
+        ({"limits": {"nofile": 1 << 20, "memlock": 8 << 20}}, "ulimits", "8 MiB of locked memory"),
+        ({"addresses_of_own_name": []}, "own-name", "has no address"),
+        ({"ports": {"29500": False}}, "port", "port 29500 is taken"),
+    ],
+)
+def test_each_check_can_fail(
+    change: dict[str, Any], check: str, says: str, here: dict[str, Any], tmp_path: Path
+) -> None:
+    needs = needs_of(rundir(tmp_path, "16xH100", zero_stage=2, offload_optimizer="cpu"))
+    healthy = on_gpus(here) | {"addresses_of_own_name": ["10.0.0.1"]}
+    healthy["memory"] = {"MemAvailable": 2 << 40}
+    assert check not in failures(check_host(healthy, needs, "node-0"))
+    assert says in failures(check_host({**healthy, **change}, needs, "node-0"))[check]
+
+
+def test_debians_own_name(here: dict[str, Any], tmp_path: Path) -> None:
+    needs = needs_of(rundir(tmp_path, "16xH100", zero_stage=2))
+    found = check_host({**on_gpus(here), "addresses_of_own_name": ["127.0.1.1"]}, needs, "node-0")
+    assert [verdict.state for verdict in found if verdict.check == "own-name"] == ["warning"]
+
+
+def test_checkpoints_that_do_not_fit_or_cannot_be_written(here: dict[str, Any], tmp_path: Path) -> None:
+    made = rundir(tmp_path, "8xH100", zero_stage=3)
+    needs = needs_of(made)
+    for there, says in (
+        ({"free_bytes": 200 << 30}, "269.2 needed for all that is kept"),  # 8.03e9 parameters × 12 bytes × (1 kept + 2)
+        ({"error": "Read-only file system"}, "Read-only"),
+    ):
+        found = on_gpus(here) | {"writable": {str(made.path): there}}
+        assert says in failures(check_host(found, needs, "node-0"))["disk"]
+
+
+def test_this_machines_facts_are_read_for_real(tmp_path: Path) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        absent = str(tmp_path / "absent")
+        found = facts.gather(
+            {"ports": [port], "writable": [str(tmp_path), absent], "paths": [str(ROOT / "README.md"), absent]}
+        )
+    assert found["ports"] == {str(port): False}
+    assert found["writable"][str(tmp_path)]["free_bytes"] > 0
+    assert "No such file" in found["writable"][absent]["error"]
+    assert found["contents"][absent] is None
+    assert found["packages"]["torch"]
+    assert json.loads(json.dumps(found))["memory"]["MemAvailable"] > 0
+
+
+def test_one_byte_of_a_large_file_changes_its_digest(tmp_path: Path) -> None:
+    file = tmp_path / "data.bin"
+    file.write_bytes(bytes(5 << 20))
+    before = facts.digest(file)
+    with file.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        stream.write(b"x")
+    assert facts.digest(file) != before
+
+
+def test_hosts_that_differ_are_named(here: dict[str, Any]) -> None:
+    three = {f"node-{n}": copy.deepcopy(here) | {"contents": {"/data/train.bin": "a"}, "names": {}} for n in range(3)}
+    for between in hosts_checks.BETWEEN:
+        assert {verdict.state for verdict in between(three)} == {"ok"}
+    three["node-1"]["packages"]["deepspeed"] = "0.18.0"
+    three["node-2"]["contents"] = {"/data/train.bin": None}
+    three["node-2"]["kernel"] = "5.4"
+    three["node-0"]["names"] = {"node-1": [], "node-2": ["10.0.0.3"]}
+    (version, kernel), machine, content, names = (between(three) for between in hosts_checks.BETWEEN)
+    assert (version.hosts, version.state) == (("node-1",), "failure")
+    assert "deepspeed 0.18.0" in version.said
+    assert (kernel.hosts, kernel.state) == (("node-2",), "warning")
+    assert machine[0].state == "ok"
+    assert content[0].hosts == ("node-2",)
+    assert names[0].hosts == ("node-0",)
+    three["node-1"]["gpus"] = [vars(gpu) for gpu in gpus.parse(SMI)]
+    assert hosts_checks.machines(three)[0].hosts == ("node-1",)
+
+
+def test_clocks_and_reach() -> None:
+    found = hosts_checks.clocks({"node-0": 0.0, "node-1": 3.0, "node-2": -400.0})
+    assert [(verdict.hosts, verdict.state) for verdict in found] == [(("node-1",), "warning"), (("node-2",), "failure")]
+    assert hosts_checks.clocks({"node-0": 0.2})[0].state == "ok"
+    closed = hosts_checks.reach({"node-1": {"node-0": "No route to host"}, "node-0": {"node-1": None}}, 29500)
+    assert [(verdict.hosts, verdict.state) for verdict in closed] == [(("node-1",), "failure")]
+
+
+def test_a_slow_fabric_is_judged_by_this_plan(tmp_path: Path) -> None:
+    """A tenth of the fabric stops a plan that gathers weights over it, and hardly touches one with a large batch."""
+    plan = rundir(tmp_path, "16xH100", zero_stage=3).plan
+    as_assumed = {"all_reduce_between": plan.cluster.inter_node_gbytes_per_s * 0.8}
+    fabric = next(v for v in bandwidth.judged(as_assumed, plan) if v.check == "fabric-bandwidth")
+    assert fabric.state == "ok"
+    assert "1.00 of its prediction" in fabric.said
+    slow = next(v for v in bandwidth.judged({"all_reduce_between": 0.5}, plan) if v.check == "fabric-bandwidth")
+    assert slow.state == "failure"
+
+
+def test_a_disk_is_measured(tmp_path: Path) -> None:
+    try:
+        found = disk.speed(tmp_path, 32 << 20)
+    except OSError:
+        pytest.skip("SKIPPED: this file system refuses direct I/O")
+    assert min(found.values()) > 0
+
+
+def test_the_table_puts_failures_first_and_joins_hosts() -> None:
+    same = [Verdict("shm", "failure", (host,), "full", "mount") for host in ("a", "b")]
+    joined = merged([Verdict("port", "ok", ("a",), "free"), *same])
+    assert [verdict.hosts for verdict in joined] == [("a", "b"), ("a",)]
+    text = table(joined, 1.0)
+    assert text.index("shm") < text.index("port")
+    assert "→ mount" in text
+
+
+@pytest.mark.parametrize(("text", "says"), [("", "no host in it"), ("a slots=1\na slots=1\n", "twice")])
+def test_hostfiles_that_are_wrong(text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "hostfile").write_text(text)
+    with pytest.raises(SpecError, match=says):
+        read_hostfile(tmp_path / "hostfile")
+    with pytest.raises(SpecError, match="No such file"):
+        read_hostfile(tmp_path / "none")
+
+
+def test_the_command_line_on_this_machine() -> None:
+    done = command_line("doctor", "--json")
+    rows = json.loads(done.stdout)
+    assert done.returncode == (1 if any(row["state"] == "failure" for row in rows) else 0)
+    assert {"packages", "own-name", "shm", "ulimits", "port"} <= {row["check"] for row in rows}
+    both = command_line("doctor", "x.log", "--bandwidth")
+    assert both.returncode == 2
+    assert "without logs" in both.stderr
+
+
+def test_hosts_of_namespaces_differ_where_planted() -> None:
+    """All of ``benchmarks.preflight``: real hosts, real differences; the only test here that needs root."""
+    try:
+        lab.check()
+    except lab.NoLab as error:
+        pytest.skip(f"SKIPPED, nothing was looked at over several hosts: {error}")
+    words = [sys.executable, "-m", "benchmarks.preflight", "version", "content"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
