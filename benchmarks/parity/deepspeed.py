@@ -2,6 +2,7 @@
 
 python -m benchmarks.parity.deepspeed                       both tables; exit code 1 if anything disagrees
 python -m benchmarks.parity.deepspeed --rows Ulysses2 --columns llama
+python -m benchmarks.parity.deepspeed --resumes             only the changes of layout through the hub
 python -m benchmarks.parity.deepspeed --plant hpz-stale-copy    with a fault in it: must end red, with exit code 1
 python -m benchmarks.parity.deepspeed --plant-all every fault where it must show; exit code 0 if all were caught
 python -m benchmarks.parity.deepspeed --write docs/parity.md
@@ -15,13 +16,17 @@ the hub masters and moments, bit for bit, and the losses and norms of the steps 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
+import json
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.parity.deepspeed_layouts import (
     COLUMNS,
@@ -32,10 +37,9 @@ from benchmarks.parity.deepspeed_layouts import (
     Bounds,
     Column,
     Row,
-    applies,
 )
 from benchmarks.parity.deepspeed_page import page
-from tests.deepspeed import cases
+from tests.deepspeed import cases, plain
 from tests.training import tiny
 from tests.workers import WorkerError, pool
 
@@ -43,6 +47,7 @@ STEPS = 20
 HALF = 5
 """Steps before a hub checkpoint, and after it."""
 LIMIT_S = 300
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "deepspeed-parity.json"
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ class Cell:
     gradient: float = float("inf")
     loss: float = float("inf")
     norm: float = float("inf")
+    seconds: float = 0.0
     failure: str = ""
 
     @property
@@ -65,34 +71,53 @@ class Cell:
 def main() -> int:
     """Run, print, judge."""
     arguments = _arguments()
-    started = time.monotonic()
+    disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:
         bench = _Bench(Path(scratch))
         if arguments.plant or arguments.plant_all:
             names = list(PLANTED) if arguments.plant_all else [arguments.plant]
-            cells = [bench.plant(name) for name in names]
-            caught = [not cell.agrees and not cell.failure for cell in cells]  # one that cannot run was not seen
+            planted = [bench.plant(name) for name in names]
+            caught = [not cell.agrees and not cell.failure for cell in planted]  # one that cannot run was not seen
             print(f"{len(names)} faults planted, {sum(caught)} caught")
             return (0 if all(caught) else 1) if arguments.plant_all else int(any(caught))
-        table: dict[tuple[str, str], Cell] = {}
-        resumes: dict[tuple[str, str], Cell] = {}
-        for row in (name for name in ROWS if arguments.rows in name):
-            for column in (name for name in COLUMNS if arguments.columns in name and applies(ROWS[row], COLUMNS[name])):
-                table[row, column] = bench.cell(row, column)
-            _write(arguments.write, table, resumes, started)  # as far as it has come
-        for pair in (pair for pair in RESUMES if arguments.rows in " → ".join(pair)):
-            resumes[pair] = bench.resume(*pair)
-            _write(arguments.write, table, resumes, started)
-    bad = [cell for cell in (*table.values(), *resumes.values()) if not cell.agrees]
-    print(f"{len(table)} cells, {len(resumes)} resumes, {len(bad)} disagree")
-    return 1 if bad or not (table or resumes) else 0
+        cells = [
+            (row, column)
+            for row in ROWS
+            for column in ROWS[row].columns
+            if arguments.rows in row and arguments.columns in column and not arguments.resumes
+        ]
+        pairs = [pair for pair in RESUMES if arguments.rows in " → ".join(pair) and arguments.columns in "llama"]
+        found: list[Cell] = []
+        for one, other in [*cells, *pairs]:
+            began = time.monotonic()
+            run = bench.cell if other in COLUMNS else bench.resume
+            cell = dataclasses.replace(run(one, other), seconds=time.monotonic() - began)
+            found.append(cell)
+            if arguments.write:
+                _keep(one, other, cell)
+                arguments.write.write_text(page(_kept(), STEPS, HALF), encoding="utf-8")
+    bad = [cell for cell in found if not cell.agrees]
+    print(f"{len(cells)} cells, {len(pairs)} resumes, {len(bad)} disagree")
+    return 1 if bad or not found else 0
 
 
-def _write(
-    path: Path | None, table: dict[tuple[str, str], Cell], resumes: dict[tuple[str, str], Cell], started: float
-) -> None:
-    if path is not None:
-        path.write_text(page(table, resumes, STEPS, HALF, time.monotonic() - started), encoding="utf-8")
+def _keep(one: str, other: str, cell: Cell) -> None:
+    """Beside those of earlier runs: a run of some rows replaces theirs."""
+    measured = {key: getattr(cell, key) for key in ("gradient", "loss", "norm", "seconds")}
+    everyone = _read() | {f"{one} | {other}": measured}
+    RESULTS.write_text(json.dumps(everyone, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _kept() -> dict[tuple[str, str], Cell]:
+    """What rows and resumes of today have measured; those that are gone are left out."""
+    measured = _read()
+    columns = {(row, column): COLUMNS[column].bounds for row in ROWS for column in ROWS[row].columns}
+    bounds = columns | dict.fromkeys(RESUMES, EXACT)
+    return {pair: Cell(bounds[pair], **measured[" | ".join(pair)]) for pair in bounds if " | ".join(pair) in measured}
+
+
+def _read() -> dict[str, dict[str, float]]:
+    return dict(json.loads(RESULTS.read_text(encoding="utf-8"))) if RESULTS.exists() else {}
 
 
 class _Bench:
@@ -100,7 +125,7 @@ class _Bench:
 
     def __init__(self, scratch: Path) -> None:
         self._scratch, self._number = scratch, itertools.count()
-        self._references: dict[Any, tuple[Path, cases.Curve]] = {}
+        self._references: dict[Any, tuple[Path, plain.Curve]] = {}
 
     def plant(self, fault: str) -> Cell:
         """The cell or resume in which a fault must show, with it."""
@@ -112,14 +137,18 @@ class _Bench:
         row, column = ROWS[name], COLUMNS[column_name]
         start, expected = self._reference(column, STEPS)
         try:
-            found = self._run(row, cases.train, self._plan(row, column), start, self._directory(), STEPS, fault)
+            found = self._run(
+                row, cases.train, self._plan(row, column), start, self._directory(), STEPS, fault, row.zero
+            )
         except WorkerError as error:
             return self._say(f"{name}, {column_name}", fault, Cell(column.bounds, failure=str(error)))
+        if row.swaps and not found.swapped_bytes:
+            return self._say(f"{name}, {column_name}", fault, Cell(column.bounds, failure="nothing was on NVMe"))
         cell = Cell(
             column.bounds,
-            cases.gradient_error(found, expected),
-            cases.curve_error(found.losses, expected.losses),
-            cases.curve_error(found.norms, expected.norms),
+            plain.gradient_error(found, expected),
+            plain.curve_error(found.losses, expected.losses),
+            plain.curve_error(found.norms, expected.norms),
         )
         return self._say(f"{name}, {column_name}", fault, cell)
 
@@ -137,8 +166,8 @@ class _Bench:
         cell = Cell(
             EXACT,
             float("inf") if different else 0.0,
-            cases.curve_error(found.losses, expected.losses[HALF:]),
-            cases.curve_error(found.norms, expected.norms[HALF:]),
+            plain.curve_error(found.losses, expected.losses[HALF:]),
+            plain.curve_error(found.norms, expected.norms[HALF:]),
         )
         return self._say(f"{before} → {after}", fault, cell)
 
@@ -153,15 +182,16 @@ class _Bench:
             precision=column.precision,
             spec=tiny.model(column.family, **column.shape),
             eps=column.eps,
+            objective=column.objective,
             **row.layout,
         )
 
-    def _reference(self, column: Column, steps: int) -> tuple[Path, cases.Curve]:
-        key = column.family, repr(column.shape), column.eps, steps
+    def _reference(self, column: Column, steps: int) -> tuple[Path, plain.Curve]:
+        key = column.family, repr(column.shape), column.eps, column.objective, steps
         if key not in self._references:
             spec = tiny.model(column.family, **column.shape)
             start = cases.hf_directory(self._directory(), spec=spec)
-            self._references[key] = start, cases.reference(start, steps, column.eps, spec)
+            self._references[key] = start, plain.reference(start, steps, column.eps, spec, column.objective)
         return self._references[key]
 
     def _directory(self) -> Path:
@@ -182,7 +212,8 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.parity.deepspeed", description=summary)
     parser.add_argument("--rows", default="", help="those whose name contains this")
     parser.add_argument("--columns", default="", help="those whose name contains this")
-    parser.add_argument("--write", type=Path, help="where the page goes")
+    parser.add_argument("--resumes", action="store_true", help="only the changes of layout through the hub")
+    parser.add_argument("--write", type=Path, help="where the page goes; cells that are not run now keep their figures")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--plant", choices=sorted(PLANTED), help="one fault, where it must show")
     group.add_argument("--plant-all", action="store_true", help="every fault")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from benchmarks.parity.deepspeed_layouts import COLUMNS, ROWS, Bounds, applies
+from benchmarks.parity.deepspeed_layouts import COLUMNS, ROWS, Bounds
 
 
 class Measured(Protocol):
@@ -15,20 +15,17 @@ class Measured(Protocol):
     gradient: float
     loss: float
     norm: float
+    seconds: float
 
     @property
     def agrees(self) -> bool:
         """Within its bounds."""
 
 
-def page(
-    table: Mapping[tuple[str, str], Measured],
-    resumes: Mapping[tuple[str, str], Measured],
-    steps: int,
-    half: int,
-    seconds: float,
-) -> str:
-    """Markdown."""
+def page(measured: Mapping[tuple[str, str], Measured], steps: int, half: int) -> str:
+    """Markdown. ``measured``: (row, column) or a resume's two rows → its figures."""
+    table = {pair: cell for pair, cell in measured.items() if pair[1] in COLUMNS}
+    resumes = {pair: cell for pair, cell in measured.items() if pair[1] not in COLUMNS}
     columns = [name for name in COLUMNS if any(column == name for _, column in table)]
     lines = [
         "# DeepSpeed parity",
@@ -39,7 +36,10 @@ def page(
         "A tiny model on CPU processes over gloo, against plain transformers and torch's AdamW in one process: largest",
         "relative error of any parameter's gradient at step 1, and, after the slash, of any loss or gradient norm of",
         f"{steps} steps. Labels are masked, a different number in each sample, so that ranks and micro batches count",
-        "unequal tokens; the learning rate changes at every step; gradients are clipped.",
+        "unequal tokens; the learning rate changes at every step; gradients are clipped. *unequal rows*, *t5*, *bart*:",
+        "rows or pairs of unequal length, each micro batch padded to its longest, against a reference that takes a row",
+        "at a time and pads nothing. *wide*: matrices of 1 MiB a rank, the least that goes to NVMe; files must have",
+        "been there.",
         "",
         *_bounds(columns),
         "",
@@ -51,15 +51,17 @@ def page(
         if any(cell is not None for cell in cells):
             lines.append(f"| {row} | {ROWS[row].world_size} | {' | '.join(map(_cell, cells))} |")
     agree = sum(cell.agrees for cell in table.values())
-    every = sum(applies(row, column) for row in ROWS.values() for column in COLUMNS.values())
+    every = sum(len(row.columns) for row in ROWS.values())
     lines += [
         "",
-        f"{len(table)} of {every} cells were run, {agree} agree; – was not run, or is refused by the planner.",
+        f"{len(table)} of {every} cells were run, {agree} agree. – is no cell: refused by the planner,",
+        "or nothing that the row's other cells do not show.",
     ]
     lines.append("")
     if resumes:
         lines += _resumes(resumes, half)
-    lines.append(f"{seconds / 60:.0f} minutes on two cores, which other work shared.")
+    seconds = sum(cell.seconds for cell in measured.values())
+    lines.append(f"{seconds / 60:.0f} minutes on two cores.")
     return "\n".join(lines) + "\n"
 
 

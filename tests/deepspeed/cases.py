@@ -1,15 +1,12 @@
-"""What the workers of these tests run, and plain torch for comparison.
+"""What the workers of these tests run; what they are compared with is in ``plain``.
 
-Every case starts from one Hugging Face directory and sees the same 8 samples a step, whatever the layout. Adam's
-epsilon is large: at 1e-8 the first steps are sign descent, and a doubled gradient moves the loss by 1e-6.
+Every case starts from one Hugging Face directory and sees the same 8 samples a step, whatever the layout.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,33 +14,20 @@ import torch
 
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import applies, megatron_settings
-from kit.engines import experts
-from kit.engines.base import IGNORE_INDEX, StateKind
+from kit.engines.base import StateKind
 from kit.engines.hf import build_model
 from kit.planner.plan import Plan
-from kit.specs.job import OptimizerSpec
+from kit.specs.job import Objective
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.hub import Counters, HubCheckpoint, export_hub, import_hub
-from tests.training import batches, tiny
+from tests.deepspeed import samples
+from tests.deepspeed.plain import GRAD_CLIP, OPTIMIZER, Curve, learning_rate
+from tests.training import tiny
 
 WORLD_SIZE = 2
-GLOBAL_BATCH_SIZE = 8
-OPTIMIZER = OptimizerSpec(eps=1e-4)
-GRAD_CLIP = 0.7
-"""Below the first steps' gradient norms: clipping is part of what is compared."""
 Settings = Callable[[Plan], dict[str, Any]]
 """From a plan to the ds_config that the engine gets."""
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What training did; gradients of the first step and masters after the last, by Hugging Face name."""
-
-    losses: list[float]
-    norms: list[float]
-    gradients: dict[str, torch.Tensor]
-    masters: dict[str, torch.Tensor]
 
 
 def plan(
@@ -53,11 +37,13 @@ def plan(
     tied: bool = False,
     spec: ModelSpec | None = None,
     eps: float = OPTIMIZER.eps,
+    objective: Objective = "pretrain",
     **layout: Any,
 ) -> Plan:
     """A DeepSpeed plan on 2 CPU processes; 2 micro batches of 2 unless ``layout`` says otherwise."""
     chosen = {"dp": WORLD_SIZE, "micro_batch_size": 2, "gradient_accumulation_steps": 2} | layout
-    job = {"precision": precision, "optimizer": dataclasses.replace(OPTIMIZER, eps=eps), "grad_clip": GRAD_CLIP}
+    optimizer = dataclasses.replace(OPTIMIZER, eps=eps)
+    job = {"precision": precision, "optimizer": optimizer, "grad_clip": GRAD_CLIP, "objective": objective}
     model = spec or tiny.model(tied_embeddings=tied)
     return tiny.plan(model, job=job, engine="deepspeed", zero_stage=stage, **chosen)
 
@@ -67,11 +53,6 @@ def hf_directory(path: Path, tied: bool = False, spec: ModelSpec | None = None) 
     rundir = tiny.run_directory(path / "seed", tiny.plan(spec or tiny.model(tied_embeddings=tied)))
     build_model(rundir, torch.float32, "cpu").save_pretrained(path / "hf")
     return path / "hf"
-
-
-def learning_rate(step: int) -> float:
-    """Changes at every step, so that an engine that keeps its own shows."""
-    return 1e-2 / (1 + step)
 
 
 # ---------------------------------------------------------------------- in the workers
@@ -105,8 +86,9 @@ def advance(
 
 
 def micro_batches(engine: Any, chosen: Plan, step: int) -> list[Any]:
-    """Samples have from 1 to 32 labels that count, so ranks and micro batches differ in them."""
-    return batches.micro_batches(
+    """Samples differ in how many labels count, and so do ranks and micro batches."""
+    return samples.micro_batches(
+        chosen.job.objective,
         step,
         mbs=chosen.layout.micro_batch_size,
         accumulation=chosen.layout.gradient_accumulation_steps,
@@ -120,13 +102,26 @@ def exported(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
 
 
-def train(chosen: Plan, start: Path, directory: Path, steps: int, fault: str | None = None) -> Curve:
-    """A fresh engine for some steps, or one with a fault of benchmarks.parity in it."""
+def train(
+    chosen: Plan,
+    start: Path,
+    directory: Path,
+    steps: int,
+    fault: str | None = None,
+    zero: Mapping[str, Any] | None = None,
+) -> Curve:
+    """A fresh engine for some steps, or one with a fault of benchmarks.parity in it, or with other sizes in ``zero``,
+    the section zero_optimization."""
     from benchmarks.parity.deepspeed_faults import planted
 
+    settings = ds_config(chosen)
+    if zero:
+        settings["zero_optimization"] |= zero
     with planted(fault):
-        engine = build(chosen, start, directory)
-        curve = Curve(*advance(engine, chosen, 0, steps), exported(engine, StateKind.MASTER))
+        engine = build(chosen, start, directory, settings)
+        curve = Curve(
+            *advance(engine, chosen, 0, steps), exported(engine, StateKind.MASTER), engine.held_bytes().get("nvme", 0)
+        )
         engine.close()
     return curve
 
@@ -225,67 +220,3 @@ def disturb(chosen: Plan, start: Path, directory: Path, settings: Settings = ds_
         norms.append(engine.apply(learning_rate(step)).gradient)
     engine.close()
     return plain, (losses, norms)
-
-
-# ---------------------------------------------------------------------- plain torch
-
-
-def reference(start: Path, steps: int, eps: float = OPTIMIZER.eps, spec: ModelSpec | None = None) -> Curve:
-    """One process, the whole batch at once, nothing of kit's engines; ``spec``: of a model with experts."""
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(start, local_files_only=True, dtype=torch.float32)
-    matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim == 1]
-    adam = torch.optim.AdamW(
-        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
-        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
-        eps=eps,
-        weight_decay=OPTIMIZER.weight_decay,
-    )
-    losses, norms, gradients = [], [], {}
-    for step in range(steps):
-        samples = [batches.sample(step * GLOBAL_BATCH_SIZE + k) for k in range(GLOBAL_BATCH_SIZE)]
-        inputs, labels = (torch.stack(column) for column in zip(*samples, strict=True))
-        logits = model(input_ids=inputs, use_cache=False).logits
-        # The mean over the labels that count is torch's own reduction.
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX)
-        loss.backward()
-        if step == 0:
-            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
-        norms.append(clip(list(model.parameters())))
-        for group in adam.param_groups:
-            group["lr"] = learning_rate(step)
-        adam.step()
-        adam.zero_grad()
-        losses.append(loss.item())
-    masters = {name: p.detach() for name, p in model.named_parameters()}
-    return Curve(losses, norms, _on_disk(spec, gradients), _on_disk(spec, masters))
-
-
-def _on_disk(spec: ModelSpec | None, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    if spec is None:
-        return tensors
-    parts = (pair for name, tensor in tensors.items() for pair in experts.split(spec, name, tensor))
-    return {name: tensor for name, tensor in parts if tensor is not None}
-
-
-def clip(parameters: list[torch.nn.Parameter]) -> float:
-    """Clip as torch does, by a norm in fp64: on a CPU torch's fp32 norm is off by 1e-5 at a few million elements."""
-    norm = float(torch.stack([p.grad.double().square().sum() for p in parameters]).sum().sqrt())
-    coefficient = min(1.0, GRAD_CLIP / (norm + 1e-6))
-    for parameter in parameters:
-        parameter.grad.mul_(coefficient)
-    return norm
-
-
-def gradient_error(found: Curve, expected: Curve) -> float:
-    """Largest ‖g − g_ref‖ / ‖g_ref‖ over the parameters."""
-    assert found.gradients.keys() == expected.gradients.keys()
-    return max(float((found.gradients[n] - g).norm() / g.norm()) for n, g in expected.gradients.items())
-
-
-def curve_error(found: list[float], expected: list[float]) -> float:
-    """Largest relative difference over the steps."""
-    pairs = itertools.zip_longest(found, expected, fillvalue=float("inf"))
-    return max(abs(x - x_ref) / abs(x_ref) for x, x_ref in pairs)

@@ -19,7 +19,7 @@ from kit.cost.deepspeed_sizes import (
 )
 from kit.emit.deepspeed import GUARDED, ds_config
 from kit.specs.catalog import load_model, parse_cluster
-from tests.deepspeed import cases
+from tests.deepspeed import cases, plain
 from tests.workers import pool
 
 LAYOUTS = [
@@ -76,7 +76,7 @@ def test_deepspeed_parses_it_as_meant(layout, precision, device):
         "offload": (layout["offload_optimizer"], layout["offload_param"]),
         "bf16": precision == "bf16",
         "accumulate": "fp32" if precision == "bf16" and layout["stage"] else None,
-        "clip": cases.GRAD_CLIP,
+        "clip": plain.GRAD_CLIP,
         "optimizer": "adamw",
         "unread": [],
     }

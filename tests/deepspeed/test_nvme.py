@@ -16,7 +16,7 @@ from kit.cost.params import count
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import StateKind
 from kit.errors import EngineError
-from tests.deepspeed import cases
+from tests.deepspeed import cases, plain
 from tests.training import tiny
 from tests.workers import pool
 
@@ -72,7 +72,7 @@ def start_bf16(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(start):
-    return cases.reference(start, STEPS)
+    return plain.reference(start, STEPS)
 
 
 def run(case, *arguments):
@@ -89,16 +89,16 @@ PLACES = {
 @pytest.mark.parametrize("offload", PLACES.values(), ids=PLACES.keys())
 def test_fp32_is_plain_torch(offload, start, reference, tmp_path):
     curve, held = run(train, plan(**offload), start, tmp_path)[0]
-    assert cases.gradient_error(curve, reference) < TOLERANCE
-    assert cases.curve_error(curve.losses, reference.losses) < TOLERANCE
-    assert cases.curve_error(curve.norms, reference.norms) < TOLERANCE
+    assert plain.gradient_error(curve, reference) < TOLERANCE
+    assert plain.curve_error(curve.losses, reference.losses) < TOLERANCE
+    assert plain.curve_error(curve.norms, reference.norms) < TOLERANCE
     assert held["nvme"] > 0
     assert not list(tmp_path.glob("kit-*"))
 
 
 def train(chosen, start, directory):
     engine = cases.build(chosen, start, directory, settings(chosen))
-    curve = cases.Curve(*cases.advance(engine, chosen, 0, STEPS), cases.exported(engine, StateKind.MASTER))
+    curve = plain.Curve(*cases.advance(engine, chosen, 0, STEPS), cases.exported(engine, StateKind.MASTER))
     held = engine.held_bytes()
     engine.close()
     return curve, held
@@ -136,8 +136,8 @@ CHANGES = {
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_training_goes_on_through_the_hub(before, after, start, tmp_path):
     whole, resumed = run(through_the_hub, plan(**before), plan(**after), start, tmp_path)[0]
-    assert cases.curve_error(resumed.losses, whole.losses[3:]) < 1e-6
-    assert cases.curve_error(resumed.norms, whole.norms[3:]) < 1e-6
+    assert plain.curve_error(resumed.losses, whole.losses[3:]) < 1e-6
+    assert plain.curve_error(resumed.norms, whole.norms[3:]) < 1e-6
     for name, master in whole.masters.items():
         assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kit.emit.run_directory import files_of
-from tests.deepspeed import cases
+from tests.deepspeed import cases, plain
 from tests.workers import pool
 
 STEPS = 4
@@ -41,30 +41,30 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("chosen", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_fp32_is_plain_torch(chosen, start, tmp_path):
-    curve, expected = run(cases.train, chosen, start, tmp_path, STEPS)[0], cases.reference(start, STEPS)
-    assert cases.gradient_error(curve, expected) < TOLERANCE
-    assert cases.curve_error(curve.losses, expected.losses) < TOLERANCE
-    assert cases.curve_error(curve.norms, expected.norms) < TOLERANCE
+    curve, expected = run(cases.train, chosen, start, tmp_path, STEPS)[0], plain.reference(start, STEPS)
+    assert plain.gradient_error(curve, expected) < TOLERANCE
+    assert plain.curve_error(curve.losses, expected.losses) < TOLERANCE
+    assert plain.curve_error(curve.norms, expected.norms) < TOLERANCE
 
 
 def test_tied_embeddings_at_stage_3(tmp_path):
     """The output layer uses a parameter of another module, which ZeRO-3 must gather for it."""
     start = cases.hf_directory(tmp_path, tied=True)
-    curve, expected = run(cases.train, plan(3, tied=True), start, tmp_path, 2)[0], cases.reference(start, 2)
-    assert cases.gradient_error(curve, expected) < TOLERANCE
+    curve, expected = run(cases.train, plan(3, tied=True), start, tmp_path, 2)[0], plain.reference(start, 2)
+    assert plain.gradient_error(curve, expected) < TOLERANCE
 
 
 def test_bf16_is_near_plain_fp32(start, tmp_path):
     """The bounds of the other layouts (test_parity.py): frequencies of RoPE in bf16 alone would be 1 %."""
-    curve, expected = run(cases.train, plan(3, precision="bf16"), start, tmp_path, 3)[0], cases.reference(start, 3)
-    assert 1e-4 < cases.gradient_error(curve, expected) < 2e-2
-    assert cases.curve_error(curve.losses, expected.losses) < 2e-4
+    curve, expected = run(cases.train, plan(3, precision="bf16"), start, tmp_path, 3)[0], plain.reference(start, 3)
+    assert 1e-4 < plain.gradient_error(curve, expected) < 2e-2
+    assert plain.curve_error(curve.losses, expected.losses) < 2e-4
 
 
 def test_training_goes_on_through_the_hub(start, tmp_path):
     whole, resumed = run(cases.through_the_hub, plan(2), plan(3, sp=True), start, tmp_path)[0]
-    assert cases.curve_error(resumed.losses, whole.losses[3:]) < 1e-6
-    assert cases.curve_error(resumed.norms, whole.norms[3:]) < 1e-6
+    assert plain.curve_error(resumed.losses, whole.losses[3:]) < 1e-6
+    assert plain.curve_error(resumed.norms, whole.norms[3:]) < 1e-6
     for name, master in whole.masters.items():
         assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deepspeed import cases
+from tests.deepspeed import cases, plain
 from tests.workers import pool
 
 STEPS = 10
@@ -18,7 +18,7 @@ def start(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(start):
-    return cases.reference(start, STEPS)
+    return plain.reference(start, STEPS)
 
 
 def run(chosen, start, directory, steps=STEPS, fault=None):
@@ -26,9 +26,9 @@ def run(chosen, start, directory, steps=STEPS, fault=None):
 
 
 def check(curve, reference, tolerance=TOLERANCE):
-    assert cases.gradient_error(curve, reference) < tolerance
-    assert cases.curve_error(curve.losses, reference.losses) < tolerance
-    assert cases.curve_error(curve.norms, reference.norms) < tolerance
+    assert plain.gradient_error(curve, reference) < tolerance
+    assert plain.curve_error(curve.losses, reference.losses) < tolerance
+    assert plain.curve_error(curve.norms, reference.norms) < tolerance
 
 
 LAYOUTS = {
@@ -56,7 +56,7 @@ def test_fp32_is_plain_torch(layout, start, reference, tmp_path):
 def test_tied_embeddings(stage, tmp_path):
     start = cases.hf_directory(tmp_path, tied=True)
     curve = run(cases.plan(stage, tied=True), start, tmp_path, steps=3)
-    check(curve, cases.reference(start, 3))
+    check(curve, plain.reference(start, 3))
     assert "lm_head.weight" not in curve.gradients
 
 
@@ -66,18 +66,18 @@ def test_bf16_is_near_plain_fp32(stage, accumulation, start, reference, tmp_path
     in the norm. A gradient of another sign, scale or layer is off by more than 50 %."""
     layout = {"micro_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
     curve = run(cases.plan(stage, precision="bf16", **layout), start, tmp_path)
-    assert 1e-4 < cases.gradient_error(curve, reference) < 2e-2  # the lower bound: it did compute in bf16
-    assert cases.curve_error(curve.losses, reference.losses) < 2e-4
-    assert cases.curve_error(curve.norms, reference.norms) < 5e-3
+    assert 1e-4 < plain.gradient_error(curve, reference) < 2e-2  # the lower bound: it did compute in bf16
+    assert plain.curve_error(curve.losses, reference.losses) < 2e-4
+    assert plain.curve_error(curve.norms, reference.norms) < 5e-3
 
 
 def test_bf16_stages_agree_with_each_other(start, tmp_path):
     layout = {"micro_batch_size": 4, "gradient_accumulation_steps": 1}
     curves = [run(cases.plan(stage, precision="bf16", **layout), start, tmp_path) for stage in (1, 2, 3)]
     for curve in curves[:2]:
-        assert cases.gradient_error(curve, curves[2]) == 0
-        assert cases.curve_error(curve.losses, curves[2].losses) < 1e-6
-        assert cases.curve_error(curve.norms, curves[2].norms) < TOLERANCE
+        assert plain.gradient_error(curve, curves[2]) == 0
+        assert plain.curve_error(curve.losses, curves[2].losses) < 1e-6
+        assert plain.curve_error(curve.norms, curves[2].norms) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -90,5 +90,5 @@ def test_bf16_stages_agree_with_each_other(start, tmp_path):
 )
 def test_a_planted_fault_turns_the_comparison_red(fault, layout, start, reference, tmp_path):
     curve = run(cases.plan(**layout), start, tmp_path, fault=fault)
-    assert cases.gradient_error(curve, reference) > 1000 * TOLERANCE
-    assert cases.curve_error(curve.norms, reference.norms) > 1000 * TOLERANCE
+    assert plain.gradient_error(curve, reference) > 1000 * TOLERANCE
+    assert plain.curve_error(curve.norms, reference.norms) > 1000 * TOLERANCE

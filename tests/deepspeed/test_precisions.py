@@ -12,7 +12,7 @@ import pytest
 
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import StateKind
-from tests.deepspeed import cases
+from tests.deepspeed import cases, plain
 from tests.workers import pool
 
 
@@ -37,7 +37,7 @@ def train_fp16(chosen, start, directory, settings):
         if step == 0:
             gradients = cases.exported(engine, StateKind.GRADIENT)
         before = engine.optimizer_steps
-        norms = engine.apply(cases.learning_rate(step))
+        norms = engine.apply(plain.learning_rate(step))
         rows.append((loss, norms, engine.optimizer_steps - before))
     engine.close()
     return rows, gradients
@@ -47,7 +47,7 @@ def train_fp16(chosen, start, directory, settings):
 def test_fp16_trains_like_fp32(stage, start, tmp_path):
     chosen = cases.plan(stage, precision="fp16")
     rows, gradients = pool("deepspeed", cases.WORLD_SIZE).run(train_fp16, chosen, start, tmp_path, ds_config(chosen))[0]
-    expected = cases.reference(start, 6)
+    expected = plain.reference(start, 6)
     kept = [row for row in rows if not row[1].skipped]
     assert all(taken == (0 if norms.skipped else 1) for _, norms, taken in rows)
     assert len(kept) >= 4
@@ -74,7 +74,7 @@ def test_without_zero_deepspeed_divides_by_a_scale_that_it_never_applied(start, 
     """Why a rule refuses it; when this fails, DeepSpeed has been mended and the rule can go."""
     chosen = cases.plan(0, precision="fp16", micro_batch_size=4, gradient_accumulation_steps=1)
     held, scale = pool("deepspeed", cases.WORLD_SIZE).run(unscaled, chosen, start, tmp_path)[0]
-    expected = cases.reference(start, 1).gradients["model.norm.weight"]
+    expected = plain.reference(start, 1).gradients["model.norm.weight"]
     assert scale == 65536
     assert float((held - expected).norm() / expected.norm()) < 2e-2
 
@@ -95,16 +95,16 @@ def train(chosen, start, directory):
 @pytest.mark.parametrize("stage", [1, 3])
 def test_autocast_keeps_what_is_no_matrix_in_fp32(stage, start, tmp_path):
     """Nearer to fp32 than bf16 weights are: these are rounded once more, at each step."""
-    expected = cases.reference(start, 3)
+    expected = plain.reference(start, 3)
     curves = {
         autocast: pool("deepspeed", cases.WORLD_SIZE).run(
             train, cases.plan(stage, precision="bf16", autocast=autocast), start, tmp_path / str(autocast)
         )[0]
         for autocast in (True, False)
     }
-    errors = {autocast: cases.gradient_error(curve, expected) for autocast, curve in curves.items()}
+    errors = {autocast: plain.gradient_error(curve, expected) for autocast, curve in curves.items()}
     assert errors[True] < errors[False] < 0.1
-    assert cases.curve_error(curves[True].losses, expected.losses) < 1e-3
+    assert plain.curve_error(curves[True].losses, expected.losses) < 1e-3
 
 
 def observed(chosen, start, directory):
@@ -121,10 +121,10 @@ def observed(chosen, start, directory):
 def test_the_flops_profiler_and_a_monitor_change_nothing_and_write_what_they_say(start, tmp_path):
     chosen = cases.plan(2)
     losses, norms = pool("deepspeed", cases.WORLD_SIZE).run(observed, chosen, start, tmp_path)[0]
-    expected = cases.reference(start, 3)
+    expected = plain.reference(start, 3)
     assert losses == pytest.approx(expected.losses, rel=1e-5)
     assert norms == pytest.approx(expected.norms, rel=1e-5)
     profile = (tmp_path / "flops_profile.txt").read_text()
     assert "Profile Summary at step 2" in profile
     rates = [line.split(",") for line in (tmp_path / "csv_monitor" / "Train_Samples_lr.csv").read_text().splitlines()]
-    assert [float(rate) for _, rate in rates[1:]] == pytest.approx([cases.learning_rate(step) for step in range(3)])
+    assert [float(rate) for _, rate in rates[1:]] == pytest.approx([plain.learning_rate(step) for step in range(3)])

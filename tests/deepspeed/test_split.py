@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.deepspeed import cases
+from tests.deepspeed import cases, plain
 from tests.workers import pool
 
 STEPS = 3
@@ -34,10 +34,10 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("chosen", LAYOUTS.values(), ids=LAYOUTS.keys())
 def test_fp32_is_plain_torch(chosen, start, tmp_path):
-    curve, expected = run(cases.train, chosen, start, tmp_path, STEPS)[0], cases.reference(start, STEPS)
-    assert cases.gradient_error(curve, expected) < TOLERANCE
-    assert cases.curve_error(curve.losses, expected.losses) < TOLERANCE
-    assert cases.curve_error(curve.norms, expected.norms) < TOLERANCE
+    curve, expected = run(cases.train, chosen, start, tmp_path, STEPS)[0], plain.reference(start, STEPS)
+    assert plain.gradient_error(curve, expected) < TOLERANCE
+    assert plain.curve_error(curve.losses, expected.losses) < TOLERANCE
+    assert plain.curve_error(curve.norms, expected.norms) < TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -50,19 +50,19 @@ def test_fp32_is_plain_torch(chosen, start, tmp_path):
 )
 def test_a_planted_fault_turns_the_comparison_red(fault, layout, start, tmp_path):
     curve = run(cases.train, LAYOUTS[layout], start, tmp_path, STEPS, fault)[0]
-    assert cases.gradient_error(curve, cases.reference(start, STEPS)) > 1000 * TOLERANCE
+    assert plain.gradient_error(curve, plain.reference(start, STEPS)) > 1000 * TOLERANCE
 
 
 def test_bf16_of_ulysses_counts_every_rank_in_the_norm(start, tmp_path):
     """Stage 1 with accumulation is another optimizer, which takes sequence-parallel ranks for model-parallel ones."""
     curve = run(cases.train, cases.plan(1, precision="bf16", **ULYSSES), start, tmp_path, STEPS)[0]
-    assert cases.curve_error(curve.norms, cases.reference(start, STEPS).norms) < 5e-3
+    assert plain.curve_error(curve.norms, plain.reference(start, STEPS).norms) < 5e-3
 
 
 def test_a_split_goes_on_as_another_through_the_hub(start, tmp_path):
     run(cases.leave, LAYOUTS["Ulysses, stage 3"], start, tmp_path, STEPS)
     curve, different = run(cases.go_on, LAYOUTS["AutoTP, stage 0"], tmp_path / "hub", tmp_path, STEPS)[0]
-    expected = cases.reference(start, 2 * STEPS)
+    expected = plain.reference(start, 2 * STEPS)
     assert different == []
-    assert cases.curve_error(curve.losses, expected.losses[STEPS:]) < TOLERANCE
-    assert cases.curve_error(curve.norms, expected.norms[STEPS:]) < TOLERANCE
+    assert plain.curve_error(curve.losses, expected.losses[STEPS:]) < TOLERANCE
+    assert plain.curve_error(curve.norms, expected.norms[STEPS:]) < TOLERANCE

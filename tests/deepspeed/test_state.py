@@ -11,7 +11,7 @@ import torch
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import MicroBatch, StateKind
 from kit.errors import CheckpointError, EngineError
-from tests.deepspeed import cases
+from tests.deepspeed import cases, plain
 from tests.training import tiny
 from tests.workers import pool
 
@@ -42,8 +42,8 @@ CHANGES = {
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_training_goes_on_through_the_hub(before, after, start, tmp_path):
     whole, resumed = run(cases.through_the_hub, before, after, start, tmp_path)[0]
-    assert cases.curve_error(resumed.losses, whole.losses[3:]) < 1e-6
-    assert cases.curve_error(resumed.norms, whole.norms[3:]) < 1e-6
+    assert plain.curve_error(resumed.losses, whole.losses[3:]) < 1e-6
+    assert plain.curve_error(resumed.norms, whole.norms[3:]) < 1e-6
     for name, master in whole.masters.items():
         assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
 
@@ -130,9 +130,9 @@ def test_one_process_needs_no_launcher(stage, start, tmp_path, monkeypatch):
     """Gradients of 4 micro batches on one process are those of plain torch."""
     chosen = cases.plan(stage, dp=1, gradient_accumulation_steps=4)
     curve = run(cases.train, chosen, start, tmp_path, 3, world_size=1)[0]
-    expected = cases.reference(start, 3)
-    assert cases.gradient_error(curve, expected) < 1e-5
-    assert cases.curve_error(curve.norms, expected.norms) < 1e-5
+    expected = plain.reference(start, 3)
+    assert plain.gradient_error(curve, expected) < 1e-5
+    assert plain.curve_error(curve.norms, expected.norms) < 1e-5
 
 
 def test_random_weights_are_those_of_the_seed(tmp_path):

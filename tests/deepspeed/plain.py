@@ -1,0 +1,146 @@
+"""Plain transformers and torch's AdamW in one process, nothing of kit's engines; and how far a layout lies from it.
+
+Adam's epsilon is large: at 1e-8 the first steps are sign descent, and a doubled gradient moves the loss by 1e-6.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from kit.engines import experts
+from kit.engines.base import IGNORE_INDEX
+from kit.specs.job import Objective, OptimizerSpec
+from kit.specs.model import ModelSpec
+from tests.deepspeed import samples
+from tests.training import batches
+
+GLOBAL_BATCH_SIZE = 8
+OPTIMIZER = OptimizerSpec(eps=1e-4)
+GRAD_CLIP = 0.7
+"""Below the first steps' gradient norms: clipping is part of what is compared."""
+NOTHING = 1e-6
+"""Share of the whole gradient below which a parameter's is rounding: a bias of keys without rotary positions adds the
+same to every score, and softmax is blind to it."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What training did; gradients of the first step and masters after the last, by Hugging Face name."""
+
+    losses: list[float]
+    norms: list[float]
+    gradients: dict[str, torch.Tensor]
+    masters: dict[str, torch.Tensor]
+    swapped_bytes: int = 0
+    """In files on NVMe at the end."""
+
+
+def learning_rate(step: int) -> float:
+    """Changes at every step, so that an engine that keeps its own shows."""
+    return 1e-2 / (1 + step)
+
+
+def reference(
+    start: Path,
+    steps: int,
+    eps: float = OPTIMIZER.eps,
+    spec: ModelSpec | None = None,
+    objective: Objective = "pretrain",
+) -> Curve:
+    """Train from ``start``; ``spec``: of a model with experts."""
+    from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+    kind = AutoModelForSeq2SeqLM if objective == "seq2seq" else AutoModelForCausalLM
+    model = kind.from_pretrained(start, local_files_only=True, dtype=torch.float32)
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    adam = torch.optim.AdamW(
+        [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(OPTIMIZER.beta1, OPTIMIZER.beta2),
+        eps=eps,
+        weight_decay=OPTIMIZER.weight_decay,
+    )
+    losses, norms, gradients = [], [], {}
+    for step in range(steps):
+        losses.append(_backward_rows(model, step, objective) if objective != "pretrain" else _backward(model, step))
+        if step == 0:
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+        norms.append(clip(list(model.parameters())))
+        for group in adam.param_groups:
+            group["lr"] = learning_rate(step)
+        adam.step()
+        adam.zero_grad()
+    masters = {name: p.detach() for name, p in model.named_parameters()}
+    return Curve(losses, norms, _on_disk(spec, gradients), _on_disk(spec, masters))
+
+
+def _backward(model: Any, step: int) -> float:
+    """The whole batch at once; the mean over the labels that count is torch's own reduction."""
+    each = [batches.sample(step * GLOBAL_BATCH_SIZE + k) for k in range(GLOBAL_BATCH_SIZE)]
+    inputs, labels = (torch.stack(column) for column in zip(*each, strict=True))
+    logits = model(input_ids=inputs, use_cache=False).logits
+    loss = cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX)
+    loss.backward()
+    return loss.item()
+
+
+def _backward_rows(model: Any, step: int, objective: Objective) -> float:
+    """A row at a time, so that nothing is padded."""
+    rows = [samples.row(objective, step * GLOBAL_BATCH_SIZE + k) for k in range(GLOBAL_BATCH_SIZE)]
+    tokens = sum(int((row.labels != IGNORE_INDEX).sum()) for row in rows)
+    total = 0.0
+    for row in rows:
+        inputs = torch.from_numpy(row.inputs)[None]
+        given = (
+            {"input_ids": inputs}
+            if row.source is None
+            else {"input_ids": torch.from_numpy(row.source)[None], "decoder_input_ids": inputs}
+        )
+        logits = model(**given, use_cache=False).logits[0]
+        loss = cross_entropy(logits, torch.from_numpy(row.labels), ignore_index=IGNORE_INDEX, reduction="sum") / tokens
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def clip(parameters: list[torch.nn.Parameter]) -> float:
+    """Clip as torch does, by a norm in fp64: on a CPU torch's fp32 norm is off by 1e-5 at a few million elements."""
+    norm = float(torch.stack([p.grad.double().square().sum() for p in parameters]).sum().sqrt())
+    coefficient = min(1.0, GRAD_CLIP / (norm + 1e-6))
+    for parameter in parameters:
+        parameter.grad.mul_(coefficient)
+    return norm
+
+
+def _on_disk(spec: ModelSpec | None, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    if spec is None:
+        return tensors
+    parts = (pair for name, tensor in tensors.items() for pair in experts.split(spec, name, tensor))
+    return {name: tensor for name, tensor in parts if tensor is not None}
+
+
+def gradient_error(found: Curve, expected: Curve) -> float:
+    """Largest ‖g − g_ref‖ / ‖g_ref‖ over the parameters; where the reference has none but rounding, the layout must
+    have none either."""
+    assert found.gradients.keys() == expected.gradients.keys()
+    nothing = NOTHING * expected.norms[0]
+    errors = []
+    for name, wanted in expected.gradients.items():
+        error, size = float((found.gradients[name] - wanted).norm()), float(wanted.norm())
+        if size >= nothing:
+            errors.append(error / size)
+        elif error >= nothing:
+            errors.append(float("inf"))
+    return max(errors)
+
+
+def curve_error(found: list[float], expected: list[float]) -> float:
+    """Largest relative difference over the steps."""
+    pairs = itertools.zip_longest(found, expected, fillvalue=float("inf"))
+    return max(abs(x - x_ref) / abs(x_ref) for x, x_ref in pairs)
