@@ -15,7 +15,8 @@ import pytest
 import kit
 import kit.cli
 import kit.emit.machine
-from kit.emit.run_directory import write
+from kit.emit.preflight import preflight
+from kit.emit.run_directory import RunDirectory, write
 from kit.planner.plan import Plan
 from kit.specs.catalog import parse_cluster
 from kit.specs.run import DataSpec, RunSpec
@@ -159,6 +160,27 @@ def test_a_config_edited_against_the_plan(model, change, named, capsys, monkeypa
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     said = answer(["train", str(run)], capsys, monkeypatch)
     assert f"change {named} in the recipe and emit again" in said
+
+
+def native_checkpoint(path: Path, ranks: int) -> Path:
+    """As ``kit.training.checkpoint.native`` names it; no file of it is read before its manifest fits."""
+    path.mkdir()
+    (path / "manifest.json").write_text(json.dumps({"format": "kit-native", "version": 1, "world_size": ranks}))
+    return path
+
+
+def test_a_native_resume_on_another_number_of_ranks(model, capsys, monkeypatch):
+    run = emitted(planned(model, zero_stage=2), model)
+    step = native_checkpoint(model.parent / "step-00000004", ranks=4)
+    said = answer(["train", str(run), "--resume", str(step)], capsys, monkeypatch)
+    assert "written by 4 ranks where the plan has 2" in said
+    assert "resume from a hub checkpoint (hub-step-…)" in said
+
+
+def test_a_native_resume_on_as_many_ranks_starts(model):
+    """The check is of ranks alone: whether the plan is the same is the engine's to see."""
+    run = emitted(planned(model, zero_stage=2), model)
+    preflight(RunDirectory.open(run), native_checkpoint(model.parent / "step-00000004", ranks=2))
 
 
 def test_fewer_processes_than_planned(model, capsys, monkeypatch):

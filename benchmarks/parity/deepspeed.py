@@ -154,13 +154,13 @@ class _Bench:
 
     def resume(self, before: str, after: str, fault: str | None = None) -> Cell:
         """HALF steps on one row, a hub checkpoint, HALF steps on another: those of plain torch without a break."""
-        column, directory = COLUMNS["llama"], self._directory()
+        first, then, directory = ROWS[before], ROWS[after], self._directory()
+        column = COLUMNS["wide" if first.swaps or then.swaps else "llama"]
         start, expected = self._reference(column, 2 * HALF)
         try:
-            self._run(ROWS[before], cases.leave, self._plan(ROWS[before], column), start, directory, HALF)
-            found, different = self._run(
-                ROWS[after], cases.go_on, self._plan(ROWS[after], column), directory / "hub", directory, HALF, fault
-            )
+            self._run(first, cases.leave, self._plan(first, column), start, directory, HALF, first.zero)
+            hub, plan = directory / "hub", self._plan(then, column)
+            found, different = self._run(then, cases.go_on, plan, hub, directory, HALF, fault, then.zero)
         except WorkerError as error:
             return self._say(f"{before} → {after}", fault, Cell(EXACT, failure=str(error)))
         cell = Cell(

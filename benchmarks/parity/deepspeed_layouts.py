@@ -152,6 +152,8 @@ RESUMES: tuple[tuple[str, str], ...] = (
     ("dp2 ZeRO-3", "dp2 ZeRO-2"),
     ("dp2 ZeRO-3, all on the host", "dp2 ZeRO-3"),
     ("dp2 ZeRO-2", "dp2 ZeRO-2, optimizer on the host"),
+    ("dp2 ZeRO-3", "dp2 ZeRO-3, all on NVMe"),
+    ("dp2 ZeRO-3, optimizer on NVMe", "dp2 ZeRO-2"),
     ("dp2 ZeRO-0", "dp4 ZeRO-3, hpZ 2"),
     ("Ulysses2·dp2 ZeRO-3", "AutoTP2 ZeRO-1"),
     ("AutoTP2·dp2 ZeRO-3", "dp2 ZeRO-1"),

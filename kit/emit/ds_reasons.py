@@ -67,9 +67,10 @@ REASONS: Mapping[str, str] = {
     "the model, at least two layers and the largest weight",
     f"{_ROOT}.zero_hpz_partition_size": "layout.zero_hpz: a second copy of the weights over the ranks of a node, from "
     "which backward gathers without the network between nodes",
-    f"{_ROOT}.zero_quantized_weights": "layout.zero_quantized_weights: weights are gathered in int8, half of 16 bits",
+    f"{_ROOT}.zero_quantized_weights": "layout.zero_quantized_weights: weights are gathered in int8, half of 16 bits; "
+    "its kernels are CUDA's: parsed by DeepSpeed here, never run by kit",
     f"{_ROOT}.zero_quantized_gradients": "layout.zero_quantized_gradients: gradients are exchanged in int4, a quarter "
-    "of 16 bits, first inside nodes, then between them",
+    "of 16 bits, first inside nodes, then between them; its kernels are CUDA's: parsed here, never run by kit",
     f"{_ROOT}.stage3_param_persistence_threshold": "ten hidden sizes: norms and biases stay whole, whose gathering "
     "is latency alone; every matrix is larger",
     f"{_ROOT}.stage3_gather_16bit_weights_on_model_save": "without it save_16bit_model writes empty tensors",

@@ -48,13 +48,33 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
             check(rundir)
         except KitError as error:
             problems.append(str(error))
-    if resume_from is not None and not any((resume_from / name).is_file() for name in ("hub.json", "manifest.json")):
-        raise CheckpointError(
-            f"--resume {resume_from}: not a checkpoint (no hub.json, no manifest.json); give auto, or a hub-step-… or "
-            f"step-… directory"
-        )
+    if resume_from is not None:
+        _checkpoint(rundir, resume_from)
     if problems:
         raise RunDirectoryError("\n".join(problems))
+
+
+def _checkpoint(rundir: RunDirectory, path: Path) -> None:
+    """A hub checkpoint fits every layout, an engine's own files as many ranks as wrote them; Megatron's fit any."""
+    if (path / "hub.json").is_file():
+        return
+    manifest = path / "manifest.json"
+    if not manifest.is_file():
+        raise CheckpointError(
+            f"--resume {path}: not a checkpoint (no hub.json, no manifest.json); give auto, or a hub-step-… or "
+            f"step-… directory"
+        )
+    try:
+        writers = int(json.loads(manifest.read_text(encoding="utf-8"))["world_size"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"--resume {path}: manifest.json is damaged ({error}); give another, or auto") from None
+    layout = rundir.plan.layout
+    if layout.engine != "megatron" and writers != layout.world_size:
+        raise CheckpointError(
+            f"--resume {path}: written by {writers} ranks where the plan has {layout.world_size}, and "
+            f"layout.engine={layout.engine} reads its own files on as many as wrote them; resume from a hub checkpoint "
+            f"(hub-step-…) of that run"
+        )
 
 
 def _packages(rundir: RunDirectory) -> None:

@@ -114,11 +114,8 @@ def train(
     the section zero_optimization."""
     from benchmarks.parity.deepspeed_faults import planted
 
-    settings = ds_config(chosen)
-    if zero:
-        settings["zero_optimization"] |= zero
     with planted(fault):
-        engine = build(chosen, start, directory, settings)
+        engine = build(chosen, start, directory, resized(chosen, zero))
         curve = Curve(
             *advance(engine, chosen, 0, steps), exported(engine, StateKind.MASTER), engine.held_bytes().get("nvme", 0)
         )
@@ -126,21 +123,36 @@ def train(
     return curve
 
 
-def leave(chosen: Plan, start: Path, directory: Path, steps: int, fault: str | None = None) -> None:
+def resized(chosen: Plan, zero: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is emitted, with other sizes in the section zero_optimization."""
+    settings = ds_config(chosen)
+    if zero:
+        settings["zero_optimization"] |= zero
+    return settings
+
+
+def leave(chosen: Plan, start: Path, directory: Path, steps: int, zero: Mapping[str, Any] | None = None) -> None:
     """Some steps, and a hub checkpoint after them."""
-    engine = build(chosen, start, directory)
+    engine = build(chosen, start, directory, resized(chosen, zero))
     advance(engine, chosen, 0, steps)
     counters = Counters(step=steps, samples_seen=0, tokens_seen=0, optimizer_steps=engine.optimizer_steps)
     export_hub(engine, directory / "hub", counters, model=chosen.model)
     engine.close()
 
 
-def go_on(chosen: Plan, hub: Path, directory: Path, steps: int, fault: str | None = None) -> tuple[Curve, list[str]]:
+def go_on(
+    chosen: Plan,
+    hub: Path,
+    directory: Path,
+    steps: int,
+    fault: str | None = None,
+    zero: Mapping[str, Any] | None = None,
+) -> tuple[Curve, list[str]]:
     """As many steps again from a hub checkpoint; and what is not bit for bit in the engine as it was on disk."""
     from benchmarks.parity.deepspeed_faults import planted
 
     with planted(fault):
-        engine = build(chosen, None, directory)
+        engine = build(chosen, None, directory, resized(chosen, zero))
         counters = import_hub(engine, hub)
     different = [
         f"{kind} {name}"
