@@ -33,11 +33,13 @@ parity: setup  ## some layouts of every kind, really launched against plain torc
 	@$(BIN)/python -m benchmarks.parity
 	@$(BIN)/python -m benchmarks.parity --plant-all
 
-parity-all: setup  ## every layout of both engines against plain torch, on pools of processes, and every fault: forty minutes
-	@$(BIN)/python -m benchmarks.parity.deepspeed
-	@$(BIN)/python -m benchmarks.parity.deepspeed --plant-all
+parity-all: parity-deepspeed  ## every layout of both engines against plain torch, on pools of processes, and every fault: forty minutes
 	@$(BIN)/python -m benchmarks.parity.launchers
 	@$(MAKE) --no-print-directory parity-megatron
+
+parity-deepspeed: setup  ## DeepSpeed's layouts, changes of layout and faults on pools of processes, docs/parity.md: ten minutes (after make ops)
+	@$(BIN)/python -m benchmarks.parity.deepspeed --write docs/parity.md
+	@$(BIN)/python -m benchmarks.parity.deepspeed --plant-all
 
 parity-megatron: setup  ## families × layouts of Megatron-core on pools of processes, then its faults: half an hour
 	@$(BIN)/python -m benchmarks.parity.megatron --write docs/megatron-parity.md

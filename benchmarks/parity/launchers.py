@@ -1,8 +1,8 @@
 """``python -m benchmarks.parity.launchers``: one run directory, three launchers, the same numbers.
 
-accelerate launch (what launch.sh does for DeepSpeed), DeepSpeed's own launcher and torchrun start the same worker on
-two CPU processes. Losses and gradient norms must be equal to the last digit, on ZeRO-3 and on ZeRO-2 over Megatron's
-tensor parallelism; exit code 1 where they are not.
+accelerate launch (what launch.sh does for DeepSpeed), DeepSpeed's own launcher and torchrun start the same worker on CPU
+processes. Losses and gradient norms must be equal to the last digit, on ZeRO-3 and on ZeRO over Megatron's tensor
+parallelism with data parallelism beside it; exit code 1 where they are not.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ from benchmarks.assets import RECIPE, prepare
 from benchmarks.parity.cases import COMMON
 from kit.emit.run_directory import RunDirectory
 
-LAYOUTS: dict[str, tuple[str, ...]] = {
-    "ZeRO-3": ("layout.zero_stage=3",),
-    "ZeRO-2 over Megatron TP2": ("layout.zero_stage=2", "layout.implementation=torch-native", "layout.tp=2"),
+LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "ZeRO-3": (2, ("layout.zero_stage=3",)),
+    "ZeRO-2 over Megatron TP2·dp2, optimizer on the host": (
+        4,
+        ("layout.zero_stage=2", "layout.implementation=torch-native", "layout.tp=2", "layout.offload_optimizer=cpu"),
+    ),
 }
+"""Name → processes, and what selects it."""
 STEPS = 3
 
 
@@ -30,13 +34,13 @@ def main() -> int:
     prepare()
     disagree = 0
     with tempfile.TemporaryDirectory(prefix="kit-launchers-") as scratch:
-        for number, (layout, words) in enumerate(LAYOUTS.items()):
+        for number, (layout, (processes, words)) in enumerate(LAYOUTS.items()):
             found = {}
             for launcher in ("accelerate launch", "deepspeed", "torchrun"):
                 out = Path(scratch) / f"{number}-{launcher.partition(' ')[0]}"
-                common = [*COMMON, f"run.steps={STEPS}", "cluster=2xcpu", "layout.engine=deepspeed"]
+                common = [*COMMON, f"run.steps={STEPS}", f"cluster={processes}xcpu", "layout.engine=deepspeed"]
                 rundir = runs.emit(RECIPE, out, [*common, "layout.micro_batch_size=4", *words])
-                start(rundir, launcher)
+                start(rundir, launcher, processes)
                 found[launcher] = [(row["loss"], row["grad_norm"]) for row in runs.metrics(rundir)]
             for launcher, rows in found.items():
                 equal = len(rows) == STEPS and rows == found["torchrun"]
@@ -45,17 +49,17 @@ def main() -> int:
     return 1 if disagree else 0
 
 
-def start(rundir: RunDirectory, launcher: str) -> None:
+def start(rundir: RunDirectory, launcher: str, processes: int) -> None:
     """To its end. Raises RunFailed where that is not clean."""
     log, worker = rundir.path / "log.txt", ["kit.training", str(rundir.path)]
     commands = {
         "accelerate launch": [str(rundir.path / "launch.sh")],
-        "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", *worker],
+        "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", *worker],
         "deepspeed": [
             "-m",
             "deepspeed.launcher.runner",
             "--num_accelerators",
-            "2",
+            str(processes),
             "--master_port",
             _port(),
             "--module",
