@@ -1,7 +1,7 @@
 """``python -m benchmarks.parity.launchers``: one run directory, three launchers, the same numbers.
 
-accelerate launch (what launch.sh does for DeepSpeed), DeepSpeed's own launcher and torchrun start the same worker on CPU
-processes. Losses and gradient norms must be equal to the last digit, on ZeRO-3 and on ZeRO over Megatron's tensor
+accelerate launch (what launch.sh does for DeepSpeed), DeepSpeed's own launcher and torchrun start the same worker on
+CPU processes. Losses and gradient norms must be equal to the last digit, on ZeRO-3 and on ZeRO over Megatron's tensor
 parallelism with data parallelism beside it; exit code 1 where they are not.
 """
 
