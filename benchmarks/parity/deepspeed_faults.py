@@ -79,6 +79,18 @@ def _hpz_stale_copy() -> None:
     _replace(DeepSpeedZeroOptimizer_Stage3, "invalidate_secondary_tensor", lambda self: None)
 
 
+def _pairs_see_padding() -> None:
+    """The decoder attends to what pads its source."""
+    from kit.engines.deepspeed import whole
+
+    given = whole.call_arguments
+    _replace(
+        whole,
+        "call_arguments",
+        lambda batch, device: {key: value for key, value in given(batch, device).items() if key != "attention_mask"},
+    )
+
+
 def _hub_forgets_moments() -> None:
     """A resumed optimizer begins with empty moments."""
     from kit.engines.base import StateKind
@@ -100,6 +112,7 @@ SPLIT_FAULTS: dict[str, Callable[[], None]] = {
     "over-megatron-partial-norms": _over_megatron_partial_norms,
     "over-megatron-rounded-frequencies": _over_megatron_rounded_frequencies,
     "hpz-stale-copy": _hpz_stale_copy,
+    "pairs-see-padding": _pairs_see_padding,
     "hub-forgets-moments": _hub_forgets_moments,
 }
 """Name → what plants it in this process; where it must show is in ``deepspeed_layouts.PLANTED``."""

@@ -166,7 +166,8 @@ RESUMES: tuple[tuple[str, str], ...] = (
 PLANTED: dict[str, tuple[str, str]] = {
     "deepspeed-double-gradients": ("dp2 ZeRO-3", "llama"),
     "deepspeed-repeated-data": ("dp2 ZeRO-2", "llama"),
-    "deepspeed-local-token-count": ("dp2 ZeRO-1", "llama"),
+    "deepspeed-local-token-count": ("dp2 ZeRO-1", "unequal rows"),
+    "pairs-see-padding": ("dp2 ZeRO-2", "t5"),
     "ulysses-local-positions": ("Ulysses2 ZeRO-2", "llama"),
     "ulysses-one-average": ("Ulysses2 ZeRO-3", "llama"),
     "autotp-partial-norms": ("AutoTP2 ZeRO-1", "qwen3, tied"),
