@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 import kit
+from kit.diagnose.lint import lint
 from kit.emit.environment import assignments, deepspeed_env
 from kit.emit.fabric import fabric_of, fabrics
-from kit.emit.run_directory import files_of
+from kit.emit.run_directory import files_of, write
 from kit.emit.slurm import notice_s
 from kit.planner.plan import Plan
 from kit.specs.catalog import node_names, parse_cluster
+from kit.specs.run import DataSpec, RunSpec
 
+ROOT = Path(__file__).parents[2]
 INTEGRATORS = {"hgx-a100-40", "hgx-a100-80", "hgx-h100", "hgx-h20", "hgx-h200", "hgx-b200"}
 OTHER_BACKENDS = {"frontier", "nd96isr-mi300x-v5"}
 """RCCL: nothing here was read for it."""
@@ -158,3 +161,25 @@ def test_slurm_gives_notice_and_queues_again() -> None:
         assert part in text
     assert notice_s(plan) >= 3 * plan.predicted.step_time_s
     assert parse_cluster("1xcpu").gpu.device == "cpu"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "launch").glob("*/accelerate.yaml")), ids=lambda path: path.parent.name)
+def test_committed_accelerate_files_lint_clean(path: Path, tmp_path: Path) -> None:
+    """Beside the DeepSpeed configuration that each names; on several machines too."""
+    for beside in ("accelerate.yaml", "megatron.yaml"):
+        if (path.parent / beside).is_file():
+            (tmp_path / beside).write_text((path.parent / beside).read_text())
+    if (config := ROOT / "ds_configs" / f"{path.parent.name}.json").is_file():
+        (tmp_path / "ds_config.json").write_text(config.read_text())
+    assert [str(finding) for finding in lint(tmp_path / path.name) if finding.severity != "note"] == []
+
+
+@pytest.mark.parametrize("cluster", ["8xH100", "p5.48xlarge:2"])
+@pytest.mark.parametrize("engine", ["torch", "deepspeed", "megatron"])
+def test_a_run_directory_lints_clean(engine: str, cluster: str, tmp_path: Path) -> None:
+    rundir = write(planned(engine, cluster), RunSpec(data=DataSpec(train="train")), tmp_path / "run")
+    assert [str(finding) for finding in lint(rundir.path)] == []
+    broken = rundir.path / "accelerate.yaml"
+    if broken.is_file():  # and lint does look at it
+        broken.write_text(broken.read_text().replace("same_network:", "same_netwrok:"))
+        assert any("same_netwrok" in str(finding) for finding in lint(rundir.path))

@@ -87,7 +87,8 @@ def _accelerate(
         other = here if here.is_file() and not beside.is_file() else beside
         if other.is_file():
             processes = config.number("num_processes")
-            findings += _deepspeed(other, "accelerate", model, cluster, None if processes is None else int(processes))
+            ranks = None if processes is None else int(processes) // _model_parallel(other.with_name("megatron.yaml"))
+            findings += _deepspeed(other, "accelerate", model, cluster, ranks)
         else:
             findings.append(
                 config.finding(
@@ -99,6 +100,15 @@ def _accelerate(
                 )
             )
     return _ordered(findings)
+
+
+def _model_parallel(megatron: Path) -> int:
+    """Ranks that share a model where ZeRO lies over Megatron's layers: DeepSpeed learns of them from an object in the
+    program (mpu), not from its configuration, and kit writes them beside it."""
+    if not megatron.is_file():
+        return 1
+    sizes = yaml.read(megatron).data.get("parallel_state", {})
+    return int(sizes.get("tensor_model_parallel_size", 1)) * int(sizes.get("pipeline_model_parallel_size", 1))
 
 
 def _recipe(path: Path) -> tuple[Finding, ...]:
@@ -139,8 +149,10 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
         )
         for edit in rundir.edits
     ]
-    config = path / "ds_config.json"
-    if config.is_file():
+    config, launched = path / "ds_config.json", path / "accelerate.yaml"
+    if launched.is_file():
+        findings += _accelerate(launched, yaml.read(launched), rundir.plan.model, None)
+    elif config.is_file():
         findings += _deepspeed(config, "deepspeed", rundir.plan.model, None)
     return tuple(findings)
 
