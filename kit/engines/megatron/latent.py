@@ -22,6 +22,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from kit.engines.megatron.norms import RMSNorm
+from kit.engines.megatron.versions import check_attention_arguments
 from kit.specs.model import LatentAttention as LatentSpec
 
 _EPS = 1e-6
@@ -49,7 +50,9 @@ class LatentAttention(MegatronModule):
         softmax_scale: float,
         pg_collection: ProcessGroupCollection,
         cp_comm_type: str | None = None,
+        **newer: Any,
     ) -> None:
+        check_attention_arguments(newer)
         super().__init__(config)
         self._latent, self._tp = latent, pg_collection.tp
         self._heads = config.num_attention_heads // pg_collection.tp.size()

@@ -11,3 +11,8 @@ TESTED = ("0.16.1", "0.19.2")
 def check_adam_arguments(newer: dict[str, Any]) -> None:
     """0.19 passes ``capturable`` to every Adam (optimizer/__init__.py): whether CUDA graphs capture the step."""
     assert newer in ({}, {"capturable": False}), newer
+
+
+def check_attention_arguments(newer: dict[str, Any]) -> None:
+    """0.19 tells modules their own names (transformer/transformer_layer.py), which nothing here reads."""
+    assert set(newer) <= {"name"}, newer
