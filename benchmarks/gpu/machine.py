@@ -9,7 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "megatron-core", "kit")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "megatron-core",
+    "transformer-engine",
+    "bitsandbytes",
+    "peft",
+    "liger-kernel",
+    "triton",
+    "kit",
+)
 
 
 def describe(device: str) -> dict[str, Any]:
@@ -24,16 +36,11 @@ def describe(device: str) -> dict[str, Any]:
     }
 
 
-def _gpu() -> dict[str, Any]:
-    import torch
-
-    properties = torch.cuda.get_device_properties(0)
-    return {
-        "name": properties.name,
-        "memory_gib": properties.total_memory / 2**30,
-        "cuda": torch.version.cuda,
-        "driver": _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]),
-    }
+def _gpu() -> dict[str, Any] | None:
+    """Asked of the driver, not of torch, whose context would take memory from what is measured."""
+    fields = ("name", "memory.total", "driver_version", "pcie.link.gen.max", "power.limit")
+    listed = _output(["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
+    return None if listed is None else dict(zip(fields, (word.strip() for word in listed.split(",")), strict=False))
 
 
 def _version(name: str) -> str | None:

@@ -1,0 +1,96 @@
+"""What is planned, run and compared with its plan on one GPU; the same cases on a CPU with a tiny model."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kit
+from benchmarks.assets import RECIPE
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.units import GIB
+
+CPU_SHRINK = 32
+"""By what sequences are shorter on a CPU."""
+LARGE_VOCABULARY = 262_144
+"""Rows of Gemma 3's table, the largest in the catalog's families."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One plan for one GPU."""
+
+    name: str
+    model: str = "llama-3.2-1b"
+    """Catalog name."""
+    vocab_size: int | None = None
+    """In place of the model's own."""
+    seq_length: int = 4096
+    global_batch_size: int = 8
+    lora: LoraSpec | None = None
+    optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
+    pins: dict[str, Any] = field(default_factory=dict)
+    """Of ``kit.Pins``."""
+    limit_s: float = 120.0
+    """On a GPU; a case that takes longer is a row that says so."""
+
+
+def _case(name: str, engine: str, *, model: str = "llama-3.2-1b", **rest: Any) -> Case:
+    fields = {key: rest.pop(key) for key in tuple(rest) if key in Case.__dataclass_fields__}
+    return Case(name=name, model=model, pins={"engine": engine, **rest}, **fields)
+
+
+RECIPES = tuple(_case(f"1B, {engine}", engine) for engine in ("torch", "deepspeed", "megatron"))
+"""The recipe whose MFU is shown by each engine."""
+
+_8B: dict[str, Any] = {"model": "llama-3.1-8b", "global_batch_size": 4}
+CASES = (
+    *RECIPES,
+    _case("1B, full recompute", "torch", recompute="full"),
+    _case("1B, selective recompute", "megatron", recompute="selective"),
+    _case("1B, 16k tokens", "torch", seq_length=16384, global_batch_size=2),
+    _case("1B, 32k tokens, full recompute", "torch", seq_length=32768, global_batch_size=1, recompute="full"),
+    _case("1B, vocabulary of 262k", "torch", vocab_size=LARGE_VOCABULARY),
+    _case("3B, torch", "torch", model="llama-3.2-3b"),
+    _case("3B, deepspeed, full recompute", "deepspeed", model="llama-3.2-3b", zero_stage=1, recompute="full"),
+    _case("8B, 8-bit Adam", "torch", **_8B, optimizer=OptimizerSpec(name="adamw-8bit")),
+    _case("8B, LoRA", "torch", **_8B, lora=LoraSpec(), limit_s=180),
+    _case("8B, QLoRA", "torch", **_8B, lora=LoraSpec(four_bit=True), limit_s=180),
+    _case("8B, ZeRO-Offload", "deepspeed", **_8B, zero_stage=2, offload_optimizer="cpu", limit_s=240),
+    _case("1B, ZeRO-Infinity on disk", "deepspeed", zero_stage=3, offload_optimizer="nvme", limit_s=180),
+    _case(
+        "8B, ZeRO-Infinity on disk", "deepspeed", **_8B, zero_stage=3, offload_optimizer="nvme", offload_param="nvme",
+        limit_s=400,
+    ),
+)  # fmt: skip
+"""In order of importance: what comes after the end of the time is skipped."""
+BY_NAME = {case.name: case for case in CASES}
+
+
+def planned(case: Case, device: str, scratch: Path) -> kit.Plan:
+    """Raises KitError where nothing fits, or where no engine does what the case asks for."""
+    model = kit.load_recipe(RECIPE).model if device == "cpu" else load_model(case.model)
+    if case.vocab_size is not None:
+        vocab_size = case.vocab_size if device == "cuda" else 8 * model.vocab_size
+        model = dataclasses.replace(model, name=f"{model.name}-vocab{vocab_size}", vocab_size=vocab_size)
+    job = kit.JobSpec(
+        seq_length=case.seq_length if device == "cuda" else case.seq_length // CPU_SHRINK,
+        global_batch_size=case.global_batch_size,
+        precision="bf16" if device == "cuda" else "fp32",
+        optimizer=case.optimizer,
+        lora=case.lora,
+    )
+    return kit.plan(model, machine(device, scratch), job, kit.Pins(**case.pins))
+
+
+def machine(device: str, scratch: Path) -> kit.ClusterSpec:
+    """One GPU of this machine, its host memory, and what is free on the disk of ``scratch``."""
+    cluster = parse_cluster("local" if device == "cuda" else "1xcpu")
+    free = shutil.disk_usage(scratch).free / GIB
+    ram = cluster.host_ram_gib or parse_cluster("local").host_ram_gib
+    # Of several GPUs the first is measured; links between them are of no account.
+    return dataclasses.replace(cluster, gpus_per_node=1, nvme_gib=free, host_ram_gib=ram)

@@ -1,0 +1,91 @@
+"""CUDA against CPU: the rehearsal models in fp32, gradients of step 1 by parameter and losses step by step.
+
+The reference is plain torch on the CPU. On ``--device cpu`` it is repeated, and has to be the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import kit
+from benchmarks.assets import RECIPE, model_variant, prepare
+from benchmarks.gpu.cases import machine
+from benchmarks.parity.cases import COMMON, FAMILIES
+from benchmarks.parity.compare import compare_curves, compare_gradients
+from kit.emit.run_directory import write
+from kit.training.__main__ import process_group
+
+BOUND = 1e-4
+"""Largest relative error of any parameter's gradient, and of any loss: other kernels, other orders of sums, the same
+arithmetic (TF32 is off). Twice a gradient, or two matrices swapped, are 1."""
+
+
+def models(device: str) -> tuple[str, ...]:
+    """Families whose curves are made by plain torch; the other engines make the first."""
+    return tuple(FAMILIES) if device == "cuda" else ("llama", "mixtral")
+
+
+def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[str, Any]:
+    """Losses and gradients of every model, written below ``out``; run once a device and engine.
+
+    ``on``: device of this run; ``device``: of the whole program, which decides how many models there are.
+    """
+    from safetensors.torch import save_file
+
+    from kit.engines.base import StateKind
+    from kit.training.data.feed import Feed
+
+    prepare()
+    for family in models(device) if engine == "torch" else ("llama",):
+        words = list(COMMON)
+        if FAMILIES[family]:
+            words += [*FAMILIES[family], f"run.model_path={model_variant(family, FAMILIES[family])}"]
+        # Afterwards, as the last word counts: three steps are enough to see the second moments at work.
+        words += ["run.steps=3", f"layout.engine={engine}", "layout.micro_batch_size=4"]
+        recipe = kit.load_recipe(RECIPE, words)
+        assert recipe.run is not None
+        plan = kit.plan(recipe.model, machine(on, scratch), recipe.job, recipe.layout)
+        rundir = write(plan, recipe.run, scratch / f"parity-{family}")
+        where = out / family
+        where.mkdir(parents=True)
+        with process_group(rundir):
+            from kit.engines import build_engine
+
+            built = build_engine(rundir)
+            with contextlib.closing(built):
+                feed, rows = Feed.open(plan, recipe.run, built), []
+                for step in range(recipe.run.steps or 0):
+                    batch = feed.step(step * plan.layout.global_batch_size)
+                    loss = built.forward_backward(batch).mean
+                    if step == 0:
+                        found = {n: t for n, t in built.export_state(StateKind.GRADIENT) if t is not None}
+                        save_file(found, where / "gradients.safetensors")
+                    rows.append({"step": step + 1, "loss": loss, "norm": built.apply(1e-3).gradient})
+        (where / "curve.json").write_text(json.dumps(rows), encoding="utf-8")
+    return {"models": [path.name for path in sorted(out.iterdir())]}
+
+
+def agreement(reference: Path, other: Path, device: str) -> list[dict[str, Any]]:
+    """One row a model that both have."""
+    bound = 0.0 if device == "cpu" and other.name.endswith("torch") else BOUND
+    rows = []
+    for folder in sorted(other.iterdir()):
+        expected = reference / folder.name
+        gradients = compare_gradients(expected / "gradients.safetensors", folder / "gradients.safetensors")
+        curve = [json.loads((path / "curve.json").read_text(encoding="utf-8")) for path in (expected, folder)]
+        loss, norm = (compare_curves(curve[0], curve[1], key).worst_relative_error for key in ("loss", "norm"))
+        rows.append(
+            {
+                "model": folder.name,
+                "gradient_error": gradients.worst_relative_error,
+                "at": gradients.worst_name,
+                "loss_error": loss,
+                "norm_error": norm,
+                "bound": bound,
+                "agrees": max(gradients.worst_relative_error, loss, norm) <= bound,
+            }
+        )
+    return rows

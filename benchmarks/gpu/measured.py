@@ -1,0 +1,173 @@
+"""One case: plan, build the engine, make a few steps on random tokens, and set what was measured beside the plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import kit
+from benchmarks.gpu.cases import BY_NAME, planned
+from kit.cost.flops import model_flops_per_token
+from kit.emit.run_directory import RunDirectory, write
+from kit.specs.run import DataSpec, RunSpec
+from kit.training.__main__ import process_group
+from kit.units import TFLOP, to_gib
+
+if TYPE_CHECKING:
+    from kit.engines.base import Engine, MicroBatch
+
+STEPS, WARM_UP = 8, 3
+"""The first steps compile, choose kernels and grow the allocator's pools."""
+LEARNING_RATE = 1e-5
+
+
+def measure(name: str, device: str, scratch: Path) -> dict[str, Any]:
+    """A row; raises KitError where the case cannot be planned or built."""
+    case = BY_NAME[name]
+    plan = planned(case, device, scratch)
+    rundir = run_directory(plan, scratch)
+    with process_group(rundir):
+        from kit.engines import build_engine
+
+        began = time.monotonic()
+        engine = build_engine(rundir)
+        try:
+            built_s = time.monotonic() - began
+            times, loss = engine_steps(engine, plan)
+            memory = measured_memory(engine, device)
+        finally:
+            engine.close()
+    return described(plan) | beside_prediction(plan, times, memory) | {"built_s": built_s, "last_loss": loss}
+
+
+def run_directory(plan: kit.Plan, scratch: Path, **run: Any) -> RunDirectory:
+    """Written to ``scratch``; adapters get random weights on disk to be trained on."""
+    if plan.job.lora is not None:
+        run["model_path"] = str(random_weights(plan, scratch.parent / "weights"))
+    if "nvme" in (plan.layout.offload_optimizer, plan.layout.offload_param):
+        (scratch / "disk").mkdir(exist_ok=True)
+        run["nvme_path"] = str(scratch / "disk")
+    settings: dict[str, Any] = {"data": DataSpec(train=str(scratch / "tokens")), "steps": STEPS, **run}
+    return write(plan, RunSpec(**settings), scratch / "run")
+
+
+def random_weights(plan: kit.Plan, directory: Path) -> Path:
+    """A Hugging Face directory of the plan's shape in 16 bits, made once a run of all cases."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from kit.engines.hf import hf_config
+
+    found = directory / plan.model.name
+    if not found.exists():
+        attempt = found.with_suffix(".incomplete")
+        with torch.device(plan.cluster.gpu.device):
+            model = AutoModelForCausalLM.from_config(hf_config(plan.model), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
+        model.save_pretrained(attempt)
+        attempt.rename(found)
+        del model
+        if plan.cluster.gpu.device == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+    return found
+
+
+def random_batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
+    """A step's micro batches; speed and memory do not depend on what tokens say."""
+    import torch
+
+    from kit.engines.base import MicroBatch
+
+    generator = torch.Generator().manual_seed(step)
+    shape = (plan.layout.micro_batch_size, plan.job.seq_length + 1)
+    drawn = [
+        torch.randint(0, plan.model.vocab_size, shape, generator=generator)
+        for _ in range(plan.layout.gradient_accumulation_steps)
+    ]
+    return [MicroBatch(input_ids=tokens[:, :-1].contiguous(), labels=tokens[:, 1:].contiguous()) for tokens in drawn]
+
+
+def engine_steps(engine: Engine, plan: kit.Plan) -> tuple[list[float], float]:
+    """(seconds of every step, mean loss of the last) of the engine alone, without kit's loop."""
+    last = 0.0
+
+    def one(step: int) -> None:
+        nonlocal last
+        last = engine.forward_backward(random_batches(plan, step)).mean
+        engine.apply(LEARNING_RATE)
+
+    return timed_steps(one, plan.cluster.gpu.device), last
+
+
+def timed_steps(one: Callable[[int], None], device: str, steps: int = STEPS) -> list[float]:
+    """Seconds of each call, the device waited for."""
+    import torch
+
+    times = []
+    for step in range(steps):
+        began = time.perf_counter()
+        one(step)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return times
+
+
+def measured_memory(engine: Engine | None, device: str) -> dict[str, Any]:
+    """Peaks of this process so far; on a CPU what the engine holds between steps."""
+    import torch
+
+    if device == "cuda":
+        return {
+            "measured_allocated_gib": to_gib(torch.cuda.max_memory_allocated()),
+            "measured_reserved_gib": to_gib(torch.cuda.max_memory_reserved()),
+        }
+    held = sum(engine.held_bytes().values()) if engine is not None else 0
+    return {"measured_held_gib": to_gib(held)}
+
+
+def described(plan: kit.Plan) -> dict[str, Any]:
+    """Which work it was."""
+    default = type(plan.layout)(engine=plan.layout.engine, implementation=plan.layout.implementation)
+    chosen = dataclasses.asdict(plan.layout)
+    return {
+        "model": plan.model.name,
+        "seq_length": plan.job.seq_length,
+        "layout": {key: value for key, value in chosen.items() if value != getattr(default, key)}
+        | {"engine": plan.layout.engine, "implementation": plan.layout.implementation},
+    }
+
+
+def beside_prediction(plan: kit.Plan, times: list[float], memory: dict[str, Any]) -> dict[str, Any]:
+    """Measured over predicted. The allocator does not see the CUDA context: predictions of it are without that, and
+    without the moment of an export, which these runs do not make."""
+    stage = plan.predicted.memory[0]
+    phases = [size for phase, size in stage.phases_gib.items() if phase != "save"] or [stage.peak_gib]
+    predicted_gib = max(phases) - stage.components_gib.get("overhead", 0.0)
+    step_s = statistics.median(times[WARM_UP:])
+    row = {
+        "predicted_allocated_gib": predicted_gib,
+        "predicted_step_s": plan.predicted.step_time_s,
+        "measured_step_s": step_s,
+        "steps_s": times,
+        **memory,
+        **speed(plan, step_s),
+    }
+    if plan.cluster.gpu.device == "cuda":
+        row["step_ratio"] = step_s / plan.predicted.step_time_s
+        row["memory_ratio"] = memory["measured_allocated_gib"] / predicted_gib
+        row["predicted_mfu"] = plan.predicted.mfu
+    return row
+
+
+def speed(plan: kit.Plan, step_s: float) -> dict[str, Any]:
+    """Tokens a second, and on a GPU the share of the data sheet's dense bf16 peak (causal model FLOPs)."""
+    tokens_per_s = plan.job.global_batch_size * plan.job.seq_length / step_s
+    if plan.cluster.gpu.device == "cpu":
+        return {"tokens_per_s": tokens_per_s, "mfu": None}
+    flops = model_flops_per_token(plan.model, plan.job.seq_length) * tokens_per_s
+    return {"tokens_per_s": tokens_per_s, "mfu": flops / (plan.cluster.gpu.bf16_tflops * TFLOP)}

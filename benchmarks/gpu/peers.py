@@ -1,0 +1,252 @@
+"""The same work without kit, and with kit's whole loop: the 1B recipe, micro batch and accumulation of kit's plan.
+
+Model, tokens a step, precision (bf16 autocast over fp32 weights) and clipping are the same; flags are in the row.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kit
+from benchmarks.gpu.cases import RECIPES, Case, planned
+from benchmarks.gpu.measured import (
+    LEARNING_RATE,
+    STEPS,
+    WARM_UP,
+    beside_prediction,
+    described,
+    engine_steps,
+    measured_memory,
+    random_batches,
+    run_directory,
+    speed,
+    timed_steps,
+)
+from kit.specs.run import DataSpec, LoggingSpec, ScheduleSpec
+from kit.training.__main__ import process_group
+
+
+class Skipped(Exception):
+    """Something that is not installed; the message says what."""
+
+
+def measure(name: str, device: str, scratch: Path) -> dict[str, Any]:
+    """A row. Raises Skipped, KitError."""
+    return PEERS[name](device, scratch)
+
+
+def _hugging_face(device: str, scratch: Path, best: bool) -> dict[str, Any]:
+    import torch
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    plan = planned(RECIPES[0], device, scratch)
+    flags: dict[str, Any] = {
+        "per_device_train_batch_size": plan.layout.micro_batch_size,
+        "gradient_accumulation_steps": plan.layout.gradient_accumulation_steps,
+        "max_steps": STEPS,
+        "bf16": device == "cuda",
+        "save_strategy": "no",
+        "report_to": [],
+    }
+    if best:
+        flags |= {"optim": "adamw_torch_fused", "torch_compile": True, "dataloader_num_workers": 2}
+        flags |= {"tf32": True, "dataloader_pin_memory": True} if device == "cuda" else {}
+        flags |= _compiler(device, "torch_compile_backend")
+        flags["use_liger_kernel"] = device == "cuda" and importlib.util.find_spec("liger_kernel") is not None
+    arguments = TrainingArguments(
+        output_dir=str(scratch / "trainer"), use_cpu=device == "cpu", disable_tqdm=True, **flags
+    )
+
+    class Stopwatch(TrainerCallback):
+        began, times = 0.0, []
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self.began = _now(device)
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            self.times.append(_now(device) - self.began)
+
+    rows = [
+        {"input_ids": row, "labels": row}
+        for step in range(STEPS)
+        for batch in random_batches(plan, step)
+        for row in batch.input_ids
+    ]
+    stopwatch = Stopwatch()
+    model = _model(plan)
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[stopwatch])
+    trainer.train()
+    if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
+        raise RuntimeError("weights are not finite after training")
+    return _row(plan, stopwatch.times, flags)
+
+
+def _plain(device: str, scratch: Path, compiled: bool) -> dict[str, Any]:
+    """What a careful person writes in thirty lines."""
+    import torch
+    import torch.nn.functional as F
+
+    plan = planned(RECIPES[0], device, scratch)
+    model = _model(plan).to(device).train()
+    backend: dict[str, Any] = _compiler(device, "backend")
+    call = torch.compile(model, **backend) if compiled else model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device == "cuda")
+    accumulation = plan.layout.gradient_accumulation_steps
+
+    def one(step: int) -> None:
+        for batch in random_batches(plan, step):
+            tokens, labels = batch.input_ids.to(device), batch.labels.to(device)
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                logits = call(input_ids=tokens, use_cache=False).logits
+            (F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) / accumulation).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), plan.job.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    flags = {"fused": device == "cuda", "compile": compiled, **(backend if compiled else {})}
+    return _row(plan, timed_steps(one, device), flags)
+
+
+def _bare_deepspeed(device: str, scratch: Path) -> dict[str, Any]:
+    """kit's own ds_config.json under DeepSpeed's three calls."""
+    plan = planned(RECIPES[1], device, scratch)
+    rundir = run_directory(plan, scratch)
+    with process_group(rundir):
+        import torch
+        import torch.nn.functional as F
+
+        from kit.engines.deepspeed.build import build_deepspeed  # imports deepspeed once the device is known
+
+        engine, _ = build_deepspeed(rundir)
+
+        def one(step: int) -> None:
+            batches = random_batches(plan, step)
+            for index, batch in enumerate(batches):
+                engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
+                logits = engine(input_ids=batch.input_ids.to(device), use_cache=False).logits
+                loss = F.cross_entropy(logits.float().flatten(0, 1), batch.labels.to(device).flatten())
+                engine.backward(loss / len(batches), scale_wrt_gas=False)  # type: ignore[no-untyped-call]
+            engine.step()
+
+        with torch.enable_grad():
+            row = _row(plan, timed_steps(one, device), {"ds_config.json": "kit's"})
+        engine.destroy()
+        return row
+
+
+def _transformer_engine(device: str, scratch: Path) -> dict[str, Any]:
+    """Megatron-core's layers over Transformer Engine, stepped by kit's engine without kit's loop."""
+    if device == "cpu":
+        raise Skipped("Transformer Engine has kernels for GPUs alone")
+    if importlib.util.find_spec("transformer_engine") is None:
+        raise Skipped("transformer-engine is not installed")
+    case: Case = RECIPES[2]
+    case = dataclasses.replace(case, pins=case.pins | {"implementation": "transformer-engine"})
+    plan = planned(case, device, scratch)
+    rundir = run_directory(plan, scratch)
+    with process_group(rundir):
+        from kit.engines import build_engine
+
+        engine = build_engine(rundir)
+        times, _ = engine_steps(engine, plan)
+        row = described(plan) | beside_prediction(plan, times, measured_memory(engine, device))
+        engine.close()
+    return row | {"flags": {"implementation": "transformer-engine"}}
+
+
+def _kit(engine_name: str) -> Callable[[str, Path], dict[str, Any]]:
+    """The whole of ``kit train``: data from disk, metrics, watchdog, norms judged before they are applied."""
+
+    def run(device: str, scratch: Path) -> dict[str, Any]:
+        case = next(case for case in RECIPES if case.pins["engine"] == engine_name)
+        plan = planned(case, device, scratch)
+        data = _tokens_on_disk(plan, scratch / "tokens")
+        schedule, logging = ScheduleSpec(kind="constant"), LoggingSpec(every_steps=1)
+        rundir = run_directory(plan, scratch, data=data, schedule=schedule, logging=logging)
+        with process_group(rundir):
+            from kit.engines import build_engine
+            from kit.training.loop import train
+
+            engine = build_engine(rundir)
+            train(engine, rundir, export_hub_at_end=False)
+            memory = measured_memory(engine, device)
+            engine.close()
+        lines = (rundir.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        rows = [json.loads(line) for line in lines]
+        # A turn's own remainder is known, and told, in the turn after it.
+        turns = [row["step_time_s"] + after["loop_s"] for row, after in itertools.pairwise(rows)]
+        loop_s = statistics.median(row["loop_s"] for row in rows[WARM_UP:])
+        return described(plan) | _timed(plan, turns) | memory | {"loop_s": loop_s, "flags": {"engine": engine_name}}
+
+    return run
+
+
+PEERS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
+    "kit train, torch": _kit("torch"),
+    "plain PyTorch": lambda device, scratch: _plain(device, scratch, compiled=False),
+    "plain PyTorch, torch.compile": lambda device, scratch: _plain(device, scratch, compiled=True),
+    "Hugging Face Trainer, defaults": lambda device, scratch: _hugging_face(device, scratch, best=False),
+    "Hugging Face Trainer, best flags": lambda device, scratch: _hugging_face(device, scratch, best=True),
+    "kit train, deepspeed": _kit("deepspeed"),
+    "bare DeepSpeed": _bare_deepspeed,
+    "kit train, megatron": _kit("megatron"),
+    "Megatron-core, Transformer Engine": _transformer_engine,
+}
+"""In order of importance."""
+
+
+def _model(plan: kit.Plan) -> Any:
+    """The plan's shape in fp32, as transformers builds it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from kit.engines.hf import hf_config
+
+    with torch.device(plan.cluster.gpu.device):
+        return AutoModelForCausalLM.from_config(hf_config(plan.model), dtype=torch.float32)  # type: ignore[no-untyped-call]
+
+
+def _compiler(device: str, key: str) -> dict[str, str]:
+    """The CPU's run shows that the road is whole, not how fast it is: no C++ is generated there."""
+    return {key: "aot_eager"} if device == "cpu" else {}
+
+
+def _tokens_on_disk(plan: kit.Plan, prefix: Path) -> DataSpec:
+    from kit.training.data.indexed import IndexedWriter
+
+    with IndexedWriter(prefix, tokenizer="random", vocab_size=plan.model.vocab_size) as writer:
+        for step in range(STEPS + 1):
+            for batch in random_batches(plan, step):
+                for row in batch.input_ids:
+                    writer.add_document(row.tolist())
+    return DataSpec(train=str(prefix))
+
+
+def _row(plan: kit.Plan, times: list[float], flags: dict[str, Any]) -> dict[str, Any]:
+    """Predictions belong to kit's implementation, so none stands here."""
+    memory = measured_memory(None, plan.cluster.gpu.device)
+    return (
+        {"model": plan.model.name, "seq_length": plan.job.seq_length} | _timed(plan, times) | memory | {"flags": flags}
+    )
+
+
+def _timed(plan: kit.Plan, times: list[float]) -> dict[str, Any]:
+    step_s = statistics.median(times[WARM_UP:])
+    return {"measured_step_s": step_s, "steps_s": times, **speed(plan, step_s)}
+
+
+def _now(device: str) -> float:
+    import time
+
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()

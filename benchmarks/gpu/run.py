@@ -1,0 +1,212 @@
+"""Every promise of a plan that one GPU can check, in a given number of minutes. Run it by ``benchmarks/gpu/run.sh``.
+
+Each row is a process of its own with a time limit of its own: what fails, hangs, runs out of memory or is not installed
+is a row that says so. What the time is not enough for is skipped by name. Results are written after every row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.assets import ROOT
+from benchmarks.gpu import devices
+from benchmarks.gpu.cases import CASES
+from benchmarks.gpu.machine import describe
+from benchmarks.gpu.page import page
+from benchmarks.gpu.peers import PEERS
+from kit.rehearsal.processes import kill
+
+LEAST_S = 15.0
+"""What starts and imports takes about as long: a row is not begun with less."""
+PEER_LIMIT_S = 150.0
+CURVES_LIMIT_S = 120.0
+CPU_PATIENCE = 3.0
+"""Limits are a GPU machine's; a CPU dry run shares two cores with whatever else runs there."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row to be."""
+
+    section: str
+    name: str
+    spec: dict[str, Any]
+    limit_s: float
+
+
+@dataclass
+class Run:
+    """Rows so far, and the time that is left."""
+
+    device: str
+    scratch: Path
+    deadline: float
+    out: Path
+    result: dict[str, Any] = field(default_factory=dict)
+
+    def row(self, job: Job, index: int) -> dict[str, Any]:
+        """Start a worker, wait, and say how it went."""
+        left = self.deadline - time.monotonic()
+        if left < LEAST_S:
+            return {"name": job.name, "status": "skipped", "why": "no time left; give more --minutes"}
+        here = self.scratch / f"{index:02d}"
+        here.mkdir()
+        out = here / "row.json"
+        spec = {**job.spec, "device": self.device, "scratch": str(here), "out": str(out)}
+        (here / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+        began = time.monotonic()
+        limit_s = min(left, job.limit_s * (CPU_PATIENCE if self.device == "cpu" else 1.0))
+        row = self._outcome(here, out, limit_s)
+        return {"name": job.name, **row, "seconds": round(time.monotonic() - began, 1)}
+
+    def _outcome(self, here: Path, out: Path, limit_s: float) -> dict[str, Any]:
+        with (here / "log.txt").open("wb") as log:
+            command = [sys.executable, "-m", "benchmarks.gpu.worker", str(here / "spec.json")]
+            process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=ROOT, env=environment(self.device), start_new_session=True
+            )
+            try:
+                code = process.wait(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                kill(process)
+                return {"status": "too slow", "why": f"no end within {limit_s:.0f} s"}
+        if out.exists():
+            return dict(json.loads(out.read_text(encoding="utf-8")))
+        why = f"killed by signal {-code}; 9 is how Linux ends what takes too much host memory" if code < 0 else "died"
+        return {"status": "failed", "why": f"exit code {code}: {why}"}
+
+    def save(self) -> None:
+        """JSON and Markdown, each replaced whole."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        for suffix, text in ((".json", json.dumps(self.result, indent=1) + "\n"), (".md", page(self.result))):
+            attempt = self.out.with_suffix(f"{suffix}.tmp")
+            attempt.write_text(text, encoding="utf-8")
+            attempt.replace(self.out.with_suffix(suffix))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 where devices agree and nothing failed that was begun; rows without memory or time are no failures."""
+    arguments = _arguments(argv)
+    began = time.monotonic()
+    about = describe(arguments.device)
+    if arguments.device == "cuda" and about["hardware"] is None:
+        print("error: torch sees no CUDA device; use --device cpu for a dry run with tiny shapes", file=sys.stderr)
+        return 2
+    out = arguments.out or ROOT / "benchmarks" / "results" / f"gpu-{arguments.device}-{about['date'][:10]}"
+    with tempfile.TemporaryDirectory(prefix="kit-gpu-", dir=arguments.scratch) as scratch:
+        run = Run(arguments.device, Path(scratch), began + 60 * arguments.minutes, out.with_suffix(""))
+        run.result = {"machine": about, "minutes": arguments.minutes, "rows": {}, "doctor": doctor()}
+        for index, job in enumerate(jobs(arguments, Path(scratch))):
+            row = run.row(job, index)
+            run.result["rows"].setdefault(job.section, []).append(row)
+            print(f"{job.section}: {_line(row)}", flush=True)
+            if job.spec["kind"] == "curves":
+                _compare(run, job, row)
+            run.result["seconds"] = round(time.monotonic() - began, 1)
+            run.save()
+    print(f"{run.result['seconds']} s; {out.with_suffix('.json').name} and .md")
+    rows = [row for section in run.result["rows"].values() for row in section]
+    bad = [row["name"] for row in rows if row["status"] == "failed" or row.get("agrees") is False]
+    if bad:
+        print(f"failed: {', '.join(bad)}")
+    return 1 if bad else 0
+
+
+def jobs(arguments: argparse.Namespace, scratch: Path) -> Iterator[Job]:
+    """What users ask first comes first: peaks, the recipe by each engine, peers, parity; then all other cases."""
+    peers = list(_peers())
+    cases = [Job("predicted", case.name, {"kind": "case", "name": case.name}, case.limit_s) for case in CASES]
+    everything = [
+        Job("peaks", "peaks", {"kind": "peaks"}, 60.0),
+        *cases[:3],
+        *peers[:4],
+        *_curves(arguments.device, scratch),
+        *cases[3:13],
+        *peers[4:],
+        *cases[13:],
+    ]
+    yield from (job for job in everything if arguments.only in f"{job.section}: {job.name}")
+
+
+def _peers() -> Iterator[Job]:
+    for name in PEERS:
+        yield Job("side by side", name, {"kind": "peer", "name": name}, PEER_LIMIT_S)
+
+
+def _curves(device: str, scratch: Path) -> Iterator[Job]:
+    for engine, on in (("torch", "cpu"), ("torch", device), ("deepspeed", device), ("megatron", device)):
+        reference = (engine, on) == ("torch", "cpu")
+        place = scratch / "curves" / f"{on}-{engine}"
+        if device == "cpu" and reference and not (place.parent / "asked").exists():
+            # The first of two equal runs is the reference.
+            place.parent.mkdir(parents=True, exist_ok=True)
+            (place.parent / "asked").touch()
+            place = place.parent / "reference"
+        elif reference:
+            place = scratch / "curves" / "reference"
+        yield Job(
+            "devices", f"{engine} on {on}", {"kind": "curves", "engine": engine, "on": on, "curves": str(place)},
+            CURVES_LIMIT_S,
+        )  # fmt: skip
+
+
+def _compare(run: Run, job: Job, row: dict[str, Any]) -> None:
+    """Rows of agreement beside the run that made the curves."""
+    place, reference = Path(job.spec["curves"]), run.scratch / "curves" / "reference"
+    if row["status"] != "ok" or place == reference:
+        return
+    if not reference.exists():
+        row |= {"status": "skipped", "why": "the reference on the CPU is missing"}
+        return
+    row["compared"] = devices.agreement(reference, place, run.device)
+    row["agrees"] = all(one["agrees"] for one in row["compared"])
+
+
+def doctor() -> str:
+    """What ``kit doctor`` says of this machine, where this version looks at machines."""
+    done = subprocess.run(
+        [sys.executable, "-m", "kit", "doctor"], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+    if done.returncode == 2:
+        return "this version of kit doctor reads logs only"
+    return (done.stdout + done.stderr).strip()
+
+
+def environment(device: str) -> dict[str, str]:
+    """The same for kit and for its peers: what kit's own launch.sh sets on a GPU."""
+    own = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+    own |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if device == "cuda" else {"OMP_NUM_THREADS": "1"}
+    return {**os.environ, **own}
+
+
+def _line(row: dict[str, Any]) -> str:
+    told = [row["name"], row["status"]]
+    if "measured_step_s" in row:
+        told.append(f"{row['measured_step_s']:.4g} s a step")
+    told += [f"MFU {row['mfu']:.1%}"] if row.get("mfu") else []
+    told += [f"memory {row['memory_ratio']:.3f} × predicted"] if "memory_ratio" in row else []
+    return ", ".join([*told, row.get("why", "")]).rstrip(", ")
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu/run.sh", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--minutes", type=float, default=8.0, help="time for everything (default 8)")
+    parser.add_argument("--only", default="", help="rows whose `section: name` contains this")
+    parser.add_argument("--out", type=Path, default=None, help="where results go, without suffix")
+    parser.add_argument("--scratch", type=Path, default=None, help="a directory on the disk to be measured (40 GiB)")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
