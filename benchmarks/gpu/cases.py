@@ -50,11 +50,14 @@ RECIPES = tuple(_case(f"1B, {engine}", engine) for engine in ("torch", "deepspee
 _8B: dict[str, Any] = {"model": "llama-3.1-8b", "global_batch_size": 4}
 CASES = (
     *RECIPES,
+    _case("1B, chunked loss", "torch", chunked_loss=True),
+    _case("1B, chunked loss, compiled blocks", "torch", chunked_loss=True, compile_layers=True),
     _case("1B, full recompute", "torch", recompute="full"),
     _case("1B, selective recompute", "megatron", recompute="selective"),
     _case("1B, 16k tokens", "torch", seq_length=16384, global_batch_size=2),
     _case("1B, 32k tokens, full recompute", "torch", seq_length=32768, global_batch_size=1, recompute="full"),
     _case("1B, vocabulary of 262k", "torch", vocab_size=LARGE_VOCABULARY),
+    _case("1B, vocabulary of 262k, chunked loss", "torch", vocab_size=LARGE_VOCABULARY, chunked_loss=True),
     _case("3B, torch", "torch", model="llama-3.2-3b"),
     _case("3B, deepspeed, full recompute", "deepspeed", model="llama-3.2-3b", zero_stage=1, recompute="full"),
     _case("8B, 8-bit Adam", "torch", **_8B, optimizer=OptimizerSpec(name="adamw-8bit")),

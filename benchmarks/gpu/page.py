@@ -67,7 +67,7 @@ def _side_by_side(rows: list[Row], cases: list[Row], dry: bool) -> str:
     """kit's engines without its loop stand beside; the ratio is to kit's plain-torch loop, larger is slower."""
     engines = [
         {**row, "name": f"{row['name']} (engine alone)", "flags": row["layout"]}
-        for row in cases[:3]
+        for row in cases[:5]
         if row["status"] == "ok"
     ]
     done = [row for row in rows if row["status"] == "ok"] + engines

@@ -128,12 +128,12 @@ def jobs(arguments: argparse.Namespace, scratch: Path) -> Iterator[Job]:
     cases = [Job("predicted", case.name, {"kind": "case", "name": case.name}, case.limit_s) for case in CASES]
     everything = [
         Job("peaks", "peaks", {"kind": "peaks"}, 60.0),
-        *cases[:3],
+        *cases[:5],
         *peers[:4],
         *_curves(arguments.device, scratch),
-        *cases[3:13],
+        *cases[5:16],
         *peers[4:],
-        *cases[13:],
+        *cases[16:],
     ]
     yield from (job for job in everything if arguments.only in f"{job.section}: {job.name}")
 

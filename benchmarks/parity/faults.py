@@ -78,8 +78,8 @@ def _deepspeed_local_token_count() -> None:
     from kit.engines.base import IGNORE_INDEX
     from kit.engines.deepspeed import engine
 
-    def local_tokens(micro_batches, device: torch.device, group) -> int:
-        return sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
+    def local_tokens(micro_batches, device: torch.device, group) -> torch.Tensor:
+        return sum((micro_batch.labels != IGNORE_INDEX).sum() for micro_batch in micro_batches).to(device)
 
     _replace(engine, "global_tokens", local_tokens)
 

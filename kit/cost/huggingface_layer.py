@@ -12,15 +12,32 @@ from __future__ import annotations
 from kit.cost.frozen_layer import with_frozen_weights, without_scale
 from kit.cost.setup import Experts, LatentAttention, Shape, TrainingSetup
 from kit.specs.families import Traits
+from kit.specs.layout import LOSS_CHUNK_TOKENS
 
 LOSS_BYTES = 12.0
 """torch's cross entropy on fp32 logits in backward: log-probabilities, their gradient, and that of the logits."""
 
 
 def loss_bytes(setup: TrainingSetup) -> float:
-    """Fullest moment of head and loss; capped logits keep their tanh."""
+    """Fullest moment of head and loss; capped logits keep their tanh.
+
+    Chunked (kit/engines/linear_loss.py): logits of a chunk in the compute dtype and in fp32, the capped ones' slope;
+    of all tokens the gradient of the head's input; and the head's gradient in fp32 with a product in 16 bits.
+    """
+    if setup.chunked_loss:
+        shape, trained = setup.shape, setup.lora is None
+        copies = 4 + (setup.element if setup.element < 4 else 0) + (4 if shape.capped_logits else 0)
+        of_weight = 4 + (setup.element if setup.element < 4 else 0) if trained else 0
+        of_input = (4 if setup.autocast else setup.element) * shape.hidden_size * setup.tokens
+        return copies * chunk_entries(setup) + of_weight * shape.vocab_size * shape.hidden_size + of_input
     capped = setup.element if setup.shape.capped_logits else 0
     return (LOSS_BYTES + capped) * setup.shape.vocab_size * setup.tokens
+
+
+def chunk_entries(setup: TrainingSetup) -> float:
+    """Logits that exist at once."""
+    tokens = min(setup.tokens, LOSS_CHUNK_TOKENS) if setup.chunked_loss else setup.tokens
+    return setup.shape.vocab_size * tokens
 
 
 def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:

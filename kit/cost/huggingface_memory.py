@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.cost.huggingface_layer import after_layers, layer_bytes, layer_input, layer_terms, loss_bytes
+from kit.cost.huggingface_layer import after_layers, chunk_entries, layer_bytes, layer_input, layer_terms, loss_bytes
 from kit.cost.megatron_memory import MIB
 from kit.cost.rank_memory import RankParts
 from kit.cost.rank_states import rank_states
@@ -17,7 +17,6 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     dense, experts = kinds(setup.shape, stage_layers(setup, stage))
     counts = [(kind, count) for kind, count in ((False, dense), (True, experts)) if count]
     whole = {kind: layer_bytes(setup, kind) for kind, _ in counts}
-    entries = setup.shape.vocab_size * setup.tokens
     after_forward, in_loss = planned.autocast_copies
     return RankParts(
         states=rank_states(setup, stage),
@@ -27,7 +26,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         gathered_at_end=planned.gathered[2],
         buffers_in_loss=in_loss,
         # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
-        casts_in_forward=(after_forward, 2.0 * entries) if after_forward > in_loss else (0.0, 0.0),
+        casts_in_forward=(after_forward, 2.0 * chunk_entries(setup)) if after_forward > in_loss else (0.0, 0.0),
         kept=sum(count * _kept(setup, kind, whole[kind]) for kind, count in counts) + after_layers(setup),
         again=max(whole.values()) if setup.recompute == "full" else 0.0,
         working=_working(setup, bool(experts)),

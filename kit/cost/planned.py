@@ -63,6 +63,7 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         element=4 if job.precision == "fp32" else 2,
         autocast=uses_autocast(job.precision, layout),
         exchange=layout.cp_comm_type,
+        chunked_loss=layout.chunked_loss,
         planned=_engine_memory(
             _ById(model),
             _ById(cluster),

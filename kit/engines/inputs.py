@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import masking_utils
 
 from kit.engines.base import MicroBatch
 
@@ -31,3 +34,21 @@ def call_arguments(micro_batch: MicroBatch, device: torch.device) -> dict[str, A
     if micro_batch.position_ids is not None:
         arguments["position_ids"] = there(micro_batch.position_ids)
     return arguments
+
+
+@contextmanager
+def known_documents(micro_batch: MicroBatch) -> Iterator[None]:
+    """Around a forward pass: transformers need not look at positions where they are known to start once a row.
+
+    It asks the device (masking_utils.py, find_packed_sequence_indices, ``.all()`` in an if), and the host waits for
+    everything launched so far, once every micro batch. Its answer would be the one given here.
+    """
+    if micro_batch.position_ids is not None:
+        yield
+        return
+    asking = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = asking

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from kit.engines.base import IGNORE_INDEX, MicroBatch
+from kit.engines.base import IGNORE_INDEX, LossSum, MicroBatch
 from kit.errors import EngineError
 
 
@@ -17,15 +17,26 @@ def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Te
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
+def mean_scale(tokens: torch.Tensor, averaged_over: int) -> torch.Tensor:
+    """What a summed loss is multiplied with where gradients are averaged over so many ranks; fp32, on the device."""
+    return (averaged_over / tokens.clamp(min=1).double()).float()
+
+
+def told(loss_sum: torch.Tensor, tokens: torch.Tensor) -> LossSum:
+    """Both numbers on the host: the one time in a step that it waits for the device before the norm. Raises EngineError
+    where no label counted, which the host learns of only here: gradients are there then, of zeros."""
+    nats, count = torch.stack((loss_sum, tokens.double())).tolist()
+    if count == 0:
+        raise EngineError("no label of this step counts (all are masked); check the data's label masks")
+    return LossSum(loss_sum=nats, tokens=int(count))
+
+
 def global_tokens(
     micro_batches: Sequence[MicroBatch], device: torch.device, group: dist.ProcessGroup | None = None
-) -> int:
-    """Collective. Labels that count, over a group's ranks (all for None) and micro batches. Raises EngineError where
-    none does."""
-    local = sum(int((micro_batch.labels != IGNORE_INDEX).sum()) for micro_batch in micro_batches)
-    count = torch.tensor(local, dtype=torch.int64, device=device)
+) -> torch.Tensor:
+    """Collective. Labels that count, over a group's ranks (all for None) and micro batches: a scalar on the device,
+    which the host does not wait for."""
+    local = [(micro_batch.labels != IGNORE_INDEX).sum() for micro_batch in micro_batches]
+    count = torch.stack(local).sum().to(device, non_blocking=True)
     dist.all_reduce(count, group=group)
-    tokens = int(count.item())
-    if tokens == 0:
-        raise EngineError("no label of this step counts (all are masked); check the data's label masks")
-    return tokens
+    return count

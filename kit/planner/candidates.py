@@ -273,6 +273,8 @@ def _sized(
             zero_quantized_gradients=pins.zero_quantized_gradients or False,
             gradient_compression=pins.gradient_compression or "none",
             autocast=pins.autocast or False,
+            chunked_loss=pins.chunked_loss or False,
+            compile_layers=pins.compile_layers or False,
             recompute=recompute,
             micro_batch_size=size,
             gradient_accumulation_steps=max(1, job.global_batch_size // (size * dp)),

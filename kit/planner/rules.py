@@ -7,6 +7,7 @@ Read in torch 2.13, deepspeed 0.19.8 and megatron-core 0.16.1; a docstring names
 from __future__ import annotations
 
 from kit.planner.deepspeed_rules import DEEPSPEED_RULES, MEGATRON_LAYERS
+from kit.planner.fast_path_rules import FAST_PATH_RULES
 from kit.planner.megatron_rules import MEGATRON_RULES
 from kit.planner.rule import Rule, Violation, divisors, words
 from kit.planner.support_rules import SUPPORT_RULES
@@ -194,5 +195,6 @@ RULES: tuple[Rule, ...] = (
     *DEEPSPEED_RULES,
     *MEGATRON_RULES,
     *SUPPORT_RULES,
+    *FAST_PATH_RULES,
 )
 """Every rule; order is the order of messages."""

@@ -17,6 +17,8 @@ Implementation = Literal["huggingface-sdpa", "torch-native", "transformer-engine
 GradientCompression = Literal["none", "bf16", "powersgd"]
 """How fp32 gradients travel between data-parallel ranks: as they are, rounded to bf16, or as factors of low rank
 (PowerSGD, arXiv 1905.13727)."""
+LOSS_CHUNK_TOKENS = 1024
+"""Tokens whose logits exist at once with ``chunked_loss``: rows enough for a product at full rate."""
 ContextExchange = Literal["all_gather", "p2p", "a2a"]
 """How context-parallel ranks see each other's keys and values, in Megatron's words (``cp_comm_type``): gathered whole,
 passed round a ring, or exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
@@ -65,6 +67,10 @@ class Layout:
     """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 masters."""
     recompute: Recompute = "none"
     """full: only each layer's input is kept. selective: all but the inside of attention."""
+    chunked_loss: bool = False
+    """Hugging Face models: output projection and cross entropy in one, some tokens at a time, without all logits."""
+    compile_layers: bool = False
+    """engine=torch: torch.compile of every transformer block."""
     micro_batch_size: int = Field(default=1, gt=0)
     """Sequences per data-parallel rank and forward pass."""
     gradient_accumulation_steps: int = Field(default=1, gt=0)
@@ -110,4 +116,6 @@ class Pins:
     gradient_compression: GradientCompression | None = None
     autocast: bool | None = None
     recompute: Recompute | None = None
+    chunked_loss: bool | None = None
+    compile_layers: bool | None = None
     micro_batch_size: int | None = Field(default=None, gt=0)

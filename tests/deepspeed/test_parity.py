@@ -45,6 +45,8 @@ LAYOUTS = {
     "stage 3, all on the host": {"stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"},
     "stage 2, recompute": {"stage": 2, "recompute": "full"},
     "stage 3, recompute": {"stage": 3, "recompute": "full"},
+    "stage 2, chunked loss": {"stage": 2, "chunked_loss": True},
+    "stage 3, chunked loss": {"stage": 3, "chunked_loss": True},
 }
 
 

@@ -25,7 +25,7 @@ from kit.engines.deepspeed.captured import capture
 from kit.engines.deepspeed.state import Replicated, parameter_state
 from kit.engines.deepspeed.swapped import Swapped
 from kit.engines.hf import HfDirectory
-from kit.engines.loss import global_tokens
+from kit.engines.loss import global_tokens, mean_scale, told
 from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class DeepSpeedEngine:
         micro_batches = [self._split.own(micro_batch) for micro_batch in micro_batches]
         tokens = global_tokens(micro_batches, self._device, self._split.tokens_group)
         self._pending = True
-        scale = self._split.averaged_over / tokens
+        scale = mean_scale(tokens, self._split.averaged_over)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(micro_batches):
             # Set for every backward: stages 0 and 1 reduce, and 2 and 3 hand over, only at the boundary.
@@ -80,7 +80,11 @@ class DeepSpeedEngine:
             self._engine.backward(loss * scale, scale_wrt_gas=False)
             loss_sum += loss.detach()
         dist.all_reduce(loss_sum, group=self._split.tokens_group)
-        return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
+        try:
+            return told(loss_sum, tokens)
+        except EngineError:
+            self.discard()
+            raise
 
     def apply(self, learning_rate: float) -> Norms:
         """See Engine. Raises EngineError where DeepSpeed skipped the step: it does so when the norm is not finite."""
@@ -118,7 +122,7 @@ class DeepSpeedEngine:
         self._engine.train()
         dist.all_reduce(loss_sum, group=self._split.tokens_group)
         tokens = global_tokens(micro_batches, self._device, self._split.tokens_group)
-        return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
+        return told(loss_sum, tokens)
 
     # ------------------------------------------------------------------ state
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import deepspeed
 import torch
@@ -19,7 +19,8 @@ from kit.engines.base import MicroBatch, StateKind, TensorSource
 from kit.engines.deepspeed.split import Split
 from kit.engines.deepspeed.state import FullyPartitioned, ParameterState
 from kit.engines.hf import build_model, check_names, check_shape
-from kit.engines.inputs import call_arguments
+from kit.engines.inputs import call_arguments, known_documents
+from kit.engines.linear_loss import ChunkedLoss
 from kit.engines.loss import summed_cross_entropy
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Whole(Split):
     def __init__(self, rundir: RunDirectory) -> None:
         self.rundir = rundir
         self._spec = rundir.plan.model
+        self.chunked: ChunkedLoss | None = None
         self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
@@ -60,6 +62,8 @@ class Whole(Split):
             model.activation_checkpointing_enable({"use_reentrant": False})
         if lora is not None and partitioned:
             freeze_partitioned(model, self.rundir)
+        if layout.chunked_loss:
+            self.chunked = ChunkedLoss(model)
         return model
 
     def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
@@ -71,8 +75,13 @@ class Whole(Split):
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         """See Split."""
         device = self.engine.device
-        logits = self.engine(**call_arguments(micro_batch, device)).logits
-        return summed_cross_entropy(logits, micro_batch.labels.to(device))
+        labels = micro_batch.labels.to(device, non_blocking=True)
+        arguments = call_arguments(micro_batch, device)
+        with known_documents(micro_batch):
+            if self.chunked is not None:
+                with self.chunked.of(labels):
+                    return cast("torch.Tensor", self.engine(**arguments).logits)
+            return summed_cross_entropy(self.engine(**arguments).logits, labels)
 
     def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """See Split."""

@@ -20,9 +20,11 @@ from safetensors.torch import load_file
 from kit.engines import experts
 from kit.engines.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.compiled import compile_layers
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
-from kit.engines.inputs import call_arguments
-from kit.engines.loss import global_tokens, summed_cross_entropy
+from kit.engines.inputs import call_arguments, known_documents
+from kit.engines.linear_loss import ChunkedLoss
+from kit.engines.loss import global_tokens, mean_scale, summed_cross_entropy, told
 from kit.engines.shards import SafetensorsSource
 from kit.engines.torch.compression import Compression
 from kit.engines.torch.native import NATIVE_KINDS, Native
@@ -54,6 +56,9 @@ class TorchEngine:
         self._model = build_frozen(rundir, birthplace) if frozen else build_model(rundir, torch.float32, birthplace)
         if plan.layout.recompute == "full":
             self._model.activation_checkpointing_enable({"use_reentrant": False})
+        if plan.layout.compile_layers:
+            compile_layers(self._model)
+        self._chunked = ChunkedLoss(self._model) if plan.layout.chunked_loss else None
         bf16 = torch.bfloat16 if plan.job.precision == "bf16" else None
         self._state_is: Replicated | Sharded
         if plan.layout.zero_stage == 0:
@@ -68,6 +73,8 @@ class TorchEngine:
         self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._norm: torch.Tensor | None = None
+        self._known_norm: float | None = None
+        """The same on the host, once it was asked for."""
         self._optimizer = build_adamw(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
         if self._lora is not None:
             self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
@@ -79,19 +86,28 @@ class TorchEngine:
         if any(parameter.grad is not None for parameter in self._parameters.values()):
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
         tokens = global_tokens(micro_batches, self._device, self._state_is.tokens_group)
+        # Both DDP and FSDP2 average over the ranks: times dp makes that the sum.
+        scale = mean_scale(tokens, self.dp_size)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(micro_batches):
             with self._state_is.micro_batch(is_last=index == len(micro_batches) - 1):
                 loss = self._loss(micro_batch)
-                # Both DDP and FSDP2 average over the ranks: times dp makes that the sum.
-                (loss * (self.dp_size / tokens)).backward()
+                (loss * scale).backward()
             loss_sum += loss.detach()
         dist.all_reduce(loss_sum, group=self._state_is.tokens_group)
-        return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
+        return self._told(loss_sum, tokens)
+
+    def _told(self, loss_sum: torch.Tensor, tokens: torch.Tensor) -> LossSum:
+        try:
+            return told(loss_sum, tokens)
+        except EngineError:
+            self.discard()
+            raise
 
     def apply(self, learning_rate: float) -> Norms:
         gradients = self._gradients()
         norm = self._state_is.norm(gradients) if self._norm is None else self._norm
+        known = self._known_norm
         if self._grad_clip > 0:
             # As clip_grad_norm_ does; of slices one by one, which may lie on meshes of their own.
             coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
@@ -101,17 +117,19 @@ class TorchEngine:
             group["lr"] = learning_rate
         self._optimizer.step()
         self.discard()
-        return Norms(gradient=norm.item())
+        return Norms(gradient=norm.item() if known is None else known)
 
     def discard(self) -> None:
-        self._norm = None
+        self._norm = self._known_norm = None
         self._optimizer.zero_grad(set_to_none=True)
 
     def gradient_norm(self) -> float:
         """See ``KnowsItsNorm``."""
         if self._norm is None:
             self._norm = self._state_is.norm(self._gradients())
-        return float(self._norm.item())
+            self._known_norm = float(self._norm.item())
+        assert self._known_norm is not None
+        return self._known_norm
 
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
@@ -128,7 +146,7 @@ class TorchEngine:
         finally:
             self._model.train()
         dist.all_reduce(loss_sum, group=self._state_is.tokens_group)
-        return LossSum(loss_sum=loss_sum.item(), tokens=tokens)
+        return told(loss_sum, tokens)
 
     def save(self, directory: Path) -> None:
         """State tensors by the main rank, random state by every rank. Raises OSError or SafetensorError."""
@@ -224,7 +242,11 @@ class TorchEngine:
         """Cross entropy in nats, summed over the labels that count; computed in fp32."""
         labels = micro_batch.labels.to(self._device, non_blocking=True)
         arguments = call_arguments(micro_batch, self._device)
-        with torch.autocast(self._device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None):
+        casting = torch.autocast(self._device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
+        with casting, known_documents(micro_batch):
+            if self._chunked is not None:
+                with self._chunked.of(labels):
+                    return self._state_is.forward(arguments, training)
             logits = self._state_is.forward(arguments, training)
         return summed_cross_entropy(logits, labels)
 
