@@ -1,7 +1,8 @@
 """``python -m benchmarks.examples``: every script of examples/ under every configuration, on two CPU processes.
 
 Each must become the engine, the stage and the number of processes that its configuration says, and give the losses of
-the same script on one process without any. Writes docs/own-scripts.md when all did.
+the same script on one process without any, which are plain torch's. Writes the figures of docs/own-scripts.md when all
+did.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from benchmarks.examples.plain import plain_torch
 LOSS_BOUND, NORM_BOUND = 1e-5, 1e-4
 """Relative, of each step: processes add in another order. Doubled gradients move norms by one, losses hardly."""
 PAGE = ROOT / "docs" / "own-scripts.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def main() -> int:
@@ -30,11 +32,16 @@ def main() -> int:
     directory, failed = prepare(), False
     rows: dict[str, dict[str, tuple[float, float]]] = {}
     for script in scripts:
-        reference = alone(script, directory)
-        if script == "accelerate_loop":
-            errors = compared(reference, plain_torch(directory), "one process")
-            print(f"  {script:16} {'one process':22} {_said(errors)} of plain torch", flush=True)
         rows[script] = {}
+        try:
+            reference = alone(script, directory)
+            if script == "accelerate_loop":
+                errors = compared(reference, plain_torch(directory), "one process")
+                print(f"  {script:16} {'one process':22} {_said(errors)} of plain torch", flush=True)
+        except ExampleError as error:
+            failed = True
+            print(f"  {script:16} {'one process':22} FAILED: {error}", flush=True)
+            continue
         for layout in layouts:
             try:
                 rows[script][layout] = compared(launched(script, layout, directory), reference, layout)
@@ -66,18 +73,9 @@ def _said(errors: tuple[float, float]) -> str:
 
 
 def write(rows: dict[str, dict[str, tuple[float, float]]], page: Path) -> None:
-    """The table, with what it shows."""
+    """The figures into the page, between its marks."""
     layouts = list(next(iter(rows.values())))
-    lines = [
-        "# Your own training scripts",
-        "",
-        "The files of a run directory drive scripts that know nothing of kit. `python -m benchmarks.examples`",
-        "(`make examples`) starts each script of `examples/`, unchanged, by `accelerate launch --config_file",
-        "accelerate.yaml` on two CPU processes, and compares its losses with those of one process without any",
-        "configuration.",
-        "A cell is the largest relative difference over the steps; a script that became another engine, another stage",
-        "or one process fails.",
-        "",
+    table = [
         "| script | " + " | ".join(layouts) + " |",
         "|---|" + "---|" * len(layouts),
         *(
@@ -86,15 +84,10 @@ def write(rows: dict[str, dict[str, tuple[float, float]]], page: Path) -> None:
             + " |"
             for script, row in rows.items()
         ),
-        "",
-        "What a CPU lacks is put in its place: accelerate looks for CUDA and nccl only, so a module of the benchmark",
-        "(`benchmarks/examples/gloo`) connects the processes by gloo. FSDP2's file is that of a plan for two A100.",
-        "",
-        "For the Trainer and TRL give the arguments that `ds_config.md` lists: where they differ the Trainer",
-        'refuses `ds_config.json`. `ds_config.trainer.json` has `"auto"` in their places instead.',
-        "",
     ]
-    page.write_text("\n".join(lines), encoding="utf-8")
+    head, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    page.write_text("\n".join([head + begin, *table, end + tail]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -234,6 +234,8 @@ def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dt
         quant_type="nf4",
         device="meta",
     )
+    # Evaluation on some CPUs would pack the weights anew, for good, with scales in bf16.
+    quantised.support_avx512bf16_for_cpu = False
     weight = Params4bit(value, requires_grad=False, quant_type="nf4", compress_statistics=True)
     quantised.weight = weight.to(value.device)  # it is this call that quantises
     quantised.weight.module = quantised

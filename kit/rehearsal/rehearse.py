@@ -169,7 +169,7 @@ def _exported(reference: RunDirectory, own: RunDirectory, shrunk: Twin, director
     losses = [_held_out_loss(model, shrunk, directory / "data/validation") for model in models]
     if not all(math.isfinite(loss) for loss in losses):
         raise EngineError(f"losses of the exported models are {losses}")
-    expected, found = (dict(model.named_parameters()) for model in models)
+    expected, found = ({name: p.detach() for name, p in model.named_parameters()} for model in models)
     weights = max(_weight_difference(expected[name], found[name]) for name in expected)
     return abs(losses[1] / losses[0] - 1), weights
 
