@@ -48,8 +48,12 @@ parity-megatron: setup  ## families × layouts of Megatron-core on pools of proc
 examples: setup  ## people's own scripts (Accelerator, Trainer, TRL) under kit's files, really launched: ten minutes
 	@$(BIN)/python -m benchmarks.examples
 
-loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export: two minutes
+new-user: setup  ## a shipped recipe copied, edited and run by the commands of its README: a minute
+	@$(BIN)/python -m benchmarks.new_user
+
+loading: setup  ## host memory of loading a 1B model at ZeRO-3 on two processes, and of its export; QLoRA on one: three minutes
 	@$(BIN)/python -m benchmarks.loading
+	@$(BIN)/python -m benchmarks.loading --qlora
 
 pipeline-choice: setup  ## DeepSpeed's PipelineModule and AutoEP on two processes beside plain torch: a minute
 	@$(BIN)/python -m benchmarks.pipeline_choice
@@ -84,6 +88,9 @@ overhead: setup  ## what the training loop, the data path and saving cost beside
 
 rehearse: setup  ## one recipe in small, another every day: what CI proves of them
 	@$(BIN)/python -m benchmarks.rehearsals --rotate 1 --no-write
+
+rehearse-faults: setup  ## faults planted into rehearsals of each engine, each of which must turn one red: three minutes
+	@$(BIN)/python -m benchmarks.rehearsals --plant-all
 
 rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes (after make ops)
 	@$(BIN)/python -m benchmarks.rehearsals

@@ -21,6 +21,15 @@ def _connect() -> None:
     PartialState._prepare_backend = prepare
 
 
+def _without_shared_memory_op() -> None:
+    """Without a GPU DeepSpeed first compiles an all-reduce that only inference uses (comm/torch.py, build_shm_op)."""
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
 # Not in the launcher, which imports accelerate too and has no rank.
 if "LOCAL_RANK" in os.environ:
     _connect()
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        _without_shared_memory_op()
