@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import netrc
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +59,7 @@ def missing(names: Sequence[str]) -> list[str]:
 
 
 def _start(name: str, rundir: Path, plan: Plan) -> Any:
-    from accelerate import tracking
+    from accelerate import PartialState, tracking
 
     if absent := missing([name]):
         raise EngineError(
@@ -67,14 +69,16 @@ def _start(name: str, rundir: Path, plan: Plan) -> Any:
     project = plan.model.name
     classes: dict[str, Callable[[], Any]] = {
         "tensorboard": lambda: tracking.TensorBoardTracker(rundir.name, logging_dir=str(folder / "tensorboard")),
-        # Without a login it writes to disk only: WANDB_MODE=offline, for ``wandb sync`` later.
-        "wandb": lambda: tracking.WandBTracker(project, name=rundir.name, dir=str(folder)),
-        # Where MLFLOW_TRACKING_URI is not set, mlflow keeps a store in the working directory: the run directory.
+        # Offline writes to disk, for ``wandb sync`` later; without a login a batch job could not answer its question.
+        "wandb": lambda: tracking.WandBTracker(project, name=rundir.name, dir=str(folder), mode=_wandb_mode()),
         "mlflow": lambda: tracking.MLflowTracker(experiment_name=project, run_name=rundir.name),
         "trackio": lambda: tracking.TrackioTracker(project, name=rundir.name),
     }
     try:
         folder.mkdir(exist_ok=True)
+        _stay_in(folder)
+        # accelerate's trackers write to its log, which asks who is the main rank; the process group is there already.
+        PartialState(cpu=plan.cluster.gpu.device == "cpu")
         tracker = classes[name]()
         tracker.start()
         if name != "tensorboard":  # whose writer would open a second run for the settings
@@ -85,6 +89,24 @@ def _start(name: str, rundir: Path, plan: Plan) -> Any:
             f"run.logging.trackers"
         ) from error
     return tracker
+
+
+def _stay_in(folder: Path) -> None:
+    """What is kept on disk is kept in the run directory, where its owner has not said otherwise."""
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+    os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))
+
+
+def _wandb_mode() -> str:
+    """As WANDB_MODE says; else online with a login, and offline without."""
+    if mode := os.environ.get("WANDB_MODE"):
+        return mode
+    if "WANDB_API_KEY" in os.environ:
+        return "online"
+    try:
+        return "online" if netrc.netrc().authenticators("api.wandb.ai") else "offline"
+    except (OSError, netrc.NetrcParseError):
+        return "offline"
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
