@@ -23,6 +23,7 @@ from typing import Any
 import psutil
 
 from benchmarks.hosts import lab
+from kit.diagnose.preflight.remote import SOCKETS
 from kit.emit.run_directory import RunDirectory, write
 from kit.planner.search import make_plan
 from kit.specs.catalog import parse_cluster
@@ -50,9 +51,7 @@ class Fault:
     host: int = 1
 
 
-_LISTEN = (
-    "sleep 60 | {python} -m kit.diagnose.preflight.facts listen 29500 60 >/dev/null 2>&1 & echo $! > {scratch}/pid"
-)
+_LISTEN = "sleep 60 | {python} {sockets} listen 29500 60 >/dev/null 2>&1 & echo $! > {scratch}/pid"
 FAULTS = (
     Fault("version", "mount --bind {scratch}/METADATA {metadata}", "versions", "9.9.9", "umount {metadata}"),
     Fault(
@@ -185,7 +184,8 @@ def _do(host: lab.Host, script: str, root: Path, first: str) -> None:
         data=root / "train",
         metadata=_metadata(),
         first=first,
-        python=f"PYTHONPATH={ROOT} {sys.executable}",
+        python=sys.executable,
+        sockets=SOCKETS,
     )
     subprocess.run(host.command(["bash", "-c", words]), check=True, timeout=20)
 

@@ -1,6 +1,7 @@
 """The emitted batch script in a real Slurm of two nodes, beside one process: ``python -m benchmarks.slurm [NAME…]``.
 
-    signal    Slurm's own signal before the time limit: a checkpoint, back into the queue, resumed where it stopped
+    signal    the signal that Slurm sends before a limit, sent in the middle: a checkpoint, the queue, resumed there
+    limit     the same by Slurm's own clock, two minutes' limit with a minute's notice: for an idle machine
     requeue   scontrol requeue in the middle, as preemption does: resumed, the same curve
     srun      the deepspeed launcher in its slurm mode, inside an allocation
 
@@ -76,18 +77,32 @@ def main() -> int:
 
 
 def signalled(slurm: Slurm, root: Path) -> tuple[RunDirectory, str, int]:
-    """Two minutes' limit, a minute's notice. In the queue the job gets more time, and is spared the two minutes that
-    Slurm lets a requeued job wait."""
-    rundir = _emit(root / "signal", TORCH, LONG, LONG)
+    """``scancel --batch --signal=USR1``: the batch script hears what ``--signal=B:USR1@…`` would send."""
+    rundir = _emit(root / "signal", TORCH, SHORT, SHORT)
+    number = _submit(slurm, rundir)
+    _until(slurm, rundir, number, lambda job: _step(rundir) >= REQUEUE_AT)
+    slurm.run("scancel", "--batch", "--signal=USR1", number)
+    return rundir, f"signalled, {_resumed_where_it_stopped(slurm, rundir, number, SHORT)}", SHORT
+
+
+def limited(slurm: Slurm, root: Path) -> tuple[RunDirectory, str, int]:
+    """Two minutes' limit, a minute's notice."""
+    rundir = _emit(root / "limit", TORCH, LONG, LONG)
     number = _submit(slurm, rundir, "--time=2", "--signal=B:USR1@60")
+    return rundir, f"near its limit, {_resumed_where_it_stopped(slurm, rundir, number, LONG)}", LONG
+
+
+def _resumed_where_it_stopped(slurm: Slurm, rundir: RunDirectory, number: str, steps: int) -> str:
+    """Wait for it to save, queue and end; every step made once, none lost. In the queue the job gets more time, and is
+    spared the two minutes that Slurm lets a requeued job wait."""
     _until(slurm, rundir, number, lambda job: job["Restarts"] == "1" and job["JobState"] == "PENDING")
-    stopped = metrics(rundir.path)[-1]["step"]
+    stopped = _step(rundir)
     slurm.run("scontrol", "update", f"JobId={number}", "StartTime=now", "TimeLimit=30")
     _finish(slurm, rundir, number)
-    steps = [row["step"] for row in metrics(rundir.path)]
-    if steps != list(range(1, LONG + 1)):
-        raise runs.RunFailed(f"it stopped at {stopped}; steps were lost or made twice: {len(steps)} rows")
-    return rundir, f"signalled, saved at step {stopped}, queued again, resumed", LONG
+    made = [row["step"] for row in metrics(rundir.path)]
+    if made != list(range(1, steps + 1)) or stopped >= steps:
+        raise runs.RunFailed(f"stopped at {stopped} of {steps}; steps were lost or made twice: {len(made)} rows")
+    return f"saved at step {stopped}, queued again, resumed"
 
 
 def requeued(slurm: Slurm, root: Path) -> tuple[RunDirectory, str, int]:
@@ -116,6 +131,7 @@ def launched(slurm: Slurm, root: Path) -> tuple[RunDirectory, str, int]:
 
 CASES: dict[str, Callable[[Slurm, Path], tuple[RunDirectory, str, int]]] = {
     "signal": signalled,
+    "limit": limited,
     "requeue": requeued,
     "srun": launched,
 }

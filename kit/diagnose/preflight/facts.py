@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import resource
-import select
 import shutil
 import socket
 import subprocess
@@ -171,39 +170,9 @@ def _port_is_free(port: int) -> bool:
     return True
 
 
-def listen(port: int, seconds: float) -> None:
-    """Accept connections for so long, or until standard input ends, as it does when ssh goes; says ``listening``."""
-    with socket.create_server(("", port)) as server:
-        print("listening", flush=True)
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            ready, _, _ = select.select([server, sys.stdin], [], [], left)
-            if sys.stdin in ready:
-                return
-            if server in ready:
-                server.accept()[0].close()
-
-
-def connect(targets: list[str], port: int, seconds: float) -> dict[str, str | None]:
-    """Host → why it cannot be reached; None where it can."""
-    found: dict[str, str | None] = {}
-    for host in targets:
-        try:
-            socket.create_connection((host, port), timeout=seconds).close()
-            found[host] = None
-        except OSError as error:
-            found[host] = error.strerror or str(error)
-    return found
-
-
 def main(words: list[str]) -> None:
-    """``REQUEST``, ``listen PORT SECONDS`` or ``connect PORT SECONDS HOST…``."""
-    if words[0] == "listen":
-        listen(int(words[1]), float(words[2]))
-    elif words[0] == "connect":
-        print(json.dumps(connect(words[3:], int(words[1]), float(words[2]))))
-    else:
-        print(json.dumps(gather(json.loads(words[0]))))
+    """``REQUEST``, JSON."""
+    print(json.dumps(gather(json.loads(words[0]))))
 
 
 if __name__ == "__main__":

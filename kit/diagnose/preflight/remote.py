@@ -22,6 +22,7 @@ SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 LIMIT_S = 25
 AT_ONCE = 64
 FACTS = "kit.diagnose.preflight.facts"
+SOCKETS = str(Path(__file__).with_name("sockets.py").resolve())
 T = TypeVar("T")
 
 
@@ -98,7 +99,7 @@ def connections(places: Sequence[Place], port: int) -> dict[str, dict[str, str |
     names = [place.host for place in places]
     listeners = [
         subprocess.Popen(
-            place.words(["-m", FACTS, "listen", str(port), str(LIMIT_S)]),
+            place.words([SOCKETS, "listen", str(port), str(LIMIT_S)]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -112,7 +113,7 @@ def connections(places: Sequence[Place], port: int) -> dict[str, dict[str, str |
 
         def ask(index: int) -> dict[str, str | None]:
             targets = sorted({names[0], names[(index + 1) % len(names)]} - {names[index]})
-            done = run(places[index], ["-m", FACTS, "connect", str(port), "3", *targets])
+            done = run(places[index], [SOCKETS, "connect", str(port), "3", *targets])
             found: dict[str, str | None] = json.loads(done.stdout) if done.returncode == 0 else {}
             return found
 
