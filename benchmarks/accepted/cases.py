@@ -34,6 +34,7 @@ CLUSTERS = (
     "p4d.24xlarge:4",
     "4xRTX-4090",
     "1xTitan-RTX",
+    "hgx-h200:2",
     "3x8xH100",
     "4xcpu",
     "2xcpu",

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from benchmarks.accepted.cases import CLUSTERS
 from kit.cost import predict
 from kit.cost.efficiency import usable_gib
 from kit.errors import PlanError
@@ -20,20 +21,6 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from tests.planning.examples import job
 
-CLUSTERS = (
-    "1xH100",
-    "8xH100",
-    "2x4xA100-40",
-    "64xA100-80",
-    "256xH100",
-    "8xH200",
-    "p4d.24xlarge:4",
-    "4xRTX-4090",
-    "1xTitan-RTX",
-    "hgx-h200:2",
-    "3x8xH100",
-    "4xcpu",
-)
 PINS = (
     Pins(),
     Pins(),

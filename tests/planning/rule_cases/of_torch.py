@@ -1,0 +1,88 @@
+"""Rules that layouts of engine=torch break."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tests.planning.examples import deepspeed, torch
+from tests.planning.rule_cases import Case
+
+CASES = [
+    Case(
+        "precision",
+        torch(),
+        "Titan-RTX, which has no bf16",
+        torch(),
+        gpus="1xTitan-RTX",
+        good_change={"precision": "fp32"},
+    ),
+    Case(
+        "positions",
+        torch(),
+        "use at most 1024",
+        torch(),
+        model="gpt2",
+        change={"seq_length": 2048},
+        good_change={"seq_length": 1024},
+    ),
+    Case(
+        "implementation",
+        dataclasses.replace(torch(), implementation="torch-native"),
+        "use huggingface-sdpa",
+        torch(),
+    ),
+    Case(
+        "stacks",
+        torch(),
+        "use pretrain or sft",
+        torch(),
+        change={"objective": "seq2seq"},
+        good_change={"objective": "sft"},
+    ),
+    Case("data_parallel_only", torch(sp=True), "sp=True on engine=torch", torch()),
+    Case(
+        "supported_job",
+        torch(zero_stage=2),
+        "precision=fp16 is not supported",
+        deepspeed(zero_stage=2),
+        change={"precision": "fp16"},
+        good_change={"precision": "fp16"},
+    ),
+    Case("autocast_is_deepspeeds", torch(autocast=True), "always autocasts", torch()),
+    Case(
+        "compression_has_a_hook",
+        torch(zero_stage=2, gradient_compression="powersgd"),
+        r"zero_stage=0 \(DDP\)",
+        torch(gradient_compression="powersgd"),
+    ),
+    Case("compression_has_a_hook", torch(gradient_compression="bf16"), "nothing is sent", torch(), gpus="1xH100"),
+    Case(
+        "zeropp", torch(zero_stage=3, zero_quantized_weights=True), "part of DeepSpeed's stage 3", torch(zero_stage=3)
+    ),
+    Case("torch_tensor_parallel", torch(tp=2), "goes with FSDP2", torch(tp=2, zero_stage=3)),
+    Case(
+        "torch_tensor_parallel",
+        torch(tp=2, zero_stage=3),
+        "it is done for llama, mistral, qwen2",
+        torch(zero_stage=3),
+        model="gpt2",
+        change={"seq_length": 1024},
+    ),
+    Case(
+        "torch_tensor_parallel",
+        torch(tp=16, zero_stage=3),
+        "use a divisor of both",
+        torch(tp=8, zero_stage=3),
+        gpus="16xH100",
+    ),
+    Case("torch_zero", torch(zero_stage=1), r"FSDP2 \(2 and 3\)", torch(zero_stage=3)),
+    Case(
+        "supported_job",
+        torch(),
+        "precision=fp16 is not supported; use bf16 or fp32",
+        torch(),
+        change={"precision": "fp16"},
+        good_change={"precision": "fp32"},
+    ),
+    Case("supported_split", torch(recompute="selective"), "recompute=selective is not supported", torch()),
+]
