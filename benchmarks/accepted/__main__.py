@@ -8,7 +8,12 @@ import os
 import time
 
 from benchmarks.accepted.cases import emitted, problems, random_plan
-from benchmarks.accepted.parsers import refused_by_accelerate, refused_by_deepspeed, refused_by_megatron
+from benchmarks.accepted.parsers import (
+    refused_by_accelerate,
+    refused_by_deepspeed,
+    refused_by_fsdp_plugin,
+    refused_by_megatron,
+)
 from kit.specs import yaml
 
 
@@ -46,6 +51,7 @@ def main() -> int:
     os.environ.setdefault("MASTER_PORT", "29713")
     refused = refused_by_deepspeed(deepspeed.values())
     refused += refused_by_accelerate(accelerate)
+    refused += refused_by_fsdp_plugin(text for text in accelerate if "fsdp_config" in text)
     refused += refused_by_megatron(megatron.values())
     print(
         f"distinct files: {len(deepspeed)} ds_config.json, {len(accelerate)} accelerate.yaml, {len(megatron)} "

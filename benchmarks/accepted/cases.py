@@ -10,8 +10,8 @@ from kit.cost.efficiency import usable_gib
 from kit.cost.estimate import predict
 from kit.diagnose.lint.known_keys import KnownKeys, accelerate_keys, deepspeed_keys
 from kit.emit.accelerate import accelerate_config
+from kit.emit.accelerate import applies as by_accelerate
 from kit.emit.deepspeed import ds_config
-from kit.emit.launch import by_accelerate
 from kit.emit.megatron import applies as megatron_applies
 from kit.emit.megatron import megatron_settings
 from kit.errors import KitError

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import yaml
 
 
 def refused_by_deepspeed(configs: Iterable[tuple[dict[str, Any], int]]) -> list[str]:
@@ -71,6 +74,47 @@ def refused_by_accelerate(texts: Iterable[str]) -> list[str]:
             except Exception as error:  # whatever a parser raises is a refusal
                 found.append(f"accelerate: {error!r}"[:400])
     return found
+
+
+def refused_by_fsdp_plugin(texts: Iterable[str]) -> list[str]:
+    """What ``accelerate launch`` makes of the fsdp_config of YAML texts, and its plugin of that: the plugin reads
+    environment variables that the launcher writes, so a key that neither knows falls away in silence."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser, prepare_multi_gpu_env
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    found = []
+    with tempfile.TemporaryDirectory(prefix="kit-accelerate-") as directory:
+        file = Path(directory) / "accelerate.yaml"
+        for text in texts:
+            file.write_text(text, encoding="utf-8")
+            asked = yaml.safe_load(text)["fsdp_config"]
+            before = dict(os.environ)
+            try:
+                arguments = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+                os.environ.update(prepare_multi_gpu_env(_validate_launch_command(arguments)[0]))
+                plugin = FullyShardedDataParallelPlugin()
+            except Exception as error:  # whatever a parser raises is a refusal
+                found.append(f"accelerate's FSDP plugin: {error!r}"[:400])
+                continue
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+            found += [f"accelerate's FSDP plugin: {problem}" for problem in _unlike(plugin, asked)]
+    return found
+
+
+def _unlike(plugin: Any, asked: dict[str, Any]) -> list[str]:
+    """Keys whose value the plugin has not."""
+    words = dict(asked)
+    kinds = {"fsdp_auto_wrap_policy": "transformer_auto_wrap_policy", "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+    has = {
+        "fsdp_auto_wrap_policy": getattr(plugin.auto_wrap_policy, "__name__", None),
+        "fsdp_state_dict_type": plugin.state_dict_type.name,
+        "fsdp_version": plugin.fsdp_version,
+    }
+    words |= {key: kinds[key] for key in kinds if key in words}
+    values = {key: has.get(key, getattr(plugin, key.removeprefix("fsdp_"), None)) for key in words}
+    return [f"{key}={asked[key]!r} is {values[key]!r}" for key in words if values[key] != words[key]]
 
 
 def refused_by_megatron(all_settings: Iterable[dict[str, Any]]) -> list[str]:

@@ -211,7 +211,12 @@ def _exported(model: ModelSpec, layout: Layout) -> int:
 def _parameters(key: _ById[ModelSpec], layout: Layout, stage: int) -> RankParameters:
     whole = layout.implementation == "huggingface-sdpa" and layout.tp == 1
     layers = stage_layers(key.thing, layout, stage)
-    return _stage_parameters(key, layers, layout.tp, layout.pp, stage, layout.ep * layout.etp, whole)
+    found = _stage_parameters(key, layers, layout.tp, layout.pp, stage, layout.ep * layout.etp, whole)
+    if layout.engine == "torch" and layout.tp > 1:
+        # It cuts the layers' matrices alone (kit/engines/torch/tensor_parallel.py).
+        counts = count(key.thing)
+        found = replace(found, vocabulary=float(counts.embedding + counts.head))
+    return found
 
 
 @lru_cache(maxsize=4096)

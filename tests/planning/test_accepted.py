@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 
 from benchmarks.accepted.cases import deepspeed_problems, emitted, megatron_problems, problems, random_plan
-from benchmarks.accepted.parsers import refused_by_accelerate, refused_by_deepspeed, refused_by_megatron
+from benchmarks.accepted.parsers import (
+    refused_by_accelerate,
+    refused_by_deepspeed,
+    refused_by_fsdp_plugin,
+    refused_by_megatron,
+)
 from kit.planner.plan import Plan
 from kit.specs import yaml
 from tests.workers import pool
@@ -51,6 +56,17 @@ def test_accelerate_takes_every_yaml() -> None:
     texts = [yaml.dump(config) for _, config in distinct("accelerate.yaml").values()]
     assert len(texts) > 20
     assert pool("deepspeed", 2).run(refused_by_accelerate, texts, timeout_s=300)[0] == []
+
+
+def test_accelerates_plugin_takes_every_fsdp_config_and_means_the_same() -> None:
+    configs = [config for _, config in distinct("accelerate.yaml").values() if "fsdp_config" in config]
+    texts = [yaml.dump(config) for config in configs]
+    assert len(texts) > 5
+    misspelt = {**configs[0], "fsdp_config": {**configs[0]["fsdp_config"], "fsdp_reshard_after_forwards": True}}
+    misspelt["fsdp_config"].pop("fsdp_reshard_after_forward")
+    found = pool("deepspeed", 2).run(refused_by_fsdp_plugin, [*texts, yaml.dump(misspelt)], timeout_s=300)[0]
+    assert len(found) == 1, found
+    assert "fsdp_reshard_after_forwards" in found[0]
 
 
 def test_megatron_core_takes_every_setting() -> None:

@@ -13,6 +13,8 @@ import numpy
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
 
 
 class FusedRmsNorm(torch.autograd.Function):
@@ -91,6 +93,14 @@ class _Coalesced:
         """Nothing is under way."""
 
 
+def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return original(*args, **kwargs)
+
+    return run
+
+
 def _even_routing(dispatcher: Any, routing_map: torch.Tensor) -> numpy.ndarray[Any, Any]:
     """``MoEAlltoAllTokenDispatcher.preprocess`` where every expert gets as many tokens as every other. Counts are
     numpy's: they are read, and a fake tensor has no values."""
@@ -124,6 +134,8 @@ def installed(megatron: bool) -> Iterator[None]:
         (torch.nn.RMSNorm, "forward", _rms_norm),
         (F, "scaled_dot_product_attention", _attention(F.scaled_dot_product_attention)),
         (dist, "all_gather_object", _gathered_objects),
+        # FSDP2 joins its mesh with that of tensor parallelism, and a mesh reads its ranks.
+        (DeviceMesh, "_concatenate", staticmethod(_on_real_tensors(DeviceMesh._concatenate))),
         (dist, "new_group", _fake_group(dist.new_group)),  # gloo groups have no fake counterpart
     ]
     if not megatron:
