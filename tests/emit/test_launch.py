@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -183,3 +185,36 @@ def test_a_run_directory_lints_clean(engine: str, cluster: str, tmp_path: Path) 
     if broken.is_file():  # and lint does look at it
         broken.write_text(broken.read_text().replace("same_network:", "same_netwrok:"))
         assert any("same_netwrok" in str(finding) for finding in lint(rundir.path))
+
+
+STEP = """#!/usr/bin/env bash
+trap 'echo saved >> "$SEEN"; exit 75' USR1
+echo started >> "$SEEN"
+for _ in $(seq 300); do [ -e "$SEEN.done" ] && exit 0; sleep 0.05; done
+exit 9
+"""
+CONTROL = """#!/usr/bin/env bash
+[ "$1" = show ] && echo node-0 || echo "$@" >> "$SEEN"
+"""
+
+
+@pytest.mark.parametrize(("told", "expected"), [(True, ["started", "saved", "requeue 7"]), (False, ["started"])])
+def test_the_batch_script_hands_the_signal_on(told: bool, expected: list[str], tmp_path: Path) -> None:
+    """Beside stand-ins for srun and scontrol; ``benchmarks.slurm`` does it in a real Slurm."""
+    for name, text in (("srun", STEP), ("scontrol", CONTROL)):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "slurm.sbatch").write_text(files_of(planned("torch", "p5.48xlarge:2"))["slurm.sbatch"])
+    seen = tmp_path / "seen"
+    given = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SEEN": str(seen), "SLURM_SUBMIT_DIR": str(tmp_path)}
+    given |= {"SLURM_JOB_NODELIST": "node-[0-1]", "SLURM_JOB_ID": "7"}
+    job = subprocess.Popen(["bash", str(tmp_path / "slurm.sbatch")], env=given, stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    while not seen.exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if told:
+        job.send_signal(signal.SIGUSR1)
+    else:
+        (tmp_path / "seen.done").touch()
+    assert job.wait(timeout=30) == (75 if told else 0)
+    assert seen.read_text().splitlines() == expected
