@@ -1,4 +1,5 @@
-"""What a forked rank runs. Importing this module imports the engines, which is what a fork saves."""
+"""What a forked rank runs. Importing this module imports the engines, which is what a fork saves; but for megatron-core,
+which must be imported after its patches for the CPU (``kit.training.__main__``)."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 import torch
 
+import kit.engines.deepspeed.engine
 import kit.engines.torch.engine
 import kit.training.loop  # noqa: F401
 from kit.training.__main__ import leave, main

@@ -22,7 +22,8 @@ def launch_script(plan: Plan) -> str:
     lines = [
         "#!/usr/bin/env bash",
         f"# {plan.model.name} on {plan.cluster.name}: {plan.layout.engine}, {plan.layout.world_size} processes.",
-        "# Arguments go to the worker: --resume auto|PATH, --stop-at-step N.",
+        "# Arguments go to the worker: --resume auto|PATH, --stop-at-step N, --profile 5-8.",
+        *nsight(plan),
         "set -euo pipefail",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         'PYTHON="${PYTHON:-python}"',
@@ -31,6 +32,14 @@ def launch_script(plan: Plan) -> str:
         " ".join(["exec", '"$PYTHON"', *_launcher(plan), WORKER, ".", '"$@"']),
     ]
     return "\n".join(lines) + "\n"
+
+
+def nsight(plan: Plan) -> list[str]:
+    """How Nsight Systems is put around it; the worker hands it the steps of ``--profile`` as its capture range."""
+    if plan.cluster.gpu.device != "cuda":
+        return []
+    words = "--trace=cuda,nvtx,osrt --capture-range=cudaProfilerApi --capture-range-end=stop"
+    return [f"# Nsight Systems: nsys profile {words} -o nsight ./launch.sh --profile 5-8"]
 
 
 def elastic_script(plan: Plan) -> str:

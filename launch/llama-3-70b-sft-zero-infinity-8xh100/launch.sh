@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # llama-3-70b on dgx-h100: deepspeed, 8 processes.
-# Arguments go to the worker: --resume auto|PATH, --stop-at-step N.
+# Arguments go to the worker: --resume auto|PATH, --stop-at-step N, --profile 5-8.
+# Nsight Systems: nsys profile --trace=cuda,nvtx,osrt --capture-range=cudaProfilerApi --capture-range-end=stop -o nsight ./launch.sh --profile 5-8
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 PYTHON="${PYTHON:-python}"
