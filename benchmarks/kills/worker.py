@@ -1,5 +1,5 @@
-"""What a forked rank runs. Importing this module imports the engines, which is what a fork saves; but for megatron-core,
-which must be imported after its patches for the CPU (``kit.training.__main__``)."""
+"""What a forked rank runs. Importing this module imports the engines, which is what a fork saves; megatron-core apart,
+which comes after its patches for the CPU (``kit.training.__main__``)."""
 
 from __future__ import annotations
 
