@@ -29,6 +29,10 @@ LAYOUTS: dict[str, Pins] = {
 }
 """Two processes each."""
 
+OF_TRAINER = 0.0
+"""Weight decay of scripts with a Trainer: its own optimizer spares norms and biases, DeepSpeed's, which it makes where
+ds_config.json names one, decays all that it is given (transformers/integrations/deepspeed.py)."""
+
 _REPORT = '{"engine"'
 
 SCRIPTS = ("accelerate_loop", "trainer", "trl_sft", "trl_dpo")
@@ -62,7 +66,8 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
     pins = LAYOUTS[layout]
     fsdp = pins.engine == "torch"
     # A plan for GPUs, because kit starts torch on CPU processes by torchrun; accelerate is then told to use CPUs.
-    plan = plan_for(directory, pins, cluster="2xA100-40" if fsdp else "2xcpu")
+    decay = {} if script == "accelerate_loop" else {"weight_decay": OF_TRAINER}
+    plan = plan_for(directory, pins, cluster="2xA100-40" if fsdp else "2xcpu", **decay)
     place = directory / f"{script} {layout}"
     place.mkdir(exist_ok=True)
     for name, text in files_of(plan).items():
@@ -111,7 +116,7 @@ def _arguments(script: str, directory: Path, accumulation: int) -> list[str]:
         "learning_rate": LEARNING_RATE,
         "adam_beta2": 0.95,
         "adam_epsilon": EPS,
-        "weight_decay": 0.1,
+        "weight_decay": OF_TRAINER,
         "disable_tqdm": "true",
         "bf16": "false",
     }

@@ -46,7 +46,9 @@ def prepare(directory: Path = DIRECTORY) -> Path:
     return directory
 
 
-def plan_for(directory: Path, pins: Pins, cluster: str = "2xcpu", precision: str = "fp32") -> Plan:
+def plan_for(
+    directory: Path, pins: Pins, cluster: str = "2xcpu", precision: str = "fp32", weight_decay: float = 0.1
+) -> Plan:
     """The tiny model under some layout, eight sequences a step."""
     job = JobSpec(
         seq_length=BLOCK,
@@ -54,7 +56,7 @@ def plan_for(directory: Path, pins: Pins, cluster: str = "2xcpu", precision: str
         total_tokens=100_000,
         precision=precision,  # type: ignore[arg-type]
         learning_rate=LEARNING_RATE,
-        optimizer=OptimizerSpec(eps=EPS),
+        optimizer=OptimizerSpec(eps=EPS, weight_decay=weight_decay),
     )
     pins = dataclasses.replace(pins, micro_batch_size=MICRO_BATCH)
     return make_plan(load_model(str(directory / "model")), parse_cluster(cluster), job, pins)
