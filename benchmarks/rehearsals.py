@@ -135,7 +135,10 @@ from, `kit rehearse NAME` proves a recipe again.
 
 Evidence, in rising order: *accepted*: every engine's own parser took its files. *rehearsed*: its twin (same
 engine, kinds of parallelism, ZeRO stage, offload and recompute, tiny) trained on CPU processes, was killed,
-resumed on plain torch's curve, and its export loaded in transformers. *measured*: ran at full size on the named
+resumed on plain torch's curve, and its export loaded in transformers. Twins compute in fp32 whatever a recipe's
+precision, because rounding would hide a fault; `kit rehearse` lists what else was replaced, and `--plant-all` proves
+that one can fail. "weights" is the largest difference of an exported weight, where the rehearsal is young enough to
+have compared it. *measured*: ran at full size on the named
 hardware; none has yet. Memory, speed and cost are predictions ([how good they are](../docs/accuracy.md)).
 
 | recipe | layout | GiB a GPU | tokens/s | days | cost | checkpoint | evidence |
