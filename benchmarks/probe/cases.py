@@ -99,7 +99,5 @@ CASES: tuple[Case, ...] = (
     _megatron("mixtral-8x7b", tp=2, sp=True, ep=4, dp=8),
     _megatron("mixtral-8x7b", stages=(0, 1), tp=2, sp=True, pp=2, ep=4, dp=4, recompute="full"),
     _megatron("mixtral-8x7b", stages=(0, 1), tp=2, sp=True, pp=2, vp=4, ep=4, dp=4, recompute="full"),
-    _megatron("mixtral-8x7b", tp=2, sp=True, ep=4, dp=4, micro_batch_size=4, recompute="full"),
     _megatron("qwen3-30b-a3b", stages=(0, 1), tp=4, sp=True, pp=2, ep=8, dp=8),
-    _megatron("qwen3-30b-a3b", stages=(0, 1), tp=4, sp=True, pp=2, ep=8, dp=8, recompute="full"),
 )
