@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,11 +37,28 @@ def _one_rank_hangs():
     dist.barrier()
 
 
+KEPT = []
+
+
+def _keep_groups():
+    """What an engine does that outlives its case; threads of this process by name."""
+    KEPT.extend(dist.new_group() for _ in range(3))
+    for group in KEPT[-3:]:
+        dist.barrier(group)
+    return [thread.read_text().strip() for thread in Path("/proc/self/task").glob("*/comm")]
+
+
 @pytest.fixture(scope="module")
 def pair():
     workers = Pool("torch", 2)
     yield workers
     workers.close()
+
+
+def test_groups_that_are_kept_do_not_poll(pair):
+    """A loop for each group wakes a hundred times a second, for as long as the pool lives."""
+    pair.run(_keep_groups)
+    assert pair.run(_keep_groups)[0].count("gloo_tcp_loop") == 1
 
 
 def test_results_in_rank_order_and_processes_are_kept(pair):

@@ -156,12 +156,32 @@ def _prepare(engine: str) -> None:
     import torch
 
     torch.set_num_threads(1)
+    _share_gloo_loop()
     if engine == "megatron":
         from kit.engines.megatron.cpu import install
 
         install()
     elif engine == "deepspeed":
         import deepspeed  # noqa: F401  (imported here so that no case pays for it)
+
+
+def _share_gloo_loop() -> None:
+    """One polling thread for all groups of a process, instead of one each.
+
+    A group's own wakes a hundred times a second, and engines keep their groups after a case (in cycles through C++,
+    which Python cannot collect): hundreds of them take a third of a core from everyone, doing nothing.
+    """
+    from torch.distributed import distributed_c10d
+
+    class OnOneDevice(distributed_c10d.ProcessGroupGloo):
+        device = distributed_c10d.ProcessGroupGloo.create_default_device()
+
+        def __init__(self, store: Any, rank: int, size: int, timeout: Any) -> None:
+            options = distributed_c10d.ProcessGroupGloo._Options()
+            options._devices, options._timeout = [self.device], timeout
+            super().__init__(store, rank, size, options)
+
+    distributed_c10d.ProcessGroupGloo = OnOneDevice
 
 
 def _case(message: bytes, rank: int, world_size: int) -> Any:

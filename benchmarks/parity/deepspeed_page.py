@@ -61,7 +61,7 @@ def page(measured: Mapping[tuple[str, str], Measured], steps: int, half: int) ->
     if resumes:
         lines += _resumes(resumes, half)
     seconds = sum(cell.seconds for cell in measured.values())
-    lines.append(f"{seconds / 60:.0f} minutes on two cores.")
+    lines.append(f"{seconds / 60:.0f} minutes on two cores, which other work may have shared.")
     return "\n".join(lines) + "\n"
 
 
@@ -78,6 +78,7 @@ def _resumes(resumes: Mapping[tuple[str, str], Measured], half: int) -> list[str
     lines = [
         "## Through the hub",
         "",
+        "`python -m benchmarks.parity.deepspeed --resumes` runs these alone.",
         f"{half} steps on one layout, a hub checkpoint, {half} steps on another: largest relative error of loss and",
         "norm against plain torch that ran on without a break; 1e-05 is allowed. Masters and moments in the engine are",
         "those on disk bit for bit, and so is the count of Adam's steps.",

@@ -27,13 +27,6 @@ PLANS += [on(device, cases.plan(**variant)) for variant in VARIANTS.values() for
 FOR_TRAINER = ["fp16", "fp16 stage 3 host", "autocast", "fp32 sent in bf16", "ZeRO++"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _own_workers():
-    """accelerate keeps the process group of its first TrainingArguments: later cases get fresh processes."""
-    yield
-    pool("deepspeed", cases.WORLD_SIZE).close()
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("layout", [{"stage": 0}, {"stage": 2}, {"stage": 3, "recompute": "full"}, NVME[1]])
 def test_the_trainer_fills_in_the_plans_numbers(layout, precision, tmp_path):
@@ -66,6 +59,7 @@ def fill_in(config, arguments, directory):
     """What TrainingArguments and the Trainer make of the file, on 2 ranks."""
     from types import SimpleNamespace
 
+    from accelerate.state import AcceleratorState
     from transformers import TrainingArguments
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
@@ -80,6 +74,7 @@ def fill_in(config, arguments, directory):
         return hf_config.config, {"gradient_checkpointing": args.gradient_checkpointing}
     finally:
         unset_hf_deepspeed_config()
+        AcceleratorState._reset_state(reset_partial_state=True)  # it keeps the process group of the case
 
 
 def test_a_trainer_with_other_arguments_is_refused(tmp_path):
