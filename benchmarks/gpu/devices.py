@@ -70,7 +70,7 @@ def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[
 
 def agreement(reference: Path, other: Path, device: str) -> list[dict[str, Any]]:
     """One row a model that both have."""
-    bound = 0.0 if device == "cpu" and other.name.endswith("torch") else BOUND
+    bound = 0.0 if device == "cpu" and other.name == "torch" else BOUND
     rows = []
     for folder in sorted(other.iterdir()):
         expected = reference / folder.name

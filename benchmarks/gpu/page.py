@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 Row = dict[str, Any]
@@ -30,8 +31,8 @@ def _machine(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version)
     hardware = ", ".join(f"{key} {value}" for key, value in (about["hardware"] or {}).items())
     return (
-        f"{about['date']}, commit {about['commit'] or 'unknown'}, {result.get('seconds', 0)} s of "
-        f"{result['minutes']:g} min. {hardware}. Python {about['python']}, {versions}."
+        f"{about['date']}, commit {about['commit'] or 'unknown'}, {result.get('seconds', 0)} s, "
+        f"at most {result['minutes']:g} min. {hardware}. Python {about['python']}, {versions}."
     )
 
 
@@ -116,7 +117,7 @@ def _missing(rows: dict[str, list[Row]]) -> str:
     return _table("Not measured", ("", "", "", "why"), body)
 
 
-def _table(title: str, heads: tuple[str, ...], body: list[tuple[str, ...]]) -> str:
+def _table(title: str, heads: tuple[str, ...], body: Sequence[tuple[str, ...]]) -> str:
     if not body:
         return ""
     lines = [heads, ("---",) * len(heads), *body]

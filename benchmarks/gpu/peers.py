@@ -105,7 +105,7 @@ def _plain(device: str, scratch: Path, compiled: bool) -> dict[str, Any]:
             tokens, labels = batch.input_ids.to(device), batch.labels.to(device)
             with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
                 logits = call(input_ids=tokens, use_cache=False).logits
-            (F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) / accumulation).backward()
+            (F.cross_entropy(logits.float().flatten(0, 1), labels.flatten()) / accumulation).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), plan.job.grad_clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -132,7 +132,7 @@ def _bare_deepspeed(device: str, scratch: Path) -> dict[str, Any]:
                 engine.set_gradient_accumulation_boundary(index == len(batches) - 1)
                 logits = engine(input_ids=batch.input_ids.to(device), use_cache=False).logits
                 loss = F.cross_entropy(logits.float().flatten(0, 1), batch.labels.to(device).flatten())
-                engine.backward(loss / len(batches), scale_wrt_gas=False)  # type: ignore[no-untyped-call]
+                engine.backward(loss / len(batches), scale_wrt_gas=False)
             engine.step()
 
         with torch.enable_grad():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,8 @@ LEAST_S = 15.0
 """What starts and imports takes about as long: a row is not begun with less."""
 PEER_LIMIT_S = 150.0
 CURVES_LIMIT_S = 120.0
+CURVES = 4
+"""Rows of the comparison of devices: the reference, and each engine."""
 CPU_PATIENCE = 3.0
 """Limits are a GPU machine's; a CPU dry run shares two cores with whatever else runs there."""
 
@@ -78,8 +81,10 @@ class Run:
             try:
                 code = process.wait(timeout=limit_s)
             except subprocess.TimeoutExpired:
-                kill(process)
                 return {"status": "too slow", "why": f"no end within {limit_s:.0f} s"}
+            finally:
+                if process.poll() is None:  # too slow, or this program is asked to end: its GPU must be free again
+                    kill(process)
         if out.exists():
             return dict(json.loads(out.read_text(encoding="utf-8")))
         why = f"killed by signal {-code}; 9 is how Linux ends what takes too much host memory" if code < 0 else "died"
@@ -97,6 +102,7 @@ class Run:
 def main(argv: Sequence[str] | None = None) -> int:
     """0 where devices agree and nothing failed that was begun; rows without memory or time are no failures."""
     arguments = _arguments(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
     about = describe(arguments.device)
     if arguments.device == "cuda" and about["hardware"] is None:
@@ -106,9 +112,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="kit-gpu-", dir=arguments.scratch) as scratch:
         run = Run(arguments.device, Path(scratch), began + 60 * arguments.minutes, out.with_suffix(""))
         run.result = {"machine": about, "minutes": arguments.minutes, "rows": {}, "doctor": doctor()}
+        if arguments.add:
+            run.result["rows"] = kept_rows(run.out.with_suffix(".json"), about)
         for index, job in enumerate(jobs(arguments, Path(scratch))):
+            rows = run.result["rows"].setdefault(job.section, [])
+            if any(row["name"] == job.name for row in rows):
+                continue
             row = run.row(job, index)
-            run.result["rows"].setdefault(job.section, []).append(row)
+            rows.append(row)
             print(f"{job.section}: {_line(row)}", flush=True)
             if job.spec["kind"] == "curves":
                 _compare(run, job, row)
@@ -120,6 +131,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if bad:
         print(f"failed: {', '.join(bad)}")
     return 1 if bad else 0
+
+
+def kept_rows(file: Path, about: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Rows of an earlier run of the same commit and hardware; comparisons of devices only when all are there."""
+    if not file.exists():
+        return {}
+    earlier = json.loads(file.read_text(encoding="utf-8"))
+    for key in ("commit", "hardware", "device"):
+        if earlier["machine"][key] != about[key]:
+            print(f"error: {file.name} has {key} {earlier['machine'][key]}, this is {about[key]}", file=sys.stderr)
+            raise SystemExit(2)
+    kept = {section: [row for row in rows if row["status"] == "ok"] for section, rows in earlier["rows"].items()}
+    if len(kept.get("devices", [])) < CURVES:
+        kept.pop("devices", None)
+    return kept
 
 
 def jobs(arguments: argparse.Namespace, scratch: Path) -> Iterator[Job]:
@@ -135,7 +161,10 @@ def jobs(arguments: argparse.Namespace, scratch: Path) -> Iterator[Job]:
         *peers[4:],
         *cases[16:],
     ]
-    yield from (job for job in everything if arguments.only in f"{job.section}: {job.name}")
+    for job in everything:
+        title = f"{job.section}: {job.name}"
+        if arguments.only in title and not any(word in title for word in arguments.without):
+            yield job
 
 
 def _peers() -> Iterator[Job]:
@@ -144,20 +173,12 @@ def _peers() -> Iterator[Job]:
 
 
 def _curves(device: str, scratch: Path) -> Iterator[Job]:
-    for engine, on in (("torch", "cpu"), ("torch", device), ("deepspeed", device), ("megatron", device)):
-        reference = (engine, on) == ("torch", "cpu")
-        place = scratch / "curves" / f"{on}-{engine}"
-        if device == "cpu" and reference and not (place.parent / "asked").exists():
-            # The first of two equal runs is the reference.
-            place.parent.mkdir(parents=True, exist_ok=True)
-            (place.parent / "asked").touch()
-            place = place.parent / "reference"
-        elif reference:
-            place = scratch / "curves" / "reference"
-        yield Job(
-            "devices", f"{engine} on {on}", {"kind": "curves", "engine": engine, "on": on, "curves": str(place)},
-            CURVES_LIMIT_S,
-        )  # fmt: skip
+    """The first is the reference of the others."""
+    runs = (("reference", "torch", "cpu"), *((engine, engine, device) for engine in ("torch", "deepspeed", "megatron")))
+    for folder, engine, on in runs:
+        name = f"{engine} on {on}" + (", the reference" if folder == "reference" else "")
+        spec = {"kind": "curves", "engine": engine, "on": on, "curves": str(scratch / "curves" / folder)}
+        yield Job("devices", name, spec, CURVES_LIMIT_S)
 
 
 def _compare(run: Run, job: Job, row: dict[str, Any]) -> None:
@@ -203,6 +224,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--minutes", type=float, default=8.0, help="time for everything (default 8)")
     parser.add_argument("--only", default="", help="rows whose `section: name` contains this")
+    parser.add_argument("--without", action="append", default=[], help="not these; may be given more than once")
+    parser.add_argument(
+        "--add", action="store_true", help="go on with the results that are there: keep rows that are ok"
+    )
     parser.add_argument("--out", type=Path, default=None, help="where results go, without suffix")
     parser.add_argument("--scratch", type=Path, default=None, help="a directory on the disk to be measured (40 GiB)")
     return parser.parse_args(argv)

@@ -101,13 +101,26 @@ def test_the_page_names_what_is_missing(session):
 def test_a_wrong_gradient_disagrees(tmp_path):
     from safetensors.torch import save_file
 
-    for name, factor in (("reference", 1.0), ("cuda-torch", 1.0 + 1e-5), ("cuda-megatron", 2.0)):
+    for name, factor in (("reference", 1.0), ("torch", 1.0 + 1e-5), ("megatron", 2.0)):
         folder = tmp_path / name / "llama"
         folder.mkdir(parents=True)
         save_file({"weight": torch.full((4,), factor)}, folder / "gradients.safetensors")
         (folder / "curve.json").write_text(json.dumps([{"step": 1, "loss": 7.0, "norm": 1.0}]))
     agreed = [
         devices.agreement(tmp_path / "reference", tmp_path / name, "cuda")[0]["agrees"]
-        for name in ("cuda-torch", "cuda-megatron")
+        for name in ("torch", "megatron")
     ]
     assert agreed == [True, False]
+
+
+def test_going_on_keeps_what_is_ok_and_of_the_same_commit(tmp_path):
+    about = {"commit": "a1", "hardware": {"name": "H200"}, "device": "cuda"}
+    rows = {
+        "predicted": [{"name": "x", "status": "ok"}, {"name": "y", "status": "too slow"}],
+        "devices": [{"status": "ok"}],
+    }
+    file = tmp_path / "earlier.json"
+    file.write_text(json.dumps({"machine": about, "rows": rows}))
+    assert run.kept_rows(file, about) == {"predicted": [{"name": "x", "status": "ok"}]}
+    with pytest.raises(SystemExit):
+        run.kept_rows(file, about | {"commit": "b2"})
