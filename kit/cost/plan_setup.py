@@ -7,7 +7,7 @@ from typing import Any
 from kit.cost.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.machine import ComputePrecision
 from kit.cost.pipeline import chunk_layers
-from kit.cost.program import Program
+from kit.cost.program import Code, Program
 from kit.cost.setup import Experts, Fp8, LatentAttention, Lora, Shape, TrainingSetup
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -71,10 +71,11 @@ def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
     megatron = layout.implementation != "huggingface-sdpa"
     fused = layout.implementation == "transformer-engine"
     width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
+    unfused: Code = "compiled" if layout.compile_layers else "huggingface"
     engine = layout.engine if layout.engine != "torch" else "ddp" if layout.zero_stage == 0 else "fsdp"
     return Program(
         engine=engine,
-        code="fused" if fused else "torch-native" if megatron else "huggingface",
+        code="fused" if fused else "torch-native" if megatron else unfused,
         precision=compute_precision(job),
         attention="cudnn" if fused else "flash",
         overlaps_gradients=not (layout.engine == "megatron" and layout.vp == 1 and layout.pp > 1),

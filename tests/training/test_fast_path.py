@@ -14,6 +14,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import kit
 from kit.cost.huggingface_layer import loss_bytes
 from kit.cost.planned import planned_setup
 from kit.diagnose.probe.tracker import LiveBytes
@@ -237,6 +238,20 @@ def test_what_was_not_tried_is_refused():
     assert "chunked_loss=true" in refused(chunked_loss=True, dp=1, tp=2, zero_stage=3)
     assert "chunked_loss=true" in refused(tiny.model("bart"), {"objective": "seq2seq"}, chunked_loss=True)
     assert "compile_layers=true" in refused(compile_layers=True, engine="deepspeed")
+
+
+def test_the_planner_knows_what_both_do():
+    """Of 5.9 GiB of logits 2.2 stay, of which 1.5 are the head's gradient; fewer kernels and passes over memory."""
+
+    def predicted(**pins: bool):
+        job = kit.JobSpec(seq_length=4096, global_batch_size=8)
+        chosen = kit.Pins(engine="torch", micro_batch_size=1, recompute="none", **pins)
+        return kit.plan("llama-3.2-1b", "1xH200", job, chosen).predicted
+
+    usual, chunked, compiled_too = predicted(), predicted(chunked_loss=True), predicted(compile_layers=True)
+    assert chunked.peak_gib < usual.peak_gib - 3.5
+    assert chunked.step_time_s == usual.step_time_s
+    assert 0.5 * usual.step_time_s < compiled_too.step_time_s < 0.95 * usual.step_time_s
 
 
 # ---------------------------------------------------------------- who waits for the device
