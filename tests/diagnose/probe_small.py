@@ -52,7 +52,6 @@ CASES = (
     case(QWEN3, "megatron", zero_stage=0, tp=4, dp=1),
     case(GPT2, "megatron", zero_stage=1, dp=4, recompute="full"),
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8),
-    case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8, recompute="full"),
 )
 
 
