@@ -73,6 +73,7 @@ def _side_by_side(rows: list[Row], cases: list[Row], dry: bool) -> str:
     ]
     done = [row for row in rows if row["status"] == "ok"] + engines
     base = next((row["measured_step_s"] for row in done if row["name"] == "kit train, torch"), None)
+    base = None if dry else base
     body = [
         (
             row["name"],
