@@ -114,7 +114,8 @@ def torchrun(run: Path, *words: str, per_node: int = 2) -> subprocess.Popen[byte
     if not any(word == "--nnodes" for word in words):
         words = ("--standalone", *words)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(per_node), *words]
-    os.environ["OMP_NUM_THREADS"] = "1"
+    # As launch.sh sets it (kit/emit/environment.py).
+    os.environ |= {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return start([*command, "-m", "kit.training", str(run), "--resume", "auto"], run / "log.txt")
 
 

@@ -21,8 +21,14 @@ PASSED_ON = ("GLOO_SOCKET_IFNAME", "HF_HOME", "HF_HUB_OFFLINE", "LD_LIBRARY_PATH
 def variables(plan: Plan) -> tuple[Variable, ...]:
     """What every process of the plan reads, in order; the fabric's apart."""
     layout, found = plan.layout, []
+    if layout.world_size > 1:
+        # torch 2.13: distributed/elastic/rendezvous/dynamic_rendezvous.py keeps one store, and distributed/rendezvous.py
+        # no longer tells attempts apart in it.
+        why = "ranks that torchrun starts again must not meet at the addresses of those that died"
+        found.append(Variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1", why))
     if plan.cluster.gpu.device == "cpu":
-        return (Variable("OMP_NUM_THREADS", "1", "one thread a process: those of a rehearsal share a few cores"),)
+        found.append(Variable("OMP_NUM_THREADS", "1", "one thread a process: those of a rehearsal share a few cores"))
+        return tuple(found)
     if kit.emit.megatron.applies(plan) and (layout.tp > 1 or layout.cp > 1):
         why = "kernels start in the order they were issued, so that collectives overlap with the matmul before them"
         found.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why))

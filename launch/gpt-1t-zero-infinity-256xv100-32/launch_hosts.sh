@@ -6,6 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 PYTHON="${PYTHON:-python}" HOSTFILE="${HOSTFILE:-hostfile}"
 hosts="$(awk '!/^#/ && NF {printf "%s%s", comma, $1; comma = ","}' "$HOSTFILE")"
 export MASTER_ADDR="${MASTER_ADDR:-${hosts%%,*}}" MASTER_PORT="${MASTER_PORT:-29500}"
+# Ranks that torchrun starts again must not meet at the addresses of those that died.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"
 # Segments that grow in place fragment less when sequence lengths or stages differ.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 # The last 2,000 collectives of each rank are kept, so that a time-out names the rank that did not come.
@@ -31,7 +33,7 @@ fi
 # The launcher hands on NCCL*, PYTHON*, UCX*, MV2* and MLFLOW*; this file the rest, blank lines not allowed.
 DS_ENV_FILE="$(mktemp)"; export DS_ENV_FILE
 trap 'rm -f "$DS_ENV_FILE"' EXIT
-for name in MASTER_ADDR MASTER_PORT PYTORCH_CUDA_ALLOC_CONF TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_DUMP_ON_TIMEOUT NCCL_NET TORCH_NCCL_DEBUG_INFO_TEMP_FILE GLOO_SOCKET_IFNAME HF_HOME HF_HUB_OFFLINE LD_LIBRARY_PATH PATH TORCH_EXTENSIONS_DIR; do
+for name in MASTER_ADDR MASTER_PORT TORCH_DISABLE_SHARE_RDZV_TCP_STORE PYTORCH_CUDA_ALLOC_CONF TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_DUMP_ON_TIMEOUT NCCL_NET TORCH_NCCL_DEBUG_INFO_TEMP_FILE GLOO_SOCKET_IFNAME HF_HOME HF_HUB_OFFLINE LD_LIBRARY_PATH PATH TORCH_EXTENSIONS_DIR; do
   if [ -n "${!name:-}" ]; then printf '%s=%s\n' "$name" "${!name}"; fi
 done > "$DS_ENV_FILE"
 words=(--hostfile "$HOSTFILE" --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT")

@@ -6,6 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 PYTHON="${PYTHON:-python}" HOSTFILE="${HOSTFILE:-hostfile}"
 hosts="$(awk '!/^#/ && NF {printf "%s%s", comma, $1; comma = ","}' "$HOSTFILE")"
 export MASTER_ADDR="${MASTER_ADDR:-${hosts%%,*}}" MASTER_PORT="${MASTER_PORT:-29500}"
+# Ranks that torchrun starts again must not meet at the addresses of those that died.
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"
 # Kernels start in the order they were issued, so that collectives overlap with the matmul before them.
 export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 # Segments that grow in place fragment less when sequence lengths or stages differ.
@@ -33,7 +35,7 @@ fi
 # The launcher hands on NCCL*, PYTHON*, UCX*, MV2* and MLFLOW*; this file the rest, blank lines not allowed.
 DS_ENV_FILE="$(mktemp)"; export DS_ENV_FILE
 trap 'rm -f "$DS_ENV_FILE"' EXIT
-for name in MASTER_ADDR MASTER_PORT CUDA_DEVICE_MAX_CONNECTIONS PYTORCH_CUDA_ALLOC_CONF TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_DUMP_ON_TIMEOUT FI_EFA_USE_HUGE_PAGE TORCH_NCCL_DEBUG_INFO_TEMP_FILE GLOO_SOCKET_IFNAME HF_HOME HF_HUB_OFFLINE LD_LIBRARY_PATH PATH TORCH_EXTENSIONS_DIR; do
+for name in MASTER_ADDR MASTER_PORT TORCH_DISABLE_SHARE_RDZV_TCP_STORE CUDA_DEVICE_MAX_CONNECTIONS PYTORCH_CUDA_ALLOC_CONF TORCH_NCCL_TRACE_BUFFER_SIZE TORCH_NCCL_DUMP_ON_TIMEOUT FI_EFA_USE_HUGE_PAGE TORCH_NCCL_DEBUG_INFO_TEMP_FILE GLOO_SOCKET_IFNAME HF_HOME HF_HUB_OFFLINE LD_LIBRARY_PATH PATH TORCH_EXTENSIONS_DIR; do
   if [ -n "${!name:-}" ]; then printf '%s=%s\n' "$name" "${!name}"; fi
 done > "$DS_ENV_FILE"
 words=(--hostfile "$HOSTFILE" --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT")
