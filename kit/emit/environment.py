@@ -22,8 +22,8 @@ def variables(plan: Plan) -> tuple[Variable, ...]:
     """What every process of the plan reads, in order; the fabric's apart."""
     layout, found = plan.layout, []
     if layout.world_size > 1:
-        # torch 2.13: distributed/elastic/rendezvous/dynamic_rendezvous.py keeps one store, and distributed/rendezvous.py
-        # no longer tells attempts apart in it.
+        # torch 2.13: one store serves all attempts (distributed/elastic/rendezvous/dynamic_rendezvous.py), and
+        # distributed/rendezvous.py no longer tells them apart in it.
         why = "ranks that torchrun starts again must not meet at the addresses of those that died"
         found.append(Variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1", why))
     if plan.cluster.gpu.device == "cpu":

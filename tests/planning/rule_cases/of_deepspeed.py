@@ -226,4 +226,13 @@ CASES = [
         good_change={"seq_length": 1024},
     ),
     Case("deepspeed_splits", deepspeed(last_stage_layers=3), "last_stage_layers=3 on engine=deepspeed", deepspeed()),
+    Case(
+        "chunked_loss",
+        deepspeed(zero_stage=2, chunked_loss=True),
+        "its gradients are not scaled",
+        deepspeed(zero_stage=2, chunked_loss=True),
+        change={"precision": "fp16"},
+        good_change={"precision": "bf16"},
+    ),
+    Case("compile_layers", deepspeed(compile_layers=True), "tried with torch alone", deepspeed()),
 ]

@@ -85,4 +85,16 @@ CASES = [
         good_change={"precision": "fp32"},
     ),
     Case("supported_split", torch(recompute="selective"), "recompute=selective is not supported", torch()),
+    Case(
+        "chunked_loss",
+        torch(tp=2, zero_stage=3, chunked_loss=True),
+        "needs a whole head",
+        torch(zero_stage=3, chunked_loss=True),
+    ),
+    Case(
+        "compile_layers",
+        torch(tp=2, zero_stage=3, compile_layers=True),
+        "graphs break at every layer",
+        torch(zero_stage=3, compile_layers=True),
+    ),
 ]
