@@ -47,7 +47,7 @@ def test_every_case_has_a_plan_for_one_h200_or_a_reason(tmp_path, monkeypatch):
         (ImportError("No module named 'liger_kernel'"), "skipped"),
         (peers.Skipped("transformer-engine is not installed"), "skipped"),
         (kit.KitError("does not fit"), "refused"),
-        (RuntimeError("cannot open /root/secret/file.bin"), "failed"),
+        (RuntimeError("cannot open /data/secret/file.bin"), "failed"),
     ],
 )
 def test_what_a_row_can_end_as(tmp_path, monkeypatch, raised, status):
