@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from kit.errors import SpecError
@@ -47,7 +46,7 @@ class Recipe:
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
-class _RecipeFile:
+class RecipeFile:
     """A recipe of kit: a model, a cluster, a job, and what the planner must not choose."""
 
     model: str | ModelSpec
@@ -59,15 +58,6 @@ class _RecipeFile:
     layout: Pins = Pins()
     extends: str | None = None
     """Another recipe file, whose keys hold where this one is silent; one level deep."""
-
-
-def json_schema() -> dict[str, Any]:
-    """JSON schema of a recipe file, for editors."""
-    schema = TypeAdapter(_RecipeFile).json_schema()
-    # A variant says only what differs; what is missing in the whole is found when it is loaded.
-    for part in (schema, schema["$defs"]["RunSpec"], schema["$defs"]["DataSpec"]):
-        part.pop("required", None)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "kit recipe"}
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -184,9 +174,3 @@ def _override(document: yaml.Document, word: str) -> yaml.Document:
     for part in reversed(parts):
         nested = {part: nested}
     return yaml.Document(name=document.name, data=_merge(document.data, nested), lines=document.lines)
-
-
-if __name__ == "__main__":
-    import json
-
-    print(json.dumps(json_schema(), indent=2))
