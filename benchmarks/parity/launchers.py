@@ -52,6 +52,8 @@ def main() -> int:
 def start(rundir: RunDirectory, launcher: str, processes: int) -> None:
     """To its end. Raises RunFailed where that is not clean."""
     log, worker = rundir.path / "log.txt", ["kit.training", str(rundir.path)]
+    # As launch.sh and torchrun set it. DeepSpeed's launcher leaves it open, and two threads add up in another order.
+    os.environ["OMP_NUM_THREADS"] = "1"
     commands = {
         "accelerate launch": [str(rundir.path / "launch.sh")],
         "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", *worker],
