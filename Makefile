@@ -98,6 +98,9 @@ rehearse-all: setup  ## every recipe in small on CPU processes, and the table of
 probe: setup  ## the cost model beside the probe, 55 full-size plans without a GPU: two minutes
 	@$(BIN)/python -m benchmarks.probe
 
+plan-time: setup  ## seconds of a cold plan, to 16,384 GPUs, and how the search grows: half a minute
+	@$(BIN)/python -m benchmarks.plan_time
+
 quality: setup  ## published production layouts beside the planner's best, half a minute
 	@$(BIN)/python -m benchmarks.quality
 
