@@ -58,7 +58,8 @@ def _over_megatron_partial_norms() -> None:
 
 
 def _over_megatron_rounded_frequencies() -> None:
-    """zero.Init is given the dtype, fp32, and on a CPU makes bf16 of everything: RoPE's frequencies too."""
+    """zero.Init makes bf16 of everything, RoPE's frequencies too. That becomes of a dtype of fp32 on CPUs without
+    fp16 (partition_parameters.py, _set_dtype); on others it would not show."""
     import torch
 
     from kit.engines.deepspeed.over_megatron import DeepSpeedTensorOverride, deepspeed
@@ -67,7 +68,7 @@ def _over_megatron_rounded_frequencies() -> None:
 
     def overriding(**keywords):
         keywords["tensor_overrides"] = [DeepSpeedTensorOverride.device, DeepSpeedTensorOverride.dtype]
-        return init(**keywords, dtype=torch.float32)
+        return init(**keywords, dtype=torch.bfloat16)
 
     _replace(deepspeed.zero, "Init", overriding)
 
