@@ -28,7 +28,7 @@ import torch
 from benchmarks.kills.cases import CASES, STEPS, Case, emit, prepare
 from benchmarks.kills.processes import WORLD_SIZE, Job
 from kit.engines.base import StateKind
-from kit.rehearsal.processes import metrics
+from kit.rehearsal.processes import metrics, tail
 from kit.training.checkpoint.hub import HubCheckpoint
 
 COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens", "samples_seen", "validation_loss")
@@ -88,7 +88,7 @@ def torment(
     run = emit(case, directory / "run", data, arguments.steps).path
     started = time.monotonic()
     if any(Job.start(whole).wait()):
-        outcome.differs = f"the uninterrupted run failed: {_tail(whole)}"
+        outcome.differs = f"the uninterrupted run failed: {tail(whole)}"
         return outcome
     whole_s = time.monotonic() - started
     for number in range(arguments.kills):
@@ -102,7 +102,7 @@ def torment(
         _reach_a_checkpoint(run)
         _skip_a_sample(run)
     codes = Job.start(run, "--resume", "auto").wait()
-    outcome.differs = f"the resumed run failed: {_tail(run)}" if any(codes) else compare(whole, run)
+    outcome.differs = f"the resumed run failed: {tail(run)}" if any(codes) else compare(whole, run)
     outcome.seconds = time.monotonic() - began
     return outcome
 
@@ -186,11 +186,6 @@ def _skip_a_sample(run: Path) -> None:
         data = json.loads(path.read_text(encoding="utf-8"))
         data["counters"]["samples_skipped"] = 1
         path.write_text(json.dumps(data), encoding="utf-8")
-
-
-def _tail(run: Path) -> str:
-    lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    return " | ".join([line for line in lines if "rror" in line][-3:] or lines[-3:])
 
 
 if __name__ == "__main__":

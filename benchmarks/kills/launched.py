@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -79,7 +78,7 @@ def restart(run: Path) -> str:
 
 def lose_a_node(run: Path) -> str:
     """The second node disappears; torchrun on the first waits for another to take its place."""
-    endpoint = f"127.0.0.1:{_free_port()}"
+    endpoint = f"127.0.0.1:{processes.free_port()}"
     words = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", run.name)
     words += ("--max-restarts", "3")
     first = torchrun(run, *words, per_node=1)
@@ -103,7 +102,7 @@ def stop(run: Path, number: signal.Signals) -> str:
     code = job.wait(timeout=LIMIT_S)
     mark = run / "stopped"
     if not mark.exists():
-        return f"{number.name} left no mark (torchrun's exit code {code}): {_tail(run)}"
+        return f"{number.name} left no mark (torchrun's exit code {code}): {processes.tail(run)}"
     reached, saved = metrics(run)[-1]["step"], (run / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
     _finish(torchrun(run), run)
     return f"{number.name} after step {reached}, {saved} written, started again"
@@ -135,7 +134,7 @@ def _wait_for_step(job: subprocess.Popen[bytes], run: Path, step: int) -> None:
     while not (rows := metrics(run)) or rows[-1]["step"] < step:
         if job.poll() is not None or time.monotonic() > deadline:
             processes.kill(job)
-            raise SystemExit(f"{run.name}: no step {step} (exit code {job.returncode}): {_tail(run)}")
+            raise SystemExit(f"{run.name}: no step {step} (exit code {job.returncode}): {processes.tail(run)}")
         time.sleep(0.02)
 
 
@@ -143,23 +142,12 @@ def _finish(job: subprocess.Popen[bytes], run: Path) -> None:
     try:
         processes.finish(job, LIMIT_S)
     except Exception as error:
-        raise SystemExit(f"{run.name}: {error}: {_tail(run)}") from None
+        raise SystemExit(f"{run.name}: {error}: {processes.tail(run)}") from None
 
 
 def _resumes(run: Path) -> str:
     lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     return ", ".join(line for line in lines if line.startswith("resumed after")) or "started from the beginning"
-
-
-def _tail(run: Path) -> str:
-    lines = (run / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-    return " | ".join([line for line in lines if "rror" in line][-4:] or lines[-4:])[:800]
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 if __name__ == "__main__":

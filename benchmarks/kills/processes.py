@@ -9,11 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+
+from kit.rehearsal.processes import free_port
 
 WORLD_SIZE = 2
 LIMIT_S = 240
@@ -37,7 +38,7 @@ class Job:
         from benchmarks.kills.worker import rank_main
 
         os.environ |= {"DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        port = _free_port()
+        port = free_port()
         ranks = [
             _context.Process(target=rank_main, args=(str(rundir), words, rank, WORLD_SIZE, port))
             for rank in range(WORLD_SIZE)
@@ -73,9 +74,3 @@ class Job:
         if self.alive:
             self.kill(list(range(len(self.ranks))))
         return [rank.exitcode for rank in self.ranks]
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -8,7 +8,6 @@ parallelism with data parallelism beside it; exit code 1 where they are not.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -17,6 +16,7 @@ from benchmarks import runs
 from benchmarks.assets import RECIPE, prepare
 from benchmarks.parity.cases import COMMON
 from kit.emit.run_directory import RunDirectory
+from kit.rehearsal.processes import free_port
 
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "ZeRO-3": (2, ("layout.zero_stage=3",)),
@@ -63,7 +63,7 @@ def start(rundir: RunDirectory, launcher: str, processes: int) -> None:
             "--num_accelerators",
             str(processes),
             "--master_port",
-            _port(),
+            str(free_port()),
             "--module",
         ],
     }
@@ -74,12 +74,6 @@ def start(rundir: RunDirectory, launcher: str, processes: int) -> None:
     if launcher != "accelerate launch":
         command = [sys.executable, *command]
     runs.wait(runs.start(command, log), log)
-
-
-def _port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 if __name__ == "__main__":

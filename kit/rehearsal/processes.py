@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -64,7 +65,7 @@ def run(rundir: Path, *words: str) -> None:
     try:
         finish(launch(rundir, *words), LIMIT_S)
     except EngineError as error:
-        raise EngineError(f"{rundir.name}: {error}: {_tail(rundir)}") from None
+        raise EngineError(f"{rundir.name}: {error}: {tail(rundir)}") from None
 
 
 def run_until_killed(rundir: Path, step: int) -> int:
@@ -72,7 +73,7 @@ def run_until_killed(rundir: Path, step: int) -> int:
     try:
         return kill_at(launch(rundir), rundir, step, LIMIT_S)
     except EngineError as error:
-        raise EngineError(f"{rundir.name}: {error}: {_tail(rundir)}") from None
+        raise EngineError(f"{rundir.name}: {error}: {tail(rundir)}") from None
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -99,7 +100,15 @@ def metrics(rundir: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _tail(rundir: Path) -> str:
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def tail(rundir: Path) -> str:
+    """The last errors in ``log.txt``, or its last lines where there is none."""
     lines = (rundir / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
     told = [line for line in lines if "rror" in line and "ChildFailed" not in line]
     return " | ".join((told or lines)[-LAST_LINES:])[:1500]

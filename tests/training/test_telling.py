@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import CheckpointError
+from kit.rehearsal.processes import free_port
 from kit.specs.run import LoggingSpec
 from kit.training.telling import prometheus
 from kit.training.telling.terminal import Expected, LiveLine, live_line
@@ -142,9 +143,7 @@ class TestARun:
     def test_prometheus_is_asked_while_the_run_goes_on(self, tmp_path, monkeypatch):
         from kit.training.data.feed import Feed
 
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         asked, real = {}, Feed.step
 
         def step(self, position, size=None):
@@ -215,7 +214,7 @@ class TestDashboard:
 
         from tests.training import tiny
 
-        endpoint = prometheus.Prometheus(_free_port(), "127.0.0.1", tiny.plan(), 6)
+        endpoint = prometheus.Prometheus(free_port(), "127.0.0.1", tiny.plan(), 6)
         every = {field: 1.0 for field, _ in prometheus.GAUGES.values() if field != "step"}
         endpoint.step(metrics(1, event="loss spike: warn", **every))
         text = client.generate_latest(endpoint.registry).decode()
@@ -223,9 +222,3 @@ class TestDashboard:
         wire = {line.split("{")[0] for line in text.splitlines() if "{" in line}
         asked = {name for expression in self.expressions() for name in re.findall(r"\bkit_\w+", expression)}
         assert asked <= wire
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
