@@ -147,9 +147,6 @@ def memory(
     if gpus is None:
         raise SpecError("--gpus is missing, for example --gpus 8xH100")
 
-    from rich.console import Console
-
-    from kit.planner.memory_picture import picture, save_png
     from kit.planner.memory_report import memory_report
     from kit.specs.catalog import load_model, parse_cluster
 
@@ -160,10 +157,16 @@ def memory(
     job = job_of(seq_length=seq_length, global_batch_size=global_batch_size, precision=precision)
     report = memory_report(load_model(model), parse_cluster(gpus), job, pins_of(engine, [*given, *(fix or [])]))
     if png is not None:
+        from kit.planner.memory_picture import save_png
+
         save_png(report, png)
     if as_json:
         typer.echo(json.dumps(report.as_json(), indent=1))
     else:
+        from rich.console import Console
+
+        from kit.planner.memory_picture import picture
+
         Console(highlight=False, soft_wrap=True).print(picture(report))
 
 

@@ -17,8 +17,12 @@ Implementation = Literal["huggingface-sdpa", "torch-native", "transformer-engine
 GradientCompression = Literal["none", "bf16", "powersgd"]
 """How fp32 gradients travel between data-parallel ranks: as they are, rounded to bf16, or as factors of low rank
 (PowerSGD, arXiv 1905.13727)."""
-LOSS_CHUNK_TOKENS = 1024
-"""Tokens whose logits exist at once with ``chunked_loss``: rows enough for a product at full rate."""
+LOSS_CHUNK_TOKENS = 2048
+"""Tokens whose logits exist at once with ``chunked_loss``. The head's gradient, as large as the head, is read and
+written for every chunk: with half as many tokens that takes as long as half of the chunk's products on an H100."""
+AttentionKernel = Literal["default", "cudnn"]
+"""Which of the kernels behind ``scaled_dot_product_attention`` is asked first: torch's choice (FlashAttention-2), or
+cuDNN's, which is faster on Hopper and later."""
 ContextExchange = Literal["all_gather", "p2p", "a2a"]
 """How context-parallel ranks see each other's keys and values, in Megatron's words (``cp_comm_type``): gathered whole,
 passed round a ring, or exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
@@ -70,7 +74,9 @@ class Layout:
     chunked_loss: bool = False
     """Hugging Face models: output projection and cross entropy in one, some tokens at a time, without all logits."""
     compile_layers: bool = False
-    """engine=torch: torch.compile of every transformer block."""
+    """torch, and DeepSpeed below stage 3: torch.compile of every transformer block, and of the chunked loss."""
+    attention_kernel: AttentionKernel = "default"
+    """Hugging Face models on engine=torch."""
     micro_batch_size: int = Field(default=1, gt=0)
     """Sequences per data-parallel rank and forward pass."""
     gradient_accumulation_steps: int = Field(default=1, gt=0)
@@ -118,4 +124,5 @@ class Pins:
     recompute: Recompute | None = None
     chunked_loss: bool | None = None
     compile_layers: bool | None = None
+    attention_kernel: AttentionKernel | None = None
     micro_batch_size: int | None = Field(default=None, gt=0)

@@ -86,7 +86,7 @@ class StabilitySpec:
 
     loss_spike: SpikeAction = "warn"
     gradient_spike: SpikeAction = "warn"
-    """Of the gradient norm before clipping. ``discard`` needs engine=torch: the others know it after the step."""
+    """Of the gradient norm before clipping. Known before the optimizer step on every engine."""
     not_finite: NotFiniteAction = "stop"
     """A loss or gradient norm that is NaN or infinite; fp16's skipped steps are no such thing."""
     sigmas: float = Field(default=6.0, gt=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from kit.errors import SpecError
@@ -15,6 +16,15 @@ def recipes_directory() -> Path:
         if (directory / "recipe.schema.json").is_file():
             return directory
     raise SpecError("this installation of kit has no recipes; install it again, or take them from its repository")
+
+
+def example_script(name: str) -> Path | None:
+    """The script of ``examples/`` that the recipe's files are for, where its head names one."""
+    named = re.search(r"examples/(\w+\.py)", headline(recipe_path(name)))
+    if named is None:
+        return None
+    directory = recipes_directory()
+    return next(p for p in (directory / named[1], directory.parent / "examples" / named[1]) if p.is_file())
 
 
 def recipe_names() -> tuple[str, ...]:
