@@ -44,7 +44,7 @@ class Choice:
     optimizer: Offload = "none"
     param: Offload = "none"
     tp: int | None = None
-    """DeepSpeed's ZeRO over this much tensor parallelism of Megatron's layers."""
+    """DeepSpeed's ZeRO over this much tensor parallelism of Megatron's layers; torch: FSDP2 alone where 1."""
 
     @property
     def pins(self) -> kit.Pins:
@@ -65,7 +65,7 @@ CHOICES = (
     Choice("ZeRO-1", "deepspeed", 1),
     Choice("ZeRO-2", "deepspeed", 2),
     Choice("ZeRO-3", "deepspeed", 3),
-    Choice("FSDP2 (torch), as ZeRO-3", "torch", 3),
+    Choice("FSDP2 (torch), as ZeRO-3", "torch", 3, tp=1),
     Choice("Megatron: tensor and pipeline parallelism", "megatron", 1),
     Choice("ZeRO-1, optimizer in host memory", "deepspeed", 1, "cpu"),
     Choice("ZeRO-2, optimizer in host memory", "deepspeed", 2, "cpu"),

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.accuracy.throughput import Result
-from benchmarks.accuracy.throughput_strata import generation
+from benchmarks.accuracy.throughput_strata import BLACKWELL, generation
 
 SHARE = 0.8
-"""Rows that lie within a band, by weight."""
+"""Rows that lie within a band."""
 FEWEST_GROUPS = 2
-"""Of rows, for a regime to have a band of its own."""
+FEWEST_ROWS = 12
+"""For a regime to have a band of its own: a quantile of fewer says little."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,26 @@ class Band:
     rows: int
     groups: int
     width: float
-    """Relative error that ``SHARE`` of the rows stay below, both row by row and with groups weighing one."""
+    """Least relative error that ``SHARE`` of the rows stay below."""
     holds: float
-    """Share of rows within, counted row by row."""
+    """Share of rows within."""
+    by_group: float
+    """The same width where each group of rows weighs one: beside it, so that a band of many like rows shows."""
 
 
-def regime(result: Result) -> str:
-    """``code, engine, dense|experts``; old Megatron without fused kernels is apart."""
+def regimes(result: Result) -> tuple[str, ...]:
+    """``code, engine, dense|experts``; old Megatron without fused kernels is apart.
+
+    Transformer Engine's code, which runs on the most generations of GPUs, is divided once more where rows are enough:
+    a Blackwell's rates are known from one source only, and without it they are Hopper's.
+    """
+    whole = _regime(result)
+    if not whole.startswith("transformer-engine"):
+        return (whole,)
+    return (whole, f"{whole}, {'Blackwell' if generation(result) in BLACKWELL else 'up to Hopper'}")
+
+
+def _regime(result: Result) -> str:
     assert result.run is not None
     setup, program = result.run.setup, result.run.program
     what = "experts" if setup.shape.experts else "dense"
@@ -47,18 +61,19 @@ def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:
     rows: dict[str, list[Result]] = {}
     for result in results:
         if result.counted and generation(result) != "GH200-96":
-            rows.setdefault(regime(result), []).append(result)
+            for name in regimes(result):
+                rows.setdefault(name, []).append(result)
     found = []
     for name, own in sorted(rows.items()):
         groups = {result.group for result in own}
-        if len(groups) < FEWEST_GROUPS:
+        if len(groups) < FEWEST_GROUPS or len(own) < FEWEST_ROWS:
             continue
         sizes = {group: sum(result.group == group for result in own) for group in groups}
         weighted = sorted((abs(errors[result.row["id"]]), 1 / sizes[result.group]) for result in own)
         by_row = sorted((abs(errors[result.row["id"]]), 1.0) for result in own)
-        width = max(_quantile(weighted), _quantile(by_row))
+        width = _quantile(by_row)
         within = sum(abs(errors[result.row["id"]]) <= width for result in own) / len(own)
-        found.append(Band(name, len(own), len(groups), width, within))
+        found.append(Band(name, len(own), len(groups), width, within, _quantile(weighted)))
     return found
 
 

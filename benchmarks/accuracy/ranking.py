@@ -10,6 +10,8 @@ from benchmarks.accuracy.throughput import Result
 
 FEWEST = 3
 """Layouts of a set."""
+NOISE = 0.10
+"""Difference of a row from other measurements of the same layout beyond which no model can be right about both."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,8 @@ class RankedSet:
     regret: float
     """Measured step time of the layout that the model ranks first over the best measured one, less one."""
     spearman: float
+    contradicted: tuple[str, ...] = ()
+    """Rows that other measurements of their own layout contradict by more than ``NOISE``."""
 
 
 def ranked_sets(results: Iterable[Result]) -> list[RankedSet]:
@@ -31,6 +35,7 @@ def ranked_sets(results: Iterable[Result]) -> list[RankedSet]:
             continue
         sets.setdefault(_set_key(result), {}).setdefault(_layout_key(result), []).append(result)
     ranked = []
+    doubtful = contradicted(result for layouts in sets.values() for rows in layouts.values() for result in rows)
     for key, layouts in sets.items():
         if len(layouts) < FEWEST:
             continue
@@ -38,9 +43,44 @@ def ranked_sets(results: Iterable[Result]) -> list[RankedSet]:
         predicted = [statistics.mean(row.predicted_s or 0.0 for row in rows) for rows in layouts.values()]
         first = measured[predicted.index(min(predicted))]
         ranked.append(
-            RankedSet(" ".join(map(str, key)), len(layouts), first / min(measured) - 1, spearman(measured, predicted))
+            RankedSet(
+                " ".join(map(str, key)),
+                len(layouts),
+                first / min(measured) - 1,
+                spearman(measured, predicted),
+                tuple(row.row["id"] for rows in layouts.values() for row in rows if row.row["id"] in doubtful),
+            )
         )
     return ranked
+
+
+def contradicted(results: Iterable[Result]) -> dict[str, float]:
+    """Id → how far a row lies from the median of the others of its layout, where that is more than ``NOISE``.
+
+    No prediction enters: measured seconds are compared for each slot of a micro batch, m + (p−1)/v of them in a step
+    (a step's own part, data parallelism and optimizer, is a few per cent). At least two other measurements of a layout,
+    repeated or at another batch size, are needed.
+    """
+    same: dict[tuple[object, ...], list[Result]] = {}
+    for result in results:
+        if result.counted:
+            key = [part for part in _set_key(result) if not str(part).startswith("batch ")]
+            program = result.run.program if result.run else None  # tells variants of the code apart
+            same.setdefault((*key, *_layout_key(result), result.row["job"].get("dp"), program), []).append(result)
+    found = {}
+    for rows in same.values():
+        for row in rows if len(rows) > 2 else ():
+            others = statistics.median(_slot_s(other) for other in rows if other is not row)
+            difference = _slot_s(row) / others - 1
+            if abs(difference) > NOISE:
+                found[row.row["id"]] = difference
+    return found
+
+
+def _slot_s(result: Result) -> float:
+    assert result.run is not None
+    setup = result.run.setup
+    return (result.measured_s or 0.0) / (setup.micro_batches + (setup.pp - 1) / setup.vp)
 
 
 def spearman(left: list[float], right: list[float]) -> float:

@@ -121,6 +121,11 @@ def old_megatron(row: Row) -> bool:
     return row["job"]["engine"] == "megatron" and str(row["source"].get("date") or "9") < OLD_MEGATRON
 
 
+def deepspeed_pipeline(row: Row) -> bool:
+    """Megatron's layers under DeepSpeed's PipelineEngine."""
+    return old_megatron(row) and "DeepSpeed" in str(row.get("notes"))
+
+
 def before_cudnn(row: Row) -> bool:
     """Transformer Engine's context parallelism ran on flash-attn until release 1.7 of mid-2024."""
     return (row["job"].get("cp") or 1) > 1 and "2023" <= str(row["source"].get("date") or "9") < "2024-06"
@@ -146,6 +151,7 @@ def program_of(row: Row, precision: ComputePrecision) -> Program:
     ampere = generation.startswith(("A100", "A800", "V100"))
     if engine in ("megatron", "nanotron") or recent_nvidia(row):
         old, nvidia = old_megatron(row), recent_nvidia(row)
+        bf16_optimizer = deepspeed_pipeline(row) and precision == "bf16"
         unfused = old or "sailor" in row["id"]
         return Program(
             engine="fsdp" if engine == "fsdp" else "megatron",
@@ -161,6 +167,10 @@ def program_of(row: Row, precision: ComputePrecision) -> Program:
             once_per_node="hybridep" in notes or "deepep" in notes or "deepep" in row["id"],
             graphs=_graphs(notes),
             gradient_bytes=float(gradient_bytes(row)),
+            splits_transfers=old,
+            reduces_in_full=bf16_optimizer,
+            # BF16_Optimizer.update_hp_grads: a copy in fp32 is written (6) and added to the sum (12).
+            gradient_sum_bytes=18.0 if bf16_optimizer else 10.0,
             unhidden_sharding=PREFETCHED,
         )
     compiled = "compile" in row["id"] or ", compile" in notes or "nanochat" in row["id"]

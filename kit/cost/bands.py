@@ -12,6 +12,9 @@ from kit.specs.model import ModelSpec
 MEASURED_GENERATIONS = ("A100", "A800", "H100", "H200", "H800", "B200", "B300", "GB200", "GB300")
 
 
+_BLACKWELL = ("B200", "B300", "GB200", "GB300")
+
+
 @dataclass(frozen=True)
 class Evidence:
     """What is known of predictions like this one."""
@@ -29,14 +32,21 @@ def step_time_evidence(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -
         return Evidence(None, f"no measurements on {cluster.gpu.name}")
     what = "experts" if model.num_experts else "dense"
     if layout.implementation == "transformer-engine":
-        return _own(f"transformer-engine, {what}")
+        return _own(_by_generation(f"transformer-engine, {what}", cluster))
     if layout.implementation == "torch-native":
-        return _borrowed("torch-native", f"transformer-engine, {what}", "Transformer Engine's kernels")
+        regime = _by_generation(f"transformer-engine, {what}", cluster)
+        return _borrowed("torch-native", regime, "Transformer Engine's kernels")
     if layout.engine == "deepspeed" and layout.offload_optimizer == "none" and what == "dense":
         return _own("huggingface with deepspeed, dense")
     return _borrowed(
         f"huggingface-sdpa with {layout.engine}", f"other programs with fsdp, {what}", "other FSDP programs"
     )
+
+
+def _by_generation(regime: str, cluster: ClusterSpec) -> str:
+    """The band of the GPU's generation where there are rows enough for one, else of all."""
+    own = f"{regime}, {'Blackwell' if cluster.gpu.name.startswith(_BLACKWELL) else 'up to Hopper'}"
+    return own if own in rows("bands") else regime
 
 
 def _own(regime: str) -> Evidence:

@@ -166,11 +166,13 @@ class Clock:
         """Activations forward, gradients back: in 1F1B a stage waits for them, interleaved they run beside compute."""
         if setup.pp == 1:
             return 0.0
-        size = setup.shard_tokens * setup.shape.hidden_size * 2.0
+        whole = setup.shard_tokens * setup.shape.hidden_size * 2.0
+        pieces = setup.tp if self.program.splits_transfers and not setup.sp else 1
         stride = setup.tp * setup.cp * setup.dp
         link = self.machine.group(2, stride)
         bytes_per_s = link.port_bytes_per_s if link.nodes > 1 else link.bytes_per_s
-        per_micro_batch = 2 * setup.vp * (size / bytes_per_s + link.latency_s)
+        gathered = self.machine.group(pieces, 1).all_gather_s(whole)
+        per_micro_batch = 2 * setup.vp * (whole / pieces / bytes_per_s + link.latency_s + gathered)
         if setup.vp == 1:
             # Each transfer is waited for on the host (batch_p2p_sync): the next layer is issued to an idle GPU.
             per_micro_batch += restart

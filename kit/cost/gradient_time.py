@@ -26,7 +26,7 @@ def data_parallel_s(
     weights = trained * _gather_s(ranks, expert_ranks, held, sixteen)
     if program.engine == "deepspeed":
         return _deepspeed(program, setup, reduced, weights, backward)
-    reduction = reduced * (1 if setup.sharding == "optimizer" else 2)
+    reduction = reduced * (1 if setup.sharding == "optimizer" and not program.reduces_in_full else 2)
     gathered = weights if setup.sharding == "optimizer" else 0.0
     compressed = program.gradient_kernel_bytes * (held.dense + held.experts) / machine.bytes_per_s
     if not program.overlaps_gradients:

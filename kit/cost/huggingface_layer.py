@@ -62,7 +62,21 @@ def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
         repeated = copies * (shape.num_attention_heads - shape.num_key_value_heads) * shape.head_dim
         share = 1 - 1 / shape.full_attention_every if shape.full_attention_every else 1.0
         terms["window"] = share * setup.element * (repeated / setup.tp + setup.seq_length)
+    if _traits(shape).positions == "relative":
+        # T5's learned bias, alike for all sequences: a decoder's layers each cut the future off a copy of their own
+        # (sdpa_attention.py, create_position_bias_mask), others share one.
+        share = shape.cross_attention_layers / shape.num_layers
+        a_position = setup.element * shape.num_attention_heads + 1
+        terms["bias"] = share * a_position * setup.seq_length / setup.micro_batch_size
     return terms
+
+
+def cross_attention(setup: TrainingSetup) -> float:
+    """Of one layer of a decoder that also attends to an encoder's output: the terms of its own attention once more,
+    with their norm. Source and target are taken as equally long."""
+    terms = layer_terms(setup, False)
+    own = sum(size for name, size in terms.items() if name not in ("norms", "mlp", "window", "bias"))
+    return (own + terms["norms"] / 2) * setup.tokens
 
 
 def layer_input(setup: TrainingSetup) -> float:
@@ -100,7 +114,9 @@ def _inside_norm(shape: Shape, width: float, element: int) -> float:
     traits = _traits(shape)
     in_fp32 = traits.zero_centred_norm or traits.norm_placement == "output" or shape.family == "gpt_oss"
     scaled = 4 if in_fp32 else element
-    return (4 + scaled) * width + 4
+    # T5 multiplies its input itself by the root, not the fp32 copy that the root was computed of (modeling_t5.py).
+    uncast = element if shape.family == "t5" and element < 4 else 0
+    return (4 + scaled + uncast) * width + 4
 
 
 def _norms(setup: TrainingSetup, element: int) -> float:
@@ -186,7 +202,8 @@ def _latent(setup: TrainingSetup, latent: LatentAttention) -> dict[str, float]:
 def _mlp(shape: Shape, width: float, element: int) -> float:
     """Gate, its activation, up, and the product; without a gate the activation's input and result."""
     if shape.gated_mlp:
-        return 4 * element * width
+        # T5's gate is gelu_new, as GPT-2's activation below: three results more.
+        return (7 if shape.family == "t5" else 4) * element * width
     if shape.family == "gpt2":
         return 5 * element * width  # gelu_new is seven operators and keeps four results
     # A rectifier needs its result alone.

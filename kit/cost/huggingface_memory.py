@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from kit.cost.huggingface_layer import after_layers, chunk_entries, layer_bytes, layer_input, layer_terms, loss_bytes
+from kit.cost.huggingface_layer import (
+    after_layers,
+    chunk_entries,
+    cross_attention,
+    layer_bytes,
+    layer_input,
+    layer_terms,
+    loss_bytes,
+)
 from kit.cost.megatron_memory import MIB
 from kit.cost.rank_memory import RankParts
 from kit.cost.rank_states import rank_states
@@ -18,18 +26,30 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     counts = [(kind, count) for kind, count in ((False, dense), (True, experts)) if count]
     whole = {kind: layer_bytes(setup, kind) for kind, _ in counts}
     after_forward, in_loss = planned.autocast_copies
+    crossing = setup.shape.cross_attention_layers
+    crossed = cross_attention(setup) if crossing else 0.0
+    # An encoder has a final norm too, whose result all layers of the decoder read.
+    ends = after_layers(setup) * (2 if crossing else 1)
+    again = max(whole.values()) + crossed if setup.recompute == "full" else 0.0
+    working = _working(setup, bool(experts)) + planned.waiting_gradient
+    at_end = planned.gathered[2]
+    if planned.root_is_last:
+        # The first layer's backward with what is gathered for it, or the root's without any layer.
+        at_end = max(planned.gathered[1], at_end - again - working)
     return RankParts(
         states=rank_states(setup, stage),
         buffers=planned.buffers + _workspaces(setup),
         gathered_in_loss=planned.gathered[0],
         gathered=planned.gathered[1],
-        gathered_at_end=planned.gathered[2],
+        gathered_at_end=at_end,
         buffers_in_loss=in_loss,
         # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
         casts_in_forward=(after_forward, 2.0 * chunk_entries(setup)) if after_forward > in_loss else (0.0, 0.0),
-        kept=sum(count * _kept(setup, kind, whole[kind]) for kind, count in counts) + after_layers(setup),
-        again=max(whole.values()) if setup.recompute == "full" else 0.0,
-        working=_working(setup, bool(experts)),
+        kept=sum(count * _kept(setup, kind, whole[kind]) for kind, count in counts)
+        + (crossing * crossed if setup.recompute != "full" else 0.0)
+        + ends,
+        again=again,
+        working=working,
         loss=loss_bytes(setup),
         load=planned.load * planned.parameters[stage].total or None,
         save=4.0 * planned.largest_parameter,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from kit.cost import native_layer
 from kit.cost.megatron_layer import ELEMENT, kept_terms, layer_input, layer_terms
 from kit.cost.rank_memory import RankParts
-from kit.cost.rank_params import layer_parameters
+from kit.cost.rank_params import all_layers_parameters, largest_layer_parameters, layer_parameters
 from kit.cost.rank_states import rank_states
 from kit.cost.setup import TrainingSetup
-from kit.cost.stages import chunks, chunks_in_flight, kinds, stage_layers
+from kit.cost.stages import chunks, chunks_in_flight, kinds, stage_kinds, stage_layers
 
 MIB = 2.0**20
 
@@ -24,13 +24,18 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     # The layer whose backward runs is computed again, or fetched from the host.
     again = 0.0
     if setup.recompute == "full" or setup.activation_offload:
-        dense, experts = kinds(setup.shape, stage_layers(setup, stage))
+        dense, experts = stage_kinds(setup, stage)
         present = [kind for kind, count in ((False, dense), (True, experts)) if count]
         deepest = max((sum(layer_terms(setup, kind).values()) for kind in present), default=0.0)
         again = deepest * setup.recompute_every
     waiting, loss = logits_bytes(setup) if stage == setup.pp - 1 else (0.0, 0.0)
     planned = setup.planned
     gathered = gathered_bytes(setup, stage)
+    kept = kept_activations(setup, stage)
+    # Those of all layers are there when the first layer's backward runs, long after that of the final norm.
+    after_layers = _after_last_layer(setup) if stage == setup.pp - 1 else 0.0
+    outlived = outlived_gradients(setup, stage)
+    working = working_bytes(setup, stage) + max(0.0, outlived - after_layers)
     of_plan = planned.gathered if planned else (0.0, 0.0, 0.0)
     return RankParts(
         states=rank_states(setup, stage),
@@ -38,15 +43,24 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         gathered_in_loss=gathered + of_plan[0],
         gathered=gathered + of_plan[1],
         gathered_at_end=gathered + of_plan[2],
-        kept=kept_activations(setup, stage),
+        kept=kept,
         again=again,
-        working=working_bytes(setup, stage) + outlived_gradients(setup, stage),
+        working=working,
         waiting=waiting,
         loss=loss,
-        after_backward=native_layer.table_gradients(setup, stage) if setup.kernels == "torch-native" else 0.0,
+        after_backward=_beyond_the_first_layer(setup, stage, again + working, outlived + kept if outlived else 0.0),
         # An export gathers a parameter's shards in fp32, and joins them (kit/engines/megatron/exchange.py).
         save=(8.0 if setup.tp > 1 else 4.0) * planned.largest_parameter if planned else 0.0,
     )
+
+
+def _beyond_the_first_layer(setup: TrainingSetup, stage: int, layer: float, outlived: float) -> float:
+    """torch-native: what the embedding's backward holds beyond what that of the first layer (``layer``) did, which has
+    gone by then: gradients of tables and of the embedding's output, and whatever outlives its layer."""
+    tables = native_layer.table_gradients(setup, stage) if setup.kernels == "torch-native" else 0.0
+    if not tables:
+        return 0.0
+    return max(0.0, tables + outlived + layer_input(setup) - layer)
 
 
 def kept_activations(setup: TrainingSetup, stage: int) -> float:
@@ -131,7 +145,7 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
 def working_bytes(setup: TrainingSetup, stage: int) -> float:
     """Gradients that exist at once in the backward of the last layer: of two widths of the MLP, or of the scores."""
     if setup.kernels == "torch-native":
-        return native_layer.working_bytes(setup, kinds(setup.shape, stage_layers(setup, stage))[1] > 0)
+        return native_layer.working_bytes(setup, stage_kinds(setup, stage)[1] > 0)
     shape = setup.shape
     element = setup.element
     hidden = 2 * element * shape.hidden_size * setup.tokens
@@ -153,8 +167,8 @@ def outlived_gradients(setup: TrainingSetup, stage: int) -> float:
 
     The dispatcher keeps the router's probabilities as an attribute (moe/token_dispatcher.py, ``self.probs``). Computed
     again, they have a graph; that ends in the leaf which stands for the layer's input (tensor_parallel/random.py,
-    CheckpointFunction.backward), and a leaf keeps its gradient. All layers but the one whose backward runs; of other
-    chunks' layers also the input, which nothing else keeps any more.
+    CheckpointFunction.backward), and a leaf keeps its gradient, and the layer's input, whose storage it shares.
+    All layers but the one whose backward runs; of other chunks' layers also the input, which nothing else keeps.
     """
     if setup.recompute != "full" or setup.shape.experts is None:
         return 0.0
@@ -168,9 +182,7 @@ def gathered_bytes(setup: TrainingSetup, stage: int) -> float:
     """Megatron-FSDP: weights and gradients of a layer and of the vocabulary, gathered (distributed/fsdp)."""
     if setup.sharding != "full":
         return 0.0
-    layer = max(
-        (sum(layer_parameters(setup, _expert(setup, layer))) for layer in stage_layers(setup, stage)), default=0.0
-    )
+    layer = largest_layer_parameters(setup, stage)
     table = setup.shape.vocab_size / setup.tp * setup.shape.hidden_size
     return (setup.weight_bytes + setup.main_gradient_bytes) * 2 * max(layer, table)
 
@@ -196,7 +208,7 @@ def workspace_bytes(setup: TrainingSetup, stage: int) -> float:
     if setup.gradient_accumulation_fusion:
         total += ELEMENT * _distinct_weights(setup, stage)
     if setup.fp8 and setup.fp8.keeps_bf16_weights:
-        total += 2.0 * sum(sum(layer_parameters(setup, _expert(setup, layer))) for layer in stage_layers(setup, stage))
+        total += 2.0 * all_layers_parameters(setup, stage)
     return total
 
 

@@ -21,6 +21,9 @@ section 5.10: checkpoints of a trillion parameters)."""
 RESTART_S = 600.0
 """To notice, replace the node, start processes and build the model: ten minutes, assumed. Reading the checkpoint comes
 on top."""
+STORAGE_USD_PER_GB_MONTH = 0.023
+"""Object storage: Amazon S3 Standard takes $0.023 to $0.026 by region (cloudhealthtech.com/blog/
+s3-cost-aws-cloud-storage-costs-explained). Parallel file systems take several times that."""
 TOKEN_BYTES = 4
 
 
@@ -40,6 +43,7 @@ def operation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, step_time_s:
     return Operation(
         checkpoint_gb=size / GB,
         checkpoint_s=write,
+        checkpoint_usd_per_month=size / GB * STORAGE_USD_PER_GB_MONTH,
         checkpoint_interval_s=interval,
         hours_between_failures=between / SECONDS_PER_HOUR,
         goodput=max(0.0, 1 - lost),

@@ -36,8 +36,8 @@ def shape_of(model: ModelSpec) -> Shape:
             value_head_dim=model.latent.value_head_dim,
         )
     return Shape(
-        # Of both stacks; the attention of the decoder to the encoder is left out.
         num_layers=model.num_layers + model.encoder_layers,
+        cross_attention_layers=model.num_layers if model.is_encoder_decoder else 0,
         hidden_size=model.hidden_size,
         ffn_hidden_size=model.ffn_hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -77,10 +77,11 @@ def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
         engine=engine,
         code="fused" if fused else "torch-native" if megatron else unfused,
         precision=compute_precision(job),
-        attention="cudnn" if fused else "flash",
+        attention="cudnn" if fused or layout.attention_kernel == "cudnn" else "flash",
         overlaps_gradients=not (layout.engine == "megatron" and layout.vp == 1 and layout.pp > 1),
-        # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations.
-        overlaps_tensor_gradients=True,
+        # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations; DTensor waits for
+        # each of its collectives.
+        overlaps_tensor_gradients=layout.engine != "torch",
         context_exchange=layout.cp_comm_type,
         gradient_bytes=gradient_bytes(model, layout.gradient_compression, width),
         gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
@@ -120,5 +121,7 @@ def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
         sharding=_SHARDING[layout.zero_stage],  # type: ignore[arg-type]
         recompute_modules=frozenset({"core_attn"}) if layout.recompute == "selective" else frozenset(),
         weight_bytes=4 if layout.engine == "torch" else 2,
+        chunked_loss=layout.chunked_loss,
+        compiled_loss=layout.chunked_loss and layout.compile_layers,
         lora=Lora(rank=job.lora.rank, targets=frozenset({"query"}), four_bit=job.lora.four_bit) if job.lora else None,
     )

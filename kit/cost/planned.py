@@ -193,12 +193,22 @@ def _engine_memory(
         most_step_extra=4.0 * ZERO3_SUB_GROUP if layout.zero_stage == 3 else float("inf"),
         buffers=buffers,
         gathered=gathered,
+        root_is_last=layout.engine == "torch" and layout.zero_stage > 0,
         autocast_copies=copies,
+        waiting_gradient=_waiting_gradient(model, layout, precision),
         # Built in fp32 on the device, before it is cast or sharded (kit/engines).
         load=4.0 if whole_on_device else 0.0,
         largest_parameter=_exported(model, layout),
     )
     return memory if lora is None else _with_adapters(memory, model, lora, layout, precision)
+
+
+def _waiting_gradient(model: ModelSpec, layout: Layout, precision: Precision) -> float:
+    fsdp = layout.engine == "torch" and layout.zero_stage > 0
+    if not model.tied_embeddings or fsdp or layout.implementation != "huggingface-sdpa":
+        return 0.0
+    element = 4.0 if precision == "fp32" or uses_autocast(precision, layout) else 2.0
+    return element * model.vocab_size * model.hidden_size
 
 
 def _exported(model: ModelSpec, layout: Layout) -> int:
@@ -297,7 +307,8 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
 def _with_adapters(
     memory: EngineMemory, model: ModelSpec, lora: LoraSpec, layout: Layout, precision: Precision
 ) -> EngineMemory:
-    """The base frozen in 16 bits or four; adapters and their states in fp32 (16 bytes), alike on every rank.
+    """The base frozen in 16 bits or four; adapters and their states in fp32 (16 bytes), sharded by FSDP2 as all else,
+    otherwise alike on every rank.
 
     Frozen weights are read from disk one by one, in the precision in which they stay (kit/engines/adapters.py,
     build_frozen); autocast has nothing to cast of them. Those in four bits are whole again, one at a time, while
@@ -308,6 +319,7 @@ def _with_adapters(
     dense = memory.dense
     if layout.engine == "torch" and precision == "bf16":
         dense = replace(dense, weights=dense.weights / 2)  # no fp32 masters of what is frozen
+    owners = layout.dp if layout.engine == "torch" and layout.zero_stage else 1
     load, gathered = 0.0, memory.gathered
     if lora.four_bit:
         one = 2.0 * deepspeed_sizes.largest_layer_matrix(model)
@@ -319,7 +331,10 @@ def _with_adapters(
     return replace(
         memory,
         adapters=adapters,
-        of_adapters=StateBytes(weights=4.0, gradients=4.0, gradients_in_forward=4.0, optimizer=8.0),
+        waiting_gradient=0.0,
+        of_adapters=StateBytes(
+            weights=4.0 / owners, gradients=4.0 / owners, gradients_in_forward=4.0 / owners, optimizer=8.0 / owners
+        ),
         dense=dense,
         matrix_weights=NF4_TWICE_BYTES if lora.four_bit else None,
         autocast_copies=(0.0, 0.0),

@@ -42,6 +42,8 @@ class Operation:
     """Share of the time that becomes steps."""
     data_mbytes_per_s: float
     """Tokens read, over all ranks."""
+    checkpoint_usd_per_month: float | None = None
+    """To keep one in object storage, at list price; null in plans of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)

@@ -53,5 +53,15 @@ class Program:
     """Whether context-parallel ranks share out the causal mask evenly (zig-zag order)."""
     unhidden_sharding: float = UNHIDDEN
     """FSDP, ZeRO-3: share of the exchanged weights and gradients that takes its time whatever compute is beside it."""
+    splits_transfers: bool = False
+    """Whether each tensor-parallel rank sends a part of what goes to the next stage, which gathers it there:
+    Megatron-LM before it was a library (scatter_gather_tensors_in_pipeline, arXiv 2104.04473, section 4.1) and
+    DeepSpeed's PipelineEngine (is_pipe_partitioned). Megatron-core sends whole activations, or under sequence
+    parallelism what a rank has."""
+    reduces_in_full: bool = False
+    """Whether gradients are summed on all data-parallel ranks although each steps a part of the weights (DeepSpeed's
+    BF16_Optimizer under its PipelineEngine: runtime/pipe/engine.py, _bf16_reduce_grads)."""
+    gradient_sum_bytes: float = 10.0
+    """Megatron without fusion: bytes moved per parameter and micro batch to add a 16-bit gradient to its fp32 sum."""
     offload_optimizer: Literal["none", "host", "device"] = "none"
     """Optimizer state in host memory: stepped there, or brought to the device for its step."""

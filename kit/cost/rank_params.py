@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from kit.cost.setup import RankParameters, Shape, TrainingSetup
-from kit.cost.stages import stage_layers
+from kit.cost.stages import stage_kinds
 
 
 def attention_matrices(shape: Shape, tp: int) -> float:
@@ -28,7 +30,27 @@ def mlp_matrices(shape: Shape, ffn_hidden_size: float) -> float:
 
 def layer_parameters(setup: TrainingSetup, has_experts: bool) -> tuple[float, float, float]:
     """(matrices, vectors, experts) of one layer on a rank."""
-    shape, tp = setup.shape, setup.tp
+    return _layer(setup.shape, has_experts, setup.tp, setup.ep, setup.etp)
+
+
+def largest_layer_parameters(setup: TrainingSetup, stage: int) -> float:
+    """Of the largest layer of a stage, all kinds together; 0 where it has none."""
+    return max((sum(layer_parameters(setup, has_experts)) for has_experts, _ in _held(setup, stage)), default=0.0)
+
+
+def all_layers_parameters(setup: TrainingSetup, stage: int) -> float:
+    """Of all layers of a stage, without vocabulary and final norm."""
+    return sum(number * sum(layer_parameters(setup, has_experts)) for has_experts, number in _held(setup, stage))
+
+
+def _held(setup: TrainingSetup, stage: int) -> tuple[tuple[bool, int], ...]:
+    """(whether they have experts, number) of the kinds of layers that a stage holds. Layers of a kind are equal."""
+    dense, experts = stage_kinds(setup, stage)
+    return tuple((has, number) for has, number in ((False, dense), (True, experts)) if number)
+
+
+@lru_cache(maxsize=4096)
+def _layer(shape: Shape, has_experts: bool, tp: int, ep: int, etp: int) -> tuple[float, float, float]:
     h = shape.hidden_size
     norm = h if shape.norm == "rmsnorm" else 2 * h
     vectors: float = norm * (1 if shape.parallel_residual else 2)
@@ -43,9 +65,9 @@ def layer_parameters(setup: TrainingSetup, has_experts: bool) -> tuple[float, fl
         vectors += h
     if has_experts and shape.experts is not None:
         moe = shape.experts
-        experts = moe.num_experts / setup.ep * mlp_matrices(shape, moe.ffn_hidden_size / setup.etp)
+        experts = moe.num_experts / ep * mlp_matrices(shape, moe.ffn_hidden_size / etp)
         if shape.linear_bias:
-            experts += moe.num_experts / setup.ep * (moe.ffn_hidden_size / setup.etp + h)
+            experts += moe.num_experts / ep * (moe.ffn_hidden_size / etp + h)
         matrices += h * moe.num_experts + mlp_matrices(shape, moe.shared_ffn_hidden_size / tp)
     else:
         matrices += mlp_matrices(shape, shape.ffn_hidden_size / tp)
@@ -62,27 +84,36 @@ def rank_parameters(setup: TrainingSetup, stage: int) -> RankParameters:
     """
     if setup.planned is not None:
         return setup.planned.parameters[stage]
-    shape, tp = setup.shape, setup.tp
+    place = (setup.pp > 1, stage == 0, stage == setup.pp - 1)
+    return _counted(setup.shape, setup.tp, setup.ep, setup.etp, stage_kinds(setup, stage), *place)
+
+
+@lru_cache(maxsize=4096)
+def _counted(
+    shape: Shape, tp: int, ep: int, etp: int, held: tuple[int, int], pipelined: bool, first: bool, last: bool
+) -> RankParameters:
+    """Of a stage with ``held`` (dense layers, layers with experts). A search asks this of thousands of layouts."""
     h = shape.hidden_size
     matrices = vectors = experts = 0.0
-    for layer in stage_layers(setup, stage):
-        parts = layer_parameters(setup, bool(shape.expert_layers) and shape.expert_layers[layer])
-        matrices, vectors, experts = matrices + parts[0], vectors + parts[1], experts + parts[2]
+    for has_experts, number in zip((False, True), held, strict=True):
+        parts = _layer(shape, has_experts, tp, ep, etp) if number else (0.0, 0.0, 0.0)
+        matrices += number * parts[0]
+        vectors += number * parts[1]
+        experts += number * parts[2]
     norm = h if shape.norm == "rmsnorm" else 2 * h
     table = -(-shape.vocab_size // tp) * h
     vocabulary = 0.0
-    last = stage == setup.pp - 1
-    if stage == 0:
+    if first:
         vocabulary += table + shape.learned_positions * h
     if last:
         vectors += norm
-        if not shape.tied_embeddings or setup.pp > 1:
+        if not shape.tied_embeddings or pipelined:
             vocabulary += table
     if last and shape.mtp_layers:
-        parts = layer_parameters(setup, bool(shape.expert_layers) and shape.expert_layers[-1])
+        parts = _layer(shape, bool(shape.expert_layers) and shape.expert_layers[-1], tp, ep, etp)
         matrices += shape.mtp_layers * (parts[0] + 2 * h * h / tp)
         vectors += shape.mtp_layers * (parts[1] + 3 * norm)
         experts += shape.mtp_layers * parts[2]
-        if setup.pp > 1 and not shape.tied_embeddings:
+        if pipelined and not shape.tied_embeddings:
             vocabulary += table
     return RankParameters(dense_matrices=matrices, vectors=vectors, vocabulary=vocabulary, experts=experts)

@@ -112,8 +112,13 @@ class EngineMemory:
     """Buckets that stay."""
     gathered: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Weights, gradients and buckets that come and go: in the loss, in a layer's backward, at the end of backward."""
+    root_is_last: bool = False
+    """Whether what is there at the end of backward comes when the last layer's own tensors have gone (FSDP2's root)."""
     autocast_copies: tuple[float, float] = (0.0, 0.0)
     """16-bit casts of fp32 weights that exist: when forward has ended, while the loss is computed and after."""
+    waiting_gradient: float = 0.0
+    """Of the head, until the embedding's is there, where they are one table: autograd hands over their sum. (FSDP2's is
+    among what is gathered.)"""
     load: float = 0.0
     """Bytes per parameter while the model is built; 0: no more than what stays."""
     largest_parameter: int = 0
@@ -161,6 +166,8 @@ class Shape:
     experts: Experts | None = None
     expert_layers: tuple[bool, ...] = ()
     """Which layers have experts; empty without experts."""
+    cross_attention_layers: int = 0
+    """Layers that also attend to an encoder's output (a decoder's); ``num_layers`` counts both stacks."""
     mtp_layers: int = 0
     """Multi-token-prediction layers, after the last."""
     sliding_window: int | None = None

@@ -9,8 +9,15 @@ from kit.cost.setup import Shape, TrainingSetup
 
 def chunks(setup: TrainingSetup, stage: int) -> tuple[tuple[int, ...], ...]:
     """Layer numbers of each of a stage's virtual chunks. Chunk c of the model lies on stage c mod pp."""
-    every = setup.stage_layers or even_chunks(setup.shape.num_layers, setup.pp * setup.vp)
-    return tuple(every[stage + virtual * setup.pp] for virtual in range(setup.vp))
+    return _chunks(setup.shape.num_layers, setup.stage_layers, setup.pp, setup.vp, stage)
+
+
+@lru_cache(maxsize=4096)
+def _chunks(
+    num_layers: int, given: tuple[tuple[int, ...], ...], pp: int, vp: int, stage: int
+) -> tuple[tuple[int, ...], ...]:
+    every = given or even_chunks(num_layers, pp * vp)
+    return tuple(every[stage + virtual * pp] for virtual in range(vp))
 
 
 @lru_cache(maxsize=1024)
@@ -23,12 +30,12 @@ def even_chunks(num_layers: int, parts: int) -> tuple[tuple[int, ...], ...]:
 
 def stage_layers(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
     """All layer numbers of a stage."""
-    return _joined(chunks(setup, stage))
+    return _stage_layers(setup.shape.num_layers, setup.stage_layers, setup.pp, setup.vp, stage)
 
 
 @lru_cache(maxsize=4096)
-def _joined(parts: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    return tuple(layer for part in parts for layer in part)
+def _stage_layers(num_layers: int, given: tuple[tuple[int, ...], ...], pp: int, vp: int, stage: int) -> tuple[int, ...]:
+    return tuple(layer for part in _chunks(num_layers, given, pp, vp, stage) for layer in part)
 
 
 @lru_cache(maxsize=4096)
@@ -36,6 +43,16 @@ def kinds(shape: Shape, layers: tuple[int, ...]) -> tuple[int, int]:
     """(dense layers, layers with experts) among ``layers``."""
     experts = sum(shape.expert_layers[layer] for layer in layers) if shape.expert_layers else 0
     return len(layers) - experts, experts
+
+
+def stage_kinds(setup: TrainingSetup, stage: int) -> tuple[int, int]:
+    """(dense layers, layers with experts) of a stage."""
+    return _stage_kinds(setup.shape, setup.stage_layers, setup.pp, setup.vp, stage)
+
+
+@lru_cache(maxsize=4096)
+def _stage_kinds(shape: Shape, given: tuple[tuple[int, ...], ...], pp: int, vp: int, stage: int) -> tuple[int, int]:
+    return kinds(shape, _stage_layers(shape.num_layers, given, pp, vp, stage))
 
 
 def chunks_in_flight(setup: TrainingSetup, stage: int) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kit.cost.program import Code, Program
 from kit.cost.setup import TrainingSetup
+from kit.specs.layout import LOSS_CHUNK_TOKENS
 
 SCORE_PASSES = 4.5
 """Unfused attention: elements read and written a score beside the products: softmax two, dropout two and its mask."""
@@ -94,15 +95,24 @@ def _quantised(setup: TrainingSetup, program: Program, width: float, outer: floa
 def loss_bytes(setup: TrainingSetup) -> float:
     """A token's, forward and backward: cast, log-softmax, its gradient and the cast back."""
     entries = setup.shape.vocab_size / setup.tp
+    if setup.chunked_loss and setup.kernels == "huggingface":
+        return _chunked_loss_bytes(setup, entries)
     if setup.compiled_loss or setup.cross_entropy != "unfused":
         return 14.0 * entries
     return (20.0 if setup.kernels in ("transformer-engine", "megatron-local") else 36.0) * entries
 
 
+def _chunked_loss_bytes(setup: TrainingSetup, entries: float) -> float:
+    """Counted in kit/engines/linear_loss.py: eleven operators on fp32 logits, or compiled three readings in 16 bits and
+    one writing; and for every chunk the head's gradient, a product in 16 bits added to a sum in fp32."""
+    of_head = 12.0 * setup.shape.hidden_size / min(LOSS_CHUNK_TOKENS, setup.tokens) if setup.lora is None else 0.0
+    return ((8.0 if setup.compiled_loss else 44.0) + of_head) * entries
+
+
 def micro_batch_bytes_per_parameter(program: Program, setup: TrainingSetup) -> float:
     """Per parameter of the rank and micro batch, beside the products: fp8 casts of weights, sums of gradients."""
     if program.engine == "megatron":
-        return 0.0 if setup.gradient_accumulation_fusion else 10.0
+        return 0.0 if setup.gradient_accumulation_fusion else program.gradient_sum_bytes
     if program.engine == "deepspeed":
         return 10.0 if setup.micro_batches > 1 else 4.0
     return 6.0 if setup.weight_bytes == 4 and setup.sharding == "none" and program.precision == "bf16" else 0.0

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from kit.planner.fast_paths import fast_paths
 from kit.planner.rule import divisors
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -47,12 +48,23 @@ def layouts(
 
 
 def _torch(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
-    split = _Split.of(pins)
-    dp = split.data_parallel(cluster)
     offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
-    stages = [pins.zero_stage] if pins.zero_stage is not None else ([0, 2, 3] if dp > 1 else [0])
-    for zero, recompute in itertools.product(stages, _recompute(pins)):
-        yield from _sized("torch", job, pins, split, dp, zero, offload, recompute)
+    for split in _torch_splits(cluster, pins):
+        dp = split.data_parallel(cluster)
+        whole = [0] if split.tp == 1 or pins.tp else []  # DDP has no tensor parallelism beside it
+        stages = [pins.zero_stage] if pins.zero_stage is not None else ([*whole, 2, 3] if dp > 1 else [0])
+        ways = fast_paths(model, cluster, job, pins, compiles=split.tp == 1)
+        for zero, recompute, way in itertools.product(stages, _recompute(pins), ways):
+            yield from _sized("torch", job, way, split, dp, zero, offload, recompute)
+
+
+def _torch_splits(cluster: ClusterSpec, pins: Pins) -> list[_Split]:
+    """FSDP2 over all ranks, and over groups of a node's ranks that cut each matrix."""
+    split = _Split.of(pins)
+    if pins.tp is not None or split != _Split() or pins.zero_stage in (0, 1):
+        return [split]
+    cut = [_Split(tp=tp) for tp in divisors(cluster.gpus_per_node)[1:]]
+    return [split, *(each for each in cut if each.data_parallel(cluster) > 1)]
 
 
 def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
@@ -275,6 +287,7 @@ def _sized(
             autocast=pins.autocast or False,
             chunked_loss=pins.chunked_loss or False,
             compile_layers=pins.compile_layers or False,
+            attention_kernel=pins.attention_kernel or "default",
             recompute=recompute,
             micro_batch_size=size,
             gradient_accumulation_steps=max(1, job.global_batch_size // (size * dp)),

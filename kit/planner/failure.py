@@ -86,7 +86,13 @@ def changes_that_fit(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins:
         shorter //= 2
     yield from _more_nodes(model, cluster, job, pins)
     larger = sorted(
-        (gpu for gpu in map(load_gpu, gpu_names()) if gpu.device == "cuda" and gpu.memory_gib > cluster.gpu.memory_gib),
+        (
+            gpu
+            for gpu in map(load_gpu, gpu_names())
+            if gpu.device == "cuda"
+            and gpu.memory_gib > cluster.gpu.memory_gib
+            and gpu.bf16_tflops >= cluster.gpu.bf16_tflops  # more memory, and no slower
+        ),
         key=lambda gpu: gpu.memory_gib,
     )
     for gpu in larger:

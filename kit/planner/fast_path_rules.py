@@ -28,14 +28,38 @@ def chunked_loss(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: L
 
 
 def compile_layers(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """kit/engines/compiled.py; under DeepSpeed's hooks and with 4-bit kernels it was not tried."""
+    """kit/engines/compiled.py; stage 3 has hooks on every module inside of a block, and each would end a graph."""
     if not layout.compile_layers:
         return None
-    if layout.engine != "torch":
-        return f"compile_layers=true on engine={layout.engine}: it was tried with torch alone; leave it out"
-    if layout.tp > 1 or (job.lora is not None and job.lora.four_bit):
-        return "compile_layers=true with tp>1 or four_bit: graphs break at every layer there; leave it out"
+    if layout.implementation != "huggingface-sdpa":
+        return (
+            f"compile_layers=true with implementation={layout.implementation}: Megatron's layers call collectives and "
+            "their own autograd functions, at which graphs end; leave it out, transformer-engine has fused kernels"
+        )
+    if layout.engine == "deepspeed" and layout.zero_stage == 3:
+        return (
+            "compile_layers=true on engine=deepspeed with zero_stage=3, which gathers weights inside of every block: "
+            "graphs would end at each; use zero_stage=1 or 2, or engine=torch"
+        )
+    if layout.tp > 1 or layout.cp > 1 or (job.lora is not None and job.lora.four_bit):
+        return "compile_layers=true with tp>1, cp>1 or four_bit: graphs break at every layer there; leave it out"
     return None
 
 
-FAST_PATH_RULES: tuple[Rule, ...] = (Rule(chunked_loss), Rule(compile_layers))
+def attention_kernel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """kit/engines/torch/engine.py tells torch the order; cuDNN's kernel is for 16 bits."""
+    if layout.attention_kernel == "default":
+        return None
+    if layout.engine != "torch":
+        return f"attention_kernel=cudnn on engine={layout.engine}: only torch asks for a kernel; leave it out"
+    if not model.traits.fused_attention:
+        return f"attention_kernel=cudnn with {model.name}, whose attention no kernel computes; leave it out"
+    if cluster.gpu.device != "cuda" or job.precision not in ("bf16", "fp16"):
+        return (
+            f"attention_kernel=cudnn on {cluster.gpu.name} in {job.precision}: cuDNN computes 16 bits on GPUs; "
+            "leave it out"
+        )
+    return None
+
+
+FAST_PATH_RULES: tuple[Rule, ...] = (Rule(chunked_loss), Rule(compile_layers), Rule(attention_kernel))

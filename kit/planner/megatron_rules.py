@@ -22,6 +22,7 @@ MEGATRON_FAMILIES: tuple[Family, ...] = (
     "gemma3_text",
     "gpt_neox",
     "deepseek_v3",
+    "gpt_oss",
 )
 """Families with a weight map (kit/engines/megatron/weights/families.py)."""
 
@@ -42,10 +43,12 @@ def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     kind = scaling.get("rope_type", "default")
     if kind == "yarn" and model.latent and scaling.get("mscale", 1) == scaling.get("mscale_all_dim", 0):
         return None  # the factor of queries and keys is then 1, and that of scores is the layer's
+    if kind in ("yarn", "longrope") and not model.latent and model.partial_rotary_factor == 1:
+        return None  # the factor of queries and keys is one of the scores
     if kind not in ("default", "linear", "llama3"):
         return (
-            f"rope_type={kind} of {model.name} on engine=megatron, which computes default, linear and llama3; "
-            "use engine=deepspeed or torch"
+            f"rope_type={kind} of {model.name} on engine=megatron, which computes default, linear, llama3 and, of "
+            "whole heads, yarn and longrope; use engine=deepspeed or torch"
         )
     return None
 
@@ -205,6 +208,8 @@ def expert_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
     ep, etp, experts = layout.ep, layout.etp, model.num_experts
     if not experts:
         return f"ep={ep}, etp={etp} with {model.name}, which has no experts; leave them out" if ep * etp > 1 else None
+    if model.linear_bias and etp > 1:
+        return f"etp={etp} with {model.name}: megatron-core does not cut experts that have biases; use etp=1 with ep>1"
     if experts % ep:
         return f"ep={ep} does not divide num_experts={experts} of {model.name}; use {words(divisors(experts))}"
     if model.moe_ffn_hidden_size % etp:

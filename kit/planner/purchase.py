@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +12,7 @@ from kit.cost.efficiency import peak_flops_per_s
 from kit.cost.flops import model_flops_per_token
 from kit.errors import PlanError, SpecError
 from kit.planner.describe import describe
-from kit.planner.weighing import search, step_s
+from kit.planner.weighing import Candidate, search, step_s
 from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -22,6 +24,12 @@ Goal = Literal["gpus", "money", "time"]
 HIGHEST_MFU = 0.65
 """No published run lies above; it bounds from below how many GPUs a deadline takes."""
 MOST_GPUS = 16384
+NUMBERS = sorted(factor * 2**power for factor in (1, 3) for power in range(15))
+"""Of nodes, that are tried."""
+FARTHEST = 2.0
+"""Times the best offer's GPUs, money or time, beyond which a type is not listed."""
+GIVE_UP = 3
+"""Numbers of nodes in a row that are no better than the best so far, before a type's search ends."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +55,22 @@ class Offer:
 def offers(model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, node: str | None = None) -> tuple[Offer, ...]:
     """The best number of nodes of each type (or of one), the best offer first.
 
-    Powers of two of nodes, and three times those, are tried, from what the deadline needs at the
-    highest MFU to what fits the limits. Raises ``PlanError`` with the nearest miss where none fulfils the wish.
+    Powers of two of nodes, and three times those, are tried, from what the deadline needs at the highest MFU to what
+    fits the limits. What cannot come near the best offer known so far, at the highest MFU either, is not searched.
+    Raises ``PlanError`` with the nearest misses where none fulfils the wish.
     """
     if node is not None and node not in node_names():
         raise SpecError(f"node {node!r} is not in the catalog; use one of {', '.join(node_names())}")
-    found, misses = [], []
-    for name in [node] if node else _types(wish):
-        offer, miss = _of_type(model, job, pins, wish, name)
+    types = sorted(
+        (_Type(model, job, pins, wish, name) for name in ([node] if node else _types(wish))),
+        key=lambda each: (each.ideal, each.ideal_usd),
+    )
+    found: list[Offer] = []
+    misses = []
+    searched: dict[ClusterSpec, Candidate | None] = {}
+    for each in types:
+        best = min((_rank(offer, wish.goal)[0] for offer in found), default=math.inf)
+        offer, miss = each.best(FARTHEST * best, searched)
         if offer is not None:
             found.append(offer)
         misses += [miss] if miss else []
@@ -79,16 +95,78 @@ def _types(wish: Wish) -> list[str]:
     return priced if wish.goal == "money" or wish.budget_usd is not None else types
 
 
-def _of_type(model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, name: str) -> tuple[Offer | None, str | None]:
-    best: Offer | None = None
-    miss: str | None = None
-    for nodes in _numbers(model, job, wish, name):
-        cluster = parse_cluster(f"{name}:{nodes}")
-        found = search(model, cluster, job, pins).best
+class _Type:
+    """Nodes of one type for a wish."""
+
+    def __init__(self, model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, name: str) -> None:
+        self.model, self.job, self.pins, self.wish, self.name = model, job, pins, wish, name
+        self.node = parse_cluster(f"{name}:1")
+        flops = job.total_tokens * model_flops_per_token(model, job.seq_length)
+        speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * HIGHEST_MFU
+        self.node_seconds = flops / speed
+        """At the highest MFU, on one node: no number of nodes needs less of their time together."""
+
+    @property
+    def ideal_usd(self) -> float:
+        """The least that the budget of tokens can cost on this type."""
+        price = self.node.price_per_node_hour_usd
+        return math.inf if price is None else price * self.node_seconds / SECONDS_PER_HOUR
+
+    @property
+    def ideal(self) -> float:
+        """A bound of the goal's measure from below: no offer of this type ranks before it."""
+        numbers = self.numbers()
+        if not numbers:
+            return math.inf
+        days = self.node_seconds / numbers[-1] / SECONDS_PER_DAY
+        return {"gpus": float(numbers[0] * self.node.gpus_per_node), "money": self.ideal_usd, "time": days}[
+            self.wish.goal
+        ]
+
+    def numbers(self) -> list[int]:
+        """Of nodes, ascending."""
+        limit = min(self.wish.max_gpus or MOST_GPUS, MOST_GPUS) // self.node.gpus_per_node
+        if not self.node.inter_node_gbytes_per_s:
+            limit = min(limit, 1)
+        deadline = self.wish.deadline_days
+        least = 1.0 if deadline is None else self.node_seconds / (deadline * SECONDS_PER_DAY)
+        return [number for number in NUMBERS if least <= number <= limit]
+
+    def best(self, limit: float, searched: dict[ClusterSpec, Candidate | None]) -> tuple[Offer | None, str | None]:
+        """The best offer, or why there is none; null and null where none can come within ``limit``."""
+        wish, goal = self.wish, self.wish.goal
+        if wish.budget_usd is not None and self.ideal_usd > wish.budget_usd:
+            cost = f"${self.ideal_usd:,.0f} at {HIGHEST_MFU:.0%} MFU already"
+            return None, f"{self.name}: {cost}, above the budget of ${wish.budget_usd:,.0f}"
+        if self.ideal > limit:
+            return None, None
+        best, miss, worse = None, None, 0
+        numbers = self.numbers()
+        for nodes in reversed(numbers) if goal == "time" else numbers:
+            if worse == GIVE_UP or (goal == "gpus" and nodes * self.node.gpus_per_node > limit):
+                break
+            found, reason = self._offer(nodes, searched)
+            miss = reason or miss
+            if found is None:
+                continue
+            if best is None or _rank(found, goal) < _rank(best, goal):
+                best, worse = found, 0
+            else:
+                worse += 1
+            if goal == "gpus":
+                break
+        return best, miss
+
+    def _offer(self, nodes: int, searched: dict[ClusterSpec, Candidate | None]) -> tuple[Offer | None, str | None]:
+        wish, cluster = self.wish, parse_cluster(f"{self.name}:{nodes}")
+        # Nodes that differ in name, price and source alone have one best layout.
+        same = dataclasses.replace(cluster, name="", source="", price_per_node_hour_usd=None, price_date=None)
+        if same not in searched:
+            searched[same] = search(self.model, cluster, self.job, self.pins).best
+        found = searched[same]
         if found is None:
-            miss = f"{nodes} x {name}: does not fit, or no layout is legal"
-            continue
-        seconds = job.total_tokens / (job.global_batch_size * job.seq_length) * step_s(found)
+            return None, f"{nodes} x {self.name}: does not fit, or no layout is legal"
+        seconds = self.job.total_tokens / (self.job.global_batch_size * self.job.seq_length) * step_s(found)
         price = cluster.price_per_node_hour_usd
         offer = Offer(
             cluster=cluster,
@@ -97,30 +175,12 @@ def _of_type(model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, name: str) 
             cost_usd=None if price is None else price * nodes * seconds / SECONDS_PER_HOUR,
         )
         if wish.deadline_days is not None and offer.days > wish.deadline_days:
-            miss = f"{nodes} x {name}: {human_seconds(seconds)}, after the deadline of {wish.deadline_days:g} days"
-            continue
+            late = f"{human_seconds(seconds)}, after the deadline of {wish.deadline_days:g} days"
+            return None, f"{nodes} x {self.name}: {late}"
         if wish.budget_usd is not None and (offer.cost_usd is None or offer.cost_usd > wish.budget_usd):
-            miss = f"{nodes} x {name}: ${offer.cost_usd or 0:,.0f}, above the budget of ${wish.budget_usd:,.0f}"
-            continue
-        if best is None or _rank(offer, wish.goal) < _rank(best, wish.goal):
-            best = offer
-        if wish.goal == "gpus":
-            break
-    return best, miss
-
-
-def _numbers(model: ModelSpec, job: JobSpec, wish: Wish, name: str) -> list[int]:
-    one = parse_cluster(f"{name}:1")
-    limit = min(wish.max_gpus or MOST_GPUS, MOST_GPUS) // one.gpus_per_node
-    if not one.inter_node_gbytes_per_s:
-        limit = min(limit, 1)
-    least = 1.0
-    if wish.deadline_days is not None:
-        flops = job.total_tokens * model_flops_per_token(model, job.seq_length)
-        speed = one.num_gpus * peak_flops_per_s(one.gpu, job.precision) * HIGHEST_MFU
-        least = flops / speed / (wish.deadline_days * SECONDS_PER_DAY)
-    numbers = sorted(factor * 2**power for factor in (1, 3) for power in range(15))
-    return [number for number in numbers if least <= number <= limit]
+            dear = f"${offer.cost_usd or 0:,.0f}, above the budget of ${wish.budget_usd:,.0f}"
+            return None, f"{nodes} x {self.name}: {dear}"
+        return offer, None
 
 
 def _rank(offer: Offer, goal: Goal) -> tuple[float, float]:

@@ -87,9 +87,14 @@ def _time(plan: Plan) -> str:
 
 
 def _operation(operation: Operation) -> str:
+    data = operation.data_mbytes_per_s
+    rate = f"{data:.2g} MB/s" if data >= 0.01 else f"{1e3 * data:.2g} kB/s"
+    monthly = operation.checkpoint_usd_per_month
+    kept = "" if monthly is None else f", ${monthly:,.2f} a month to keep"
     return (
-        f"checkpoint {operation.checkpoint_gb:,.0f} GB in {human_seconds(operation.checkpoint_s)}, best every "
-        f"{human_seconds(operation.checkpoint_interval_s)}; a failure every "
+        f"reads {rate} of tokens beside the steps\n"
+        f"checkpoint {operation.checkpoint_gb:,.0f} GB in {human_seconds(operation.checkpoint_s)}{kept}\n"
+        f"best saved every {human_seconds(operation.checkpoint_interval_s)}; a failure every "
         f"{human_seconds(operation.hours_between_failures * 3600)}: goodput {operation.goodput:.1%}"
     )
 

@@ -25,6 +25,7 @@ SEQ_LENGTH = 64
 EPS = 1e-4
 """Adam's epsilon: with 1e-8 its first steps are the sign of the gradient, and rounding decides where that is small."""
 MOST_PROCESSES = 16
+_NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its matrix products need Transformer Engine"}
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,9 @@ class Twin:
     """Settings that a CPU cannot run or that would blur the comparison: ``what -> by what``."""
     covers: str
     """The twin's layout in one line."""
+    job_in_bf16: JobSpec | None
+    """The same job in the recipe's own precision, as near as a CPU comes to it; None for a recipe in fp32."""
+    pins_in_bf16: Pins
 
 
 def twin(plan: Plan) -> Twin:
@@ -47,6 +51,7 @@ def twin(plan: Plan) -> Twin:
     model = _tiny(plan.model, layout)
     job, replaced_in_job = _short(plan.job, layout)
     pins = Pins(**{key: getattr(layout, key) for key in _pinned() if hasattr(layout, key)})
+    in_bf16 = plan.job.precision != "fp32"
     return Twin(
         model=model,
         cluster=parse_cluster(f"{layout.world_size}xcpu"),
@@ -54,6 +59,8 @@ def twin(plan: Plan) -> Twin:
         pins=pins,
         replaced=(*replaced, *replaced_in_job),
         covers=describe(layout),
+        job_in_bf16=dataclasses.replace(job, precision="bf16") if in_bf16 else None,
+        pins_in_bf16=dataclasses.replace(pins, autocast=plan.layout.autocast) if in_bf16 else pins,
     )
 
 
@@ -84,9 +91,13 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
                 f"{name}={getattr(layout, name)} -> {plain}: its kernels are for CUDA, or it changes numbers"
             )
             changes[name] = plain
+    kernels = {"compile_layers": False, "attention_kernel": "default"}
+    for name, plain in kernels.items():
+        if getattr(layout, name) != plain:
+            replaced.append(f"{name}={getattr(layout, name)} -> {plain}: it makes or chooses kernels for CUDA")
+            changes[name] = plain
     if layout.autocast:
-        replaced.append("autocast -> fp32, as the whole twin")
-        changes["autocast"] = False
+        changes["autocast"] = False  # of fp32 there is none; the run in bf16 has it
     if layout.implementation == "transformer-engine":
         replaced.append("implementation=transformer-engine -> torch-native: its kernels are for CUDA")
         changes["implementation"] = "torch-native"
@@ -141,7 +152,9 @@ def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
 def _short(job: JobSpec, layout: Layout) -> tuple[JobSpec, list[str]]:
     replaced = []
     if job.precision != "fp32":
-        replaced.append(f"precision={job.precision} -> fp32: curves are compared to 1e-3, which rounding would hide")
+        replaced.append(f"precision={job.precision} -> fp32 for the exact curve, which rounding would blur")
+    if job.precision in _NOT_ON_A_CPU:
+        replaced.append(f"precision={job.precision} -> bf16 for the rounded curve: {_NOT_ON_A_CPU[job.precision]}")
     if job.optimizer.eps != EPS:
         replaced.append(f"optimizer.eps={job.optimizer.eps:g} -> {EPS:g}: else Adam's first steps are signs")
     lora: LoraSpec | None = job.lora and dataclasses.replace(job.lora, rank=min(4, job.lora.rank), dropout=0.0)

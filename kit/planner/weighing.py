@@ -101,8 +101,10 @@ def illegal(
 
 def simplicity(layout: Layout) -> tuple[int, ...]:
     """Smaller is simpler: fewer moving parts, then less memory traffic."""
-    # DeepSpeed over Megatron's layers is two engines at once.
-    both = layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa"
+    # DeepSpeed over Megatron's layers, and FSDP2 over DTensor's tensor parallelism, are two ways of splitting at once.
+    both = (layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa") or (
+        layout.engine == "torch" and layout.tp > 1
+    )
     return (
         len(ENGINES) if both else ENGINES.index(layout.engine),
         _FARNESS[layout.offload_optimizer] + _FARNESS[layout.offload_param],
@@ -114,6 +116,7 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
         ("none", "selective", "full").index(layout.recompute),
         layout.zero_stage,
         layout.zero_hpz,
+        layout.chunked_loss + layout.compile_layers,
         layout.micro_batch_size,
     )
 
@@ -159,6 +162,8 @@ def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:
         "offload_optimizer",
         "offload_param",
         "recompute",
+        "chunked_loss",
+        "compile_layers",
     )
     return after.micro_batch_size > before.micro_batch_size and all(
         getattr(before, key) == getattr(after, key) for key in keys

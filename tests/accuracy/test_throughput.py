@@ -6,6 +6,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from benchmarks.accuracy import bands
 from benchmarks.accuracy.pipelines import NotPredictedError
-from benchmarks.accuracy.ranking import ranked_sets, spearman
+from benchmarks.accuracy.ranking import contradicted, ranked_sets, spearman
 from benchmarks.accuracy.rows import load
 from benchmarks.accuracy.throughput import Constants, components_s, measured_step_s, result_of
 from benchmarks.accuracy.throughput_rows import run_of
@@ -91,6 +92,46 @@ def test_ranking() -> None:
     assert found.layouts == 3
     assert 0 <= found.regret < 0.1
     assert spearman([1, 2, 3], [10, 30, 20]) == pytest.approx(0.5)
+
+
+def test_a_row_that_contradicts_its_own_layout_is_named_without_any_prediction() -> None:
+    one = _a_pipeline()
+    repeated = []
+    for number, factor in enumerate((1.0, 1.02, 0.98, 1.0)):
+        again = copy.deepcopy(one)
+        again["id"] = f"again-{number}"
+        again["measured"]["step_time_s"] = factor * measured_step_s(one)
+        repeated.append(again)
+    assert contradicted(map(result_of, repeated)) == {}
+    # A smaller batch that takes as long as the larger one: fewer micro batches pass in the same time.
+    repeated[3]["job"]["global_batch_size"] = round(0.75 * one["job"]["global_batch_size"])
+    found = contradicted(map(result_of, repeated))
+    assert set(found) == {"again-3"}
+    assert 0.1 < found["again-3"] < 0.34
+
+
+def _a_pipeline() -> dict[str, Any]:
+    return row("sc21-t1-145B")
+
+
+def test_the_pipeline_of_old_programs_sends_parts_and_sums_gradients_on_all_ranks() -> None:
+    """A Megatron-DeepSpeed row against the same run of a program that sends whole activations and scatters sums."""
+    run = run_of(
+        {
+            **_a_pipeline(),
+            "notes": "Megatron-DeepSpeed",
+            "job": {**_a_pipeline()["job"], "precision": "bf16", "vp": None},
+        }
+    )
+    assert run.program.splits_transfers
+    assert run.program.reduces_in_full
+    run = replace(run, setup=replace(run.setup, sharding="optimizer", dp=8))
+    parts = components_s(run)
+    whole = components_s(replace(run, program=replace(run.program, splits_transfers=False)))
+    assert whole["pipeline_transfer"] > 2 * parts["pipeline_transfer"] > 0
+    scattered = components_s(replace(run, program=replace(run.program, reduces_in_full=False)))
+    # Twice the reduction of fp32 gradients, and the gather of 16-bit weights, over once.
+    assert parts["data_parallel"] / scattered["data_parallel"] == pytest.approx(5 / 3, rel=0.05)
 
 
 def test_each_source_is_predicted_without_its_rows() -> None:

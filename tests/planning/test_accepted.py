@@ -1,10 +1,11 @@
-"""2,000 random cases: every emitted file is complete, and accepted by the program that will read it."""
+"""2,000 random cases, and the committed files: each is complete, and accepted by the program that will read it."""
 
 from __future__ import annotations
 
 import copy
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from kit.specs import yaml
 from tests.workers import pool
 
 CASES = 2000
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache
@@ -73,6 +75,46 @@ def test_megatron_core_takes_every_setting() -> None:
     settings = [config for _, config in distinct("megatron.yaml").values()]
     assert len(settings) > 50
     assert pool("megatron", 2).run(refused_by_megatron, settings, timeout_s=300)[0] == []
+
+
+def test_committed_files_are_taken_by_their_readers() -> None:
+    """``ds_configs/`` and ``launch/``. A template's "auto" stands for what the Trainer would give."""
+    configs = []
+    for path in sorted((ROOT / "ds_configs").glob("*.json")):
+        config = json.loads(path.read_text())
+        if config["train_batch_size"] == "auto":
+            config = filled(config)
+        rows = config["train_micro_batch_size_per_gpu"] * config["gradient_accumulation_steps"]
+        configs.append((config, config["train_batch_size"] // rows))
+    assert len(configs) >= 20
+    misspelt = copy.deepcopy(configs[0])
+    misspelt[0]["zero_optimization"]["overlap_com"] = True
+    refused = pool("deepspeed", 2).run(refused_by_deepspeed, [*configs, misspelt], timeout_s=300)[0]
+    assert len(refused) == 1, refused
+    assert "overlap_com" in refused[0]
+    texts = [path.read_text() for path in (ROOT / "launch").glob("*/accelerate.yaml")]
+    assert len(texts) > 10
+    assert pool("deepspeed", 2).run(refused_by_accelerate, texts, timeout_s=300)[0] == []
+    settings = [yaml.read(path).data for path in (ROOT / "launch").glob("*/megatron.yaml")]
+    assert len(settings) > 5
+    assert pool("megatron", 2).run(refused_by_megatron, settings, timeout_s=300)[0] == []
+
+
+def filled(config: dict[str, Any]) -> dict[str, Any]:
+    """A template with numbers, 8 ranks of one sequence each (tests/deepspeed/test_trainer.py has the Trainer's own)."""
+    optimizer = config["optimizer"]["params"] | {"lr": 1e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1}
+    numbers = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1}
+    zero = {key: 10**5 if value == "auto" else value for key, value in config["zero_optimization"].items()}
+    return (
+        config
+        | numbers
+        | {
+            "gradient_clipping": 1.0,
+            "optimizer": config["optimizer"] | {"params": optimizer},
+            "bf16": config["bf16"] | {"enabled": True},
+            "zero_optimization": zero,
+        }
+    )
 
 
 @pytest.mark.parametrize("path", [("gradient_cliping",), ("zero_optimization", "overlap_com")])

@@ -95,6 +95,21 @@ def test_clusters_by_deadline_and_money() -> None:
         offers(model, the_job, Pins(engine="megatron"), Wish(budget_usd=10.0, max_gpus=16), "p5.48xlarge")
     with pytest.raises(SpecError, match="is not in the catalog"):
         offers(model, the_job, Pins(), Wish(deadline_days=1), "p9.huge")
+    # A sum that no type could do with at the highest MFU is refused before anything is searched.
+    with pytest.raises(PlanError, match="at 65% MFU already, above the budget"):
+        offers(model, the_job, Pins(), Wish(budget_usd=10.0))
+
+
+def test_what_is_not_searched_could_not_have_come_first() -> None:
+    model, the_job, pins = load_model("llama-3-8b"), job(total_tokens=10**10), Pins(engine="torch")
+    for goal in ("gpus", "money", "time"):
+        wish = Wish(goal=goal, deadline_days=20, max_gpus=16)  # type: ignore[arg-type]
+        first = offers(model, the_job, pins, wish)[0]
+        for node in ("p5.48xlarge", "p4de.24xlarge"):
+            (alone,) = offers(model, the_job, pins, wish, node)
+            measure = {"gpus": "num_gpus", "money": "cost_usd", "time": "days"}[goal]
+            ours, theirs = (getattr(each.cluster if goal == "gpus" else each, measure) for each in (first, alone))
+            assert ours <= theirs
 
 
 def test_a_run_corrects_the_next_plan_of_its_kind(tmp_path: Path) -> None:

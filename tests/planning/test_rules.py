@@ -62,10 +62,10 @@ def test_kv_heads_and_mlp_that_tp_does_not_fit() -> None:
 
 
 def test_rope_kinds_that_megatron_does_not_compute() -> None:
-    yarn = dataclasses.replace(load_model(LLAMA), rope_scaling={"rope_type": "yarn", "factor": 4.0})
+    dynamic = dataclasses.replace(load_model(LLAMA), rope_scaling={"rope_type": "dynamic", "factor": 4.0})
     rest = (cluster("8xH100"), job())
-    assert [v.rule for v in violations(yarn, *rest, filled(megatron(), 8, 128))] == ["megatron_rope"]
-    assert violations(yarn, *rest, filled(deepspeed(zero_stage=3), 8, 128)) == ()
+    assert [v.rule for v in violations(dynamic, *rest, filled(megatron(), 8, 128))] == ["megatron_rope"]
+    assert violations(dynamic, *rest, filled(deepspeed(zero_stage=3), 8, 128)) == ()
 
 
 def test_rope_models_may_run_longer_than_they_were_made_for() -> None:

@@ -207,3 +207,26 @@ def test_no_model_is_known_by_its_name() -> None:
     model, cluster = load_model("llama-3-70b"), parse_cluster("64xA100-80")
     renamed = dataclasses.replace(model, name="something-else")
     assert search(renamed, cluster, job(), Pins()).best == search(model, cluster, job(), Pins()).best
+
+
+def test_fsdp2_over_tensor_parallelism_is_weighed_and_taken_only_where_it_is_the_faster() -> None:
+    """Whole matrices are simpler: it needs more than the usual 5 % over every other layout, Megatron's too."""
+    model, machines, the_job = load_model("llama-2-13b"), parse_cluster("16xH100"), JobSpec(global_batch_size=256)
+    both = [
+        each.layout
+        for each in search(model, machines, the_job, Pins()).considered
+        if each.layout.engine == "torch" and each.layout.tp > 1
+    ]
+    assert {layout.tp for layout in both} == {2, 4, 8}
+    assert {layout.zero_stage for layout in both} == {2, 3}
+    assert make_plan(model, machines, the_job, Pins(engine="torch")).layout.tp == 1
+    # A family that transformers does not cut has none.
+    gpt2 = search(
+        load_model("gpt2-xl"), machines, JobSpec(seq_length=1024, global_batch_size=256), Pins(engine="torch")
+    )
+    assert all(each.layout.tp == 1 for each in gpt2.considered)
+    # Pinned, it is planned, and is no faster than what the search took.
+    pinned = make_plan(model, machines, the_job, Pins(engine="torch", tp=8))
+    assert pinned.layout.zero_stage in (2, 3)
+    slower = [each for each in search(model, machines, the_job, Pins(engine="torch")).considered if each.step_time_s]
+    assert min(each.step_time_s or 0.0 for each in slower) <= pinned.predicted.step_time_s

@@ -13,6 +13,7 @@ from kit.cost.flops import model_flops_per_token
 from kit.cost.memory import peak_gib
 from kit.cost.step_time import bubble_fraction, step_time_components_s
 from kit.specs.catalog import load_model
+from kit.specs.layout import Layout
 from tests.planning.examples import cluster, deepspeed, job, megatron
 
 
@@ -110,3 +111,12 @@ def test_sharding_more_never_needs_more_memory() -> None:
     ]
     # Stage 1 accumulates in fp32 beside bf16 gradients, which stage 0 cannot do at all.
     assert peaks[3] < peaks[2] < min(peaks[0], peaks[1])
+
+
+def test_tensor_parallelism_of_dtensor_waits_for_its_exchanges() -> None:
+    """The same volume as Megatron's without sequence parallelism, but nothing of it beside products."""
+    model, machines = load_model("llama-2-13b"), cluster("8xH100")
+    layout = Layout(engine="torch", implementation="huggingface-sdpa", tp=2, dp=4, zero_stage=3, micro_batch_size=1)
+    exposed = step_time_components_s(model, machines, job(), layout)["tensor_parallel"]
+    one_way = 2 * group(machines, 2, 1).all_reduce_s(4096 * model.hidden_size * 2.0)
+    assert exposed == pytest.approx(2 * model.num_layers * one_way, rel=1e-6)

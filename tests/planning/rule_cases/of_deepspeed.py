@@ -234,5 +234,16 @@ CASES = [
         change={"precision": "fp16"},
         good_change={"precision": "bf16"},
     ),
-    Case("compile_layers", deepspeed(compile_layers=True), "tried with torch alone", deepspeed()),
+    Case(
+        "compile_layers",
+        deepspeed(zero_stage=3, compile_layers=True),
+        "gathers weights inside of every block",
+        deepspeed(zero_stage=2, compile_layers=True),
+    ),
+    Case(
+        "attention_kernel",
+        deepspeed(attention_kernel="cudnn"),
+        "only torch asks for a kernel",
+        deepspeed(),
+    ),
 ]

@@ -1,0 +1,75 @@
+"""How much is done to answer ``kit memory``: counted, because times on a busy machine say little."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from kit.errors import SpecError
+from kit.planner.memory_report import memory_report
+from kit.specs import yaml
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.catalog import rows as rows_module
+from kit.specs.catalog.rows import Rows, rows
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+
+
+def calls_of(model: str, gpus: str) -> int:
+    """Python functions entered while the layouts are searched and the best is reported."""
+    counted = 0
+
+    def count(_frame: FrameType, event: str, _argument: Any) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    spec, cluster = load_model(model), parse_cluster(gpus)
+    memory_report(spec, cluster, JobSpec(), Pins())  # what is kept for the process is kept now
+    sys.setprofile(count)
+    try:
+        memory_report(spec, cluster, JobSpec(), Pins())
+    finally:
+        sys.setprofile(None)
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "most"), [("llama-3-8b", "8xH100", 180_000), ("llama-3.1-405b", "512xH100", 360_000)]
+)
+def test_a_search_asks_a_layer_only_once_what_it_is_made_of(model: str, gpus: str, most: int) -> None:
+    """Counted 147,501 and 290,498 calls; 257,121 and 529,485 when every layer of every layout was counted anew."""
+    assert calls_of(model, gpus) < most
+
+
+def test_a_row_of_the_catalog_is_parsed_when_it_is_asked_for() -> None:
+    text = '# models\none:\n  a: [1\n\n"two, with words":  # said why\n  b: [1,\n    2]\n# end\n'
+    table = Rows("models.yaml", text)
+    assert list(table) == ["one", "two, with words"]
+    assert table["two, with words"] == {"b": [1, 2]}
+    with pytest.raises(SpecError, match=r"models\.yaml:5: not valid YAML"):
+        table["one"]
+    assert "three" not in table
+
+
+def test_a_row_that_stands_twice_is_refused() -> None:
+    with pytest.raises(SpecError, match="one: the row stands twice"):
+        Rows("models.yaml", "one:\n  a: 1\none:\n  a: 2\n")
+
+
+@pytest.mark.parametrize("path", sorted(Path(rows_module.__file__).parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_rows_read_one_by_one_are_those_of_the_whole_file(path: Path) -> None:
+    assert dict(rows(path.stem)) == yaml.read(path).data
+
+
+def test_memory_as_json_loads_neither_torch_nor_what_only_draws() -> None:
+    script = "import sys; from kit.cli import main; main()"
+    words = [sys.executable, "-X", "importtime", "-c", script, "memory", "llama-3-8b", "--gpus", "8xH100", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "kit.planner.memory_report" in loaded
+    assert not loaded & {"torch", "transformers", "rich.console", "asyncio", "jinja2", "matplotlib", "numpy"}
