@@ -188,6 +188,25 @@ def _megatron_shared_key_of_own_heads() -> None:
     _replace(latent, "gather_from_sequence_parallel_region", without_sum)
 
 
+def _megatron_forgotten_correction() -> None:
+    """DeepSeek-V3's router chooses experts by their scores alone."""
+    from megatron.core.transformer.moe import router
+
+    choose = router.topk_routing_with_score_function
+    changed = lambda *args, **kwargs: choose(*args, **(kwargs | {"expert_bias": None}))  # noqa: E731
+    _replace(router, "topk_routing_with_score_function", changed)
+
+
+def _megatron_summed_expert_biases() -> None:
+    """Under sequence parallelism the gradient of an expert's bias is added to those of other ranks' experts, as
+    megatron-core has it."""
+    from megatron.core.tensor_parallel.layers import RowParallelLinear
+
+    from kit.engines.megatron import layers
+
+    _replace(layers, "ExpertRowParallelLinear", RowParallelLinear)
+
+
 def _megatron_joined_documents() -> None:
     """Attention does not stop at the end of a document."""
     from kit.engines.megatron import context
@@ -253,6 +272,8 @@ FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _meg
 FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
 FAULTS["megatron-ring-forgets-a-part"] = Fault("", _megatron_ring_forgets_a_part)
 FAULTS["megatron-shared-key-of-own-heads"] = Fault("", _megatron_shared_key_of_own_heads)
+FAULTS["megatron-forgotten-correction"] = Fault("", _megatron_forgotten_correction)
+FAULTS["megatron-summed-expert-biases"] = Fault("", _megatron_summed_expert_biases)
 FAULTS["megatron-joined-documents"] = Fault("", _megatron_joined_documents)
 FAULTS["megatron-running-positions"] = Fault("", _megatron_running_positions)
 FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)

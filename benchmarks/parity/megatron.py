@@ -7,13 +7,15 @@ python -m benchmarks.parity.megatron --plant-all              every fault in its
 python -m benchmarks.parity.megatron --write docs/megatron-parity.md
 
 A family's tiny model is trained in one process of plain transformers and torch's AdamW, then on pools of gloo
-processes, which import megatron-core once for all layouts of their size. Compared are the logits, each parameter's
-gradient at step 1, the loss and gradient norm of each step, and each weight after the last.
+processes, which import megatron-core once for all layouts of their size. Compared are each parameter's gradient at
+step 1, the loss and gradient norm of each step, each weight after the last; and, on one layout of two processes, every
+logit.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
 import time
@@ -32,6 +34,8 @@ BOUND = 1e-5
 """Largest relative error of a gradient at step 1, of a loss or norm of any step, of a weight after the last."""
 LOGITS_BOUND = 1e-4
 """Largest absolute difference of a logit."""
+LOGITS_LAYOUTS = {False: "tp2-sp", True: "ep2-tp2-sp"}
+"""Where logits are compared: with or without experts."""
 STEPS = 20
 
 
@@ -86,11 +90,13 @@ def main() -> int:
             for family in families
             if arguments.layouts in layout and applies(LAYOUTS[layout], FAMILIES[family])
         }
-    page = render(table, families, bench.seconds)
+        logits = {} if arguments.layouts else {family: bench.logits(family) for family in families}
+    page = render(table, families, logits, bench.seconds)
     print(page)
     if arguments.write:
         arguments.write.write_text(page)
-    return 0 if table and all(cell.agrees for cell in table.values()) else 1
+    agree = all(cell.agrees for cell in table.values()) and all(error <= LOGITS_BOUND for error in logits.values())
+    return 0 if table and agree else 1
 
 
 class _Bench:
@@ -127,6 +133,25 @@ class _Bench:
         print(f"{'agrees   ' if cell.agrees else 'DISAGREES'} {label}: {where or 'failed'}", flush=True)
         return cell
 
+    def logits(self, family: str) -> float:
+        """Largest absolute difference of a logit under tensor parallelism; infinite where it cannot run."""
+        layout = LOGITS_LAYOUTS[FAMILIES[family].experts]
+        reference = self._family(layout, family)
+        rundir = cases.run_directory(
+            reference.directory / "logits", reference.spec, job=FAMILIES[family].job, **LAYOUTS[layout].layout
+        )
+        if self._world_size not in (0, 2):
+            pool("megatron", self._world_size).close()
+        self._world_size = 2
+        try:
+            (found, *_) = pool("megatron", 2).run(cases.logits, rundir, timeout_s=300)
+        except WorkerError as error:
+            print(error)
+            return math.inf
+        difference = (found - cases.hugging_face_logits(reference.spec, reference.directory)).abs().max()
+        print(f"logits {family}: {difference:.1e}", flush=True)
+        return float(difference.nan_to_num(math.inf))
+
     def _family(self, layout: str, family: str) -> Family:
         from tests.megatron.conftest import saved_model
 
@@ -142,7 +167,9 @@ class _Bench:
         return self._families[key]
 
 
-def render(table: dict[tuple[str, str], Cell], families: Iterable[str], seconds: float) -> str:
+def render(
+    table: dict[tuple[str, str], Cell], families: Iterable[str], logits: dict[str, float], seconds: float
+) -> str:
     """The page of docs: layouts down, families across, the largest error in each cell."""
     families = list(families)
     lines = [
@@ -153,7 +180,7 @@ def render(table: dict[tuple[str, str], Cell], families: Iterable[str], seconds:
         "Largest relative error of a tiny model in fp32 against plain transformers: of each parameter's gradient at",
         f"step 1, of loss and gradient norm of {STEPS} steps, of each weight after the last; {BOUND:.0e} is allowed.",
         "The four families that the table is first about stand on every layout that is one of theirs, the others on",
-        "some of each kind.",
+        f"some of each kind. The last row: the largest absolute difference of a logit; {LOGITS_BOUND:.0e} is allowed.",
         "",
         f"| layout | {' | '.join(families)} |",
         f"|---|{'---|' * len(families)}",
@@ -162,6 +189,9 @@ def render(table: dict[tuple[str, str], Cell], families: Iterable[str], seconds:
         cells = [table.get((layout, family)) for family in families]
         if any(cells):
             lines.append(f"| {layout} | {' | '.join('–' if cell is None else str(cell) for cell in cells)} |")
+    if logits:
+        words = [f"{logits[each]:.0e}" if logits[each] <= LOGITS_BOUND else "**off**" for each in families]
+        lines.append(f"| logits, tp2 | {' | '.join(words)} |")
     agree = sum(cell.agrees for cell in table.values())
     lines += ["", f"{len(table)} cells, {agree} agree; {seconds / 60:.0f} minutes on two cores."]
     return "\n".join(lines) + "\n"

@@ -36,6 +36,8 @@ class FamilyCase:
     family: str
     shape: dict[str, Any] = field(default_factory=dict)
     experts: bool = False
+    whole_experts: bool = False
+    """Whether no layout cuts an expert: those with biases."""
     first: bool = False
     """Whether it has a cell on every layout."""
     eps: float = 3e-2
@@ -49,6 +51,8 @@ class FamilyCase:
 
 def applies(layout: LayoutCase, family: FamilyCase) -> bool:
     """Whether a family has a cell on a layout."""
+    if family.whole_experts and layout.layout.get("etp", 1) > 1:
+        return False
     return layout.experts in (None, family.experts) and (layout.common or family.first)
 
 
@@ -72,16 +76,18 @@ LAYOUTS: dict[str, LayoutCase] = {
     "dp2-distributed-optimizer": LayoutCase({"dp": 2, "zero_stage": 1}, common=True),
     "ep2": LayoutCase({"dp": 2, "ep": 2, "zero_stage": 1}, experts=True, common=True),
     "ep2-cp2": LayoutCase({"cp": 2, "ep": 2}, experts=True),
-    "ep2-tp2-sp": LayoutCase({**_SP, "ep": 2}, experts=True),
+    "ep2-tp2-sp": LayoutCase({**_SP, "ep": 2}, experts=True, common=True),
     "pp4": LayoutCase({"pp": 4, "gradient_accumulation_steps": 4}),
     "pp4-vp2": LayoutCase({"pp": 4, "vp": 2}, {"num_layers": 8}),
     "pp4-uneven": LayoutCase({"pp": 4, "first_stage_layers": 1, "last_stage_layers": 1}, {"num_layers": 6}),
     "cp4": LayoutCase({"cp": 4}),
     "cp4-ring-selective": LayoutCase({"cp": 4, "cp_comm_type": "p2p", "recompute": "selective"}),
     "cp2-tp2-sp": LayoutCase({**_SP, "cp": 2}, experts=False),
+    "cp2-tp2-sp-etp2": LayoutCase({**_SP, "cp": 2, "etp": 2}, experts=True),
     "dp2-pp2-vp2-ep2": LayoutCase({"dp": 2, "pp": 2, "vp": 2, "ep": 2}, experts=True),
     "dp2-tp2-sp-ep2-etp2": LayoutCase({**_SP, "dp": 2, "ep": 2, "etp": 2, "zero_stage": 1}, experts=True),
     "tp2-sp-pp2-dp2": LayoutCase({**_SP, "pp": 2, "dp": 2, "zero_stage": 1}, experts=False),
+    "tp2-sp-pp2-dp2-etp2": LayoutCase({**_SP, "pp": 2, "dp": 2, "etp": 2, "zero_stage": 1}, experts=True),
     "cp2-packed": LayoutCase({"cp": 2}, packed=True, common=True),
     "tp2-sp-packed": LayoutCase({**_SP, "recompute": "full"}, experts=False, packed=True),
     "pp2-vp2-packed": LayoutCase({"pp": 2, "vp": 2}, packed=True),
@@ -138,6 +144,24 @@ FAMILIES: dict[str, FamilyCase] = {
         },
         experts=True,
     ),
+    "gpt_oss": FamilyCase(
+        "gpt_oss",
+        _SHAPE
+        | _WINDOW
+        | {
+            "full_attention_every": 2,
+            "rope_scaling": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "truncate": False,
+            },
+        },
+        experts=True,
+        whole_experts=True,
+    ),
 }
 
 PLANTED: dict[str, tuple[str, str]] = {
@@ -150,6 +174,8 @@ PLANTED: dict[str, tuple[str, str]] = {
     "megatron-ring-forgets-a-part": ("cp4-ring-selective", "llama"),
     "megatron-swapped-experts": ("ep2", "mixtral"),
     "megatron-shared-key-of-own-heads": ("tp2-sp-etp2", "deepseek_v3"),
+    "megatron-forgotten-correction": ("ep2", "deepseek_v3"),
+    "megatron-summed-expert-biases": ("ep2-tp2-sp", "gpt_oss"),
     "megatron-joined-documents": ("cp2-packed", "llama"),
     "megatron-running-positions": ("pp2-vp2-packed", "gpt2"),
     "megatron-decayed-norms": ("tp2", "qwen3"),

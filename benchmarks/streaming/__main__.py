@@ -1,7 +1,7 @@
 """Weights in and out of Megatron layouts on two processes, beside a plain copy of the same bytes.
 
 Fails where a rank needs more host memory than 1.2 times the largest tensor beyond what it holds anyway, or where
-streaming is slower than 80 % of the plain copy.
+streaming is slower than 80 % of the plain copy, or where an offline conversion needs more than 3.2 times that tensor.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ LAYOUTS = {
 }
 MEMORY_FACTOR = 1.2
 SPEED_FACTOR = 0.8
+CONVERT_FACTOR = 3.2
+"""A conversion holds one Megatron parameter, one block as it was stored, one tensor; Megatron's may be the largest."""
 LIMIT_S = 900
 
 
@@ -44,6 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="llama-3.2-1b", help="a model of the catalog")
     parser.add_argument("--layers", type=int, default=4, help="of it")
+    parser.add_argument("--layouts", default="", help="those whose name contains this")
     arguments = parser.parse_args()
     model = dataclasses.replace(load_model(arguments.model), num_layers=arguments.layers)
     shapes = parameter_shapes(model)
@@ -59,7 +62,8 @@ def main() -> int:
     stalls = []
     with tempfile.TemporaryDirectory(prefix="kit-streaming-") as directory:
         write_model(model, shapes, Path(directory) / "model")
-        for number, (name, pins) in enumerate(LAYOUTS.items()):
+        chosen = {name: pins for name, pins in LAYOUTS.items() if arguments.layouts in name}
+        for number, (name, pins) in enumerate(chosen.items()):
             ranks = measure(model, pins, Path(directory), f"run{number}")
             for way, times in (("import", 1), ("export", 3)):
                 slowest = max(ranks, key=lambda rank: rank[way]["work_s"])[way]
@@ -69,11 +73,32 @@ def main() -> int:
                 speed, plain = (to_gib(times * total) / slowest[key] for key in ("work_s", "plain_s"))
                 print(f"| {name} | {way} | {speed:.2f} | {plain:.2f} | {ratio:.2f} | {grown:.2f} |", flush=True)
             stalls.append((name, ranks[0]["native"]))
+        if not arguments.layouts:
+            failed |= conversions(Path(directory), total, largest)
     print("\n| layout | native checkpoint at once, s | in a thread: training stops, s | until it is on disk, s |")
     print("|---|---|---|---|")
     for name, native in stalls:
         print(f"| {name} | {native['at_once_s']:.1f} | {native['stall_s']:.1f} | {native['thread_s']:.1f} |")
     return 1 if failed else 0
+
+
+def conversions(directory: Path, total: int, largest: int) -> bool:
+    """``kit convert`` from format to format, offline in one process: prints a table, True where it holds too much."""
+    print("\n| offline | GiB/s of weights | host memory / largest tensor |")
+    print("|---|---|---|")
+    failed = False
+    for before, after in (("model", "megatron"), ("megatron", "hf"), ("hf", "hub"), ("hub", "megatron")):
+        source, out = directory / before, directory / ("again" if before == "hub" else after)
+        command = [sys.executable, "-m", "benchmarks.streaming.converting", str(source), after, str(out)]
+        command.append(str(directory / "model"))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        ran = subprocess.run(command, check=True, timeout=LIMIT_S, env=environment, stdout=subprocess.PIPE, text=True)
+        found = json.loads(ran.stdout.splitlines()[-1])
+        grown = found["grown"] / largest
+        failed |= grown > CONVERT_FACTOR
+        words = "Hugging Face" if before == "model" else before
+        print(f"| {words} → {after} | {to_gib(total) / found['seconds']:.2f} | {grown:.2f} |", flush=True)
+    return failed
 
 
 def measure(model: ModelSpec, pins: dict[str, Any], directory: Path, name: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
+from kit.engines import interleaved
 from kit.engines.base import SlicedSource, TensorSource
 from kit.specs.model import ModelSpec
 
@@ -45,6 +46,8 @@ def names_on_disk(model: ModelSpec, name: str) -> list[str]:
     """The tensors on disk of one parameter of transformers: itself, or the matrices of all experts in order."""
     if renamed := _RENAMED.get(model.family, {}).get(name):
         return [renamed]
+    if model.family in interleaved.FAMILIES:
+        return list(interleaved.parts(name, model.num_experts)) or [name]
     if model.family not in _NAMES or ".mlp." not in name:
         return [name]
     names = _NAMES[model.family]
@@ -59,6 +62,8 @@ def names_on_disk(model: ModelSpec, name: str) -> list[str]:
 def shapes_on_disk(model: ModelSpec, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Names and shapes on disk of one parameter of transformers."""
     names = names_on_disk(model, name)
+    if model.family in interleaved.FAMILIES and (parts := interleaved.parts(name, model.num_experts)):
+        return {each: part.shape(shape) for each, part in parts.items()}
     if len(shape) < 3:
         return dict.fromkeys(names, shape)
     experts, rows, columns = shape
@@ -68,6 +73,9 @@ def shapes_on_disk(model: ModelSpec, name: str, shape: tuple[int, ...]) -> dict[
 def split(model: ModelSpec, name: str, tensor: torch.Tensor | None) -> Iterator[tuple[str, torch.Tensor | None]]:
     """One parameter (or its gradient or moment) → names on disk and tensors, which are views; None stays None."""
     names = names_on_disk(model, name)
+    if tensor is not None and len(names) > 1 and model.family in interleaved.FAMILIES:
+        yield from interleaved.split(name, tensor)
+        return
     if tensor is None or tensor.ndim < 3:
         yield from ((each, tensor) for each in names)
         return
@@ -87,6 +95,7 @@ class Fused:
         self._parts |= {name: [name] for name in present - {part for parts in self._parts.values() for part in parts}}
         self._rank_three = {name for name, parts in wanted.items() if len(parts) > 1}
         self._experts = model.num_experts
+        self._interleaved = model.family in interleaved.FAMILIES
 
     def names(self) -> Sequence[str]:
         """Parameters whose tensors are all there."""
@@ -94,6 +103,8 @@ class Fused:
 
     def read(self, name: str) -> torch.Tensor:
         """The whole parameter, on the CPU, in the dtype on disk."""
+        if self._interleaved and name in self._rank_three:
+            return interleaved.join(name, self._experts, self._source.read)
         tensors = [self._source.read(part) for part in self._parts[name]]
         if name not in self._rank_three:
             return tensors[0]
@@ -106,11 +117,13 @@ class Fused:
         parts = [self._source.shape(part) for part in self._parts[name]]
         if name not in self._rank_three:
             return parts[0]
+        if self._interleaved:
+            return interleaved.joined_shape(parts[0], self._experts, len(parts) // self._experts)
         return (self._experts, sum(rows for rows, _ in parts) // self._experts, parts[0][1])
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
         """See SlicedSource; a source that reads whole tensors only is read whole."""
-        if not isinstance(self._source, SlicedSource):
+        if not isinstance(self._source, SlicedSource) or (self._interleaved and name in self._rank_three):
             return self.read(name).flatten()[start : start + length]
         found, position = [], 0
         for part in self._parts[name]:

@@ -12,9 +12,11 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from kit.engines import encoder_decoder
+from kit.engines import encoder_decoder, interleaved
 from kit.engines.base import TensorSource
+from kit.engines.buffers import SavedBuffers
 from kit.engines.experts import shapes_on_disk
+from kit.engines.interleaved import Strided
 from kit.engines.shards import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
 from kit.specs.hf_keys import KEYS
@@ -81,7 +83,16 @@ def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
 
     Experts have the names they have on disk (``kit/engines/experts.py``).
     """
+    return _parameter_shapes(model, build_skeleton(model))
+
+
+def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """As ``parameter_shapes``, and the buffers that are saved beside them (``kit/engines/buffers.py``)."""
     skeleton = build_skeleton(model)
+    return _parameter_shapes(model, skeleton) | SavedBuffers(skeleton).shapes
+
+
+def _parameter_shapes(model: ModelSpec, skeleton: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in skeleton.named_parameters():
         shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
@@ -145,20 +156,56 @@ class HfDirectory(SafetensorsSource):
         tied = config.get("tie_word_embeddings", default)
         if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
-        corrections = {name: renames.pop(name) for name in list(renames) if name.endswith(_CORRECTION)}
-        for stored in corrections.values():
-            if SafetensorsSource({stored: files[stored]}, {stored: stored}).read(stored).any():
-                raise CheckpointError(
-                    f"{stored} in {directory} is not zero: it chooses experts, and training here neither keeps nor "
-                    f"changes it; use a model that was not trained with it"
-                )
+        self._parts: dict[str, Strided] = {}
+        if family in interleaved.FAMILIES:
+            _check_not_quantised(directory, files)
+            for name in list(renames):
+                parts = interleaved.parts(name, int(config["num_local_experts"]))
+                renames |= dict.fromkeys(parts, renames[name])
+                self._parts |= parts
+                if parts:
+                    del renames[name]
         super().__init__({name: files[stored] for name, stored in renames.items()}, renames)
         if two_stacks:
             encoder_decoder.check_logits_bias(directory, files)
 
+    def read(self, name: str) -> torch.Tensor:
+        """See SafetensorsSource."""
+        if name not in self._parts:
+            return super().read(name)
+        found: torch.Tensor = self._get(name, lambda file, stored: self._parts[name].of(file.get_tensor(stored)))
+        return found
 
-_CORRECTION = ".mlp.gate.e_score_correction_bias"
-"""Of DeepSeek-V3's router, a buffer."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See SafetensorsSource."""
+        stored = super().shape(name)
+        return self._parts[name].shape(stored) if name in self._parts else stored
+
+    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
+        """See SafetensorsSource; of what lies interleaved all is read."""
+        if name not in self._parts:
+            return super().read_flat(name, start, length)
+        return self.read(name).flatten()[start : start + length]
+
+    def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
+        """See SafetensorsSource."""
+        if name not in self._parts:
+            return super().read_block(name, dim, start, length)
+        part = self._parts[name]
+        found: torch.Tensor = self._get(
+            name, lambda file, stored: part.read_block(file.get_slice(stored), dim, start, length)
+        )
+        return found
+
+
+def _check_not_quantised(directory: Path, files: Mapping[str, Path]) -> None:
+    if quantised := next((name for name in files if name.endswith("_blocks")), None):
+        raise CheckpointError(
+            f"{quantised} in {directory} is quantised (mxfp4), which is not trained; save the model again after "
+            "from_pretrained(…, quantization_config=Mxfp4Config(dequantize=True))"
+        )
+
+
 _PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox.", "t5": ""}
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names that older versions of transformers saved as buffers."""

@@ -97,28 +97,37 @@ def file_names(path: Path) -> list[str]:
         ) from error
 
 
-class SafetensorsWriter:
-    """One safetensors file, written as its tensors come: nothing is held, and the hash is there at the end.
+def header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> tuple[bytes, dict[str, int]]:
+    """What a file with these tensors begins with, a multiple of 8 bytes, and where in the file each tensor starts.
 
     The format (github.com/huggingface/safetensors, README, "Format"): the length of the header as 8 bytes little
     endian, the header as JSON, the bytes of the tensors in the order of their offsets.
     """
+    contents: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    starts: dict[str, int] = {}
+    end = 0
+    for name, (dtype, shape) in tensors.items():
+        start, end = end, end + math.prod(shape) * dtype.itemsize
+        contents[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
+        starts[name] = start
+    text = json.dumps(contents, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    text = len(text).to_bytes(8, "little") + text
+    return text, {name: len(text) + start for name, start in starts.items()}
+
+
+class SafetensorsWriter:
+    """One safetensors file, written as its tensors come: nothing is held, and the hash is there at the end."""
 
     def __init__(self, path: Path, tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> None:
         """``tensors``: dtype and shape of each, in the order in which ``write`` will get them. Raises OSError."""
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
-        for name, (dtype, shape) in tensors.items():
-            start, end = end, end + math.prod(shape) * dtype.itemsize
-            header[name] = {"dtype": _DTYPES[dtype], "shape": list(shape), "data_offsets": [start, end]}
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
+        text, _ = header(tensors)
         self._expected = list(tensors.items())[::-1]
         self._hash = xxhash.xxh3_128()
         self._bytes = 0
         self._file = open(path, "wb")  # noqa: SIM115 - closed by finish
         self._flusher = _Flusher(self._file.fileno())
-        self._put(memoryview(len(text).to_bytes(8, "little") + text))
+        self._put(memoryview(text))
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
         """The next tensor, on the CPU; nothing of it is kept. Raises OSError."""

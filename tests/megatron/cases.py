@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from transformers import AutoModelForCausalLM
 
 from kit.emit.megatron import megatron_settings
 from kit.engines import experts
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
+from kit.engines.buffers import SavedBuffers
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
 from tests.training import tiny
@@ -144,15 +146,18 @@ def reference(
     packed: bool = False,
 ) -> Trajectory:
     """The same training by plain transformers and torch.optim.AdamW in one process, all sequences in one batch."""
-    decayed = [p for p in model.parameters() if p.ndim > 1]
-    plain = [p for p in model.parameters() if p.ndim == 1]
+    # gpt-oss holds the biases of all experts in one matrix.
+    decayed = [p for name, p in model.named_parameters() if p.ndim > 1 and not name.endswith("_bias")]
+    plain = [p for name, p in model.named_parameters() if p.ndim == 1 or name.endswith("_bias")]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}],
         lr=LEARNING_RATE,
         betas=(0.9, 0.95),
         eps=eps,
     )
+    buffers = SavedBuffers(model)
     result = Trajectory(initial=_on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()}))
+    result.initial |= dict(buffers.export(StateKind.MASTER))
     for step in range(steps):
         inputs, labels = step_batch(model.config.vocab_size, step)
         logits = _logits(model, inputs, step_documents(step) if packed else None)
@@ -163,12 +168,14 @@ def reference(
         loss.backward()
         if step == 0:
             result.gradients = _on_disk(spec, {name: p.grad.clone() for name, p in model.named_parameters()})
+            result.gradients |= dict(buffers.export(StateKind.GRADIENT))
         result.losses.append(loss.item())
         result.tokens.append(count)
         result.norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)))
         optimizer.step()
         optimizer.zero_grad()
     result.masters = _on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()})
+    result.masters |= dict(buffers.export(StateKind.MASTER))
     return result
 
 
@@ -219,7 +226,7 @@ def _errors(found: Trajectory, expected: Trajectory) -> dict[str, dict[Any, floa
         ours, theirs = getattr(found, what), getattr(expected, what)
         errors[what] = dict.fromkeys(ours.keys() ^ theirs.keys(), torch.inf)
         for name in ours.keys() & theirs.keys():
-            error = ((ours[name] - theirs[name]).norm() / theirs[name].norm()).item()
+            error = ((ours[name] - theirs[name]).norm() / (theirs[name].norm() or 1.0)).item()  # of a buffer: 0
             exact = what != "initial" or torch.equal(ours[name], theirs[name])
             errors[what][name] = error if exact else torch.inf
     return errors
@@ -323,6 +330,16 @@ def logits(rundir: Any) -> torch.Tensor:
         whole = gather_from_tensor_model_parallel_region(local)[..., : rundir.plan.model.vocab_size].clone()
     engine.close()
     return whole
+
+
+def hugging_face_logits(spec: ModelSpec, directory: Path) -> torch.Tensor:
+    """Those of transformers for the same tokens, of the model saved beside the run directories."""
+    attention = "sdpa" if spec.traits.fused_attention else "eager"
+    model = AutoModelForCausalLM.from_pretrained(
+        directory / HF_DIRECTORY, local_files_only=True, attn_implementation=attention
+    )
+    with torch.no_grad():
+        return model(step_batch(spec.vocab_size, 0)[0], use_cache=False).logits
 
 
 def kept_bytes(rundir: Any) -> int:

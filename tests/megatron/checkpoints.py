@@ -111,15 +111,15 @@ def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
 
 
 def roundtrip(rundir: Any, hub: Path) -> None:
-    """Hugging Face → this layout → a hub checkpoint, in messages smaller than any matrix."""
-    from kit.engines.megatron import outbox
+    """Hugging Face → this layout → a hub checkpoint, in blocks smaller than any matrix."""
+    from kit.engines import placed
     from kit.engines.megatron.engine import MegatronEngine
 
-    whole, outbox.BLOCK_BYTES = outbox.BLOCK_BYTES, 1000
+    whole, placed.BLOCK_BYTES = placed.BLOCK_BYTES, 1000
     engine = MegatronEngine(rundir)
     export_hub(engine, hub, COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
     engine.close()
-    outbox.BLOCK_BYTES = whole
+    placed.BLOCK_BYTES = whole
 
 
 def load_plain(rundir: Any, directory: Path) -> list[float]:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from kit.engines import hf
+from kit.engines.buffers import is_buffer
 from kit.specs.model import ModelSpec
 from tests.megatron import cases
 
@@ -32,12 +33,15 @@ def references(tmp_path_factory):
 
 
 def saved_model(spec: ModelSpec, path):
-    """A transformers model saved to ``path``, with norms and biases off their neutral values."""
+    """A transformers model saved to ``path``, with norms, biases and corrections off their neutral values."""
     torch.manual_seed(3)
     attention = "sdpa" if spec.traits.fused_attention else "eager"
     model = hf.AutoModelForCausalLM.from_config(hf.hf_config(spec), attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.05)
+        for name, buffer in model.named_buffers():
+            if is_buffer(name):
+                buffer.normal_(std=0.1)
     model.save_pretrained(path)
     return model

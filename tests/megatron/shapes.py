@@ -22,6 +22,14 @@ DEEPSEEK = {
     "num_shared_experts": 1,
     "first_dense_layers": 1,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": 16,
+}
+GPT_OSS = WINDOW | {"full_attention_every": 2, "rope_scaling": YARN | {"truncate": False}}
 
 BY_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": WINDOW,
@@ -29,5 +37,6 @@ BY_FAMILY: dict[str, dict[str, Any]] = {
     "gemma3_text": TWO_ROTATIONS,
     "gpt_neox": NEOX,
     "deepseek_v3": DEEPSEEK,
+    "gpt_oss": GPT_OSS,
 }
 """The others have nothing."""

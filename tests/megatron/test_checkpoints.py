@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from benchmarks.parity.megatron_layouts import FAMILIES
 from kit.engines.hf import HfDirectory
 from kit.training.checkpoint.hub import hub_to_hf
 from tests.megatron import cases, checkpoints
@@ -61,9 +62,9 @@ def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000002"]
 
 
-@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("family", list(FAMILIES))
 def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, family):
-    spec = tiny.model(family, num_layers=4, vocab_size=127, tied_embeddings=family == "gpt2")
+    spec = tiny.model(family, **(FAMILIES[family].shape | {"tied_embeddings": family == "gpt2"}))
     directory, _ = references(spec)
     original = HfDirectory(directory / "model")
     expert = {"ep": 2} if spec.num_experts else {}

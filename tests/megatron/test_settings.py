@@ -57,6 +57,8 @@ def test_every_key_is_accepted_by_megatron_core():
 def test_fp8_is_emitted_as_the_gpu_has_it():
     import dataclasses
 
+    from kit.engines.megatron.model import transformer_config
+
     plan = tiny.plan(
         tiny.model(), job={"precision": "fp8"}, engine="megatron", implementation="transformer-engine", tp=2
     )
@@ -66,6 +68,8 @@ def test_fp8_is_emitted_as_the_gpu_has_it():
         assert (settings["fp8"], settings["fp8_recipe"]) == words
         assert (settings["bf16"], settings["params_dtype"]) == (True, "bfloat16")
         assert settings["gradient_accumulation_fusion"]
+        config = transformer_config(settings)  # megatron-core's own checks
+        assert (config.fp8, config.fp8_recipe, config.bf16) == (*words, True)
     assert "fp8" not in megatron_settings(next(plans()))["transformer_config"]
 
 

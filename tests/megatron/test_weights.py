@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
-from kit.engines.hf import parameter_shapes
-from kit.engines.megatron.rope import inverse_frequencies
+from kit.engines.hf import tensor_shapes
+from kit.engines.megatron.rope import inverse_frequencies, rotation_factor
 from kit.engines.megatron.weights import tensor_groups, weight_map
 from kit.engines.megatron.weights.blocks import blocks, whole_shape
 from kit.engines.megatron.weights.rules import GatedRows, GroupedQkv, Vocabulary
 from kit.errors import EngineError
 from kit.planner.megatron_rules import MEGATRON_FAMILIES as FAMILIES
 from kit.specs.families import FAMILIES as TRAITS
-from tests.megatron.shapes import BY_FAMILY
+from tests.megatron.shapes import BY_FAMILY, LONGROPE, YARN
 from tests.training import tiny
 
 
@@ -36,7 +38,7 @@ def shards_of(rule, tensors, spec, tp):
 
 
 def specs(family, tied):
-    fixed = TRAITS[family].even_heads or family in ("mixtral", "qwen3_moe", "deepseek_v3")
+    fixed = TRAITS[family].even_heads or family in ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
     own = BY_FAMILY.get(family, {}) | ({} if fixed else {"head_dim": 16})  # which does not split the hidden size
     return tiny.model(family, vocab_size=127, tied_embeddings=tied, **own)
 
@@ -46,7 +48,7 @@ def specs(family, tied):
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_every_element_is_on_one_rank_and_replicated_ones_on_all(family, tied, tp):
     spec = specs(family, tied)
-    shapes = parameter_shapes(spec)
+    shapes = tensor_shapes(spec)
     seen = []
     for group in tensor_groups(weight_map(spec), spec):
         of_group = [shapes[name] for name in group.hugging_face]
@@ -64,7 +66,7 @@ def test_every_element_is_on_one_rank_and_replicated_ones_on_all(family, tied, t
 @pytest.mark.parametrize("tp", [2, 4])
 def test_shards_are_where_blocks_say_they_are_in_the_whole_parameter(family, tp):
     spec = specs(family, tied=False)
-    shapes = parameter_shapes(spec)
+    shapes = tensor_shapes(spec)
     for group in tensor_groups(weight_map(spec), spec):
         tensors = [torch.rand(shapes[name]) for name in group.hugging_face]
         of_group = [tuple(tensor.shape) for tensor in tensors]
@@ -118,5 +120,18 @@ def test_rope_frequencies_are_those_of_transformers():
     # Llama 3.2's factors: short wavelengths stay, long ones are stretched 32 times.
     torch.testing.assert_close(scaled[0], plain[0])
     torch.testing.assert_close(scaled[-1], plain[-1] / 32)
+
+
+def test_longrope_has_frequencies_for_long_sequences():
+    spec = tiny.model("phi3", rope_scaling=LONGROPE)
+    short, long = inverse_frequencies(spec), inverse_frequencies(spec, long=True)
+    torch.testing.assert_close(short * torch.tensor(LONGROPE["short_factor"]), 10_000.0 ** -(torch.arange(4) / 4))
+    torch.testing.assert_close(long * torch.tensor(LONGROPE["long_factor"]), 10_000.0 ** -(torch.arange(4) / 4))
+    assert rotation_factor(spec) == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))  # 64 positions of 16
+
+
+def test_yarn_multiplies_whole_heads_only():
+    assert rotation_factor(tiny.model(rope_scaling=YARN)) == pytest.approx(1 + 0.1 * math.log(4))
+    assert rotation_factor(tiny.model()) == 1
     with pytest.raises(EngineError, match="rope_type=yarn"):
-        inverse_frequencies(tiny.model(rope_scaling={"rope_type": "yarn", "factor": 4.0}))
+        rotation_factor(tiny.model("gpt_neox", rope_scaling=YARN, partial_rotary_factor=0.5))

@@ -14,13 +14,14 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.base import LossSum, MicroBatch, Norms, Part, StateKind, TensorSource
 from kit.engines.hf import HfDirectory
 from kit.engines.megatron import native
 from kit.engines.megatron.exchange import Exchange
 from kit.engines.megatron.forward import forward
 from kit.engines.megatron.model import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
+from kit.engines.megatron.parts import parts
 from kit.engines.megatron.places import places
 from kit.engines.megatron.rows import equally_long, length_unit, whole_rounds
 from kit.engines.megatron.weights.random import RandomSource
@@ -54,6 +55,8 @@ class MegatronEngine:
             )
         ]
         self._optimizer = build_optimizer(optimizer_config(settings["optimizer"]), self._chunks)
+        self._norm: float | None = None
+        """Of the gradients that are there, once it was asked for."""
         self._config.finalize_model_grads_func = finalize_model_grads
         if ddp_config.overlap_grad_reduce:
             self._overlap_gradients()
@@ -76,11 +79,25 @@ class MegatronEngine:
         self.discard()
         return self._run(micro_batches, forward_only=False)
 
+    def gradient_norm(self) -> float | None:
+        """See Engine. The first two parts of megatron-core's step (optimizer.py, ``ChainedOptimizer.step``); copying
+        gradients to the masters may be done twice."""
+        if self._norm is None:
+            overflowed = self._optimizer.prepare_grads()
+            assert not overflowed, "only fp16 may overflow"
+            self._norm = float(self._optimizer.get_grad_norm())
+        return self._norm
+
     def apply(self, learning_rate: float) -> Norms:
         """Clip, step at this rate, clear the gradients."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
-        stepped, norm, _ = self._optimizer.step()
+        norm = self.gradient_norm()
+        self._optimizer.get_grad_norm = lambda: norm  # which step() would compute once more
+        try:
+            stepped, norm, _ = self._optimizer.step()
+        finally:
+            del self._optimizer.get_grad_norm
         assert stepped, "only fp16 may skip a step"
         self.discard()
         return Norms(gradient=float(norm))
@@ -90,6 +107,7 @@ class MegatronEngine:
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
+        self._norm = None
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Loss without gradients."""
@@ -114,14 +132,9 @@ class MegatronEngine:
         """Stream one kind of state under Hugging Face names; see ``Engine``."""
         return self._exchange.stream(kind)
 
-    @property
-    def owners(self) -> Mapping[str, int]:
-        """See ``ParallelExport``."""
-        return self._exchange.owners
-
-    def export_owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
-        """See ``ParallelExport``."""
-        return self._exchange.owned(kind)
+    def export_parts(self, kinds: Sequence[StateKind]) -> Iterator[Part]:
+        """See ``PartsExport``."""
+        return parts(self._exchange, kinds)
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """Set one kind of state (not the gradient) from full tensors."""

@@ -7,7 +7,9 @@ together on one of the ranks that hold a part of it, its owner; owners take turn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 from megatron.core.utils import unwrap_model
 
 from kit.engines.base import BlockSource, StateKind, TensorSource
-from kit.engines.hf import check_names, check_shape, parameter_shapes
+from kit.engines.hf import check_names, check_shape, tensor_shapes
+from kit.engines.megatron.frozen import Frozen
 from kit.engines.megatron.fused import plain_name
 from kit.engines.megatron.outbox import Outbox, receive
 from kit.engines.megatron.places import Place
@@ -40,7 +43,7 @@ class Exchange:
     ) -> None:
         self.model, self._dense, self._experts = model, dense, experts
         self.groups = list(tensor_groups(weight_map(model), model))
-        self._shapes = parameter_shapes(model)
+        self._shapes = tensor_shapes(model)
         self.parameters = _global_names(config, chunks)
         self._check_complete()
         self.owners = self._find_owners()
@@ -133,7 +136,8 @@ class Exchange:
 
     def place(self, group: Group) -> Place:
         """Who holds it."""
-        return self._dense if group.expert is None else self._experts
+        place = self._dense if group.expert is None else self._experts
+        return replace(place, state=Frozen(place.data)) if group.frozen else place
 
     def pieces(self, group: Group, rank: int) -> list[Piece]:
         """What a rank of the group's tensor-parallel ranks holds of it."""
@@ -270,7 +274,8 @@ def _global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> d
     for wrapped in chunks:
         chunk = unwrap_model(wrapped)
         offset = get_transformer_layer_offset(config, chunk.vp_stage)
-        for name, param in chunk.named_parameters():
+        buffers = ((name, buffer) for name, buffer in chunk.named_buffers() if name.endswith(".expert_bias"))
+        for name, param in chain(chunk.named_parameters(), buffers):
             parts = name.split(".")
             if parts[:2] == ["decoder", "layers"]:
                 parts[2] = str(int(parts[2]) + offset)

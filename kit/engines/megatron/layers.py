@@ -16,7 +16,11 @@ import torch
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -39,9 +43,9 @@ from kit.engines.megatron import context
 from kit.engines.megatron.attention import Scores, causal_attention
 from kit.engines.megatron.latent import LatentAttention
 from kit.engines.megatron.norms import NORMS
-from kit.engines.megatron.residuals import NormedRowParallelLinear, ParallelResidualLayer
+from kit.engines.megatron.residuals import ExpertRowParallelLinear, NormedRowParallelLinear, ParallelResidualLayer
 from kit.engines.megatron.ring import ring_attention
-from kit.engines.megatron.rope import score_factor
+from kit.engines.megatron.rope import rotation_factor, score_factor
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
@@ -55,6 +59,10 @@ class CausalAttention(torch.nn.Module):
 
     softcap: float | None = None
     """Of the model: see ``core_attention``."""
+    rotation_factor: float = 1.0
+    """Of rotated queries and keys, each: of the scores its square."""
+    has_sinks: bool = False
+    """Whether each head has a score more, which is learned and adds nothing."""
 
     def __init__(
         self,
@@ -72,7 +80,15 @@ class CausalAttention(torch.nn.Module):
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         # (to the left, to the right), the token itself not counted (transformer_config.py, window_size)
         window = config.window_size[0] + 1 if windowed else None
+        if self.rotation_factor != 1:
+            softmax_scale = (softmax_scale or config.kv_channels**-0.5) * self.rotation_factor**2
         self.scores = Scores(softmax_scale, window, self.softcap)
+        self.sinks: torch.nn.Parameter | None = None
+        if self.has_sinks:
+            heads = config.num_attention_heads // pg_collection.tp.size()
+            sinks = torch.empty(heads, dtype=config.params_dtype, device=torch.cuda.current_device())
+            self.sinks = torch.nn.Parameter(sinks)
+            set_tensor_model_parallel_attributes(self.sinks, is_parallel=True, dim=0, stride=1)
         self.dropout = config.attention_dropout
         self.sequence_parallel = config.sequence_parallel
         if self.ring and self.dropout:
@@ -96,13 +112,14 @@ class CausalAttention(torch.nn.Module):
         documents of ``causal_attention``: (batch, whole sequence) on every rank.
         """
         assert (attention_bias, packed_seq_params) == (None, None)
+        learned = self.scores if self.sinks is None else dataclasses.replace(self.scores, sinks=self.sinks)
         if not (self.training and self.dropout):
-            return self._attend(query, key, value, self.scores, attention_mask)
+            return self._attend(query, key, value, learned, attention_mask)
         # Ranks of a tensor-parallel group have different heads, so each draws from a state of its own
         # (tensor_parallel/random.py). With sequence parallelism the whole block does so already
         # (transformer_block.py, rng_context), and a second fork inside it is one that recompute does not find again.
         with nullcontext() if self.sequence_parallel else get_cuda_rng_tracker().fork():
-            scores = dataclasses.replace(self.scores, dropout=self.dropout)
+            scores = dataclasses.replace(learned, dropout=self.dropout)
             return self._attend(query, key, value, scores, attention_mask)
 
     def _attend(
@@ -133,7 +150,12 @@ class RotatedAttention(SelfAttention):
 
 def core_attention(model: ModelSpec) -> type[CausalAttention]:
     """The class above for a model: megatron-core's configuration has no place for everything."""
-    return type("CausalAttention", (CausalAttention,), {"softcap": model.attention_softcap})
+    of_model = {
+        "softcap": model.attention_softcap,
+        "rotation_factor": rotation_factor(model),
+        "has_sinks": model.traits.attention_sinks,
+    }
+    return type("CausalAttention", (CausalAttention,), of_model)
 
 
 def block_spec(model: ModelSpec, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
@@ -191,10 +213,11 @@ def _experts(model: ModelSpec, linear: MLPSubmodules) -> ModuleSpec:
         # router_gating_linear compares this name with None, but without Transformer Engine it does not exist.
         moe_utils.te_general_gemm = None
     shared = ModuleSpec(module=SharedExpertMLP, submodules=linear)
+    one = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=ExpertRowParallelLinear)
     return ModuleSpec(
         module=MoELayer,
         submodules=MoESubmodules(
-            experts=ModuleSpec(module=SequentialMLP, submodules=linear),
+            experts=ModuleSpec(module=SequentialMLP, submodules=one),
             shared_experts=shared if model.num_shared_experts else None,
         ),
     )

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from kit.engines.megatron.fused import fused_block_spec
@@ -20,6 +21,8 @@ from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
 _ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+# gate·σ(1.702·gate); the clamps and the 1 that is added to up are megatron-core's (transformer/mlp.py, glu).
+_ACTIVATIONS["clamped_swiglu"] = lambda gate: gate * torch.sigmoid(1.702 * gate)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -107,7 +110,12 @@ def _chunk(
         chunk.embedding.register_forward_hook(lambda _module, _inputs, output: output * factor)
     if model.logit_softcap is not None and chunk.post_process:
         chunk.output_layer.register_forward_hook(partial(_capped, model.logit_softcap))
-    return Float16Module(config, chunk) if config.bf16 else chunk
+    if not config.bf16:
+        return chunk
+    wrapped = Float16Module(config, chunk)
+    for router in (module for module in wrapped.modules() if isinstance(module, TopKRouter)):
+        router._maintain_float32_expert_bias()  # before weights come in: it does so itself in its first forward only
+    return wrapped
 
 
 def _capped(cap: float, _module: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:

@@ -92,7 +92,7 @@ def _own_blocks(exchange: Exchange, outbox: Outbox) -> Iterator[tuple[Group, str
         replica, speaker = turn(number, place)
         if not group.rule.sharded and place.tensor.rank() != speaker:
             continue
-        for kind in SAVED:
+        for kind in (WEIGHT,) if group.frozen else SAVED:
             if kind == WEIGHT:
                 whole = param.detach() if place.data.rank() == replica else None
             else:
@@ -115,7 +115,7 @@ def _wanted(exchange: Exchange) -> Iterator[ReadBlock]:
             for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
                 if not state.wants(kind, param):
                     continue
-                where = stored(group.megatron, kind, exchange.model)
+                where = stored(group.megatron, WEIGHT if group.frozen else kind, exchange.model)
                 leading = len(where.index)
                 for block in exchange.blocks(group):
                     offsets, sizes = [0] * len(shape), list(shape)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kit.engines.base import BlockSource, StateKind, TensorSource
-from kit.engines.hf import check_names, check_shape, parameter_shapes
+from kit.engines.hf import check_names, check_shape, tensor_shapes
 from kit.engines.megatron import torch_dist
 from kit.engines.megatron.torch_dist import Checkpoint, ReadBlock, WriteBlock
 from kit.engines.megatron.weights import Group, tensor_groups, weight_map
@@ -33,7 +33,7 @@ class MegatronSource:
 
     def __init__(self, checkpoint: Checkpoint, kind: StateKind, model: ModelSpec) -> None:
         self._checkpoint, self._kind, self._model = checkpoint, kind, model
-        self._shapes = parameter_shapes(model)
+        self._shapes = tensor_shapes(model)
         groups = list(tensor_groups(weight_map(model), model))
         self._place = {name: (group, i) for group in groups for i, name in enumerate(group.hugging_face)}
         self._held: tuple[str, torch.Tensor] | None = None
@@ -62,6 +62,8 @@ class MegatronSource:
         self._held = None  # before the next one is there
         where = self._stored(group)
         shape = whole_shape(group.rule, shapes, self._model)
+        if group.frozen and self._kind is not StateKind.MASTER:
+            return torch.zeros(shape)
         whole: list[torch.Tensor] = []
 
         def take(offsets: tuple[int, ...], part: torch.Tensor) -> None:
@@ -112,7 +114,7 @@ def write(
 ) -> None:
     """Write a torch_dist checkpoint into an existing empty directory: weights in ``dtype``, and where moments are
     among the sources also the optimizer's fp32 state. Raises CheckpointError or OSError."""
-    shapes = parameter_shapes(model)
+    shapes = tensor_shapes(model)
     for source in sources.values():
         check_names(shapes, source)
         if isinstance(source, BlockSource):
@@ -133,7 +135,8 @@ def _blocks(
     for group in tensor_groups(weight_map(model), model):
         of_group = [shapes[name] for name in group.hugging_face]
         shape = whole_shape(group.rule, of_group, model)
-        for stored_kind, kind, dtype in kinds:
+        for stored_kind, kind, dtype in kinds[:1] if group.frozen else kinds:
+            dtype = torch.float32 if group.frozen else dtype
             where = stored(group.megatron, stored_kind, model)
             yield WriteBlock(
                 key=where.key,

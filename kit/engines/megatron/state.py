@@ -82,6 +82,17 @@ class LocalState:
                 receive(flat[lower:upper], dist.get_global_rank(self._group, rank))
         return whole
 
+    def own(self, kind: StateKind, param: torch.nn.Parameter) -> tuple[int, torch.Tensor]:
+        """(start, values) of a range of the flattened shard; those of the group's ranks cover it. Not collective."""
+        if self.distributed:
+            start, end = self._range(param)
+            if start == end:
+                return 0, param.detach().view(-1)[:0]
+            return start, self._own(kind, param).detach().view(-1)
+        width, size, rank = param.numel() // param.shape[0], self._group.size(), self._group.rank()
+        start, end = (param.shape[0] * each // size * width for each in (rank, rank + 1))
+        return start, self._own(kind, param).detach().reshape(-1)[start:end]
+
     def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
         """Whether this rank keeps any of it."""
         return kind is StateKind.MASTER or self._main(param) is not None
@@ -93,7 +104,7 @@ class LocalState:
         if kind is StateKind.MASTER:
             param.narrow(dim, at, block.shape[dim]).copy_(block)
         main = self._main(param)
-        if main is None or (main is param and kind is StateKind.MASTER):
+        if main is None or (kind is StateKind.MASTER and _is_part(main, param)):
             return
         held = main if kind is StateKind.MASTER else self._moments(main)[kind.value]
         if not self.distributed:
@@ -138,6 +149,11 @@ class LocalState:
         if self._optimizer.config.bf16:
             held |= {param for group in self.adam.param_groups for param in group["params"]}
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
+
+
+def _is_part(main: torch.Tensor, param: torch.nn.Parameter) -> bool:
+    """Whether the master of a parameter is the parameter itself, or a view of it, as in fp32."""
+    return main.untyped_storage().data_ptr() == param.untyped_storage().data_ptr() and main.dtype == param.dtype
 
 
 def _copy_into_range(held: torch.Tensor, start: int, width: int, block: torch.Tensor, row: int, column: int) -> None:

@@ -41,11 +41,16 @@ _SHARED = (
     ),
 )
 
+_CORRECTION = Entry(
+    f"{_LAYER}mlp.router.expert_bias", (f"{_BLOCK}mlp.gate.e_score_correction_bias",), Replicated(), frozen=True
+)
+
 
 def deepseek_v3(model: ModelSpec) -> tuple[Entry, ...]:
     """The whole map."""
     assert model.latent is not None
     query = _QUERY if model.latent.q_lora_rank is None else _COMPRESSED_QUERY
-    routed = (*experts("mlp", "gate_proj", "up_proj", "down_proj"), *(_SHARED if model.num_shared_experts else ()))
+    shared = _SHARED if model.num_shared_experts else ()
+    routed = (_CORRECTION, *experts("mlp", "gate_proj", "up_proj", "down_proj"), *shared)
     of_experts = tuple(dataclasses.replace(entry, experts=True) for entry in routed)
     return llama.entries(model, (*_AROUND, *query, *_KEY_VALUE, *_DENSE, *of_experts))

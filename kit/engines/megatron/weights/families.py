@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights import deepseek, gemma, gpt2, gpt_neox, llama, moe, phi3, qwen2, qwen3
+from kit.engines.megatron.weights import deepseek, gemma, gpt2, gpt_neox, gpt_oss, llama, moe, phi3, qwen2, qwen3
 from kit.engines.megatron.weights.table import Entry
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
@@ -20,6 +20,7 @@ _MAPS = {
     "gemma3_text": gemma.gemma3,
     "gpt_neox": gpt_neox.entries,
     "deepseek_v3": deepseek.deepseek_v3,
+    "gpt_oss": gpt_oss.entries,
 }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kit.engines.hf import parameter_shapes
+from kit.engines.hf import tensor_shapes
 from kit.specs.model import ModelSpec
 
 INITIALIZER_RANGE = 0.02
@@ -22,7 +22,7 @@ class RandomSource:
     """
 
     def __init__(self, model: ModelSpec, seed: int) -> None:
-        self._shapes, self._seed = parameter_shapes(model), seed
+        self._shapes, self._seed = tensor_shapes(model), seed
         self._norm = 0.0 if model.traits.zero_centred_norm else 1.0
 
     def names(self) -> Sequence[str]:
@@ -32,8 +32,8 @@ class RandomSource:
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, fp32, on the CPU; the same at every call."""
         shape = self._shapes[name]
-        if len(shape) == 1:
-            return torch.full(shape, 0.0 if name.endswith(".bias") else self._norm)
+        if len(shape) == 1 and not name.endswith(".sinks"):
+            return torch.full(shape, 0.0 if name.endswith("bias") else self._norm)
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
         return torch.empty(shape).normal_(std=INITIALIZER_RANGE, generator=generator)

@@ -23,6 +23,8 @@ class Entry:
     """A second Megatron parameter with the same content, on the last pipeline stage: the tied output layer."""
     experts: bool | None = None
     """True: only in layers with experts; False: only in those without; None: in every layer."""
+    frozen: bool = False
+    """A buffer, which nothing trains (``kit/engines/buffers.py``)."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Group:
     copy: str | None
     expert: int | None = None
     """None outside of the experts."""
+    frozen: bool = False
+    """See ``Entry``."""
 
 
 def tensor_groups(entries: tuple[Entry, ...], model: ModelSpec) -> Iterator[Group]:
@@ -53,6 +57,6 @@ def tensor_groups(entries: tuple[Entry, ...], model: ModelSpec) -> Iterator[Grou
             for expert in experts:
                 names = tuple(name.format(layer=layer, expert=expert) for name in entry.hugging_face)
                 megatron = entry.megatron.format(layer=layer, expert=expert)
-                yield Group(megatron, names, entry.rule, layer, entry.copy, expert)
+                yield Group(megatron, names, entry.rule, layer, entry.copy, expert, entry.frozen)
     for entry in entries[in_layers[-1] + 1 :]:
         yield Group(entry.megatron, entry.hugging_face, entry.rule, None, entry.copy)

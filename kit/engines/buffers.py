@@ -1,0 +1,53 @@
+"""Buffers that belong to a model's weights and are not trained.
+
+The correction of DeepSeek-V3's router (arXiv 2412.19437, section 2.1.2) is added to the scores that choose experts and
+not to those that weigh them. Its authors moved it by rule while they trained; transformers keeps it, and so do all
+engines here. It lies beside the weights in every checkpoint, always in fp32, and its gradient and moments are zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from kit.engines.base import StateKind, TensorSource
+
+_ENDING = ".e_score_correction_bias"
+
+
+def is_buffer(name: str) -> bool:
+    """Whether a tensor of this Hugging Face name is such a buffer."""
+    return name.endswith(_ENDING)
+
+
+class SavedBuffers:
+    """Those of one transformers model; every rank has all of them."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._owners = {name: name.rpartition(".")[0] for name, _ in model.named_buffers() if is_buffer(name)}
+        self._modules = {owner: model.get_submodule(owner) for owner in self._owners.values()}
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Hugging Face name → shape."""
+        return {name: tuple(self._tensor(name).shape) for name in self._owners}
+
+    def export(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and fp32 CPU copies."""
+        for name in self._owners:
+            tensor = self._tensor(name).detach()
+            copied = tensor.to("cpu", torch.float32, copy=True)
+            yield name, copied if kind is StateKind.MASTER else torch.zeros_like(copied)
+
+    def load(self, kind: StateKind, source: TensorSource) -> None:
+        """Set them, in fp32 whatever the model was cast to."""
+        if kind is not StateKind.MASTER:
+            return
+        for name, owner in self._owners.items():
+            value = source.read(name).to(self._tensor(name).device, torch.float32, copy=True)
+            setattr(self._modules[owner], name.rpartition(".")[2], value)
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        tensor: torch.Tensor = getattr(self._modules[self._owners[name]], name.rpartition(".")[2])
+        return tensor

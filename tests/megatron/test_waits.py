@@ -1,0 +1,36 @@
+"""How often the host waits for the device in a step of Megatron-core's, and where: not once a micro batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from tests.megatron import cases
+from tests.training import tiny
+from tests.training.waits import waits_in_a_step
+from tests.workers import pool
+
+
+def second_step(rundir) -> Counter[str]:
+    """In a worker: places of the second step, once everything is warm."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    for step in range(2):
+        vocabulary = rundir.plan.model.vocab_size
+        batches = cases.micro_batches(vocabulary, step, engine.dp_rank, engine.dp_size)
+        waits, _ = waits_in_a_step(engine, batches)
+    engine.close()
+    return waits
+
+
+def test_waits_of_a_step(tmp_path):
+    """Four of Megatron-core's optimizer step; ours is that of loss and token count. On a GPU with Transformer Engine or
+    Apex the norm is made by their kernel, which does not ask."""
+    rundir = cases.run_directory(tmp_path / "run", tiny.model(), model_path=None, dp=2, zero_stage=1)
+    found = pool("megatron", 2).run(second_step, rundir)[0]
+    assert found == {
+        "engine.py:_total": 1,
+        "finalize_model_grads.py:finalize_model_grads": 1,
+        "utils.py:local_multi_tensor_l2_norm": 1,
+        "clip_grads.py:get_grad_norm_fp32": 1,
+    }
