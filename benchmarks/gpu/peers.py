@@ -1,4 +1,5 @@
-"""The same work without kit, and with kit's whole loop: the 1B recipe, micro batch and accumulation of kit's plan.
+"""The same work without kit, and with kit's whole loop: the 1B recipe. A peer gets the largest micro batch that it is
+predicted to have memory for.
 
 Model, tokens a step, precision (bf16 autocast over fp32 weights) and clipping are the same; flags are in the row.
 """
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from benchmarks.gpu.cases import RECIPES, Case, planned
+from benchmarks.gpu.cases import RECIPES, Case, peers_plan, planned
 from benchmarks.gpu.measured import (
     LEARNING_RATE,
     STEPS,
@@ -46,7 +47,7 @@ def _hugging_face(device: str, scratch: Path, best: bool) -> dict[str, Any]:
     import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    plan = planned(RECIPES[0], device, scratch)
+    plan = peers_plan(device, scratch)
     flags: dict[str, Any] = {
         "per_device_train_batch_size": plan.layout.micro_batch_size,
         "gradient_accumulation_steps": plan.layout.gradient_accumulation_steps,
@@ -93,7 +94,7 @@ def _plain(device: str, scratch: Path, compiled: bool) -> dict[str, Any]:
     import torch
     import torch.nn.functional as F
 
-    plan = planned(RECIPES[0], device, scratch)
+    plan = peers_plan(device, scratch)
     model = _model(plan).to(device).train()
     backend: dict[str, Any] = _compiler(device, "backend")
     call = torch.compile(model, **backend) if compiled else model
@@ -110,7 +111,8 @@ def _plain(device: str, scratch: Path, compiled: bool) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    flags = {"fused": device == "cuda", "compile": compiled, **(backend if compiled else {})}
+    sizes = {"micro_batch_size": plan.layout.micro_batch_size, "gradient_accumulation_steps": accumulation}
+    flags = {**sizes, "fused": device == "cuda", "compile": compiled, **(backend if compiled else {})}
     return _row(plan, timed_steps(one, device), flags)
 
 

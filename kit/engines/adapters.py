@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from kit.engines import experts
-from kit.engines.base import TensorSource
-from kit.engines.hf import HfDirectory, build_skeleton, check_names, check_shape, fill_buffers, parameter_shapes
+from kit.engines.base import StateKind, TensorSource
+from kit.engines.buffers import SavedBuffers
+from kit.engines.hf import HfDirectory, build_skeleton, check_names, check_shape, fill_buffers, tensor_shapes
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
@@ -128,7 +129,7 @@ def adapter_shapes(model: ModelSpec, lora: LoraSpec) -> dict[str, tuple[int, ...
 
 def checkpoint_shapes(model: ModelSpec, lora: LoraSpec | None) -> dict[str, tuple[int, ...]]:
     """Name → shape of what a checkpoint holds: all of the model, or its adapters. Allocates nothing."""
-    return parameter_shapes(model) if lora is None else adapter_shapes(model, lora)
+    return tensor_shapes(model) if lora is None else adapter_shapes(model, lora)
 
 
 class InitialAdapters:
@@ -172,8 +173,9 @@ def load_frozen(
     linear layers but the head in nf4 where ``four_bit``. Raises CheckpointError where names or shapes are not the
     model's."""
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    fused = experts.Fused(spec, source, list(shapes))
-    check_names(shapes, fused)
+    fused, buffers = experts.Fused(spec, source, list(shapes)), SavedBuffers(model)
+    check_names(shapes | buffers.shapes, fused)
+    buffers.load(StateKind.MASTER, fused)
     owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -195,8 +197,9 @@ def load_frozen(
 def load_partitioned(model: PreTrainedModel, spec: ModelSpec, source: TensorSource) -> None:
     """Set all weights of a model under zero.Init: each rank reads its own part. Raises like ``load_frozen``."""
     shapes = {name: tuple(p.ds_shape) for name, p in model.named_parameters()}
-    fused = experts.Fused(spec, source, list(shapes))
-    check_names(shapes, fused)
+    fused, buffers = experts.Fused(spec, source, list(shapes)), SavedBuffers(model)
+    check_names(shapes | buffers.shapes, fused)
+    buffers.load(StateKind.MASTER, fused)
     for name, parameter in model.named_parameters():
         check_shape(name, shapes[name], fused.shape(name))
         length = parameter.partition_numel()

@@ -126,6 +126,30 @@ class ParallelExport(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class Part:
+    """Some rows and columns of one full tensor, which is seen as a matrix; a vector is one column."""
+
+    kind: StateKind
+    name: str
+    """Hugging Face name of the tensor."""
+    row: int
+    column: int
+    values: torch.Tensor
+    """(rows, columns); fp32 or narrower, on any device, perhaps a view of the live state."""
+
+
+@runtime_checkable
+class PartsExport(Protocol):
+    """An engine whose ranks can write what they hold where it belongs: nothing is sent between them."""
+
+    def export_parts(self, kinds: Sequence[StateKind]) -> Iterator[Part]:
+        """Not collective. This rank's parts of full tensors; those of all ranks cover each tensor, each element once.
+
+        A part is valid until the next one.
+        """
+
+
 @runtime_checkable
 class FitsEveryLayout(Protocol):
     """An engine whose native checkpoints can be loaded on every layout and world size of their model."""
@@ -140,14 +164,6 @@ class Snapshots(Protocol):
     def snapshot(self) -> Callable[[Path, Any], None]:
         """Collective. Copy the state to host memory. What is returned writes it into an existing empty directory,
         collectively over the process group given as its second argument, and may run in a thread."""
-
-
-@runtime_checkable
-class KnowsItsNorm(Protocol):
-    """An engine that can tell the gradient norm before the optimizer step, so that a step can still be discarded."""
-
-    def gradient_norm(self) -> float:
-        """Collective, between ``forward_backward`` and ``apply``: the norm that ``apply`` will report."""
 
 
 @runtime_checkable
@@ -169,6 +185,11 @@ class Engine(Protocol):
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Loss and gradients of one optimizer step; leaves the gradients ready for ``apply`` or ``discard``."""
+
+    def gradient_norm(self) -> float | None:
+        """Between ``forward_backward`` and ``apply``, while the step can still be discarded: the norm that ``apply``
+        will report, not finite where a gradient is not. None: fp16's scaled gradient overflowed, and ``apply`` will
+        lower the scale and skip."""
 
     def apply(self, learning_rate: float) -> Norms:
         """Clip, step the optimizer at this rate, clear the gradients."""

@@ -10,6 +10,7 @@ import torch
 from transformers import masking_utils
 
 from kit.engines.base import MicroBatch
+from kit.engines.documents import set_documents
 
 
 def call_arguments(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def known_documents(micro_batch: MicroBatch) -> Iterator[None]:
     It asks the device (masking_utils.py, find_packed_sequence_indices, ``.all()`` in an if), and the host waits for
     everything launched so far, once every micro batch. Its answer would be the one given here.
     """
+    set_documents(micro_batch)
     if micro_batch.position_ids is not None:
         yield
         return

@@ -9,7 +9,7 @@ but knows no capped logits and no frozen head.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
+from kit.engines import compiled
 from kit.engines.base import IGNORE_INDEX
 from kit.errors import EngineError
 from kit.specs.layout import LOSS_CHUNK_TOKENS
@@ -26,8 +27,9 @@ class ChunkedLoss:
     """Takes the place of the head's own forward pass. Inside the module, so that whoever gathers weights around modules
     (FSDP2, ZeRO-3) or hooks them goes on doing so."""
 
-    def __init__(self, model: PreTrainedModel, chunk_tokens: int = LOSS_CHUNK_TOKENS) -> None:
-        """Raises EngineError where the head is no linear layer."""
+    def __init__(self, model: PreTrainedModel, chunk_tokens: int = LOSS_CHUNK_TOKENS, compiled: bool = False) -> None:
+        """``compiled``: what is done to a chunk's logits is one kernel a pass (torch.compile). Raises EngineError where
+        the head is no linear layer."""
         head = model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear):
             raise EngineError(
@@ -35,6 +37,7 @@ class ChunkedLoss:
                 "layer; leave it out"
             )
         self._head, self._chunk_tokens = head, chunk_tokens
+        self._slopes = compiled_slopes() if compiled else slopes_of
         self._labels: torch.Tensor | None = None
         # Gemma 2 caps logits after its head has returned them (modeling_gemma2.py): here it is done for a chunk.
         self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
@@ -56,7 +59,41 @@ class ChunkedLoss:
         if self._labels is None:
             logits = torch.nn.functional.linear(hidden, weight, bias)
             return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
-        return linear_cross_entropy(hidden, weight, bias, self._labels, self._cap, self._chunk_tokens)
+        return linear_cross_entropy(hidden, weight, bias, self._labels, self._cap, self._chunk_tokens, self._slopes)
+
+
+Slopes = Callable[
+    [torch.Tensor, torch.Tensor, float | None, torch.dtype, bool],
+    tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+]
+"""Of ``slopes_of``."""
+
+
+def slopes_of(
+    logits: torch.Tensor, labels: torch.Tensor, cap: float | None, dtype: torch.dtype, summed: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """(tokens, vocabulary) and (tokens) → summed loss; the loss's derivative by the logits, in ``dtype``; with
+    ``summed`` its sum over tokens in fp32, a bias's gradient. Uses up the logits' memory where they are fp32."""
+    logits, slope = _capped(logits.float(), cap)
+    counts = labels != IGNORE_INDEX
+    targets = labels.where(counts, 0)[:, None]
+    # In the memory of the logits: exponentials, then softmax, then its difference from the target.
+    largest, picked = logits.amax(1, keepdim=True), logits.gather(1, targets)
+    exponentials = logits.sub_(largest).exp_()
+    sums = exponentials.sum(1, keepdim=True)
+    loss = ((sums.log() + largest - picked)[:, 0] * counts).sum()
+    kept = counts[:, None].float()
+    slopes = exponentials.mul_(kept / sums)
+    slopes.scatter_add_(1, targets, -kept)
+    if slope is not None:
+        slopes.mul_(slope)
+    return loss, slopes.to(dtype), slopes.sum(0) if summed else None
+
+
+def compiled_slopes() -> Slopes:
+    """The same by torch.compile: three readings of the logits in their own dtype and one writing, where operators one
+    by one make eleven in fp32. A length that changes is compiled once more, for any."""
+    return torch.compile(slopes_of, backend=compiled.BACKEND)
 
 
 def linear_cross_entropy(
@@ -66,6 +103,7 @@ def linear_cross_entropy(
     labels: torch.Tensor,
     cap: float | None = None,
     chunk_tokens: int = LOSS_CHUNK_TOKENS,
+    slopes: Slopes = slopes_of,
 ) -> torch.Tensor:
     """Summed over the labels that are not ``IGNORE_INDEX``, nats, fp32.
 
@@ -74,7 +112,7 @@ def linear_cross_entropy(
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     flat = hidden.reshape(-1, hidden.shape[-1])
-    arguments = (labels.reshape(-1), cap, chunk_tokens, dtype, torch.is_grad_enabled())
+    arguments = (labels.reshape(-1), cap, chunk_tokens, dtype, torch.is_grad_enabled(), slopes)
     return _LinearCrossEntropy.apply(flat, weight, bias, *arguments)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -90,6 +128,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk_tokens: int,
         dtype: torch.dtype,
         with_gradients: bool,
+        slopes_of_chunk: Slopes,
     ) -> torch.Tensor:
         needs = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -103,32 +142,22 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for start in range(0, len(hidden), chunk_tokens):
                 part = slice(start, start + chunk_tokens)
                 inputs = hidden[part].to(dtype)
-                logits, slope = _capped(torch.nn.functional.linear(inputs, matrix, vector).float(), cap)
-                counts = labels[part] != IGNORE_INDEX
-                targets = labels[part].where(counts, 0)[:, None]
-                # In the memory of the logits: exponentials, then softmax, then its difference from the target.
-                largest, picked = logits.amax(1, keepdim=True), logits.gather(1, targets)
-                slopes = logits.sub_(largest).exp_()
-                sums = slopes.sum(1, keepdim=True)
-                loss += ((sums.log() + largest - picked)[:, 0] * counts).sum()
+                logits = torch.nn.functional.linear(inputs, matrix, vector)
                 if not any(needs):
-                    del logits, slopes
+                    loss += _loss_alone(logits, labels[part], cap)
                     continue
-                slopes.div_(sums)
-                slopes.scatter_add_(1, targets, slopes.new_full((1, 1), -1.0).expand_as(targets))
-                slopes.mul_(counts[:, None])
-                if slope is not None:
-                    slopes.mul_(slope)
-                if bias_grad is not None:
-                    bias_grad += slopes.sum(0)
-                narrow = slopes.to(dtype)
+                part_loss, slopes, of_bias = slopes_of_chunk(logits, labels[part], cap, dtype, needs[2])
+                del logits
+                loss += part_loss
+                if bias_grad is not None and of_bias is not None:
+                    bias_grad += of_bias
                 if hidden_grad is not None:
-                    hidden_grad[part] = narrow @ matrix
+                    hidden_grad[part] = slopes @ matrix
                 if weight_grad is not None and dtype == torch.float32:
-                    weight_grad.addmm_(narrow.t(), inputs)
+                    weight_grad.addmm_(slopes.t(), inputs)
                 elif weight_grad is not None:
-                    weight_grad += narrow.t() @ inputs
-                del logits, slopes, narrow, slope  # before the next chunk's are made
+                    weight_grad += slopes.t() @ inputs
+                del slopes  # before the next chunk's are made
         ctx.gradients = (hidden_grad, weight_grad, bias_grad)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return loss
@@ -144,7 +173,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for gradient, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
         ]
         ctx.gradients = None
-        return (*given, None, None, None, None, None)
+        return (*given, *[None] * 6)
+
+
+def _loss_alone(logits: torch.Tensor, labels: torch.Tensor, cap: float | None) -> torch.Tensor:
+    capped, _ = _capped(logits.float(), cap)
+    return torch.nn.functional.cross_entropy(capped, labels, ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def _capped(logits: torch.Tensor, cap: float | None) -> tuple[torch.Tensor, torch.Tensor | None]:

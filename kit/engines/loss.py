@@ -22,13 +22,15 @@ def mean_scale(tokens: torch.Tensor, averaged_over: int) -> torch.Tensor:
     return (averaged_over / tokens.clamp(min=1).double()).float()
 
 
-def told(loss_sum: torch.Tensor, tokens: torch.Tensor) -> LossSum:
-    """Both numbers on the host: the one time in a step that it waits for the device before the norm. Raises EngineError
-    where no label counted, which the host learns of only here: gradients are there then, of zeros."""
-    nats, count = torch.stack((loss_sum, tokens.double())).tolist()
+def told(loss_sum: torch.Tensor, tokens: torch.Tensor, *more: torch.Tensor) -> tuple[LossSum, list[float]]:
+    """All numbers on the host, in one copy: the host waits for the device here. ``more``: other scalars of the step.
+    Raises EngineError where no label counted, which the host learns of only here: gradients are there then, of zeros.
+    """
+    scalars = (loss_sum, tokens, *more)
+    nats, count, *rest = torch.stack([scalar.to(loss_sum.device, torch.float64) for scalar in scalars]).tolist()
     if count == 0:
         raise EngineError("no label of this step counts (all are masked); check the data's label masks")
-    return LossSum(loss_sum=nats, tokens=int(count))
+    return LossSum(loss_sum=nats, tokens=int(count)), rest
 
 
 def global_tokens(

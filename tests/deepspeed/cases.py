@@ -232,3 +232,11 @@ def disturb(chosen: Plan, start: Path, directory: Path, settings: Settings = ds_
         norms.append(engine.apply(learning_rate(step)).gradient)
     engine.close()
     return plain, (losses, norms)
+
+
+def initial(chosen: Plan, start: Path, directory: Path) -> dict[str, torch.Tensor]:
+    """What an engine exports before its first step, on the main rank."""
+    engine = build(chosen, start, directory)
+    found = exported(engine, StateKind.MASTER)
+    engine.close()
+    return found

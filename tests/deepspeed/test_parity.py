@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+from kit.engines.buffers import is_buffer
 from tests.deepspeed import cases, plain
+from tests.training import tiny
 from tests.workers import pool
 
 STEPS = 5
@@ -95,3 +99,15 @@ def test_a_planted_fault_turns_the_comparison_red(fault, layout, start, referenc
     curve = run(cases.plan(**layout), start, tmp_path, fault=fault)
     assert plain.gradient_error(curve, reference) > 1000 * TOLERANCE
     assert plain.curve_error(curve.norms, reference.norms) > 1000 * TOLERANCE
+
+
+def test_a_routers_correction_is_kept_in_fp32(tmp_path):
+    spec = tiny.model("deepseek_v3", num_shared_experts=1)  # without any they are of size 0, which ZeRO-3 does not take
+    start = cases.hf_directory(tmp_path, spec=spec)
+    weights = load_file(start / "model.safetensors")
+    corrections = {name: torch.rand_like(tensor) for name, tensor in weights.items() if is_buffer(name)}
+    assert len(corrections) == spec.num_layers
+    save_file(weights | corrections, start / "model.safetensors", metadata={"format": "pt"})
+    chosen = cases.plan(3, precision="bf16", spec=spec)
+    found = pool("deepspeed", cases.WORLD_SIZE).run(cases.initial, chosen, start, tmp_path / "run")[0]
+    assert all(torch.equal(found[name], tensor) for name, tensor in corrections.items())

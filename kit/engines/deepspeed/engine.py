@@ -20,9 +20,10 @@ import torch.distributed as dist
 
 from kit.engines.adapters import InitialAdapters, checkpoint_shapes
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.deepspeed import norms
 from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.captured import capture
-from kit.engines.deepspeed.state import Replicated, parameter_state
+from kit.engines.deepspeed.state import parameter_state
 from kit.engines.deepspeed.swapped import Swapped
 from kit.engines.hf import HfDirectory
 from kit.engines.loss import global_tokens, mean_scale, told
@@ -53,6 +54,9 @@ class DeepSpeedEngine:
         self.dp_size: int = self._split.dp_size
         self.is_main: bool = dist.get_rank() == 0
         self._pending = False  # gradients wait for apply or discard
+        self._scaled_norm: torch.Tensor | float | None = None
+        self._norm = math.nan
+        """Of the gradients that wait, once it was asked for: as DeepSpeed has it, and as it is told."""
         self._adapters_only = rundir.plan.job.lora is not None
         if self._adapters_only:
             # The frozen weights were loaded while the model was built.
@@ -81,35 +85,53 @@ class DeepSpeedEngine:
             loss_sum += loss.detach()
         dist.all_reduce(loss_sum, group=self._split.tokens_group)
         try:
-            return told(loss_sum, tokens)
+            return told(loss_sum, tokens)[0]
         except EngineError:
             self.discard()
             raise
 
+    def gradient_norm(self) -> float | None:
+        """See Engine."""
+        if self._scaled_norm is None:
+            self._scaled_norm = norms.scaled_norm(self._engine, self._split)
+            self._norm = norms.told(self._scaled_norm, self._loss_scale)
+        return None if self._engine.fp16_enabled() and not math.isfinite(self._norm) else self._norm
+
     def apply(self, learning_rate: float) -> Norms:
-        """See Engine. Raises EngineError where DeepSpeed skipped the step: it does so when the norm is not finite."""
+        """See Engine. Raises EngineError where the norm is not finite, or fp16's loss scale cannot fall any more."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = self._unreported_norm()
+        norm = self.gradient_norm()
         scale = self._loss_scale if self._engine.fp16_enabled() else None
-        self._pending = False
-        if norm is None or math.isfinite(norm):
-            self._engine.step()
-        if self._engine.fp16_enabled() and not self._engine.was_step_applied():
-            return Norms(gradient=math.inf, skipped=True, loss_scale=scale)  # DeepSpeed has lowered the loss scale
-        if norm is None:
-            norm = float(self._engine.get_global_grad_norm())
-        if not math.isfinite(norm) or not self._engine.was_step_applied():
+        if norm is not None and not math.isfinite(norm):
             raise EngineError(
-                f"gradient norm {norm} at optimizer step {self.optimizer_steps + 1}: DeepSpeed skips such a step, and "
-                "the run would go on with one less than it counts; resume before it with a lower learning rate"
+                f"gradient norm {norm} at optimizer step {self.optimizer_steps + 1}; no weight has changed: discard "
+                "this step, or resume before it with a lower learning rate"
             )
+        with norms.known(self._engine, self._scaled_norm):
+            self._step(scale)
+        self._pending, self._scaled_norm = False, None
+        if norm is None:  # DeepSpeed has lowered the loss scale
+            return Norms(gradient=math.inf, skipped=True, loss_scale=scale)
+        if not self._engine.was_step_applied():
+            raise EngineError(f"DeepSpeed skipped a step whose gradient norm is {norm}; look for its reason in the log")
         return Norms(gradient=norm, loss_scale=scale)
+
+    def _step(self, scale: float | None) -> None:
+        try:
+            self._engine.step()
+        except Exception as error:
+            if scale is None or "loss scale already at minimum" not in str(error):  # fp16/loss_scaler.py, update_scale
+                raise
+            raise EngineError(
+                f"gradients overflow at optimizer step {self.optimizer_steps + 1} though fp16's loss scale is at its "
+                f"minimum of {scale:g}; use precision=bf16, or a lower learning rate from an earlier checkpoint"
+            ) from error
 
     def discard(self) -> None:
         """See Engine."""
         self._state.clear_gradients()
-        self._pending = False
+        self._pending, self._scaled_norm = False, None
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """See Engine."""
@@ -122,7 +144,7 @@ class DeepSpeedEngine:
         self._engine.train()
         dist.all_reduce(loss_sum, group=self._split.tokens_group)
         tokens = global_tokens(micro_batches, self._device, self._split.tokens_group)
-        return told(loss_sum, tokens)
+        return told(loss_sum, tokens)[0]
 
     # ------------------------------------------------------------------ state
 
@@ -223,9 +245,3 @@ class DeepSpeedEngine:
     def _loss_scale(self) -> float:
         """By what gradients are too large: 1 but for fp16."""
         return float(self._engine.optimizer.loss_scale) if self._engine.fp16_enabled() else 1.0
-
-    def _unreported_norm(self) -> float | None:
-        """The norm where DeepSpeed drops it: stage 0 in fp32 clips and forgets (engine.py, _take_model_step)."""
-        if not isinstance(self._state, Replicated) or hasattr(self._engine.optimizer, "_global_grad_norm"):
-            return None
-        return self._split.gradient_norm(self._engine)

@@ -16,8 +16,11 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deep
 from kit.engines import experts
 from kit.engines.adapters import build_frozen, freeze_partitioned, trainable
 from kit.engines.base import MicroBatch, StateKind, TensorSource
+from kit.engines.buffers import SavedBuffers
+from kit.engines.compiled import compile_layers
 from kit.engines.deepspeed.split import Split
 from kit.engines.deepspeed.state import FullyPartitioned, ParameterState
+from kit.engines.documents import attend_by_document
 from kit.engines.hf import build_model, check_names, check_shape
 from kit.engines.inputs import call_arguments, known_documents
 from kit.engines.linear_loss import ChunkedLoss
@@ -62,8 +65,12 @@ class Whole(Split):
             model.activation_checkpointing_enable({"use_reentrant": False})
         if lora is not None and partitioned:
             freeze_partitioned(model, self.rundir)
+        if self.rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
+            attend_by_document(model, self._spec)
+        if layout.compile_layers:
+            compile_layers(model)
         if layout.chunked_loss:
-            self.chunked = ChunkedLoss(model)
+            self.chunked = ChunkedLoss(model, compiled=layout.compile_layers)
         return model
 
     def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
@@ -71,6 +78,8 @@ class Whole(Split):
         self.engine, self.state = engine, state
         # Tied parameters come once, under the name that transformers saves: the first.
         self.parameters = trainable(engine.module)
+        # Those of a model with adapters are loaded with its frozen weights.
+        self.buffers = SavedBuffers(torch.nn.Module() if self.rundir.plan.job.lora else engine.module)
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         """See Split."""
@@ -87,6 +96,7 @@ class Whole(Split):
         """See Split."""
         for name, whole in self._each(kind):
             yield from experts.split(self._spec, name, _copied(whole) if dist.get_rank() == 0 else None)
+        yield from ((name, tensor if dist.get_rank() == 0 else None) for name, tensor in self.buffers.export(kind))
 
     @property
     def owners(self) -> Mapping[str, int]:
@@ -96,7 +106,7 @@ class Whole(Split):
             on_disk: number % ranks
             for number, name in enumerate(self.parameters)
             for on_disk in experts.names_on_disk(self._spec, name)
-        }
+        } | dict.fromkeys(self.buffers.shapes, 0)
 
     def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
         """See ``ParallelExport``."""
@@ -105,6 +115,8 @@ class Whole(Split):
                 for on_disk, tensor in experts.split(self._spec, name, _copied(whole)):
                     assert tensor is not None
                     yield on_disk, tensor
+        if dist.get_rank() == 0:
+            yield from self.buffers.export(kind)
 
     def _each(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
         read = self.state.gradient if kind is StateKind.GRADIENT else partial(self.state.get, kind=kind)
@@ -115,7 +127,8 @@ class Whole(Split):
         """See Split. Raises CheckpointError where names or shapes are not the model's."""
         shapes = {name: self.shape(name) for name in self.parameters}
         source = experts.Fused(self._spec, source, list(shapes))
-        check_names(shapes, source)
+        check_names(shapes | self.buffers.shapes, source)
+        self.buffers.load(kind, source)
         for name, parameter in self.parameters.items():
             check_shape(name, shapes[name], source.shape(name))
             self.put(name, parameter, kind, source)

@@ -1,7 +1,7 @@
 """Plain torch on a Hugging Face model: one device, DDP (zero_stage 0), or FSDP2 (zero_stage 2 and 3).
 
 Parameters are fp32 and are the master weights. fp32 computes in fp32; bf16 autocasts the forward pass ("bf16 AMP"),
-under FSDP2 it gathers parameters in bf16 instead. The native checkpoint is what each rank holds, and its random state.
+under FSDP2 it gathers parameters in bf16 instead. The native checkpoint is what each rank holds.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from kit.engines import experts
 from kit.engines.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
-from kit.engines.compiled import compile_layers
+from kit.engines.buffers import SavedBuffers
+from kit.engines.compiled import compile_layers, prefer_cudnn
+from kit.engines.documents import attend_by_document
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.inputs import call_arguments, known_documents
 from kit.engines.linear_loss import ChunkedLoss
@@ -58,7 +59,12 @@ class TorchEngine:
             self._model.activation_checkpointing_enable({"use_reentrant": False})
         if plan.layout.compile_layers:
             compile_layers(self._model)
-        self._chunked = ChunkedLoss(self._model) if plan.layout.chunked_loss else None
+        compiled = plan.layout.compile_layers
+        self._chunked = ChunkedLoss(self._model, compiled=compiled) if plan.layout.chunked_loss else None
+        if rundir.run.data.packing:
+            attend_by_document(self._model, plan.model)
+        if plan.layout.attention_kernel == "cudnn":
+            prefer_cudnn()
         bf16 = torch.bfloat16 if plan.job.precision == "bf16" else None
         self._state_is: Replicated | Sharded
         if plan.layout.zero_stage == 0:
@@ -72,9 +78,9 @@ class TorchEngine:
         self.dp_rank, self.dp_size = self._state_is.dp_rank, self._state_is.dp_size
         self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
-        self._norm: torch.Tensor | None = None
-        self._known_norm: float | None = None
-        """The same on the host, once it was asked for."""
+        self._buffers = SavedBuffers(self._model if self._lora is None else torch.nn.Module())
+        self._norm: tuple[torch.Tensor, float] | None = None
+        """Of the gradients that are there, on the device and on the host."""
         self._optimizer = build_adamw(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
         if self._lora is not None:
             self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
@@ -82,7 +88,10 @@ class TorchEngine:
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """Raises EngineError where no label of the step counts, or gradients of an earlier step are still there."""
+        """The host waits for the device once: loss, token count and gradient norm come over together, for the loop
+        judges all of them before it lets a step change the weights.
+
+        Raises EngineError where no label of the step counts, or gradients of an earlier step are still there."""
         if any(parameter.grad is not None for parameter in self._parameters.values()):
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
         tokens = global_tokens(micro_batches, self._device, self._state_is.tokens_group)
@@ -95,41 +104,40 @@ class TorchEngine:
                 (loss * scale).backward()
             loss_sum += loss.detach()
         dist.all_reduce(loss_sum, group=self._state_is.tokens_group)
-        return self._told(loss_sum, tokens)
-
-    def _told(self, loss_sum: torch.Tensor, tokens: torch.Tensor) -> LossSum:
+        norm = self._state_is.norm(self._gradients())
         try:
-            return told(loss_sum, tokens)
+            loss, known = told(loss_sum, tokens, norm)
         except EngineError:
             self.discard()
             raise
+        self._norm = norm, known[0]
+        return loss
 
     def apply(self, learning_rate: float) -> Norms:
-        gradients = self._gradients()
-        norm = self._state_is.norm(gradients) if self._norm is None else self._norm
-        known = self._known_norm
+        norm, known = self._gradient_norm()
         if self._grad_clip > 0:
             # As clip_grad_norm_ does; of slices one by one, which may lie on meshes of their own.
             coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
-            for gradient in gradients:
+            for gradient in self._gradients():
                 self._state_is.local(gradient).mul_(coefficient)
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         self._optimizer.step()
         self.discard()
-        return Norms(gradient=norm.item() if known is None else known)
+        return Norms(gradient=known)
 
     def discard(self) -> None:
-        self._norm = self._known_norm = None
+        self._norm = None
         self._optimizer.zero_grad(set_to_none=True)
 
     def gradient_norm(self) -> float:
-        """See ``KnowsItsNorm``."""
+        """See ``Engine``; it came with the loss."""
+        return self._gradient_norm()[1]
+
+    def _gradient_norm(self) -> tuple[torch.Tensor, float]:
         if self._norm is None:
-            self._norm = self._state_is.norm(self._gradients())
-            self._known_norm = float(self._norm.item())
-        assert self._known_norm is not None
-        return self._known_norm
+            raise EngineError("no gradients are there; call forward_backward before apply")
+        return self._norm
 
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
@@ -146,10 +154,10 @@ class TorchEngine:
         finally:
             self._model.train()
         dist.all_reduce(loss_sum, group=self._state_is.tokens_group)
-        return told(loss_sum, tokens)
+        return told(loss_sum, tokens)[0]
 
     def save(self, directory: Path) -> None:
-        """State tensors by the main rank, random state by every rank. Raises OSError or SafetensorError."""
+        """What each rank holds, by the main rank alone where all hold the same. Raises OSError or SafetensorError."""
         self._native(copy=False).write(directory)
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
@@ -166,7 +174,6 @@ class TorchEngine:
         holds = self.is_main or self._state_is.local_state_differs
         return Native(
             rank=self._rank,
-            random=_random_state(self._device),
             optimizer_steps=self.optimizer_steps,
             tensors={kind: {name: local(kind, name) for name in self._parameters} for kind in NATIVE_KINDS}
             if holds
@@ -179,7 +186,6 @@ class TorchEngine:
         holder = self._rank if self._state_is.local_state_differs else 0
         try:
             index = json.loads((directory / f"state-rank{holder:05d}.json").read_text(encoding="utf-8"))
-            _set_random_state(load_file(directory / f"rng-{self._rank:05d}.safetensors"), self._device)
             files = {kind: index["weight_map"][kind.value] for kind in NATIVE_KINDS}
             self.set_optimizer_steps(index["optimizer_steps"])
         except (OSError, ValueError, KeyError, SafetensorError) as error:
@@ -196,12 +202,14 @@ class TorchEngine:
             # Copied: a caller may hold it while the next step changes the state.
             copied = full.to("cpu", torch.float32, copy=True) if self.is_main else None
             yield from experts.split(self._spec, name, copied)
+        yield from ((name, tensor if self.is_main else None) for name, tensor in self._buffers.export(kind))
 
     @torch.no_grad()
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """Raises CheckpointError for missing or foreign names and wrong shapes."""
         source = experts.Fused(self._spec, source, list(self._shapes))
-        check_names(self._shapes, source)
+        check_names(self._shapes | self._buffers.shapes, source)
+        self._buffers.load(kind, source)
         for name, shape in self._shapes.items():
             tensor = source.read(name)
             check_shape(name, shape, tuple(tensor.shape))
@@ -299,16 +307,3 @@ def _birthplace(rundir: RunDirectory, device: torch.device) -> torch.device:
 
 def _device(kind: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if kind == "cuda" else torch.device("cpu")
-
-
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_random_state(state: dict[str, torch.Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)

@@ -1,4 +1,4 @@
-"""What one rank writes of a native checkpoint of the torch engine: its own tensors and its random state."""
+"""What one rank writes of a native checkpoint of the torch engine: its own tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import save_file
 
 from kit.engines.base import StateKind
 from kit.engines.shards import ShardWriter
@@ -22,14 +21,12 @@ class Native:
     """Live tensors, or copies of them in host memory."""
 
     rank: int
-    random: Mapping[str, torch.Tensor]
     optimizer_steps: int
     tensors: Mapping[StateKind, Mapping[str, torch.Tensor]] | None
     """By name; None on a rank that holds nothing of its own."""
 
     def write(self, directory: Path, group: dist.ProcessGroup | None = None) -> None:
         """Into an existing directory; nothing here is collective. Raises OSError or SafetensorError."""
-        save_file(dict(self.random), directory / f"rng-{self.rank:05d}.safetensors")
         if self.tensors is None:
             return
         weight_map = {}

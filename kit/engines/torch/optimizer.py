@@ -27,7 +27,7 @@ def build_adamw(
         {"params": params, "weight_decay": spec.weight_decay if is_matrix else 0.0}
         for (is_matrix, _), params in by_kind.items()
     ]
-    fused = all(p.device.type == "cuda" for p in parameters)
+    fused = _fuses(parameters)
     optimizer = torch.optim.AdamW(
         groups,
         lr=learning_rate,
@@ -43,6 +43,11 @@ def build_adamw(
             "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
         }
     return optimizer
+
+
+def _fuses(parameters: list[torch.nn.Parameter]) -> bool:
+    """One kernel for all parameters: where the host would otherwise launch one after the other."""
+    return all(parameter.device.type == "cuda" for parameter in parameters)
 
 
 def moments_of(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:

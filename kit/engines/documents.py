@@ -1,0 +1,76 @@
+"""Attention within the documents of packed rows, a document at a time, by the kernels that need no mask.
+
+transformers makes a mask of (sequence, sequence) for each row and hands it to ``scaled_dot_product_attention``, whose
+fast kernels take none: every score of the row is computed, most of them to be thrown away, and the device is asked
+where documents begin. Here they are known on the host, from the data, and each is a causal call of its own: the work
+falls from s² to the sum of squares, nothing waits, and no mask exists. A call a document and layer is the price: rows
+of some tens of documents, not of thousands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from kit.engines.base import MicroBatch
+from kit.specs.model import ModelSpec
+
+NAME = "kit_documents"
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+"""Whose attention is transformers' interface with query, key and value alone, as they were tried with."""
+
+_lengths: list[list[int]] | None = None
+"""Of the documents of each row of the micro batch that is computed; None: a row is one. In the module, not in the call:
+recompute runs the layers again while backward runs, maybe in another thread, before the next micro batch."""
+
+
+def attend_by_document(model: PreTrainedModel, spec: ModelSpec) -> bool:
+    """Let ``model`` compute packed rows so; False where it goes on by transformers' masks: with sliding windows, which
+    are masks themselves, and where attention is not one operator."""
+    if spec.family not in FAMILIES or spec.sliding_window is not None or not spec.traits.fused_attention:
+        return False
+    AttentionInterface.register(NAME, _attention)
+    model.config._attn_implementation = NAME  # a name that masks are not made for (masking_utils.py)
+    return True
+
+
+def set_documents(micro_batch: MicroBatch) -> None:
+    """Before a forward pass; holds for its backward pass too."""
+    global _lengths
+    ids = micro_batch.sequence_ids
+    _lengths = None if ids is None else [row.unique_consecutive(return_counts=True)[1].tolist() for row in ids]
+
+
+@torch.compiler.disable  # lengths differ in every micro batch: a graph for each would be made
+def _attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """As transformers' sdpa: (batch, heads, sequence, width) each, fewer heads of keys and values; → (batch, sequence,
+    heads, width)."""
+    if _lengths is None:
+        result: tuple[torch.Tensor, None] = sdpa_attention_forward(
+            module, query, key, value, None, dropout=dropout, scaling=scaling, is_causal=True, **others
+        )
+        return result
+    rows = []
+    for row, lengths in enumerate(_lengths):
+        parts = [tensor[row : row + 1].split(lengths, dim=2) for tensor in (query, key, value)]
+        attended = [
+            F.scaled_dot_product_attention(
+                *document, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+            )
+            for document in zip(*parts, strict=True)
+        ]
+        rows.append(torch.cat(attended, dim=2))
+    return torch.cat(rows).transpose(1, 2).contiguous(), None
