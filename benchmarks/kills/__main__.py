@@ -73,6 +73,7 @@ def main() -> int:
     print(
         f"{len(kills)} kills over {len(outcomes)} cases (seed {arguments.seed}), {kills.count('saving')} of them while "
         f"a checkpoint was being written; {len(outcomes) - len(wrong)} of {len(outcomes)} curves equal bit for bit"
+        + (f"; WRONG: {', '.join(wrong)}" if wrong else "")
     )
     if arguments.keep is None:
         shutil.rmtree(directory, ignore_errors=True)

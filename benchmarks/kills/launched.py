@@ -48,7 +48,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ways", nargs="*", help=f"of {', '.join(ways)}; all by default")
     arguments = parser.parse_args()
-    wrong = 0
+    if unknown := set(arguments.ways) - ways.keys():
+        parser.error(f"no such way: {', '.join(sorted(unknown))}; there are {', '.join(ways)}")
+    wrong: list[str] = []
+    done = 0
     with tempfile.TemporaryDirectory(prefix="kit-launched-") as scratch:
         directory = Path(scratch)
         data = prepare(directory / "data")
@@ -60,10 +63,13 @@ def main() -> int:
             run = emit(CASE, directory / name, data, STEPS).path
             told = way(run)
             differs = compare(whole, run)
-            wrong += bool(differs)
+            wrong += [name] if differs else []
+            done += 1
             print(
                 f"{'DIFFERS' if differs else 'equal  '} {name}: {told}{'; ' + differs if differs else ''}", flush=True
             )
+    told = f"; WRONG: {', '.join(wrong)}" if wrong else ""
+    print(f"{done - len(wrong)} of {done} interrupted runs equal bit for bit{told}")
     return 1 if wrong else 0
 
 

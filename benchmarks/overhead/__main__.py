@@ -29,12 +29,16 @@ def main() -> int:
     parts = {"loop": _loop, "data": _data, "saving": _saving}
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all by default")
     arguments = parser.parse_args()
-    kept = True
+    if unknown := set(arguments.parts) - parts.keys():
+        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
+    missed = []
     for name, part in parts.items():
         if not arguments.parts or name in arguments.parts:
             with tempfile.TemporaryDirectory(prefix="kit-overhead-") as directory:
-                kept &= part(Path(directory))
-    return 0 if kept else 1
+                if not part(Path(directory)):
+                    missed.append(name)
+    print(f"MISSED: limits of {', '.join(missed)}" if missed else "every limit is kept")
+    return 1 if missed else 0
 
 
 def _loop(directory: Path) -> bool:

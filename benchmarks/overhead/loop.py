@@ -17,6 +17,7 @@ from kit.engines.base import LossSum, MicroBatch, Norms
 from kit.engines.torch.engine import TorchEngine
 from kit.training.data.feed import Feed
 from kit.training.loop import train
+from tests.training.alone import process_group_of_one
 
 STEPS = 60
 COUNTED = (3, 6)
@@ -63,7 +64,7 @@ class Timed(TorchEngine):
 
 def own_time(directory: Path) -> Own:
     """Of a run that logs and judges every step, and saves none."""
-    with runs.one_process():
+    with process_group_of_one():
         rundir = runs.emit(directory / "timed", f"run.steps={STEPS}")
         engine = Timed(rundir)
         train(engine, rundir, export_hub_at_end=False)
@@ -85,7 +86,7 @@ def bytecodes(directory: Path) -> tuple[float, float]:
     Hardware counts no instructions in most virtual machines; the interpreter's own count repeats everywhere.
     """
     ours, bare = [], []
-    with runs.one_process():
+    with process_group_of_one():
         for steps in COUNTED:
             rundir = runs.emit(directory / f"counted-{steps}", f"run.steps={steps}")
             engine = TorchEngine(rundir)

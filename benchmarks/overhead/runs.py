@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
 import kit
 from benchmarks.assets import RECIPE
@@ -54,14 +50,3 @@ def write_tokens(prefix: Path, count: int) -> None:
     """One document of random tokens."""
     with IndexedWriter(prefix, tokenizer="bytes", vocab_size=VOCAB_SIZE) as writer:
         writer.add_document(np.random.default_rng(0).integers(0, VOCAB_SIZE, count).tolist())
-
-
-@contextmanager
-def one_process() -> Iterator[None]:
-    """A process group of one rank and one thread."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()

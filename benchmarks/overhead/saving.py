@@ -10,6 +10,7 @@ from pathlib import Path
 from benchmarks.overhead import runs
 from kit.engines.torch.engine import TorchEngine
 from kit.training.loop import train
+from tests.training.alone import process_group_of_one
 
 EVERY = 20
 STEPS = 61
@@ -35,7 +36,7 @@ def stall(directory: Path, asynchronous: bool) -> Stall:
         f"run.checkpoint.every_steps={EVERY}",
         f"run.checkpoint.asynchronous={str(asynchronous).lower()}",
     )
-    with runs.one_process():
+    with process_group_of_one():
         rundir = runs.emit(directory / f"saved-{asynchronous}", *words, hidden=512, layers=3, seq_length=256, batch=2)
         engine = TorchEngine(rundir)
         began = time.perf_counter()

@@ -12,11 +12,11 @@ import typer
 from kit.api import plan as make_plan
 from kit.cli.app import app
 from kit.cli.words import Overrides, is_recipe, plan_recipe
-from kit.errors import SpecError
+from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs.recipe import Recipe, load_recipe
 
-recipes_app = typer.Typer(help="The recipes that come with kit: list them, copy one.", no_args_is_help=True)
+recipes_app = typer.Typer(help="The recipes that come with kit: list them, copy one.")
 app.add_typer(recipes_app, name="recipes")
 
 
@@ -70,7 +70,12 @@ def train(
         raise SpecError(f"{overrides[0]!r}: a run directory is changed by changing its recipe and emitting again")
     else:
         rundir = RunDirectory.open(target)
-    preflight(rundir, None if resume in (None, "auto") else Path(resume))
+    try:
+        preflight(rundir, None if resume in (None, "auto") else Path(resume))
+    except RunDirectoryError as error:
+        if rundir.path == target:
+            raise
+        raise RunDirectoryError(f"{error}\n{out} is written; once this is mended: kit train {out}") from None
     words = ["--resume", resume if resume == "auto" else str(Path(resume).resolve())] if resume else []
     words += ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
     words += ["--profile", _steps(profile)] if profile else []
@@ -103,6 +108,13 @@ def rehearse(
     typer.echo(json.dumps(result.as_json(), indent=1) if as_json else render(result))
     if not result.passed:
         raise typer.Exit(1)
+
+
+@recipes_app.callback(invoke_without_command=True)
+def recipes(context: typer.Context) -> None:
+    """The recipes that come with kit: without more words, a list of them."""
+    if context.invoked_subcommand is None:
+        list_recipes()
 
 
 @recipes_app.command("list")

@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kit.training.checkpoint import storage
 from kit.training.checkpoint.agreement import together
 from kit.training.checkpoint.hub import Counters, HubCheckpoint, export_hub
 from kit.training.stopping import mark
@@ -29,6 +30,9 @@ def finish(run: _Run, counters: Counters, export: bool) -> Summary:
         run.memory = memory_held_gib(engine)
     operation, size = plan.predicted.operation, run.saving.checkpoints.bytes_of(counters.step)
     stalls = run.saving.stalls_s
+    expected = storage.predicted_bytes(plan, counters.step, rundir.run.checkpoint, export)
+    root = run.saving.checkpoints.root
+    found = together(engine.is_main, lambda: storage.found_bytes(root), f"measuring {root}")[0]
     summary = Summary(
         engine=plan.layout.engine,
         device=device_name(plan),
@@ -47,6 +51,10 @@ def finish(run: _Run, counters: Counters, export: bool) -> Summary:
         measured_checkpoint_gib=None if size is None else to_gib(size),
         predicted_checkpoint_s=None if operation is None else operation.checkpoint_s,
         measured_checkpoint_s=statistics.median(stalls) if stalls else None,
+        predicted_storage_gib=None if expected is None else to_gib(expected),
+        measured_storage_gib=to_gib(found),
+        predicted_storage_usd_per_month=None if expected is None else storage.usd_per_month(expected),
+        measured_storage_usd_per_month=storage.usd_per_month(found),
         stopped=run.stopped.words if run.stopped else None,
         hub_checkpoint=str(hub.relative_to(rundir.path)) if export else None,
     )

@@ -12,13 +12,13 @@ import dataclasses
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from kit.engines.base import Engine, KnowsItsNorm, Norms, StateKind
-from kit.errors import EngineError
+from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateKind
 from kit.training import determinism
 from kit.training.checkpoint.hub import Counters, export_tensors
 from kit.training.clock import Clock
+from kit.training.data.ahead import Ahead, worth_it
 from kit.training.data.feed import Feed
 from kit.training.ending import finish
 from kit.training.events import Events
@@ -28,7 +28,7 @@ from kit.training.profile import Profiler
 from kit.training.resume import resume_from
 from kit.training.saving import Saving
 from kit.training.schedule import batch_size, learning_rate, length
-from kit.training.stability import FINE, Stability, Verdict
+from kit.training.stability import GOING_ON, Stability, Verdict
 from kit.training.stopping import Reason, Stopping, mark
 from kit.training.summary import Summary, memory_held_gib, peak_gib
 from kit.training.telling.teller import Teller
@@ -37,7 +37,6 @@ from kit.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
-    from kit.planner.plan import Plan
 
 PATIENCE = 10.0
 """Checkpoints and validation may take so many times as long as a step before they count as hung."""
@@ -71,6 +70,7 @@ def train(
         around.enter_context(determinism.chosen(rundir.run.deterministic))
         watchdog = around.enter_context(Watchdog(limits.hang_seconds, rundir.path / "stacks", determinism.rank()))
         run = _Run(engine, rundir, stopping, watchdog, Profiler(profile, rundir.path))
+        around.callback(run.feed.close)
         watchdog.beat("resuming", PATIENCE)
         counters = resume_from(engine, run.saving.checkpoints, rundir.path / "metrics.jsonl", resume)
         if engine.is_main:
@@ -95,13 +95,9 @@ class _Run:
         self.engine, self.rundir, self.stopping, self.watchdog = engine, rundir, stopping, watchdog
         self.profiler = profiler
         plan, run = rundir.plan, rundir.run
-        if run.stability.gradient_spike == "discard" and not isinstance(engine, KnowsItsNorm):
-            raise EngineError(
-                f"run.stability.gradient_spike=discard with engine={plan.layout.engine}, which knows its gradient norm "
-                f"after the step only; use warn, rewind or off (loss_spike can discard on every engine)"
-            )
         self.total_steps, self.total_samples = length(plan, run)
-        self.feed = Feed.open(plan, run, engine)
+        ahead = worth_it(plan.cluster.gpu.device)
+        self.feed = Ahead(Feed.open(plan, run, engine), wanted=ahead, pinned=ahead)
         self.saving = Saving(rundir)
         self.stability = Stability(run.stability)
         self.unsteady = Unsteady(self)
@@ -124,33 +120,44 @@ class _Run:
             self.events.write("resumed", counters.step, position=counters.position)
 
     def step(self, counters: Counters, last_step: int) -> Counters:
-        """One optimizer step and what is due after it; returns the counters after it."""
-        plan, run, engine, clock = self.rundir.plan, self.rundir.run, self.engine, self.clock
-        clock.turn()
-        before, step = counters, counters.step + 1
+        """One optimizer step and what is due after it; returns the counters to go on from."""
+        step = counters.step + 1
+        self.clock.turn()
         self.watchdog.beat(f"step {step}", 1.0 if self.step_times_s else FIRST_PATIENCE)
-        self.peers.start([self.stopping.mine(), clock.before_s.get("data", 0.0), peak_gib(plan)])
-        size = batch_size(counters.samples_seen, run.schedule.batch_ramp, plan.layout.global_batch_size)
+        waited_s = self.clock.before_s.get("data", 0.0)
+        self.peers.start([self.stopping.mine(), waited_s, peak_gib(self.rundir.plan)])
         self.profiler.begin(step)
+        made = self._make(counters, another=step < last_step)
+        self.profiler.end(step, self.teller.say)
+        if made.verdict:
+            going_on = self.unsteady.decide(made.verdict, counters, made.counters, made.batch)
+            if going_on is not None:  # rewound
+                self._end_of_step(going_on)
+                return going_on
+        self._tell(made, last_step)
+        return made.counters
+
+    def _make(self, before: Counters, another: bool) -> _Made:
+        """Data, gradients, a verdict on them, and the optimizer step where that lets it be; ``another`` follows."""
+        plan, run, engine, clock = self.rundir.plan, self.rundir.run, self.engine, self.clock
+        size = batch_size(before.samples_seen, run.schedule.batch_ramp, plan.layout.global_batch_size)
         with clock.part("data"), self.profiler.span("data"):
-            batch = self.feed.step(counters.position, size)
+            batch = self.feed.step(before.position, size)
+            if another:
+                ramp, full = run.schedule.batch_ramp, plan.layout.global_batch_size
+                self.feed.expect(before.position + size, batch_size(before.samples_seen + size, ramp, full))
         with clock.part("forward_backward"), self.profiler.span("forward_backward"):
-            result = engine.forward_backward(batch)
-        counters = dataclasses.replace(
-            counters,
-            step=step,
-            samples_seen=counters.samples_seen + size,
-            tokens_seen=counters.tokens_seen + size * plan.job.seq_length,
-        )
-        verdict = self.stability.of_loss(result.mean)
-        if not verdict and isinstance(engine, KnowsItsNorm):
-            verdict = self.stability.of_norm(engine.gradient_norm())  # before it ruins the weights
+            loss = engine.forward_backward(batch)
+        with clock.part("optimizer"), self.profiler.span("optimizer"):
+            verdict = self._judge(loss.mean)
         if self.memory is None and plan.cluster.gpu.device == "cpu":
             self.memory = memory_held_gib(engine)  # while the gradients exist; CUDA remembers its peak
-        if step in run.logging.gradients_at_steps:
-            export_tensors(engine, StateKind.GRADIENT, self.rundir.path / "gradients" / f"step-{step:06d}.safetensors")
+        if before.step + 1 in run.logging.gradients_at_steps:
+            path = self.rundir.path / "gradients" / f"step-{before.step + 1:06d}.safetensors"
+            export_tensors(engine, StateKind.GRADIENT, path)
+        seen = before.samples_seen + size
         rate = learning_rate(
-            counters.samples_seen,
+            seen,
             peak=plan.job.learning_rate,
             schedule=run.schedule,
             total_steps=self.total_steps,
@@ -158,38 +165,45 @@ class _Run:
             total_samples=self.total_samples,
         )
         norms: Norms | None = None
-        if verdict.action in ("none", "warn"):
+        if verdict.action in GOING_ON:
             with clock.part("optimizer"), self.profiler.span("optimizer"):
                 norms = engine.apply(rate)
-            if not norms.skipped:
-                counters = dataclasses.replace(counters, optimizer_steps=counters.optimizer_steps + 1)
-                if not verdict and not isinstance(engine, KnowsItsNorm):
-                    verdict = self.stability.of_norm(norms.gradient)
-        self.profiler.end(step, self.teller.say)
-        if verdict:
-            going_on = self.unsteady.decide(verdict, before, counters, batch, applied=norms is not None)
-            if going_on is not None:  # rewound
-                self._end_of_step(counters=going_on)
-                return going_on
-        made = norms is not None and not norms.skipped
-        if norms is not None and made:
-            self.stability.remember(result.mean, norms.gradient)
-        self.loss = result.mean
-        self.step_times_s.append(clock.step_s)
-        is_end = step == self.total_steps  # where a run is merely stopped must not show in its metrics
-        due = is_end or _is_due(step, run.validation_every_steps)
-        validated = self.validate(step) if due else None
-        agreed = self._end_of_step(counters)
-        metrics = self._metrics(
-            counters, plan, size, agreed, verdict, validated, loss=result.mean, tokens=result.tokens, rate=rate
+        stepped = norms is not None and not norms.skipped
+        after = dataclasses.replace(
+            before,
+            step=before.step + 1,
+            samples_seen=seen,
+            tokens_seen=before.tokens_seen + size * plan.job.seq_length,
+            optimizer_steps=before.optimizer_steps + stepped,
         )
-        norm = norms.gradient if norms is not None and made else None
-        metrics = dataclasses.replace(metrics, grad_norm=norm, loss_scale=norms.loss_scale if norms else None)
+        return _Made(after, size, batch, loss, rate, verdict, norms, norms.gradient if norms and stepped else None)
+
+    def _judge(self, loss: float) -> Verdict:
+        """Of loss and gradient norm, before the optimizer step: what must not be applied is not."""
+        verdict = self.stability.of_loss(loss)
+        if verdict.action not in GOING_ON:
+            return verdict
+        norm = self.engine.gradient_norm()
+        if norm is None:  # fp16's overflows are for its loss scale to mend
+            return verdict
+        of_norm = self.stability.of_norm(norm)
+        return verdict if verdict and of_norm.action in GOING_ON else of_norm
+
+    def _tell(self, made: _Made, last_step: int) -> None:
+        """Collective. Remember the step, validate and save where it is due, and say what there is to say."""
+        run, step = self.rundir.run, made.counters.step
+        if made.grad_norm is not None:
+            self.stability.remember(made.loss.mean, made.grad_norm)
+        self.loss = made.loss.mean
+        self.step_times_s.append(self.clock.step_s)
+        is_end = step == self.total_steps  # where a run is merely stopped must not show in its metrics
+        validated = self.validate(step) if is_end or _is_due(step, run.validation_every_steps) else None
+        agreed = self._end_of_step(made.counters)
         is_last = step == last_step or bool(self.stopped)
-        self.teller.step(metrics, is_last or _is_due(step, run.logging.every_steps))
+        if self.engine.is_main:
+            self.teller.step(self._metrics(made, agreed, validated), is_last or _is_due(step, run.logging.every_steps))
         if is_last or _is_due(step, run.checkpoint.every_steps):
-            self.save(counters, wait=is_last)
-        return counters
+            self.save(made.counters, wait=is_last)
 
     def validate(self, step: int) -> float | None:
         """Collective. Loss on the held-out data; None without any."""
@@ -219,36 +233,25 @@ class _Run:
             self.teller.say(f"{self.stopped.words}: stopping after step {counters.step} with a checkpoint")
         return agreed
 
-    def _metrics(
-        self,
-        counters: Counters,
-        plan: Plan,
-        size: int,
-        agreed: Sequence[float],
-        verdict: Verdict,
-        validated: float | None,
-        *,
-        loss: float,
-        tokens: int,
-        rate: float,
-    ) -> StepMetrics:
-        clock, tokens_per_s = self.clock, size * plan.job.seq_length / self.clock.step_s
+    def _metrics(self, made: _Made, agreed: Sequence[float], validated: float | None) -> StepMetrics:
+        plan, clock, pace = self.rundir.plan, self.clock, self.clock.pace_s
+        step_s = clock.step_s
+        tokens_per_s = made.size * plan.job.seq_length / step_s
         on_gpu = plan.cluster.gpu.device != "cpu"
-        pace = clock.pace_s
         return StepMetrics(
-            step=counters.step,
-            loss=loss,
-            grad_norm=None,
-            learning_rate=rate,
-            tokens=tokens,
-            samples_seen=counters.samples_seen,
+            step=made.counters.step,
+            loss=made.loss.mean,
+            grad_norm=made.grad_norm,
+            learning_rate=made.rate,
+            tokens=made.loss.tokens,
+            samples_seen=made.counters.samples_seen,
             validation_loss=validated,
-            step_time_s=clock.step_s,
+            step_time_s=step_s,
             tokens_per_s=tokens_per_s,
             # Proportional to tokens/s, so the plan's own pair of both gives it, by the plan's own count of FLOPs. The
             # catalog's peak of a CPU process is a round figure, not a data sheet's.
             mfu=plan.predicted.mfu * tokens_per_s / plan.predicted.tokens_per_s if on_gpu else None,
-            batch_size=size,
+            batch_size=made.size,
             tokens_per_s_per_gpu=tokens_per_s / plan.layout.world_size,
             data_s=agreed[1] if "data" in clock.before_s else clock.parts_s["data"],
             forward_backward_s=clock.parts_s["forward_backward"],
@@ -256,9 +259,27 @@ class _Run:
             loop_s=clock.before_s.get("loop"),
             checkpoint_s=clock.before_s.get("checkpoint"),
             memory_gib=agreed[2] if on_gpu else None,
-            event=f"{verdict.kind}: {verdict.action}" if verdict is not FINE else None,
-            eta_s=None if pace is None else pace * (self.total_steps - counters.step),
+            loss_scale=made.norms.loss_scale if made.norms else None,
+            event=f"{made.verdict.kind}: {made.verdict.action}" if made.verdict else None,
+            eta_s=None if pace is None else pace * (self.total_steps - made.counters.step),
         )
+
+
+class _Made(NamedTuple):
+    """A step that was made, or not."""
+
+    counters: Counters
+    """After it."""
+    size: int
+    """Sequences over all ranks."""
+    batch: Sequence[MicroBatch]
+    loss: LossSum
+    rate: float
+    verdict: Verdict
+    norms: Norms | None
+    """Of the optimizer's step; None where it was left out."""
+    grad_norm: float | None
+    """None where no weight has changed."""
 
 
 def _is_due(step: int, every_steps: int | None) -> bool:

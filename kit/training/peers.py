@@ -18,18 +18,20 @@ class Peers:
     def __init__(self) -> None:
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo") if several else None
-        self._values = torch.zeros(0, dtype=torch.float64)
+        self._values: list[float] = []
+        self._sent: torch.Tensor | None = None
         self._work: dist.Work | None = None
 
     def start(self, values: Sequence[float]) -> None:
         """Send this rank's values on their way."""
-        self._values = torch.tensor(values, dtype=torch.float64)
+        self._values = list(values)
         if self._group is not None:
-            self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._sent = torch.tensor(self._values, dtype=torch.float64)
+            self._work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def largest(self) -> list[float]:
         """The largest of each value over all ranks; waits for the slowest."""
-        if self._work is not None:
+        if self._work is not None and self._sent is not None:
             self._work.wait()
-            self._work = None
-        return [float(value) for value in self._values.tolist()]
+            self._work, self._values = None, self._sent.tolist()
+        return self._values

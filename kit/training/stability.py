@@ -18,6 +18,8 @@ from typing import Literal
 from kit.specs.run import StabilitySpec
 
 Action = Literal["none", "warn", "discard", "rewind", "stop"]
+GOING_ON = ("none", "warn")
+"""Actions that let the optimizer step be made."""
 LEAST_DEVIATION = 0.01
 """Of the median: a window without any spread (a loss that has converged) would call every digit a spike."""
 

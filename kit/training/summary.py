@@ -47,6 +47,12 @@ class Summary:
     predicted_checkpoint_s: float | None = None
     measured_checkpoint_s: float | None = None
     """Median time that training stood still for one; with asynchronous ones less than writing took."""
+    predicted_storage_gib: float | None = None
+    measured_storage_gib: float | None = None
+    """Of all checkpoints that lie in the run directory: as many as the settings keep, and the hub checkpoint."""
+    predicted_storage_usd_per_month: float | None = None
+    measured_storage_usd_per_month: float | None = None
+    """To keep them in object storage, at list price."""
     stopped: str | None = None
     """Why the run ended before it was done."""
 
@@ -57,6 +63,8 @@ class Summary:
             (self.measured_memory_is, self.predicted_peak_gib, self.measured_memory_gib, _gib),
             ("checkpoint", self.predicted_checkpoint_gib, self.measured_checkpoint_gib, _gib),
             ("checkpoint stall", self.predicted_checkpoint_s, self.measured_checkpoint_s, human_seconds),
+            ("checkpoints kept", self.predicted_storage_gib, self.measured_storage_gib, _gib),
+            ("a month of them", self.predicted_storage_usd_per_month, self.measured_storage_usd_per_month, _usd),
         )
         told = [
             f"{name} {words(measured)}" + (f" (predicted {words(predicted)})" if predicted is not None else "")
@@ -77,6 +85,10 @@ def peak_gib(plan: Plan) -> float:
 
 def _gib(value: float) -> str:
     return f"{value:.3g} GiB"
+
+
+def _usd(value: float) -> str:
+    return f"${value:,.2f}" if value >= 0.01 else f"${value:.2g}"
 
 
 def memory_held_gib(engine: Engine) -> tuple[float, str]:

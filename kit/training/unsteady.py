@@ -13,7 +13,7 @@ from kit.errors import EngineError
 from kit.training.checkpoint.agreement import gather
 from kit.training.checkpoint.hub import Counters
 from kit.training.not_finite import first_module
-from kit.training.stability import Verdict
+from kit.training.stability import GOING_ON, Verdict
 
 if TYPE_CHECKING:
     from kit.training.loop import _Run
@@ -27,12 +27,12 @@ class Unsteady:
         self._rewinds: dict[int, int] = {}
 
     def decide(
-        self, verdict: Verdict, before: Counters, after: Counters, batch: Sequence[MicroBatch], applied: bool
+        self, verdict: Verdict, before: Counters, after: Counters, batch: Sequence[MicroBatch]
     ) -> Counters | None:
         """Collective. Counters to go on from after a rewind, or None: go on from ``after``.
 
-        ``before`` and ``after`` the step; ``applied``: the optimizer has stepped already. Raises EngineError where the
-        run must end: something is not finite, or there is no way back.
+        ``before`` and ``after`` the step, whose gradients still wait unless the verdict lets it be made. Raises
+        EngineError where the run must end: something is not finite, or there is no way back.
         """
         run, engine = self._run, self._run.engine
         last = after.position - 1
@@ -43,18 +43,16 @@ class Unsteady:
         if verdict.kind == "not finite":
             culprit = first_module(engine, batch)
             run.events.write("not finite", after.step, first=culprit)
-            if verdict.action == "stop" or (verdict.action == "discard" and applied):
+            if verdict.action == "stop":
                 raise EngineError(
                     f"{verdict.why} at step {after.step}; resume from the last checkpoint with a lower learning_rate "
                     f"or a smaller grad_clip, and look at samples {before.position} to {last} of that step: {culprit}"
                 )
         run.teller.say(f"{verdict.kind} at {where}: {verdict.why}; {_SAID[verdict.action]}")
-        if verdict.action == "discard" and not applied:
-            engine.discard()
-        if verdict.action != "rewind":
+        if verdict.action in GOING_ON:
             return None
         engine.discard()
-        return self._rewound(verdict, after)
+        return self._rewound(verdict, after) if verdict.action == "rewind" else None
 
     def _rewound(self, verdict: Verdict, after: Counters) -> Counters:
         """Load the last checkpoint and go on with the data after the bad step."""

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from kit.cost.operation import operation
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.room import require_room
+from kit.training.checkpoint.storage import steps_kept
 from tests.training import runs, tiny
 from tests.training.small_disk import small_disk
 from tests.workers import pool
@@ -54,6 +56,36 @@ class TestKept:
         monkeypatch.setattr(native, "fsync", look)
         runs.run(rundir, export_hub_at_end=False)
         assert len(set(seen)) == 6
+
+    def test_what_they_take_and_cost_is_predicted(self, tmp_path):
+        """By the plan's size of one, as many as the settings keep; beside what lies there at the end."""
+        plan = tiny.plan(tiny.model(hidden_size=256, ffn_hidden_size=512, head_dim=64))
+        cost = operation(plan.model, plan.cluster, plan.job, 0.1)
+        plan = dataclasses.replace(plan, predicted=dataclasses.replace(plan.predicted, operation=cost))
+        spec = CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3)
+        rundir = runs.prepare(tmp_path / "run", plan, steps=8, checkpoint=spec)
+        summary = runs.run(rundir)
+        assert steps_kept(8, spec) == [3, 6, 7, 8]
+        assert checkpoints(rundir) == [f"step-{step:08d}" for step in steps_kept(8, spec)]
+        assert summary.predicted_checkpoint_gib == pytest.approx(summary.measured_checkpoint_gib, rel=0.02)
+        assert summary.predicted_storage_gib == pytest.approx(5 * summary.predicted_checkpoint_gib)
+        assert summary.measured_storage_gib == pytest.approx(summary.predicted_storage_gib, rel=0.02)
+        monthly = 1.073741824 * 0.023 * summary.predicted_storage_gib
+        assert summary.predicted_storage_usd_per_month == pytest.approx(monthly)
+        assert "checkpoints kept" in summary.beside_prediction()
+        assert f"a month of them ${summary.measured_storage_usd_per_month:.2g}" in summary.beside_prediction()
+
+    @pytest.mark.parametrize(
+        ("last", "spec", "kept"),
+        [
+            (3, CheckpointSpec(), [3]),
+            (7, CheckpointSpec(every_steps=2, keep_last=2), [6, 7]),
+            (6, CheckpointSpec(every_steps=2, keep_last=9), [2, 4, 6]),
+            (7, CheckpointSpec(every_steps=1, keep_last=1, keep_every_steps=3), [3, 6, 7]),
+        ],
+    )
+    def test_which_are_kept(self, last, spec, kept):
+        assert steps_kept(last, spec) == kept
 
 
 @one_process

@@ -310,7 +310,7 @@ class TestTwoProcesses:
     def test_damage_is_found_by_all_ranks_together(self, tmp_path):
         rundir = self.rundir(tmp_path / "run")
         pool("torch", 2).run(_stop, rundir)
-        (rundir.path / "checkpoints" / "step-00000003" / "state" / "rng-00001.safetensors").write_bytes(b"short")
+        (rundir.path / "checkpoints" / "step-00000003" / "random" / "rank-00001.json").write_bytes(b"short")
         whole = self.rundir(tmp_path / "whole")
         pool("torch", 2).run(runs.run, whole)
         pool("torch", 2).run(_resume, rundir, "auto")

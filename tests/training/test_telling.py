@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.screens import screen
 from kit.errors import CheckpointError
 from kit.rehearsal.processes import free_port
 from kit.specs.run import LoggingSpec
@@ -63,24 +64,7 @@ def test_one_line_lives_and_what_is_said_stays():
         if step == 15:
             terminal.say("something happened")
     terminal.close()
-    screen = _screen(written.getvalue())
-    assert [line.split(" | ")[0] for line in screen] == ["something happened", "step 30/60"]
-
-
-def _screen(output: str) -> list[str]:
-    """What a terminal shows in the end, as far as rich's cursor moves go."""
-    lines, row = [""], 0
-    for part in re.split(r"(\x1b\[\d*[A-Za-z]|\x1b\[\?\d+[hl]|\r|\n)", output):
-        if part == "\n":
-            row += 1
-            lines += [""] * (row + 1 - len(lines))
-        elif part == "\x1b[2K":
-            lines[row] = ""
-        elif re.fullmatch(r"\x1b\[\d*A", part or ""):
-            row -= int(part[2:-1] or 1)
-        elif part and not part.startswith("\x1b") and part != "\r":
-            lines[row] = part.rstrip()
-    return [line for line in lines if line]
+    assert [line.split(" | ")[0] for line in screen(written.getvalue())] == ["something happened", "step 30/60"]
 
 
 @one_process

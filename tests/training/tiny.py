@@ -52,7 +52,11 @@ def model(family: Family = "llama", **changes: Any) -> ModelSpec:
     if family == "t5":
         shape |= {"relative_attention_buckets": 8, "feed_forward_proj": "gated-gelu", "tied_embeddings": False}
     if family in WITH_EXPERTS:
-        shape |= {"num_experts": 4, "experts_per_token": 2, "moe_ffn_hidden_size": 64 if family == "mixtral" else 16}
+        shape |= {
+            "num_experts": 4,
+            "experts_per_token": 2,
+            "moe_ffn_hidden_size": 64 if family in ("mixtral", "gpt_oss") else 16,
+        }
     if family == "deepseek_v3":
         latent = LatentAttention(kv_lora_rank=12, nope_head_dim=6, rope_head_dim=4, value_head_dim=7, q_lora_rank=10)
         shape |= {"num_key_value_heads": 4, "latent": latent, "head_dim": latent.query_head_dim}

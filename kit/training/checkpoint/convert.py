@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 
 from kit.engines.base import StateKind, TensorSource
-from kit.engines.hf import HfDirectory, check_names, parameter_shapes
+from kit.engines.hf import HfDirectory, check_names, tensor_shapes
 from kit.engines.shards import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
@@ -107,7 +107,7 @@ def open_checkpoint(path: Path, model: str | None = None) -> Opened:
 
 def write_hub(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
     """Write a hub checkpoint, in fp32. Raises CheckpointError or OSError."""
-    shapes = parameter_shapes(opened.model)
+    shapes = tensor_shapes(opened.model)
     weight_map: dict[StateKind, dict[str, str]] = {}
     records: dict[str, FileRecord] = {}
     with new_directory(Path(out)) as partial:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from safetensors.torch import save_file
 
 from kit.engines.adapters import checkpoint_shapes
-from kit.engines.base import Engine, ParallelExport, StateKind
+from kit.engines.base import Engine, ParallelExport, PartsExport, StateKind
 from kit.engines.hf import check_names, check_shape
 from kit.engines.shards import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
@@ -23,6 +23,7 @@ from kit.specs.model import ModelSpec
 from kit.training.checkpoint.agreement import together
 from kit.training.checkpoint.files import FileRecord, is_free, partial_name, publish, write_json
 from kit.training.checkpoint.hub_checkpoint import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
+from kit.training.checkpoint.parts import write_parts
 from kit.training.checkpoint.to_huggingface import hub_to_hf
 
 __all__ = ["Counters", "HubCheckpoint", "export_hub", "export_tensors", "hub_to_hf", "import_hub"]
@@ -41,19 +42,24 @@ def export_hub(
 ) -> None:
     """Collective. Write weights, moments and counters to the new ``directory``; all ranks see the same outcome.
 
-    Every rank writes the tensors that it owns, as they come: one at a time is held. With ``lora`` they are the
-    adapters'. The directory appears complete or not at all. Raises CheckpointError, on every rank, where it exists
-    already or cannot be written.
+    Every rank writes the parts of tensors that it holds, or else the tensors that it owns, as they come: one at a time
+    is held. With ``lora`` they are the adapters'. The directory appears complete or not at all. Raises CheckpointError,
+    on every rank, where it exists already or cannot be written.
     """
     doing = f"writing the hub checkpoint {directory}"
     partial = partial_name(directory)
     shapes = checkpoint_shapes(model, lora)
-    owners = engine.owners if isinstance(engine, ParallelExport) else dict.fromkeys(shapes, 0)
-    plan = {kind: _files(kind, owners, shapes, shard_bytes) for kind in KINDS}
     together(engine.is_main, lambda: _start(directory, partial), doing)
     try:
-        shares = together(True, lambda: _write_own(engine, partial, plan, shapes), doing)
-        records = {name: record for share in shares for name, record in share.items()}
+        if isinstance(engine, PartsExport):
+            plan = {kind: _files(kind, dict.fromkeys(shapes, 0), shapes, shard_bytes) for kind in KINDS}
+            joint = {kind: of_ranks[0] for kind, of_ranks in plan.items()}
+            records = write_parts(engine, engine.is_main, partial, joint, shapes, doing)
+        else:
+            owners = engine.owners if isinstance(engine, ParallelExport) else dict.fromkeys(shapes, 0)
+            plan = {kind: _files(kind, owners, shapes, shard_bytes) for kind in KINDS}
+            shares = together(True, lambda: _write_own(engine, partial, plan, shapes), doing)
+            records = {name: record for share in shares for name, record in share.items()}
         weight_map = {
             kind: {name: file for of_rank in files.values() for file, names in of_rank.items() for name in names}
             for kind, files in plan.items()

@@ -14,7 +14,7 @@ import dataclasses
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,9 +217,14 @@ class NativeCheckpoints:
         latest.write_text(directory.name + "\n", encoding="utf-8")
         latest.replace(self.root / "latest")
         fsync(self.root)
-        for step in self.steps()[self.keep_last :]:
-            if self.keep_every_steps is None or step % self.keep_every_steps:
-                _remove(self.directory(step))
+        there = self.steps()
+        for step in sorted(set(there) - set(kept(there, self.keep_last, self.keep_every_steps))):
+            _remove(self.directory(step))
+
+
+def kept(steps: Sequence[int], last: int, every: int | None) -> list[int]:
+    """Which of the steps, newest first, stay: the ``last`` ones, and for good every so many steps."""
+    return [step for n, step in enumerate(steps) if n < last or (every is not None and step % every == 0)]
 
 
 class ForeignError(CheckpointError):

@@ -16,8 +16,10 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
+from kit.engines import experts, interleaved
 from kit.engines.base import StateKind, TensorSource
-from kit.engines.hf import check_names, hf_config, parameter_shapes
+from kit.engines.buffers import is_buffer
+from kit.engines.hf import build_skeleton, check_names, hf_config, tensor_shapes
 from kit.engines.shards import SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
@@ -87,8 +89,11 @@ def write_hf(
     shard_bytes: int = 4 * GIB,
 ) -> None:
     """Write any source of weights as such a model; see ``hub_to_hf``."""
-    shapes = parameter_shapes(model)
+    shapes = tensor_shapes(model)
     check_names(shapes, source)
+    if model.family in interleaved.FAMILIES:
+        shapes = {name: tuple(parameter.shape) for name, parameter in build_skeleton(model).named_parameters()}
+        source = experts.Fused(model, source, list(shapes))
     extras = _extras(extras_from)
     try:
         with new_directory(Path(hf_dir)) as partial:
@@ -120,10 +125,11 @@ def _write_weights(
     weight_map: dict[str, str] = {}
     for number, names in enumerate(files, start=1):
         file_name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        writer = SafetensorsWriter(into / file_name, {name: (dtype, shapes[name]) for name in names})
+        dtypes = {name: torch.float32 if is_buffer(name) else dtype for name in names}
+        writer = SafetensorsWriter(into / file_name, {name: (dtypes[name], shapes[name]) for name in names})
         try:
             for name in names:
-                writer.write(name, source.read(name).to(dtype))
+                writer.write(name, source.read(name).to(dtypes[name]))
             writer.finish()
         except BaseException:
             writer.abandon()

@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 from kit.engines import adapters
 from kit.engines.base import StateKind
-from kit.engines.hf import HfDirectory, build_skeleton, check_names, parameter_shapes
+from kit.engines.hf import HfDirectory, build_skeleton, check_names, tensor_shapes
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import new_directory
 from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
@@ -47,7 +47,7 @@ class Merged:
         """Raises CheckpointError where ``base`` is not the model that was frozen."""
         assert hub.lora is not None
         self._base, self._adapters = HfDirectory(base), hub.source(StateKind.MASTER)
-        check_names(parameter_shapes(hub.model), self._base)
+        check_names(tensor_shapes(hub.model), self._base)
         self._scale = hub.lora.alpha / hub.lora.rank
         self._adapted = {name for name in self._adapters.names() if ".lora_A." in name}
         self._transposed = hub.model.family == "gpt2"

@@ -85,7 +85,8 @@ class IndexedTokens:
             )
         if end == 0:
             raise DataError(f"{bin_path} has no tokens; tokenise some text")
-        self._tokens = np.memmap(bin_path, mode="r", dtype=dtype)
+        # A plain array: slices of a memmap are memmaps, and each costs as much as reading thousands of tokens.
+        self._tokens = np.memmap(bin_path, mode="r", dtype=dtype).view(np.ndarray)
         if self.sidecar is not None and self.sidecar.num_tokens != len(self._tokens):
             raise DataError(
                 f"{self.prefix}.json speaks of {self.sidecar.num_tokens} tokens where {self.prefix}.bin has "
@@ -99,6 +100,10 @@ class IndexedTokens:
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens ``start`` to ``start + count`` of the stream, as int64, in memory."""
         return self._tokens[start : start + count].astype(np.int64)
+
+    def read_into(self, target: np.ndarray, start: int) -> None:
+        """As many tokens as ``target`` has room for, from ``start`` on."""
+        target[:] = self._tokens[start : start + len(target)]
 
 
 class IndexedWriter:

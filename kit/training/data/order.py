@@ -21,30 +21,23 @@ _MASK64 = 2**64 - 1
 def order(seed: int, num_samples: int, position: int) -> int:
     """Sample at ``position`` ≥ 0 of the endless sequence, in [0, num_samples)."""
     epoch, index = divmod(position, num_samples)
-    return _permute(index, num_samples, _round_keys(seed, epoch))
-
-
-def _permute(index: int, num_samples: int, keys: tuple[int, ...]) -> int:
     half_bits = max(1, ((num_samples - 1).bit_length() + 1) // 2)
+    return _permute(index, num_samples, half_bits, (1 << half_bits) - 1, _round_keys(seed, epoch))
+
+
+def _permute(index: int, num_samples: int, half_bits: int, mask: int, keys: tuple[int, ...]) -> int:
+    """The network and its walk, in one function: every sample passes here, and calls would be half of its time."""
     while True:
-        index = _feistel(index, half_bits, keys)
+        left, right = index >> half_bits, index & mask
+        for key in keys:
+            # The finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014, figure 14).
+            mixed = right ^ key
+            mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
+            mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK64
+            left, right = right, left ^ ((mixed ^ mixed >> 31) & mask)
+        index = left << half_bits | right
         if index < num_samples:
             return index
-
-
-def _feistel(value: int, half_bits: int, keys: tuple[int, ...]) -> int:
-    mask = (1 << half_bits) - 1
-    left, right = value >> half_bits, value & mask
-    for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
-    return left << half_bits | right
-
-
-def _mix(value: int) -> int:
-    """The finaliser of SplitMix64 (Steele, Lea & Flood, OOPSLA 2014, figure 14)."""
-    value = (value ^ value >> 30) * 0xBF58476D1CE4E5B9 & _MASK64
-    value = (value ^ value >> 27) * 0x94D049BB133111EB & _MASK64
-    return value ^ value >> 31
 
 
 @lru_cache(maxsize=16)

@@ -1,0 +1,41 @@
+"""What the checkpoints of a run take on disk, and what a month of it costs: predicted from the plan, and found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kit.cost.operation import STORAGE_USD_PER_GB_MONTH
+from kit.planner.plan import Plan
+from kit.specs.run import CheckpointSpec
+from kit.training.checkpoint.native import kept
+from kit.units import GB
+
+HUB_BYTES, MIXED_BYTES = 12, 14
+"""A parameter: in a hub checkpoint (master, moments), and in a native one of mixed precision (16-bit weights too)."""
+
+
+def steps_kept(last_step: int, spec: CheckpointSpec) -> list[int]:
+    """Steps whose native checkpoints are there when a run has ended after ``last_step``, oldest first."""
+    every = spec.every_steps
+    saved = {last_step, *(range(every, last_step + 1, every) if every else ())}
+    return sorted(kept(sorted(saved, reverse=True), spec.keep_last, spec.keep_every_steps))
+
+
+def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, hub: bool) -> float | None:
+    """Of all checkpoints that a run leaves; None where its plan predicts none."""
+    operation = plan.predicted.operation
+    if operation is None:
+        return None
+    one = operation.checkpoint_gb * GB
+    exported = one * (1 if plan.job.precision == "fp32" else HUB_BYTES / MIXED_BYTES) if hub else 0.0
+    return one * len(steps_kept(last_step, spec)) + exported
+
+
+def found_bytes(root: Path) -> int:
+    """Of all files below, whoever wrote them. Raises OSError."""
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+
+
+def usd_per_month(num_bytes: float) -> float:
+    """In object storage, at list price."""
+    return num_bytes / GB * STORAGE_USD_PER_GB_MONTH

@@ -1,0 +1,79 @@
+"""Data read before it is asked for is the data that would have been read."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from kit.errors import DataError
+from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
+from kit.training import loop
+from kit.training.data.ahead import Ahead
+from kit.training.data.feed import Feed
+from tests.training import runs, tiny
+
+
+class Steps:
+    """A feed that notes who reads what."""
+
+    def __init__(self) -> None:
+        self.read: list[tuple[int, int, str]] = []
+
+    def step(self, position: int, batch_size: int) -> list[str]:
+        self.read.append((position, batch_size, threading.current_thread().name))
+        if position == 99:
+            raise DataError("sample 99 is damaged")
+        return [f"{position}+{batch_size}"]
+
+
+def test_what_was_expected_is_not_read_twice():
+    ahead = Ahead(feed := Steps(), wanted=True)  # type: ignore[arg-type]
+    ahead.expect(4, 2)
+    assert ahead.step(4, 2) == ["4+2"]
+    ahead.expect(6, 2)
+    assert ahead.step(4, 2) == ["4+2"]  # rewound
+    ahead.expect(6, 2)
+    assert ahead.step(6, 4) == ["6+4"]  # of another size
+    ahead.close()
+    wanted = [read for read in feed.read if read[:2] != (6, 2)]
+    assert [read[:2] for read in wanted] == [(4, 2), (4, 2), (6, 4)]
+    assert [name.startswith("kit-data") for *_, name in wanted] == [True, False, False]
+
+
+def test_what_reading_ahead_met_is_raised_when_it_is_asked_for():
+    ahead = Ahead(Steps(), wanted=True)  # type: ignore[arg-type]
+    ahead.expect(99, 2)
+    with pytest.raises(DataError, match="damaged"):
+        ahead.step(99, 2)
+    ahead.close()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_run_that_reads_ahead_is_the_same_run(tmp_path, monkeypatch):
+    """With a batch ramp, and a spike after which the run goes back and skips samples."""
+    real, threads = Feed.step, set()
+
+    def step(self, position, size=None):
+        threads.add(threading.current_thread().name.split("_")[0])
+        return real(self, position, size)
+
+    monkeypatch.setattr(Feed, "step", step)
+    chosen = tiny.plan(gradient_accumulation_steps=4)
+    found = []
+    for ahead in (False, True):
+        monkeypatch.setattr(loop, "worth_it", lambda device, ahead=ahead: ahead)
+        monkeypatch.setattr("kit.training.data.ahead.pin", lambda batch: batch)  # there is nothing to pin for
+        rundir = runs.prepare(
+            tmp_path / str(ahead),
+            chosen,
+            steps=12,
+            schedule=ScheduleSpec(batch_ramp=BatchRampSpec(start=2, increment=2, samples=20)),
+            stability=StabilitySpec(window_steps=8, sigmas=0.5, loss_spike="rewind", gradient_spike="off"),
+            checkpoint=CheckpointSpec(every_steps=3, keep_last=2),
+        )
+        runs.run(rundir)
+        found.append(runs.metrics(rundir))
+    assert threads == {"MainThread", "kit-data"}
+    assert found[0] == found[1]
+    assert len({row["batch_size"] for row in found[0]}) > 1

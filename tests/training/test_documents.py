@@ -1,0 +1,80 @@
+"""Packed rows by document: transformers' masked attention, without masks and without asking the device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from kit.engines import documents
+from kit.engines.base import IGNORE_INDEX, StateKind
+from kit.engines.torch.engine import TorchEngine
+from kit.specs.run import DataSpec
+from tests.training import cases, tiny
+from tests.training.batches import micro_batches
+from tests.training.waits import waits_in_a_step
+
+LENGTHS = ((5, 20, 7), (32,), (1, 30, 1), (16, 16))
+"""Of the documents of each row; the last one of the first row is padding."""
+
+
+def packed():
+    """Two micro batches of two rows."""
+    rows = iter(LENGTHS)
+    found = []
+    for batch in micro_batches(0, mbs=2, accumulation=2):
+        own = [next(rows), next(rows)]
+        positions = torch.stack([torch.cat([torch.arange(n) for n in lengths]) for lengths in own])
+        ids = torch.stack([torch.repeat_interleave(torch.arange(len(n)), torch.tensor(n)) for n in own])
+        labels = batch.labels.clone()
+        if own[0] == LENGTHS[0]:
+            ids[0, 25:], labels[0, 25:] = -1, IGNORE_INDEX
+        found.append(dataclasses.replace(batch, position_ids=positions, sequence_ids=ids, labels=labels))
+    return found
+
+
+def gradients(tmp_path, spec, packing: bool, **layout):
+    data = DataSpec(train="data", packing=packing)
+    plan = tiny.plan(spec, job={"objective": "sft"}, gradient_accumulation_steps=2, **layout)
+    engine = TorchEngine(tiny.run_directory(tmp_path / f"{packing}{len(layout)}", plan, data=data))
+    losses = engine.evaluate(packed()).mean, engine.forward_backward(packed()).mean
+    found = cases.state(engine, StateKind.GRADIENT)
+    engine.discard()
+    waits, hidden = waits_in_a_step(engine, packed())
+    return losses, found, waits, hidden
+
+
+@pytest.mark.usefixtures("one_process")
+@pytest.mark.parametrize(("family", "recompute"), [("llama", "none"), ("llama", "full"), ("qwen3", "none")])
+def test_by_document_is_by_mask(tmp_path, family, recompute):
+    """``packing`` false with the same rows is transformers' own way: masks from where positions start again."""
+    spec = tiny.model(family)
+    masked, expected, asking, _ = gradients(tmp_path, spec, packing=False, recompute=recompute)
+    found, by_document, waits, hidden = gradients(tmp_path, spec, packing=True, recompute=recompute)
+    assert found == pytest.approx(masked, rel=1e-6)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(by_document[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
+    assert waits.pop("documents.py:<listcomp>") == 4  # a row each, of the data's own tensors, which are the host's
+    assert waits == {"loss.py:told": 1}
+    assert not hidden
+    assert asking["masking_utils.py:find_packed_sequence_indices"] == 2  # once a micro batch
+
+
+@pytest.mark.usefixtures("one_process")
+def test_documents_that_see_each_other_would_show(tmp_path, monkeypatch):
+    _, expected, *_ = gradients(tmp_path, tiny.model(), packing=False)
+    monkeypatch.setattr("kit.engines.inputs.set_documents", lambda micro_batch: None)
+    monkeypatch.setattr(documents, "_lengths", None)
+    _, found, *_ = gradients(tmp_path, tiny.model(), packing=True)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert (found[name] - expected[name]).norm() > 1e-2 * expected[name].norm()
+
+
+@pytest.mark.usefixtures("one_process")
+def test_windows_go_on_by_masks(tmp_path):
+    spec = tiny.model("mistral", sliding_window=8)
+    masked, expected, *_ = gradients(tmp_path, spec, packing=False)
+    found, same, *_ = gradients(tmp_path, spec, packing=True)
+    assert found == masked
+    assert all(torch.equal(same[name], gradient) for name, gradient in expected.items())

@@ -1,0 +1,68 @@
+"""gpt-oss: experts that lie fused and interleaved on disk are tensors of their own everywhere else, there and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from kit.engines import experts, hf
+from kit.engines.hf import HfDirectory, tensor_shapes
+from kit.errors import CheckpointError
+from kit.training.checkpoint.to_huggingface import write_hf
+from tests.training import tiny
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """(spec, model of transformers, its directory)."""
+    spec = tiny.model("gpt_oss", sliding_window=7, full_attention_every=2)
+    torch.manual_seed(3)
+    model = hf.AutoModelForCausalLM.from_config(hf.hf_config(spec), attn_implementation="eager")
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.05)  # biases that are not zero
+    model.save_pretrained(tmp_path / "model")
+    return spec, model, tmp_path / "model"
+
+
+def test_a_directory_shows_each_matrix_of_each_expert(saved):
+    spec, model, path = saved
+    source = HfDirectory(path)
+    assert sorted(source.names()) == sorted(tensor_shapes(spec))
+    fused = model.model.layers[1].mlp.experts.gate_up_proj.data
+    assert torch.equal(source.read("model.layers.1.mlp.experts.2.up_proj.weight"), fused[2, :, 1::2].t())
+    for name, shape in tensor_shapes(spec).items():
+        whole = source.read(name)
+        assert tuple(whole.shape) == tuple(shape) == source.shape(name)
+        assert torch.equal(source.read_block(name, 0, 1, 3), whole[1:4])
+        assert torch.equal(source.read_flat(name, 2, 4), whole.flatten()[2:6])
+        if whole.ndim == 2:
+            assert torch.equal(source.read_block(name, 1, 2, 3), whole[:, 2:5])
+
+
+def test_parameters_become_them_and_come_back(saved, tmp_path):
+    spec, model, path = saved
+    source, parameters = HfDirectory(path), dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        for each, part in experts.split(spec, name, parameter.detach()):
+            assert torch.equal(part, source.read(each)), each
+    fused = experts.Fused(spec, source, list(parameters))
+    for name, parameter in parameters.items():
+        assert torch.equal(fused.read(name), parameter)
+        assert fused.shape(name) == tuple(parameter.shape)
+        assert torch.equal(fused.read_flat(name, 3, 5), parameter.flatten()[3:8])
+    write_hf(spec, source, tmp_path / "again", dtype="float32")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "again", local_files_only=True)
+    assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+def test_quantised_experts_are_refused(saved):
+    from safetensors.torch import load_file, save_file
+
+    _, _, path = saved
+    tensors = load_file(path / "model.safetensors")
+    fused = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors[f"{fused}_blocks"] = tensors.pop(fused)
+    save_file(tensors, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"gate_up_proj_blocks .* is quantised \(mxfp4\)"):
+        HfDirectory(path)

@@ -1,0 +1,69 @@
+"""Files written by several at once: every part where it belongs, and what was lost is noticed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kit.engines import placed
+from kit.engines.base import Part, StateKind
+from kit.engines.placed import PartWriter, PlacedFile, size_hash_and_sum
+from kit.errors import CheckpointError
+from kit.training.checkpoint.files import record_of
+from kit.training.checkpoint.parts import write_parts
+from tests.training.disk import full_disk
+
+TENSORS = {"matrix": torch.rand(17, 9), "vector": torch.rand(11), "transposed": torch.rand(6, 8)}
+SHAPES = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
+
+
+class Halves:
+    """An engine whose only rank gives each tensor in two parts, of rows or of columns."""
+
+    def export_parts(self, kinds):
+        for kind in kinds:
+            for name, tensor in TENSORS.items():
+                matrix = tensor.view(tensor.shape[0], -1)
+                dim = int(name == "matrix")
+                for number, start in enumerate((0, 4)):
+                    values = matrix.narrow(dim, start, (4, matrix.shape[dim] - 4)[number])
+                    if name == "transposed":
+                        values = values.t().contiguous().t()
+                    row, column = (0, start) if dim else (start, 0)
+                    yield Part(kind, name, row, column, values)
+
+
+def write(engine, directory):
+    plan = {kind: {f"{kind.value}.safetensors": list(TENSORS)} for kind in (StateKind.MASTER, StateKind.EXP_AVG)}
+    return write_parts(engine, True, directory, plan, SHAPES, "writing")
+
+
+@pytest.mark.parametrize("block_bytes", [40, 8 * 2**20])
+def test_parts_become_the_tensors(tmp_path, monkeypatch, block_bytes):
+    monkeypatch.setattr(placed, "BLOCK_BYTES", block_bytes)
+    records = write(Halves(), tmp_path)
+    assert sorted(records) == ["exp_avg.safetensors", "master.safetensors"]
+    for name, record in records.items():
+        assert record == record_of(tmp_path / name)
+        found = load_file(tmp_path / name)
+        assert all(torch.equal(found[each], TENSORS[each]) for each in TENSORS)
+
+
+def test_writes_that_a_file_system_loses_are_noticed(tmp_path, monkeypatch):
+    real = placed.os.pwrite
+    monkeypatch.setattr(placed.os, "pwrite", lambda fd, data, at: real(fd, data, at) if at < 400 else len(data))
+    with pytest.raises(CheckpointError, match=r"does not hold what was written to it"):
+        write(Halves(), tmp_path)
+
+
+def test_a_full_disk_is_an_error(tmp_path):
+    with full_disk(300), pytest.raises(CheckpointError, match="writing failed"):
+        write(Halves(), tmp_path)
+    file = PlacedFile(tmp_path / "small.safetensors", {"vector": (11,)})
+    file.create()
+    writer = PartWriter()
+    with full_disk(20), pytest.raises(OSError, match="large"):
+        writer.write(file, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
+    writer.abandon()
+    assert size_hash_and_sum(file.path)[0] == record_of(file.path).bytes

@@ -1,0 +1,158 @@
+"""A gradient that explodes or is not finite, on every engine: it is seen before the optimizer step, and left out."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+import pytest
+import torch
+
+from kit.specs.run import CheckpointSpec, StabilitySpec
+from tests.training import runs, tiny
+from tests.workers import pool
+
+AT = 5
+"""Step, from 1, whose gradient is spoiled."""
+LAYOUTS = {
+    "torch fsdp2": {"engine": "torch", "dp": 2, "zero_stage": 3},
+    **{f"deepspeed zero {stage}": {"engine": "deepspeed", "dp": 2, "zero_stage": stage} for stage in range(4)},
+    "deepspeed zero 2 offload": {"engine": "deepspeed", "dp": 2, "zero_stage": 2, "offload_optimizer": "cpu"},
+    "deepspeed zero 3 offload": {"engine": "deepspeed", "dp": 2, "zero_stage": 3, "offload_optimizer": "cpu"},
+    "megatron tp": {"engine": "megatron", "tp": 2, "implementation": "torch-native"},
+    "megatron zero 1": {"engine": "megatron", "dp": 2, "zero_stage": 1, "implementation": "torch-native"},
+    "megatron pp": {"engine": "megatron", "pp": 2, "implementation": "torch-native"},
+}
+
+
+def spoiled_run(rundir, factor):
+    """A run in which the gradient at the output of one module is so many times as large in step AT. Returns what it
+    says where it fails."""
+    from kit.engines import build_engine
+    from kit.errors import KitError
+    from kit.training.data.feed import Feed
+    from kit.training.loop import train
+
+    now = [0]
+    real = Feed.step
+
+    def step(self, position, size=None):
+        now[0] = position // rundir.plan.layout.global_batch_size + 1
+        return real(self, position, size)
+
+    def hook(module, inputs, output):
+        tensor = output[0] if isinstance(output, tuple) else output
+        if now[0] == AT and tensor.requires_grad:
+            tensor.register_hook(lambda gradient: gradient * factor)
+
+    engine = build_engine(runs.with_settings(rundir))
+    for name, module in engine.modules().items():
+        if re.search(r"layers\.1\.mlp\.(linear_fc1|up_proj)$", name):
+            module.register_forward_hook(hook)
+    Feed.step = step
+    try:
+        train(engine, rundir, export_hub_at_end=False)
+    except KitError as error:
+        return str(error)
+    finally:
+        Feed.step = real
+        engine.close()
+    return ""
+
+
+def prepared(path, layout, **stability):
+    spec = StabilitySpec(window_steps=8, sigmas=100.0, loss_spike="off", **stability)
+    chosen = tiny.plan(tiny.model(num_layers=4 if "pp" in layout else 2), **layout)
+    return runs.prepare(path, chosen, steps=7, stability=spec, checkpoint=CheckpointSpec())
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_gradient_spike_is_discarded_before_the_step(tmp_path, name):
+    """It is never applied: a spike of another height leaves the same curve after it."""
+    layout = LAYOUTS[name]
+    curves = []
+    for factor in (1e3, 1e5):
+        rundir = prepared(tmp_path / str(factor), layout, gradient_spike="discard")
+        assert set(pool(layout["engine"], 2).run(spoiled_run, rundir, factor)) == {""}
+        rows = runs.metrics(rundir)
+        assert [row["step"] for row in rows if row["grad_norm"] is None] == [AT]
+        assert rows[AT - 1]["event"] == "gradient spike: discard"
+        (event,) = (json.loads(line) for line in (rundir.path / "events.jsonl").read_text().splitlines())
+        size = layout.get("dp", 1) * 2
+        assert event["samples"] == [size * (AT - 1), size * AT - 1]
+        curves.append([(row["loss"], row["grad_norm"]) for row in rows])
+    assert curves[0] == curves[1]
+
+
+def test_warned_of_only_it_is_applied(tmp_path):
+    """So the comparison above can fail."""
+    layout, after = LAYOUTS["torch fsdp2"], []
+    for factor in (1.0, 1e3):
+        rundir = prepared(tmp_path / str(factor), layout, gradient_spike="warn")
+        assert pool("torch", 2).run(spoiled_run, rundir, factor)[0] == ""
+        after.append([row["loss"] for row in runs.metrics(rundir)[AT:]])
+    assert after[0] != after[1]
+
+
+@pytest.mark.parametrize("name", ["deepspeed zero 0", "deepspeed zero 2", "deepspeed zero 3", "megatron pp"])
+def test_what_is_not_finite_is_named(tmp_path, name):
+    """Before the step, on every engine alike: weights are as they were, so the replay shows where it comes from."""
+    layout = LAYOUTS[name]
+    rundir = prepared(tmp_path / "run", layout)
+    said = pool(layout["engine"], 2).run(spoiled_run, rundir, math.inf)
+    assert len(set(said)) == 1, "every rank says the same"
+    assert re.match(rf"gradient norm is (inf|nan) at step {AT}; resume from the last checkpoint", said[0]), said[0]
+    assert re.search(r"in backward the gradient at the output of \S+ \(\w+\) is not finite \(rank \d\)", said[0])
+    assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, AT))
+
+
+def fp16_run(rundir, power):
+    """As above, with fp16 allowed on CPU processes, which DeepSpeed refuses because they are slow at it."""
+    from deepspeed.accelerator import get_accelerator
+
+    from kit.emit.deepspeed import ds_config
+    from kit.engines.deepspeed.engine import DeepSpeedEngine
+    from kit.errors import KitError
+    from kit.training.loop import train
+
+    type(get_accelerator()).is_fp16_supported = lambda self: True
+    settings = ds_config(rundir.plan)
+    settings["fp16"] |= {"initial_scale_power": power, "hysteresis": 1}
+    rundir.settings.update(settings)
+    engine = DeepSpeedEngine(rundir)
+    if power < 1:
+        for parameter in engine.modules()["model.norm"].parameters():
+            parameter.register_hook(lambda gradient: gradient * torch.inf)
+    try:
+        return train(engine, rundir, export_hub_at_end=False).step, engine.optimizer_steps
+    except KitError as error:
+        return str(error)
+    finally:
+        engine.close()
+
+
+def fp16_plan(stage):
+    return tiny.plan(engine="deepspeed", dp=2, zero_stage=stage, job={"precision": "fp16"})
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_overflow_of_fp16_halves_the_scale_and_the_run_goes_on(tmp_path, stage):
+    """From 2^26 the first steps overflow. They are told of, count as no step of the optimizer, and are no error."""
+    rundir = runs.prepare(tmp_path / "run", fp16_plan(stage), steps=16, checkpoint=CheckpointSpec())
+    steps, optimizer_steps = pool("deepspeed", 2).run(fp16_run, rundir, 26)[0]
+    rows = runs.metrics(rundir)
+    skipped = [row["grad_norm"] is None for row in rows]
+    scales = [row["loss_scale"] for row in rows]
+    assert skipped[:3] == [True] * 3
+    assert scales[0] == 2.0**26
+    assert scales[1:] == [scale / 2 if skip else scale for scale, skip in zip(scales, skipped, strict=True)][:-1]
+    assert all(row["event"] is None for row in rows)
+    assert (steps, optimizer_steps) == (16, skipped.count(False))
+    assert optimizer_steps >= 5
+
+
+def test_an_overflow_at_the_least_scale_ends_the_run_with_words(tmp_path):
+    rundir = runs.prepare(tmp_path / "run", fp16_plan(2), steps=4, checkpoint=CheckpointSpec())
+    said = pool("deepspeed", 2).run(fp16_run, rundir, 0)[0]
+    assert "gradients overflow at optimizer step 1 though fp16's loss scale is at its minimum of 1" in said

@@ -1,0 +1,62 @@
+"""Counting where the host waits for the device: on a CPU such a place is a call that asks a tensor for its value."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+OWNERS = ("kit", "transformers", "deepspeed", "megatron")
+
+
+class Waits(TorchFunctionMode):
+    """Places in kit, transformers and the engines where Python asks a tensor for its value: on a GPU the host waits."""
+
+    ASKING = ("item", "tolist", "numpy", "cpu", "__bool__", "__int__", "__float__", "__index__", "nonzero")
+
+    def __init__(self) -> None:
+        self.places: Counter[str] = Counter()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in self.ASKING:
+            note(self.places)
+        return func(*args, **(kwargs or {}))
+
+
+class HiddenWaits(TorchDispatchMode):
+    """The same where an operator asks from within (masks as indices, sizes that depend on values)."""
+
+    ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.places: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func._schema.name in self.ASKING:
+            note(self.places)
+        return func(*args, **(kwargs or {}))
+
+
+def note(places: Counter[str]) -> None:
+    """Count the nearest caller outside of torch; torch's optimizers keep their step counts on the host."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/optim/" in file:
+            return
+        if any(f"/{owner}/" in file for owner in OWNERS):
+            places[f"{file.rsplit('/', 1)[-1]}:{frame.f_code.co_name}"] += 1
+            return
+        frame = frame.f_back
+
+
+def waits_in_a_step(engine, micro_batches) -> tuple[Counter[str], Counter[str]]:
+    """As the loop steps: the norm is asked for before a step is applied."""
+    with Waits() as waits, HiddenWaits() as hidden:
+        engine.forward_backward(micro_batches)
+        engine.gradient_norm()
+        engine.apply(1e-3)
+    return waits.places, hidden.places
