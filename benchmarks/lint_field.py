@@ -2,7 +2,8 @@
 
     python -m benchmarks.lint_field DIRECTORY…       directories with checkouts; every finding, then the counts
 
-Takes every ``.json`` that looks like a DeepSpeed configuration and every YAML that looks like accelerate's.
+Takes every ``.json`` that looks like a DeepSpeed configuration, every YAML that looks like accelerate's, and every
+script with a launch line.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import collections
 from collections.abc import Iterator
 from pathlib import Path
 
-from kit.diagnose.lint import Finding, lint
+from kit.diagnose.lint import SCRIPTS, Finding, lint
+from kit.diagnose.lint.commands import commands
 from kit.errors import KitError
 
 DEEPSPEED_MARKS = ('"zero_optimization"', '"train_micro_batch_size_per_gpu"', '"train_batch_size"')
@@ -21,9 +23,17 @@ DEEPSPEED_MARKS = ('"zero_optimization"', '"train_micro_batch_size_per_gpu"', '"
 def configurations(root: Path) -> Iterator[Path]:
     """Files below a directory that either rule set is for."""
     for path in sorted(root.rglob("*")):
-        if path.suffix not in (".json", ".yaml", ".yml") or not path.is_file() or path.stat().st_size > 1 << 20:
+        if (
+            path.suffix not in (".json", ".yaml", ".yml", *SCRIPTS)
+            or not path.is_file()
+            or path.stat().st_size > 1 << 20
+        ):
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
+        if path.suffix in SCRIPTS:
+            if any(command.launcher != "python" for command in commands(text)):
+                yield path
+            continue
         marks = DEEPSPEED_MARKS if path.suffix == ".json" else ("distributed_type:",)
         if any(mark in text for mark in marks):
             yield path

@@ -3,7 +3,7 @@
     python -m benchmarks.failures [NAME…] [--keep DIRECTORY] [--markdown]
 
 Each is a real job of two processes over gloo, started by torchrun, that fails in its own way (``worker.py``). Exit
-code 1 where a cause was not found first, or on the wrong rank.
+code 1 where a cause was not provoked or not found first, or on another rank, in another phase or at another step.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.failures import kit_run, memory
+from benchmarks.hosts import lab
 from kit.diagnose.logs import Cause, diagnose
+from kit.planner.plan import Plan
 
 LIMIT_S = 120
 DISK_BYTES = 16 << 20
@@ -35,6 +39,10 @@ class Failure:
     rank: int | None = 1
     says: str = ""
     """Words that the meaning must hold."""
+    phase: str | None = None
+    """What the rank was doing, where that is told."""
+    steps: tuple[int, ...] = ()
+    """The first step that shows it is one of these; empty where that does not matter."""
 
 
 FAILURES = (
@@ -48,12 +56,18 @@ FAILURES = (
     ),
     Failure("downloads", "rank 1 downloads while rank 0 waits", "collective-timeout", 0, "while rank 1 downloaded"),
     Failure("mismatched", "rank 1 reduces another shape", "mismatched-collectives"),
-    Failure("nan", "NaN in the weights of rank 1", "not-a-number", None),
+    Failure("nan", "NaN in the weights of rank 1 at step 3", "not-a-number", None, steps=(4,)),
+    Failure("diverges", "the rate far too high from step 13", "loss-divergence", None, steps=(14, 15, 16, 17, 18)),
     Failure("slow", "rank 1 sleeps half a second a step", "slow-rank"),
     Failure("data", "the data set ends", "data-exhausted", None),
     Failure("disk-full", "a checkpoint on a disk of 16 MiB", "disk-full"),
-    Failure("out-of-memory", "rank 1 asks for 256 TiB", "host-out-of-memory"),
-    Failure("longer-batch", "rank 1 gets a longer batch than the others", "host-out-of-memory", 1, "and no other"),
+    Failure("longer-batch", "a longer batch on rank 1", "host-out-of-memory", 1, "and no other", "forward"),
+    Failure("backward", "rank 1's gradients do not fit", "host-out-of-memory", phase="backward"),
+    Failure("optimizer", "rank 1's moments do not fit", "host-out-of-memory", phase="optimizer step"),
+    Failure(
+        "kit-run", "no room for rank 1 of a run of kit's", "host-out-of-memory", 1, "the plan predicted", "forward"
+    ),
+    Failure("oom-kill", "the kernel ends rank 1, whose control group is full", "killed", 1, "out-of-memory killer"),
     Failure("missing-op", "rank 1 has no compiler for an operator", "missing-op"),
     Failure("dead-node", "the host of rank 1 goes, with its kernel's network", "dead-node", None),
 )
@@ -69,56 +83,86 @@ def main() -> int:
     chosen = [failure for failure in FAILURES if not arguments.names or failure.name in arguments.names]
     keep = arguments.keep or Path(tempfile.mkdtemp())
     keep.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
     missed = 0
     if arguments.markdown:
         print("| provoked | found first | on rank | said |\n|---|---|---|---|")
     for failure in chosen:
-        causes = provoke(failure, keep / failure.name)
-        if causes is None:
-            print(f"SKIPPED {failure.name}: only root can mount a small disk or make hosts")
+        try:
+            causes = provoke(failure, keep / failure.name)
+        except (lab.NoLab, subprocess.TimeoutExpired) as error:
+            print(f"NOT PROVOKED {failure.name}: {error}", flush=True)
+            missed += 1
             continue
         right = found(failure, causes)
         missed += not right
         first = causes[0] if causes else None
         if arguments.markdown and first:
             ranks = ", ".join(map(str, first.ranks)) or "–"
-            print(f"| {failure.planted} | `{first.cause}` | {ranks} | {first.meaning} |")
-        else:
+            where = "".join(f", {word}" for word in (first.phase, first.when) if word)
+            print(f"| {failure.planted} | `{first.cause}` | {ranks}{where} | {first.meaning} |", flush=True)
+        if not right or not arguments.markdown:
             print(f"{'ok    ' if right else 'MISSED'} {failure.name}: {failure.planted}\n  {first or 'nothing found'}")
+            sys.stdout.flush()
+    print(f"{len(chosen)} failures provoked, {missed} missed, {time.monotonic() - begin:.0f} s")
     if arguments.keep is None:
         shutil.rmtree(keep)
     return 1 if missed else 0
 
 
-def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...] | None:
-    """Run the job and read its logs; None where this machine cannot provoke it."""
+def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...]:
+    """Run the job and read its logs. Raises ``NoLab`` where this machine cannot provoke it."""
     directory.mkdir()
+    log = directory / "job.log"
     if failure.name == "dead-node":
         done = subprocess.run([sys.executable, "-m", "benchmarks.failures.dead_node", str(directory)], timeout=LIMIT_S)
-        return None if done.returncode == 3 else diagnose([directory / "job.log"])
-    words = ["--nproc-per-node", "2", "--standalone", "-m", "benchmarks.failures.worker", failure.name]
-    with small_disk(directory / "disk", failure.name == "disk-full") as disk:
-        if disk is None:
-            return None
+        if done.returncode == 3:
+            raise lab.NoLab("hosts cannot be made here; see above")
+    else:
+        told = kit_run.fail(directory) if failure.name == "kit-run" else _job(failure.name, directory)
+        log.write_text(_without_places(told, directory), encoding="utf-8")
+    return diagnose([log, *directory.rglob("flight_*")], plan_of(failure))
+
+
+def plan_of(failure: Failure) -> Plan | None:
+    """Of the runs that are kit's own."""
+    return kit_run.planned() if failure.name == "kit-run" else None
+
+
+def found(failure: Failure, causes: tuple[Cause, ...]) -> bool:
+    """Whether the first cause is the planted one, on the planted rank, in the right words, phase and step."""
+    if not causes or causes[0].cause != failure.cause or failure.says not in causes[0].meaning:
+        return False
+    first = causes[0]
+    if failure.phase not in (None, first.phase) or (failure.steps and first.step not in failure.steps):
+        return False
+    return failure.rank is None or failure.rank in first.ranks
+
+
+def _without_places(text: str, directory: Path) -> str:
+    """Logs are kept with the tests, and where this checkout and its interpreter lie is nobody's business."""
+    places = {f"{Path.cwd()}/": "", str(directory): "DIRECTORY", str(Path(sys.prefix).resolve()): ".venv"}
+    places |= {sys.prefix: ".venv", sys.base_prefix: "PYTHON"}
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, places[place])
+    return text
+
+
+def _job(name: str, directory: Path) -> str:
+    """What two processes print that fail in this way."""
+    words = ["--nproc-per-node", "2", "--standalone", "-m", "benchmarks.failures.worker", name]
+    with small_disk(directory / "disk", name == "disk-full") as disk, memory.small_group(name == "oom-kill") as group:
+        if disk is None or group is None:
+            raise lab.NoLab("only root can mount a small disk or make a control group, and not in every container")
         run = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", *words, str(disk)],
             capture_output=True,
             text=True,
             errors="replace",
             timeout=LIMIT_S,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200", "KIT_SMALL_GROUP": group},
         )
-    log = directory / "job.log"
-    # Logs are kept with the tests, and where this checkout lies is nobody's business.
-    log.write_text((run.stdout + run.stderr).replace(f"{Path.cwd()}/", ""), encoding="utf-8")
-    return diagnose([log, *directory.rglob("flight_*")])
-
-
-def found(failure: Failure, causes: tuple[Cause, ...]) -> bool:
-    """Whether the first cause is the planted one, on the planted rank, in the right words."""
-    if not causes or causes[0].cause != failure.cause or failure.says not in causes[0].meaning:
-        return False
-    return failure.rank is None or failure.rank in causes[0].ranks
+    return run.stdout + run.stderr
 
 
 @contextmanager

@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from benchmarks.failures import memory
 from kit.training.__main__ import leave
 
-STEPS = 6
+STEPS = {"diverges": 24}
+"""Where more than six are needed."""
 FAULT_AT = 3
 TIMEOUT_S = 8
 
@@ -33,7 +35,8 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT_S))
     rank, last = dist.get_rank(), dist.get_world_size() - 1
     weight = torch.nn.Linear(16, 16)
-    for step in range(1, STEPS + 1):
+    rate = 0.01
+    for step in range(1, STEPS.get(fault, 6) + 1):
         begin = time.perf_counter()
         here = step == FAULT_AT and rank == last
         if here and fault == "killed":
@@ -48,10 +51,10 @@ def main() -> None:
         if here and fault == "nan":
             for parameter in weight.parameters():
                 parameter.data.fill_(float("nan"))
-        if here and fault == "out-of-memory":
-            torch.empty(1 << 46)  # the allocator of the CPU refuses at once
-        if here and fault == "longer-batch":
-            weight(torch.randn(1 << 40, 16))  # one rank's batch is not like the others'
+        if fault == "diverges" and step > 12:
+            rate = 9.0  # far above what the curvature allows: the loss grows from step to step
+        if here and fault in memory.PHASES:
+            memory.PHASES[fault]()
         if here and fault == "missing-op":
             from torch.utils.cpp_extension import load_inline
 
@@ -74,7 +77,7 @@ def main() -> None:
             except RuntimeError:
                 record(directory)
                 raise
-            parameter.data -= 0.01 * parameter.grad  # type: ignore[operator]
+            parameter.data -= rate * parameter.grad  # type: ignore[operator]
             parameter.grad = None
         if here and fault == "disk-full":
             with (directory / "checkpoint.bin").open("wb") as stream:

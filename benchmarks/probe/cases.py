@@ -39,6 +39,8 @@ CASES: tuple[Case, ...] = (
     _torch("llama-3-8b", 2),
     _torch("llama-3-8b", 3),
     _torch("llama-3-8b", 3, recompute="full"),
+    _torch("llama-3-8b", 3, tp=2, dp=4),
+    _torch("qwen2.5-7b", 2, tp=2, dp=4),
     _torch("qwen3-8b", 3),
     _torch("mistral-7b-v0.1", 3, seq_length=8192),
     _torch("gpt2-xl", 3, seq_length=1024, micro_batch_size=4),
@@ -67,11 +69,22 @@ CASES: tuple[Case, ...] = (
     _deepspeed("olmo-2-7b"),
     _deepspeed("deepseek-v2-lite", dp=64),
     _deepspeed("gpt-oss-20b", dp=64),
+    # Two stacks: the decoder also attends to the encoder
+    _deepspeed("blenderbot-3b", seq_length=128, zero_stage=2, micro_batch_size=16),
+    _deepspeed("blenderbot-400m-distill", seq_length=128, zero_stage=2, micro_batch_size=16, recompute="full"),
+    _torch("blenderbot-400m-distill", 0, seq_length=128, micro_batch_size=16),
+    _deepspeed("bart-large", seq_length=1024, zero_stage=2, micro_batch_size=4),
+    _deepspeed("t5-base", seq_length=512, zero_stage=2, micro_batch_size=4),
+    _torch("flan-t5-xl", 3, seq_length=512, micro_batch_size=4),
+    # Head and loss in chunks
+    _torch("llama-3-8b", 3, chunked_loss=True),
+    _torch("llama-3.2-1b", 0, chunked_loss=True),
     # LoRA: weights frozen in 16 bits, adapters in fp32 (torch) or 16 bits (DeepSpeed)
     _lora("llama-3.2-1b", "torch"),
     _lora("llama-3.2-1b", "torch", recompute="full"),
     _lora("llama-3-8b", "torch", "attention"),
     _lora("qwen3-8b", "torch"),
+    _lora("llama-3-8b", "torch", zero_stage=3),
     _lora("llama-3-8b", "deepspeed", zero_stage=2),
     _lora("gemma-2-2b", "deepspeed", zero_stage=2),
     # Megatron: one rank of every stage that differs

@@ -46,6 +46,7 @@ class Case:
         )
         cluster = parse_cluster(f"{layout.world_size}xH100")
         job = JobSpec(
+            objective="seq2seq" if model.is_encoder_decoder else "pretrain",
             seq_length=self.seq_length,
             global_batch_size=layout.global_batch_size,
             precision=self.precision,  # type: ignore[arg-type]

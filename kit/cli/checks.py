@@ -14,7 +14,10 @@ from kit.specs import yaml
 
 @app.command()
 def lint(
-    paths: Annotated[list[Path], typer.Argument(help="ds_config.json, accelerate YAML, recipe, or run directory.")],
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(help="ds_config.json, accelerate YAML, recipe, run directory, or script with launch lines."),
+    ] = None,
     model: Annotated[str | None, typer.Option(help="What it trains: lets memory be judged.")] = None,
     gpus: Annotated[str | None, typer.Option(help="Where it runs: lets batch sizes and memory be judged.")] = None,
     reader: Annotated[
@@ -22,16 +25,23 @@ def lint(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     fix: Annotated[Path | None, typer.Option(help="Write a corrected copy of the one file here.")] = None,
+    rules: Annotated[bool, typer.Option("--rules", help="Print every rule, as a table.")] = False,
 ) -> None:
     """What is wrong with a configuration, before a GPU is paid for. Exit code 1 where a finding is an error."""
     import json
 
     from kit.diagnose.lint import READERS, lint, read_values, write_fixed
+    from kit.diagnose.lint.catalog import markdown
     from kit.specs.catalog import load_model, parse_cluster
 
+    if rules:
+        typer.echo(markdown())
+        return
+    if not paths:
+        raise SpecError("nothing to read; name a ds_config.json, accelerate YAML, recipe, script or run directory")
     if reader is not None and reader not in READERS:
         raise SpecError(f"--reader {reader!r}: {yaml.nearest(reader, list(READERS))}")
-    if fix is not None and (len(paths) > 1 or paths[0].is_dir()):
+    if fix is not None and (len(paths) > 1 or paths[0].suffix not in (".json", ".yaml", ".yml")):
         raise SpecError("--fix writes a copy of one file; name one .json or .yaml file")
     known = load_model(model) if model else None, parse_cluster(gpus) if gpus else None
     findings = [finding for path in paths for finding in lint(path, reader=reader, model=known[0], cluster=known[1])]

@@ -150,7 +150,15 @@ DEEPSPEED_CASES = (
     ),
     LintCase("pipeline-zero", zero(2) | {"pipeline": {"stages": 4}}, zero(1) | {"pipeline": {"stages": 4}}),
     LintCase("checkpointing-unused", BASE | {"activation_checkpointing": {"profile": True}}, BASE, "note"),
-    LintCase("auto-unfilled", zero(2, allgather_bucket_size="auto"), zero(2, reduce_bucket_size="auto")),
+    LintCase("auto-unfilled", BASE | {"steps_per_print": "auto"}, BASE | {"gradient_clipping": "auto"}),
+    LintCase("auto-unfilled", zero(2, allgather_bucket_size="auto"), zero(2, reduce_bucket_size="auto"), "note"),
+    LintCase(
+        "auto-outside-trainer",
+        zero(2, reduce_bucket_size="auto"),
+        zero(2, reduce_bucket_size=5e8),
+        "warning",
+        {"reader": "deepspeed"},
+    ),
     LintCase(
         "auto-outside-trainer",
         {"train_batch_size": "auto"},
@@ -182,6 +190,23 @@ DEEPSPEED_CASES = (
         good_context={"model": "llama-3.2-1b", "gpus": "8xA100-40"},
     ),
 )
+
+OFFLOADED = STAGE_3["zero_optimization"] | {"offload_optimizer": CPU | {"pin_memory": True}}
+EIGHT = {"model": "llama-3.1-8b", "gpus": "8xH100"}
+BF16 = BASE | ADAMW | {"bf16": {"enabled": True}, "gradient_accumulation_steps": 8}
+CONSEQUENCE_CASES = (
+    LintCase(
+        "offload-for-nothing",
+        BF16 | {"zero_optimization": OFFLOADED},
+        BF16 | {"zero_optimization": OFFLOADED},
+        "warning",
+        EIGHT,
+        {"model": "llama-3-70b", "gpus": "16xH100"},
+    ),
+    LintCase("stage-for-nothing", STAGE_3 | BF16, STAGE_2 | BF16, "warning", EIGHT),
+    LintCase("prediction", STAGE_2 | BF16, STAGE_2 | BF16, "note", EIGHT, {"model": "llama-3.1-8b"}),
+)
+"""What a configuration costs where a model and GPUs are given."""
 
 LOCAL: dict[str, Any] = {
     "compute_environment": "LOCAL_MACHINE",
@@ -237,3 +262,51 @@ ACCELERATE_CASES = (
         "warning",
     ),
 )
+
+
+TWO = "--nnodes 2 --nproc-per-node 8"
+COMMAND_CASES = (
+    LintCase("unknown-option", "deepspeed --num_gpu 8 train.py", "deepspeed --num_gpus 8 train.py --num_gpu 8"),
+    LintCase("unknown-option", "torchrun --nproc_per_gpu=8 train.py", "torchrun --nproc_per_node=8 train.py"),
+    LintCase(
+        "unknown-option",
+        "accelerate launch --num_process 8 \\\n  train.py",
+        "accelerate launch --num_processes 8 \\\n  train.py --num_process 8",
+    ),
+    LintCase(
+        "former-launcher",
+        "python -m torch.distributed.launch --nproc_per_node=8 train.py",
+        "python3.11 -m torch.distributed.run --nproc_per_node=8 train.py",
+        "warning",
+    ),
+    LintCase("one-process", "torchrun train.py", "torchrun $OPTIONS train.py", "warning"),
+    LintCase("one-process", "python train.py --deepspeed ds.json", "deepspeed train.py --deepspeed ds.json", "warning"),
+    LintCase(
+        "machine-rank", f"torchrun {TWO} --master-addr n0 --node-rank 2 t.py", f"torchrun {TWO} --node-rank 1 t.py"
+    ),
+    LintCase("main-process-ip", f"torchrun {TWO} train.py", f"torchrun {TWO} --rdzv-endpoint n0:29500 train.py"),
+    LintCase(
+        "main-process-ip",
+        "accelerate launch --num_machines 2 train.py",
+        "accelerate launch --num_machines 2 --main_process_ip n0 train.py",
+    ),
+    LintCase("hostfile", "deepspeed --num_nodes 2 t.py", "deepspeed -H hosts --num_nodes 2 t.py", "warning"),
+    LintCase("chosen-twice", "deepspeed --include n0:0,1 --num_gpus 2 t.py", "deepspeed --include n0:0,1 t.py"),
+    LintCase(
+        "config-file-missing", "deepspeed t.py --deepspeed no.json", "deepspeed t.py --deepspeed ds.json", "warning"
+    ),
+    LintCase(
+        "trainer-mismatch",
+        "deepspeed t.py --deepspeed ds.json --bf16 --per_device_train_batch_size 8",
+        "deepspeed t.py --deepspeed ds.json --bf16 --per_device_train_batch_size 4",
+    ),
+    LintCase(
+        "trainer-mismatch", "deepspeed t.py --deepspeed ds.json", "deepspeed t.py --deepspeed ds.json --bf16 True"
+    ),
+    LintCase(
+        "batch-arithmetic",
+        "deepspeed --num_gpus 3 t.py --deepspeed ds.json",
+        "deepspeed --num_gpus 2 t.py --deepspeed ds.json",
+    ),
+)
+"""Launch lines; beside them lies ``ds.json``, for two GPUs in bf16."""

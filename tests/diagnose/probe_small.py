@@ -32,6 +32,9 @@ def shape(family: str, **changes: object) -> ModelSpec:
 
 LLAMA, QWEN3 = shape("llama"), shape("qwen3")
 GPT2 = shape("gpt2", num_key_value_heads=8, rope_theta=None, ffn_hidden_size=1024)
+BLENDERBOT = shape(
+    "blenderbot", num_key_value_heads=8, rope_theta=None, ffn_hidden_size=1024, encoder_layers=2, tied_embeddings=True
+)
 EXPERTS = shape("qwen3_moe", num_experts=8, experts_per_token=2, moe_ffn_hidden_size=256)
 
 
@@ -45,13 +48,19 @@ def case(
 CASES = (
     case(LLAMA, "torch", zero_stage=0),
     case(QWEN3, "torch", zero_stage=3, dp=4, recompute="full"),
+    case(LLAMA, "torch", zero_stage=3, tp=2, dp=4),
     case(GPT2, "deepspeed", zero_stage=2, dp=4),
     case(LLAMA, "torch", zero_stage=0, lora=LoraSpec(rank=8)),
+    case(LLAMA, "torch", zero_stage=3, dp=4, lora=LoraSpec(rank=8)),
+    case(LLAMA, "torch", zero_stage=3, dp=4, chunked_loss=True),
+    case(BLENDERBOT, "deepspeed", zero_stage=2, dp=4),
+    case(BLENDERBOT, "torch", zero_stage=0, recompute="full"),
     case(QWEN3, "deepspeed", zero_stage=2, dp=4, lora=LoraSpec(rank=8, targets="attention")),
     case(LLAMA, "megatron", stages=(0, 1), zero_stage=1, tp=2, sp=True, pp=2, dp=2, gradient_accumulation_steps=4),
     case(QWEN3, "megatron", zero_stage=0, tp=4, dp=1),
     case(GPT2, "megatron", zero_stage=1, dp=4, recompute="full"),
     case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8),
+    case(EXPERTS, "megatron", zero_stage=1, ep=4, dp=8, recompute="full"),
 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import subprocess
@@ -12,16 +11,23 @@ from typing import Any
 
 import pytest
 
+import kit
 from kit.diagnose.lint import lint, read_values, write_fixed
+from kit.diagnose.lint.catalog import RULES, markdown
 from kit.diagnose.lint.json_text import parse_json
-from kit.diagnose.lint.rules import ACCELERATE_RULES, DEEPSPEED_RULES
+from kit.emit.run_directory import write as write_run
 from kit.errors import SpecError
 from kit.specs import yaml
 from kit.specs.catalog import load_model, parse_cluster
-from tests.diagnose.lint_cases import ACCELERATE_CASES, DEEPSPEED_CASES, LintCase
+from kit.specs.run import DataSpec, RunSpec
+from tests.diagnose.lint_cases import ACCELERATE_CASES, COMMAND_CASES, CONSEQUENCE_CASES, DEEPSPEED_CASES, LintCase
 
 ROOT = Path(__file__).parents[2]
-DS_OF_TWO = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4}
+TUTORIALS = Path(__file__).parent / "tutorials"
+DS_OF_TWO = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
+
+
+EXPECTED = yaml.read(TUTORIALS / "expected.yaml").data
 
 
 def name(case: LintCase) -> str:
@@ -47,7 +53,7 @@ def found(path: Path, context: dict[str, str]) -> dict[str, str]:
     return {finding.rule: finding.severity for finding in findings}
 
 
-@pytest.mark.parametrize("case", DEEPSPEED_CASES, ids=name)
+@pytest.mark.parametrize("case", DEEPSPEED_CASES + CONSEQUENCE_CASES, ids=name)
 def test_deepspeed_rule(case: LintCase, tmp_path: Path) -> None:
     bad = found(write(tmp_path, case.bad, ".json"), case.context)
     assert bad.get(case.rule) == case.severity
@@ -61,13 +67,46 @@ def test_accelerate_rule(case: LintCase, tmp_path: Path) -> None:
     assert case.rule not in found(write(tmp_path, case.good, ".yaml"), case.context)
 
 
+@pytest.mark.parametrize("case", COMMAND_CASES, ids=name)
+def test_rule_of_launch_lines(case: LintCase, tmp_path: Path) -> None:
+    assert found(write(tmp_path, case.bad, ".sh"), {}).get(case.rule) == case.severity
+    assert case.rule not in found(write(tmp_path, case.good, ".sh"), {})
+
+
 def test_every_rule_has_a_case_and_a_line_in_the_docs() -> None:
-    sources = "".join(inspect.getsource(inspect.getmodule(rule)) for rule in (*DEEPSPEED_RULES, *ACCELERATE_RULES))
-    ids = set(re.findall(r'(?:finding\(|Finding\(|unknown_keys\(config, \w+\(\),)\s*"([a-z0-9-]+)"', sources))
-    covered = {case.rule for case in (*DEEPSPEED_CASES, *ACCELERATE_CASES)}
-    assert ids <= covered
-    page = (ROOT / "docs/lint.md").read_text()
-    assert [rule for rule in sorted(covered) if f"`{rule}`" not in page] == []
+    """The ids are those that the sources give to findings; three are raised by whole checks of their own."""
+    sources = "".join(file.read_text() for file in sorted((ROOT / "kit/diagnose/lint").glob("*.py")))
+    before = r"(?:finding\(|Finding\(|unknown_keys\(config, \w+\(\),|yield)"
+    given = before + r'\s*"([a-z0-9]+(?:-[a-z0-9]+)+|prediction|recipe|edited|hostfile)"'
+    ids = set(re.findall(given, sources))
+    assert ids == {rule.name for rule in RULES}
+    cases = (*DEEPSPEED_CASES, *CONSEQUENCE_CASES, *ACCELERATE_CASES, *COMMAND_CASES)
+    assert ids - {case.rule for case in cases} == {"recipe", "run-directory", "edited"}
+    assert markdown() in (ROOT / "docs/lint.md").read_text(), "kit lint --rules"
+
+
+def test_recipes_and_run_directories_have_rules_too(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: llama-3.1-8b\ncluster: 8xH100\nlayout: {engine: megatron, tp: 3}\n")
+    assert set(found(recipe, {})) == {"recipe"}
+    recipe.write_text(recipe.read_text().replace("tp: 3", "tp: 4"))
+    assert found(recipe, {}) == {}
+    rundir = write_run(kit.plan(kit.load_recipe(recipe)), RunSpec(data=DataSpec(train="train")), tmp_path / "run")
+    assert found(rundir.path, {}) == {}
+    launched = rundir.path / "megatron.yaml"
+    text = launched.read_text()
+    launched.write_text(text.replace("hidden_dropout: 0.0", "hidden_dropout: 0.1"))
+    assert found(rundir.path, {}) == {"edited": "note"}
+    launched.write_text(text.replace("tensor_model_parallel_size: 4", "tensor_model_parallel_size: 2"))
+    assert found(rundir.path, {}) == {"run-directory": "error"}
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_what_tutorials_print(name: str) -> None:
+    """Configurations and launch lines as tutorials print them, with their mistakes; and the same without."""
+    case = EXPECTED[name]
+    rules = {rule for rule, severity in found(TUTORIALS / name, case.get("context", {})).items() if severity != "note"}
+    assert rules == set(case["finds"])
 
 
 @pytest.mark.parametrize("case", [case for case in DEEPSPEED_CASES if case.refused], ids=name)
@@ -83,12 +122,25 @@ def test_what_is_called_refused_is_refused_by_deepspeed_itself(case: LintCase) -
         parser.DeepSpeedConfig(dict(case.good))
 
 
-@pytest.mark.parametrize("table", ["deepspeed", "accelerate"])
-def test_tables_are_what_the_installed_readers_read(table: str) -> None:
-    made = subprocess.run(
-        [sys.executable, str(ROOT / f"scripts/{table}_keys.py")], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert made.stdout == (ROOT / f"kit/diagnose/lint/{table}_keys.yaml").read_text()
+TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys")
+WRITE_TABLES = """
+import contextlib, io, json, runpy, sys
+written = {}
+for table in sys.argv[1:]:
+    with contextlib.redirect_stdout(io.StringIO()) as stream:
+        runpy.run_path(f"scripts/{table}.py", run_name="__main__")
+    written[table] = stream.getvalue()
+print(json.dumps(written))
+"""
+
+
+def test_tables_are_what_the_installed_readers_read() -> None:
+    """All in one process: importing the readers is what takes time."""
+    words = [sys.executable, "-c", WRITE_TABLES, *TABLES]
+    made = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    written = json.loads(made.stdout.splitlines()[-1])
+    for table in TABLES:
+        assert written[table] == (ROOT / f"kit/diagnose/lint/{table}.yaml").read_text(), table
 
 
 def test_a_corrected_copy_has_none_of_the_errors(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kit
-from benchmarks.failures.__main__ import FAILURES, Failure, found, provoke
+from benchmarks.failures.__main__ import FAILURES, Failure, found, plan_of, provoke
 from kit.diagnose.logs import diagnose, flight
 from kit.errors import SpecError
 
@@ -22,14 +22,32 @@ LOGS = Path(__file__).parent / "logs"
 
 @pytest.mark.parametrize("failure", FAILURES, ids=lambda failure: failure.name)
 def test_provoked_failure(failure: Failure) -> None:
-    causes = diagnose([LOGS / f"{failure.name}.log", *sorted((LOGS / f"{failure.name}-flight").glob("flight_*"))])
+    files = [LOGS / f"{failure.name}.log", *sorted((LOGS / f"{failure.name}-flight").glob("flight_*"))]
+    causes = diagnose(files, plan_of(failure))
     assert found(failure, causes), [str(cause) for cause in causes]
+
+
+def test_a_rank_that_may_not_start_threads_and_what_its_launcher_then_kills() -> None:
+    """A run of kit's whose rank 1 had no room for a thread; torchrun killed rank 0, which only waited."""
+    causes = diagnose([LOGS / "threads.log"])
+    assert [(cause.cause, cause.ranks) for cause in causes] == [("thread-limit", (1,))]
+
+
+def test_a_spike_that_goes_back_is_no_divergence(tmp_path: Path) -> None:
+    losses = [6.0, 5.0, 4.0, 3.5, 3.2, 3.1, 3.0, 9.0, 8.0, 4.0, 3.1, 3.0, 3.0, 2.9, 3.0]
+    log = tmp_path / "run.log"
+    log.write_text("".join(f"step {step}/15  loss {loss}\n" for step, loss in enumerate(losses, start=1)))
+    assert diagnose([log]) == ()
+    log.write_text(
+        "".join(f"step {step}/12  loss {loss}\n" for step, loss in enumerate(losses[:7] + [9.0] * 5, start=1))
+    )
+    (cause,) = diagnose([log])
+    assert (cause.cause, cause.step) == ("loss-divergence", 8)
 
 
 def test_a_failure_provoked_now(tmp_path: Path) -> None:
     killed = next(failure for failure in FAILURES if failure.name == "killed")
     causes = provoke(killed, tmp_path / "killed")
-    assert causes is not None
     assert found(killed, causes), [str(cause) for cause in causes]
 
 

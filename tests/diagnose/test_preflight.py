@@ -16,7 +16,7 @@ import pytest
 
 import kit
 from benchmarks.hosts import lab
-from kit.diagnose.preflight import bandwidth, disk, facts, gpus, hosts_checks
+from kit.diagnose.preflight import bandwidth, dcgm, disk, facts, gpus, hosts_checks
 from kit.diagnose.preflight.host_checks import check_host
 from kit.diagnose.preflight.needs import needs_of
 from kit.diagnose.preflight.remote import read_hostfile
@@ -27,7 +27,10 @@ from kit.specs.run import CheckpointSpec, DataSpec, RunSpec
 from tests.test_cli import kit as command_line
 
 ROOT = Path(__file__).parents[2]
-SMI = "0, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 4, 0, 345, 1980, Not Active, Not Active, 34, No, Enabled\n"
+SMI = (
+    "0, NVIDIA H100 80GB HBM3, 550.90.07, 81559, 4, 0, 345, 1980, Not Active, Not Active, 34, No, Enabled, "
+    "1980, 1980, 700.00, 700.00\n"
+)
 """A row as ``nvidia-smi --query-gpu`` prints it."""
 SICK = {
     "ecc": (", 0, 345, ", ", 3, 345, ", "gpu-health", "3 uncorrected"),
@@ -53,6 +56,7 @@ def here() -> dict[str, Any]:
 
 
 def rundir(tmp_path: Path, gpus_given: str, **layout: Any) -> RunDirectory:
+    tmp_path.mkdir(exist_ok=True)
     plan = kit.plan("llama-3.1-8b", gpus_given, pins=kit.Pins(engine="deepspeed", **layout))
     run = RunSpec(
         data=DataSpec(train=str(tmp_path / "train")), nvme_path=str(tmp_path), checkpoint=CheckpointSpec(keep_last=1)
@@ -75,6 +79,70 @@ def test_healthy_gpus_pass(here: dict[str, Any], tmp_path: Path) -> None:
     needs = needs_of(rundir(tmp_path, "8xH100", zero_stage=3))
     found = failures(check_host(on_gpus(here), needs, "node-0"))
     assert set(found) <= {"disk"}  # nobody looked at it
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("Enabled, 1980,", "Enabled, 1200,", "clock is set to 1200 MHz, 1980 by default"),
+        ("700.00, 700.00", "400.00, 700.00", "power limit is set to 400 W, 700 by default"),
+    ],
+)
+def test_a_gpu_that_is_held_down_is_named(old: str, new: str, says: str, here: dict[str, Any]) -> None:
+    found = {verdict.check: verdict for verdict in check_host(on_gpus(here, SMI.replace(old, new)), None, "node-0")}
+    assert found["gpu-clocks"].state == "warning"
+    assert says in found["gpu-clocks"].said
+    healthy = {verdict.check: verdict for verdict in check_host(on_gpus(here), None, "node-0")}
+    assert healthy["gpu-clocks"].state == "ok"
+    older = SMI.replace("1980, 1980, 700.00, 700.00", "[N/A], [Requested functionality has been deprecated], 700, 700")
+    assert gpus.parse(older)[0].default_mhz is None
+
+
+DCGM_3 = """warning: something before it
+{"DCGM GPU Diagnostic": {"test_categories": [{"category": "Deployment", "tests": [
+  {"name": "Denylist", "results": [{"gpu_ids": "0,1", "status": "PASS"}]}, null,
+  {"name": "Page Retirement/Row Remap", "results": [
+    {"gpu_ids": "1", "status": "STATUS", "warnings": ["row remap failed"]}]}
+]}]}}"""
+DCGM_4 = """{"DCGM Diagnostic": {"test_categories": [{"category": "Deployment", "tests": [{"name": "software",
+  "results": [{"entity_group": "GPU", "entity_id": 3, "status": "Fail",
+    "warnings": [{"error_id": 29, "error_severity": SEVERITY, "warning": "persistence mode is disabled"}]}],
+  "test_summary": {"status": "Fail"}}]}]}, "metadata": {"version": "4.2.3"}}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "says"),
+    [
+        (DCGM_3.replace("STATUS", "PASS"), "ok", "pass"),
+        (DCGM_3.replace("STATUS", "SKIPPED"), "ok", "pass"),
+        (DCGM_3.replace("STATUS", "WARN"), "warning", "row remap failed"),
+        (DCGM_3.replace("STATUS", "FAIL"), "failure", "Page Retirement/Row Remap (GPU 1): row remap failed"),
+        (DCGM_4.replace("SEVERITY", "5"), "warning", "software (GPU 3): persistence mode is disabled"),
+        (DCGM_4.replace("SEVERITY", "2"), "failure", "software (GPU 3)"),
+    ],
+)
+def test_what_dcgm_says(text: str, state: str, says: str, here: dict[str, Any]) -> None:
+    found = {**on_gpus(here), "dcgm": [vars(problem) for problem in dcgm.parse(text)]}
+    verdict = next(verdict for verdict in check_host(found, None, "node-0") if verdict.check == "dcgm")
+    assert verdict.state == state
+    assert says in verdict.said
+    with pytest.raises(ValueError, match="no test"):
+        dcgm.parse('{"DCGM Diagnostic": {"version": "4.2.3"}}')
+
+
+def test_dcgm_that_is_not_there_or_does_not_answer(tmp_path: Path) -> None:
+    """A program of that name on the path, as the real one behaves without its daemon."""
+    for script, says in (("echo 'Error: Unable to connect' >&2; exit 1", "Unable to connect"), (None, None)):
+        program = tmp_path / "dcgmi"
+        program.unlink(missing_ok=True)
+        if script:
+            program.write_text(f"#!/bin/sh\n{script}\n")
+            program.chmod(0o755)
+        words = [sys.executable, "-m", "kit.diagnose.preflight.facts", "{}"]
+        environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+        told = subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
+        found = json.loads(told)["dcgm"]
+        assert (found is None) if says is None else says in found["error"]
 
 
 @pytest.mark.parametrize("fault", SICK)
@@ -205,6 +273,25 @@ def test_a_slow_fabric_is_judged_by_this_plan(tmp_path: Path) -> None:
     assert "1.00 of its prediction" in fabric.said
     slow = next(v for v in bandwidth.judged({"all_reduce_between": 0.5}, plan) if v.check == "fabric-bandwidth")
     assert slow.state == "failure"
+
+
+def test_copies_and_disks_are_judged_by_this_plan(tmp_path: Path) -> None:
+    """A plan whose state is on NVMe lives on both; one that keeps all on the GPU needs neither."""
+    swapping = rundir(tmp_path / "a", "8xH100", zero_stage=3, offload_optimizer="nvme").plan
+    at_home = rundir(tmp_path / "b", "8xH100", zero_stage=3).plan
+    assumed = swapping.cluster.nvme_gbytes_per_s or bandwidth.shared().nvme_gbytes_per_s
+    slow, fast = {"write": 0.05, "read": 0.5}, {"write": assumed, "read": assumed}
+    assert bandwidth.judged_disk(slow, swapping, "node-1").state == "failure"
+    as_planned = bandwidth.judged_disk(fast, swapping, "node-1")
+    assert as_planned.state == "ok"
+    assert "1.00 of its prediction" in as_planned.said
+    assert bandwidth.judged_disk(slow, at_home, "node-1").check == "disk-speed"
+    for plan, state in ((swapping, "failure"), (at_home, "ok")):
+        found = bandwidth.judged({"host_to_device": 20.0, "device_to_host": 0.2}, plan)
+        copy_verdict = next(verdict for verdict in found if verdict.check == "host-copy")
+        assert copy_verdict.state == state, copy_verdict.said
+    without = next(verdict for verdict in bandwidth.judged({}, swapping) if verdict.check == "host-copy")
+    assert (without.state, "no GPU" in without.said) == ("skipped", True)
 
 
 def test_a_disk_is_measured(tmp_path: Path) -> None:

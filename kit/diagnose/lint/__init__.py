@@ -1,7 +1,8 @@
 """Lint: what is wrong with a configuration that somebody brings along, before a GPU is paid for.
 
-``lint(path)`` tells what a file is from its content: a DeepSpeed configuration, accelerate's YAML, a recipe, or a run
-directory. Needs neither torch nor the engines: what they read is in tables taken from them.
+``lint(path)`` tells what a file is from its content: a DeepSpeed configuration, accelerate's YAML, a recipe, a run
+directory, or a shell script with launch lines. Needs neither torch nor the engines: what they read is in tables taken
+from them.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
+from kit.diagnose.lint.command_rules import COMMAND_RULES, contradicts_config, processes
+from kit.diagnose.lint.commands import Command, commands
 from kit.diagnose.lint.config import Config, Reader
 from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.fix import fixed, write_fixed
@@ -19,8 +22,9 @@ from kit.specs import yaml
 from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
 
-__all__ = ["READERS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
+__all__ = ["READERS", "SCRIPTS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
 
+SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 READERS: tuple[Reader, ...] = get_args(Reader)
 
 
@@ -39,10 +43,12 @@ def lint(
     path = Path(path)
     if path.is_dir():
         return _run_directory(path)
-    if path.suffix == ".json":
+    if path.suffix == ".json" and "distributed_type" not in _read_json(path).document.data:
         return _deepspeed(path, reader, model, cluster)
-    if path.suffix not in (".yaml", ".yml"):
-        raise SpecError(f"{path.name}: lint reads .json, .yaml and run directories; is it one of these?")
+    if path.suffix in SCRIPTS:
+        return _script(path, model, cluster)
+    if path.suffix not in (".json", ".yaml", ".yml"):
+        raise SpecError(f"{path.name}: lint reads .json, .yaml, .sh, .sbatch and run directories; is it one of these?")
     document = yaml.read(path)
     if {"model", "cluster", "extends"} & set(document.data):
         return _recipe(path)
@@ -56,12 +62,15 @@ def read_values(path: str | Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> Any:
+    return parse_json(_text(path), path.name)
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise SpecError(f"{path}: cannot be read: {reason}") from None
-    return parse_json(text, path.name)
 
 
 def _deepspeed(
@@ -83,9 +92,7 @@ def _accelerate(
     findings = [finding for rule in ACCELERATE_RULES for finding in rule(config)]
     named = config.get("deepspeed_config.deepspeed_config_file")
     if isinstance(named, str):
-        beside, here = path.parent / named, Path(named)
-        other = here if here.is_file() and not beside.is_file() else beside
-        if other.is_file():
+        if (other := _find(path, named)) is not None:
             processes = config.number("num_processes")
             ranks = None if processes is None else int(processes) // _model_parallel(other.with_name("megatron.yaml"))
             findings += _deepspeed(other, "accelerate", model, cluster, ranks)
@@ -95,11 +102,50 @@ def _accelerate(
                     "config-file-missing",
                     "warning",
                     "deepspeed_config.deepspeed_config_file",
-                    f"{named} is neither here nor beside this file",
+                    f"{named} is neither here nor above this file",
                     "its path is relative to where accelerate launch is started: start it there",
                 )
             )
     return _ordered(findings)
+
+
+def _script(path: Path, model: ModelSpec | None, cluster: ClusterSpec | None) -> tuple[Finding, ...]:
+    """Every launch line, and the configurations that it names."""
+    findings: list[Finding] = []
+    for command in commands(_text(path)):
+        findings += [finding for rule in COMMAND_RULES for finding in rule(path.name, command)]
+        findings += _named(path, command, model, cluster)
+    return _ordered(finding for index, finding in enumerate(findings) if finding not in findings[:index])
+
+
+def _find(path: Path, named: str) -> Path | None:
+    """A file that another one names: launchers are started here, beside it, or from the root of its project."""
+    places = [folder / named for folder in (path.parent, Path(), *path.absolute().parents[1:5])]
+    return next((place for place in places if place.is_file()), None)
+
+
+def _named(path: Path, command: Command, model: ModelSpec | None, cluster: ClusterSpec | None) -> list[Finding]:
+    """What a launch line's configuration files raise, by themselves and against the line."""
+    found: list[Finding] = []
+    for named, reader in (
+        (command.argument("deepspeed"), "trainer"),
+        (command.argument("deepspeed_config"), "deepspeed"),
+        (command.value("deepspeed_config_file"), "accelerate"),
+        (command.value("config_file") if command.launcher == "accelerate launch" else None, None),
+    ):
+        if named is None or "$" in named or not named.endswith((".json", ".yaml", ".yml")):
+            continue
+        other = _find(path, named)
+        if other is None:
+            why, fix = f"{named} is neither here nor above this script", "start it where the path is right"
+            found.append(Finding("config-file-missing", "warning", path.name, command.line, "", why, fix))
+        elif reader is not None and other.suffix == ".json":
+            ranks = processes(command)
+            found += _deepspeed(other, reader, model, cluster, ranks)  # type: ignore[arg-type]  # one of Reader
+            found += contradicts_config(path.name, command, _read_json(other).document.data)
+        else:
+            found += _accelerate(other, yaml.read(other), model, cluster)
+    return found
 
 
 def _model_parallel(megatron: Path) -> int:

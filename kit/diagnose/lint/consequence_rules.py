@@ -1,4 +1,5 @@
-"""What a DeepSpeed configuration costs, from the cost model; they speak where a model (and a cluster) is given."""
+"""What a DeepSpeed configuration costs in memory and time, by the cost model; they speak where a model is given, and of
+whole layouts where a cluster is too."""
 
 from __future__ import annotations
 
@@ -6,17 +7,22 @@ import dataclasses
 from collections.abc import Iterator
 
 from kit.cost.efficiency import usable_gib
+from kit.cost.estimate import predict
 from kit.cost.memory import peak_gib
-from kit.cost.offload import host_ram_gib_per_node
+from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node
 from kit.cost.params import count
 from kit.diagnose.lint.batch_rules import data_parallel_size
 from kit.diagnose.lint.config import Config
-from kit.diagnose.lint.finding import Finding
+from kit.diagnose.lint.finding import Finding, Severity
 from kit.errors import KitError
+from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
+from kit.specs.model import ModelSpec
 from kit.units import GIB
 
+WORTH_SAYING = 1.1
+"""Times the step of a layout beside it: less is within the error of a prediction."""
 DEFAULT_BUCKET = 5e8
 """Elements (runtime/zero/config.py)."""
 
@@ -53,53 +59,113 @@ def bucket_memory(config: Config) -> Iterator[Finding]:
 
 def memory(config: Config) -> Iterator[Finding]:
     """Whether the model fits, and whether the host can hold what is offloaded."""
+    described = _described(config)
+    if described is None:
+        return
+    model, cluster, job, layout = described
+    moved = [name for name in ("optimizer", "param") if getattr(layout, f"offload_{name}") != "none"]
+    if moved:
+        needed = host_ram_gib_per_node(model, cluster, layout, job.precision)
+        there = cluster.host_ram_gib
+        pinned = any(config.on(f"zero_optimization.offload_{name}.pin_memory") for name in moved)
+        if there is not None and needed > HOST_SHARE * there:
+            yield config.finding(
+                "host-ram",
+                "error",
+                f"zero_optimization.offload_{moved[0]}",
+                f"needs {needed:.0f} GiB of host memory a node{', pinned and never swapped out' if pinned else ''}, "
+                f"and {cluster.name} has {there:.0f}",
+                "offload to nvme, or use more nodes",
+            )
+    try:
+        peak = peak_gib(model, cluster, job, layout)
+    except KitError:
+        return  # a model that the cost model does not know: nothing to say
+    usable = usable_gib(cluster.gpu)
+    if peak > usable:
+        said = (
+            f"{_batch(model, job, layout)} peaks at about {peak:.0f} GiB without gradient checkpointing; "
+            f"{cluster.gpu.name} has {usable:.0f} usable"
+        )
+        fewer = peak_gib(model, cluster, job, dataclasses.replace(layout, recompute="full"))
+        severity: Severity = "warning" if fewer <= usable else "error"
+        yield config.finding(
+            "does-not-fit",
+            severity,
+            "zero_optimization.stage",
+            said,
+            f"turn gradient checkpointing on (about {fewer:.0f} GiB)"
+            if severity == "warning"
+            else f"use a higher stage, offload or more GPUs (kit plan {model.name} --gpus … finds one)",
+        )
+
+
+def speed(config: Config) -> Iterator[Finding]:
+    """What the configuration pays in time for memory that it does not need, and the step that is predicted."""
+    described = _described(config)
+    if described is None:
+        return
+    model, cluster, job, layout = described
+    try:
+        now = predict(model, cluster, job, layout)
+        usable = usable_gib(cluster.gpu)
+        lighter = [
+            (rule, key, words, predict(model, cluster, job, other))
+            for rule, key, words, other in _lighter(layout)
+            if peak_gib(model, cluster, job, other) <= usable
+        ]
+    except KitError:
+        return
+    for rule, key, words, other in lighter:
+        ratio = now.step_time_s / other.step_time_s
+        if ratio > WORTH_SAYING:
+            yield config.finding(
+                rule,
+                "warning",
+                f"zero_optimization.{key}",
+                f"{_batch(model, job, layout)} fits {words}, and a step then takes about {other.step_time_s:.2g} s; "
+                f"now it takes {now.step_time_s:.2g}, {ratio:.1f} times as long",
+                f"train {words}",
+            )
+            break  # the next would be measured against the same step
+    largest, longest_s = max(now.step_time_components_s.items(), key=lambda item: item[1])
+    peak = peak_gib(model, cluster, job, layout)
+    yield config.finding(
+        "prediction",
+        "note",
+        "",
+        f"{_batch(model, job, layout)} on {cluster.num_gpus} {cluster.gpu.name}: about {peak:.0f} GiB a GPU, "
+        f"{now.step_time_s:.2g} s a step ({largest} {longest_s:.2g} s), {now.mfu:.0%} MFU",
+        "kit plan looks for a better layout",
+    )
+
+
+def _lighter(layout: Layout) -> Iterator[tuple[str, str, str, Layout]]:
+    """(rule, key, words, layout) of neighbours that keep more on the GPU and send less."""
+    bare = dataclasses.replace(layout, offload_optimizer="none", offload_param="none")
+    if bare != layout:
+        key = "offload_optimizer" if layout.offload_optimizer != "none" else "offload_param"
+        yield "offload-for-nothing", key, "without offload", bare
+    for stage in (1, 2):
+        if layout.zero_stage == 3:
+            yield "stage-for-nothing", "stage", f"at stage {stage}", dataclasses.replace(bare, zero_stage=stage)
+
+
+def _batch(model: ModelSpec, job: JobSpec, layout: Layout) -> str:
+    return f"{model.name} with {layout.micro_batch_size} sequences of {job.seq_length} tokens"
+
+
+def _described(config: Config) -> tuple[ModelSpec, ClusterSpec, JobSpec, Layout] | None:
+    """What is known of the run; None where the model, the cluster or the layout is not."""
     layout = _layout(config)
     if config.model is None or config.cluster is None or layout is None:
-        return
+        return None
     job = JobSpec(
         precision=_precision(config),
         seq_length=min(4096, config.model.max_position_embeddings),
         global_batch_size=layout.global_batch_size,
     )
-    if config.on("zero_optimization.offload_optimizer.pin_memory") or layout.offload_optimizer != "none":
-        needed = host_ram_gib_per_node(config.model, config.cluster, layout, job.precision)
-        there = config.cluster.host_ram_gib
-        if there is not None and needed > 0.9 * there:
-            yield config.finding(
-                "host-ram",
-                "error",
-                "zero_optimization.offload_optimizer",
-                f"needs {needed:.0f} GiB of host memory a node, which cannot be swapped out while pinned, and "
-                f"{config.cluster.name} has {there:.0f}",
-                "offload to nvme, or use more nodes",
-            )
-    try:
-        peak = peak_gib(config.model, config.cluster, job, layout)
-    except KitError:
-        return  # a model that the cost model does not know: nothing to say
-    usable = usable_gib(config.cluster.gpu)
-    said = (
-        f"{config.model.name} with {layout.micro_batch_size} sequences of {job.seq_length} tokens peaks at about "
-        f"{peak:.0f} GiB without gradient checkpointing; {config.cluster.gpu.name} has {usable:.0f} usable"
-    )
-    if peak > usable:
-        fewer = _with_recompute(config, job, layout)
-        severity = "warning" if fewer is not None and fewer <= usable else "error"
-        yield config.finding(
-            "does-not-fit",
-            severity,  # type: ignore[arg-type]  # one of two literals
-            "zero_optimization.stage",
-            said,
-            f"turn gradient checkpointing on (about {fewer:.0f} GiB)"
-            if severity == "warning"
-            else f"use a higher stage, offload or more GPUs (kit plan {config.model.name} --gpus … finds one)",
-        )
-
-
-def _with_recompute(config: Config, job: JobSpec, layout: Layout) -> float | None:
-    assert config.model is not None
-    assert config.cluster is not None
-    return peak_gib(config.model, config.cluster, job, dataclasses.replace(layout, recompute="full"))
+    return config.model, config.cluster, job, layout
 
 
 def _precision(config: Config) -> Precision:

@@ -41,6 +41,7 @@ DEEPSPEED_RULES: tuple[Check, ...] = (
     zero_rules.auto_unfilled,
     consequence_rules.bucket_memory,
     consequence_rules.memory,
+    consequence_rules.speed,
 )
 """For ``ds_config.json``."""
 

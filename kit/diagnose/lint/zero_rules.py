@@ -202,29 +202,38 @@ FILLED_BY_TRAINER = (
 """transformers/integrations/deepspeed.py, trainer_config_process and trainer_config_finalize."""
 
 
+DEFAULT_FOR_AUTO = ("zero_optimization.", "fp16.", "bf16.")
+"""runtime/config_utils.py, DeepSpeedConfigModel: these sections drop what is "auto", and their defaults stand."""
+
+
 def auto_unfilled(config: Config) -> Iterator[Finding]:
-    """ "auto" is a word of the Hugging Face integrations; DeepSpeed knows it not."""
+    """ "auto" is a word of the Hugging Face integrations; DeepSpeed knows it in a few sections, as its own default."""
     filled = [dotted for dotted, value in config.values() if value == AUTO]
     for dotted in filled:
-        if dotted not in FILLED_BY_TRAINER:
-            yield config.finding(
-                "auto-unfilled",
-                "error",
-                dotted,
-                '"auto" here is filled in by nobody, the Trainer included',
-                "write a value, or leave the key out",
-                removal(dotted),
-            )
+        if dotted in FILLED_BY_TRAINER:
+            continue
+        default = dotted.startswith(DEFAULT_FOR_AUTO)
+        yield config.finding(
+            "auto-unfilled",
+            "note" if default else "error",
+            dotted,
+            '"auto" here is filled in by nobody, the Trainer included'
+            + ("; DeepSpeed's default stands" if default else ""),
+            "write a value, or leave the key out",
+            removal(dotted),
+        )
+    filled = [dotted for dotted in filled if dotted in FILLED_BY_TRAINER]
     if config.reader == "deepspeed":
         for dotted in filled:
-            if dotted in FILLED_BY_TRAINER:
-                yield config.finding(
-                    "auto-outside-trainer",
-                    "error",
-                    dotted,
-                    '"auto" is filled in by the Hugging Face Trainer and by accelerate; deepspeed.initialize does not',
-                    "write a value",
-                )
+            default = dotted.startswith(DEFAULT_FOR_AUTO)
+            yield config.finding(
+                "auto-outside-trainer",
+                "warning" if default else "error",
+                dotted,
+                '"auto" is filled in by the Hugging Face Trainer and by accelerate; deepspeed.initialize '
+                + ("takes its own default" if default else "does not"),
+                "write a value",
+            )
     elif filled and config.reader is None:
         yield config.finding(
             "auto-outside-trainer",

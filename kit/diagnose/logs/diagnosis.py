@@ -3,54 +3,22 @@
 from __future__ import annotations
 
 import re
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from kit.diagnose.logs import flight
+from kit.diagnose.logs.cause import Cause
+from kit.diagnose.logs.curves import divergence, slow_ranks
 from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files, read_lines
-from kit.diagnose.logs.signs import DOWNLOADING, PHASES, SIGNS, STEP, Sign
+from kit.diagnose.logs.signs import DOWNLOADING, ENDED_BY_LAUNCHER, PHASES, SIGNS, STEP, Sign
 from kit.planner.plan import Plan
 
 TRACEBACK_LINES = 60
 """How far back from an error its traceback is read for the phase."""
-SLOW = 1.5
-"""A rank whose median step takes this many times the others' is called slow."""
-FEWEST_STEPS = 3
-
-
-@dataclass(frozen=True)
-class Cause:
-    """One thing that went wrong, the likeliest first."""
-
-    cause: str
-    meaning: str
-    fix: str
-    ranks: tuple[int, ...]
-    """Where it showed; empty where the logs do not tell."""
-    place: str
-    """``file:line`` of its first sign."""
-    evidence: str
-    """That line."""
-    weight: int
-    phase: str | None = None
-    step: int | None = None
-
-    def __str__(self) -> str:
-        where = f" on rank {', '.join(map(str, self.ranks))}" if self.ranks else ""
-        phase = f" in {self.phase}" if self.phase else ""
-        step = f" at step {self.step}" if self.step is not None else ""
-        lines = [f"{self.cause}{where}{phase}{step}: {self.meaning}"]
-        lines += [f"  seen   {self.place}: {self.evidence}", f"  do     {self.fix}"]
-        return "\n".join(lines)
-
-    def as_json(self) -> dict[str, object]:
-        """Plain values."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
 
 
 def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ...]:
@@ -63,7 +31,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     files = [list(read_lines(path)) for path in log_files(path for path in paths if not flight.is_record(path))]
     causes = [cause for lines in files for cause in _signs(lines)]
     everything = [line for lines in files for line in lines]
-    causes = _merged([*_recorded(recorded), *causes, *_slow_ranks(everything)])
+    causes = _merged([*_recorded(recorded), *causes, *slow_ranks(everything), *divergence(everything)])
     refined = _refined(causes, everything)
     if plan is None:
         return refined
@@ -105,12 +73,15 @@ def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cau
 def _signs(lines: Sequence[Line]) -> list[Cause]:
     """Every sign in one file, in its order."""
     found = []
+    by_launcher = {match.group(1) for line in lines if (match := ENDED_BY_LAUNCHER.search(line.text))}
     step: dict[int | None, int] = {}
     for index, line in enumerate(lines):
         if (match := STEP.search(line.text)) or (match := re.search(r"(?i)\bstep[ =:]+(\d+)", line.text)):
             step[line.rank] = int(match.group(1))
         for sign in SIGNS:
             if sign.pattern.search(line.text):
+                if sign.cause == "killed" and by_launcher & set(re.findall(r"(?i)\bpid:? (\d+)", line.text)):
+                    break
                 found.append(_cause(sign, lines, index, step.get(line.rank)))
                 break
     return found
@@ -197,31 +168,3 @@ def _refined(causes: list[Cause], lines: Sequence[Line]) -> tuple[Cause, ...]:
         ranks = cause.ranks or (crashed if cause.cause == "mismatched-collectives" else ())
         refined.append(replace(cause, meaning=meaning, fix=fix, ranks=ranks))
     return tuple(refined)
-
-
-def _slow_ranks(lines: Sequence[Line]) -> list[Cause]:
-    """A rank whose own steps take longer; where ranks wait for each other only its own clock shows it."""
-    times: dict[int, list[float]] = defaultdict(list)
-    where: dict[int, Line] = {}
-    for line in lines:
-        match = STEP.search(line.text)
-        if match and line.rank is not None:
-            times[line.rank].append(float(match.group(2)))
-            where[line.rank] = line
-    medians = {rank: statistics.median(values) for rank, values in times.items() if len(values) >= FEWEST_STEPS}
-    found = []
-    for rank, median in medians.items():
-        others = [value for other, value in medians.items() if other != rank]
-        if others and median > SLOW * statistics.median(others):
-            found.append(
-                Cause(
-                    cause="slow-rank",
-                    meaning=f"works {median:.3g} s a step, the others, who wait, {statistics.median(others):.3g} s",
-                    fix="look at clocks, temperature, ECC and neighbours of its GPU (kit doctor), or drain its node",
-                    ranks=(rank,),
-                    place=where[rank].place,
-                    evidence=where[rank].text.strip()[:200],
-                    weight=2,
-                )
-            )
-    return found

@@ -43,6 +43,15 @@ SIGNS: tuple[Sign, ...] = (
         "offload less or to NVMe, fewer data workers, or nodes with more memory; kit memory shows what a node needs",
     ),
     _sign(
+        "thread-limit",
+        r"can't start new thread|pthread_create (?:failed|returned)|fork: (?:retry: )?Resource temporarily unavailable|"
+        r"BlockingIOError: \[Errno 11\]",
+        3,
+        "no more threads or processes may be started on that host",
+        "raise ulimit -u and the pids limit of its container or job, start fewer data workers; where address space is "
+        "limited (ulimit -v) it means memory",
+    ),
+    _sign(
         "dead-node",
         r"STEP \d+\.\S+ .*DUE TO NODE FAILURE|srun: error: Node failure on \S+|"
         r"Connection to \S+ closed by remote host|client_loop: send disconnect|Timeout, server \S+ not responding|"
@@ -196,6 +205,8 @@ SIGNS: tuple[Sign, ...] = (
         "start it by launch.sh, or plan again for the GPUs at hand",
     ),
 )
+ENDED_BY_LAUNCHER = re.compile(r"Unable to shutdown process (\d+) via \S+, forcefully exiting")
+"""torch/distributed/elastic/multiprocessing/api.py: what it then kills did nothing wrong but wait."""
 DOWNLOADING = re.compile(r"(?i)\bdownloading\b|fetching \d+ files|Downloading shards")
 STEP = re.compile(r"(?i)\bstep[ =:]+(\d+)(?:/\d+)?\b.*?\b(?:work|compute)[_ ]time(?:_s)?[ =:]+([\d.]+)")
 """A line that tells how long a rank itself worked at a step; the step's whole time is the same on all that wait."""

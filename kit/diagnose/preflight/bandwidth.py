@@ -101,19 +101,18 @@ def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[Verdict]:
         reached: Any = {field: min(measured.values()) / efficiency}
         changed = dataclasses.replace(plan.cluster, **reached)
         found.append(_verdict(check, HERE, f"{said}; the plan assumed {assumed:.2f}", plan, changed))
-    if "host_to_device" in speeds:
-        copied = speeds["host_to_device"]
+    copies = {name: speeds[name] for name in ("host_to_device", "device_to_host") if name in speeds}
+    if copies:
+        said = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in copies.items()) + " GB/s"
         if plan is None:
-            found.append(ok("host-copy", HERE, f"{copied:.1f} GB/s"))
+            found.append(ok("host-copy", HERE, said))
         else:
             assumed = plan.cluster.gpu.pcie_gbytes_per_s * shared().host_link
-            gpu = dataclasses.replace(plan.cluster.gpu, pcie_gbytes_per_s=copied / shared().host_link)
+            gpu = dataclasses.replace(plan.cluster.gpu, pcie_gbytes_per_s=min(copies.values()) / shared().host_link)
             changed = dataclasses.replace(plan.cluster, gpu=gpu)
-            found.append(
-                _verdict("host-copy", HERE, f"{copied:.1f} GB/s; the plan assumed {assumed:.1f}", plan, changed)
-            )
+            found.append(_verdict("host-copy", HERE, f"{said}; the plan assumed {assumed:.1f}", plan, changed))
     else:
-        found.append(skipped("host-copy", HERE, "no GPU to copy to"))
+        found.append(skipped("host-copy", HERE, "no GPU to copy to: memory of the host is all there is"))
     return found
 
 
@@ -132,13 +131,17 @@ def _disk(place: Place, rundir: RunDirectory) -> Verdict:
         if swaps:
             return failure(check, place.host, f"{path}: {told}", "a directory on a disk of the node's own")
         return skipped(check, place.host, f"{path}: {told}")
-    speed = json.loads(done.stdout)
+    return judged_disk(json.loads(done.stdout), plan, place.host)
+
+
+def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> Verdict:
+    """GB/s written and read, against what swapping to NVMe was planned with; without swapping they are only told."""
     said = f"writes {speed['write']:.2f}, reads {speed['read']:.2f} GB/s"
-    if not swaps:
-        return ok(check, place.host, said)
+    if not uses_nvme(plan):
+        return ok("disk-speed", host, said)
     assumed = plan.cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s
     changed = dataclasses.replace(plan.cluster, nvme_gbytes_per_s=min(speed.values()))
-    return _verdict(check, place.host, f"{said}; the plan assumed {assumed:.1f}", plan, changed)
+    return _verdict("nvme", host, f"{said}; the plan assumed {assumed:.1f}", plan, changed)
 
 
 def _verdict(check: str, host: str, said: str, plan: Plan, changed: ClusterSpec) -> Verdict:

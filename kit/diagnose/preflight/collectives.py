@@ -50,7 +50,7 @@ def main(words: list[str]) -> None:
         for name, collective, volume in (("all_reduce", reduce, 2 * moved), ("all_gather", gather, moved)):
             found[f"{name}_{where}"] = volume / _seconds_each(collective, seconds) / 1e9
     if on_gpus:
-        found["host_to_device"] = _host_copy(seconds)
+        found |= _host_copy(seconds)
     if rank == 0:
         print(json.dumps(found), flush=True)
     dist.barrier()
@@ -81,20 +81,23 @@ def _seconds_each(collective: Callable[[], None], seconds: float) -> float:
     return timed(int(rounds.item()))
 
 
-def _host_copy(seconds: float) -> float:
-    """GB/s of a pinned copy to the device."""
+def _host_copy(seconds: float) -> dict[str, float]:
+    """GB/s of pinned copies to the device and back: what offload lives on."""
     import torch
 
     host = torch.zeros(64 << 20, pin_memory=True)
     there = torch.zeros_like(host, device="cuda")
-    there.copy_(host)
-    torch.cuda.synchronize()
-    begin, rounds = time.perf_counter(), 0
-    while time.perf_counter() - begin < seconds:
-        there.copy_(host, non_blocking=True)
+    found = {}
+    for name, target, source in (("host_to_device", there, host), ("device_to_host", host, there)):
+        target.copy_(source)
         torch.cuda.synchronize()
-        rounds += 1
-    return rounds * host.numel() * 4 / (time.perf_counter() - begin) / 1e9
+        begin, rounds = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds:
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            rounds += 1
+        found[name] = rounds * host.numel() * 4 / (time.perf_counter() - begin) / 1e9
+    return found
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kit.diagnose.preflight import gpus
+from kit.diagnose.preflight import dcgm, gpus
 
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "megatron-core", "numpy", "safetensors", "tokenizers")
 TOOLS = ("g++", "gcc", "nvcc", "ninja", "pdsh", "ssh", "ip", "ibstat", "fi_info", "srun", "mpirun")
@@ -50,6 +50,7 @@ def gather(request: dict[str, Any]) -> dict[str, Any]:
         "tools": lambda: {name: _tool(name) for name in TOOLS},
         "libaio": lambda: any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include")),
         "gpus": lambda: None if (text := gpus.query()) is None else [asdict(gpu) for gpu in gpus.parse(text)],
+        "dcgm": lambda: None if (text := dcgm.query()) is None else [asdict(problem) for problem in dcgm.parse(text)],
         "memory": _memory,
         "shm_free_bytes": lambda: shutil.disk_usage("/dev/shm").free,
         "limits": lambda: {name: resource.getrlimit(getattr(resource, key))[0] for name, key in LIMITS.items()},

@@ -19,6 +19,10 @@ FIELDS = (
     "temperature.gpu",
     "retired_pages.pending",
     "persistence_mode",
+    "clocks.applications.graphics",
+    "clocks.default_applications.graphics",
+    "power.limit",
+    "power.default_limit",
 )
 """``nvidia-smi --help-query-gpu``; a driver that lacks one answers "[N/A]" or "[Not Supported]"."""
 LIMIT_S = 10
@@ -40,6 +44,11 @@ class Gpu:
     temperature_c: float | None
     retired_pages_pending: bool
     persistence: bool
+    set_mhz: float | None
+    """Clock that somebody has set (nvidia-smi -ac), and below it the one that it was made with."""
+    default_mhz: float | None
+    power_limit_w: float | None
+    default_power_limit_w: float | None
 
 
 def query() -> str | None:
@@ -78,6 +87,10 @@ def _gpu(cells: list[str]) -> Gpu:
         temperature_c=_number(value["temperature.gpu"]),
         retired_pages_pending=value["retired_pages.pending"] == "Yes",
         persistence=value["persistence_mode"] == "Enabled",
+        set_mhz=_number(value["clocks.applications.graphics"]),
+        default_mhz=_number(value["clocks.default_applications.graphics"]),
+        power_limit_w=_number(value["power.limit"]),
+        default_power_limit_w=_number(value["power.default_limit"]),
     )
 
 

@@ -116,6 +116,46 @@ def gpu_health(facts: Facts, needs: Needs | None, host: str) -> Verdict:
     )
 
 
+def gpu_clocks(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """Nobody has held a GPU's clock or power below what it was made for, and all of a machine are alike."""
+    gpus = facts["gpus"]
+    if not isinstance(gpus, list) or not gpus:
+        return skipped("gpu-clocks", host, "no GPU")
+    for gpu in gpus:
+        for what, unit, found, made_for, fix in (
+            ("clock", "MHz", gpu["set_mhz"], gpu["default_mhz"], "nvidia-smi -rac"),
+            ("power limit", "W", gpu["power_limit_w"], gpu["default_power_limit_w"], "nvidia-smi -pl {:.0f}"),
+        ):
+            if found is not None and made_for is not None and found < made_for:
+                said = f"GPU {gpu['index']}: its {what} is set to {found:.0f} {unit}, {made_for:.0f} by default"
+                return warning("gpu-clocks", host, said, f"{fix.format(made_for)}: every rank waits for the slowest")
+    fastest = {gpu["max_sm_mhz"] for gpu in gpus}
+    if len(fastest) > 1:
+        said = (
+            f"GPUs of {', '.join(f'{mhz or 0:.0f}' for mhz in sorted(fastest, key=lambda mhz: mhz or 0))} MHz at most"
+        )
+        return warning(
+            "gpu-clocks", host, said, "every rank waits for the slowest: leave it out (CUDA_VISIBLE_DEVICES)"
+        )
+    return ok("gpu-clocks", host, f"up to {max(mhz or 0 for mhz in fastest):.0f} MHz, nothing held down")
+
+
+def dcgm(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """NVIDIA's own quick diagnosis, where it is installed."""
+    found = facts["dcgm"]
+    if found is None:
+        return skipped("dcgm", host, "dcgmi is not installed; nvidia-smi's figures stand alone")
+    if isinstance(found, dict):
+        return warning("dcgm", host, found["error"], "systemctl status nvidia-dcgm")
+    for problem in sorted(found, key=lambda problem: not problem["failed"]):
+        where = f" (GPU {problem['gpu']})" if problem["gpu"] else ""
+        said = f"{problem['test']}{where}: {problem['said']}"
+        if problem["failed"]:
+            return failure("dcgm", host, said, "dcgmi diag -r 3 with no job on it; if it fails again, drain the node")
+        return warning("dcgm", host, said, "a setting of the node: mend it, then dcgmi diag -r 1")
+    return ok("dcgm", host, "its quick tests pass")
+
+
 def gpu_memory(facts: Facts, needs: Needs | None, host: str) -> Verdict:
     """Nobody else's process holds memory."""
     gpus = facts["gpus"]
@@ -228,6 +268,8 @@ CHECKS: tuple[Callable[[Facts, Needs | None, str], Verdict], ...] = (
     cuda,
     gpu_count,
     gpu_health,
+    gpu_clocks,
+    dcgm,
     gpu_memory,
     host_memory,
     shared_memory,

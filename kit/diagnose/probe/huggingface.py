@@ -3,7 +3,7 @@ the layers alone, whose states are measured on real processes instead (docs/deep
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from kit.diagnose.probe import stand_ins
 from kit.diagnose.probe.result import Held
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
 from kit.engines import adapters, hf
+from kit.engines.linear_loss import ChunkedLoss
 from kit.engines.loss import summed_cross_entropy
 from kit.engines.torch import sharded
 from kit.engines.torch.optimizer import build_adamw
@@ -43,6 +44,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
             stand_ins.in_bfloat16(model)  # as DeepSpeed does with all that it is given
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
+    chunked = ChunkedLoss(model) if layout.chunked_loss else None
     split = None
     if layout.engine == "torch" and layout.zero_stage:
         compute_dtype = torch.bfloat16 if job.precision == "bf16" else None
@@ -66,9 +68,9 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     arguments = {"input_ids": ids, "use_cache": False}
     if plan.model.is_encoder_decoder:
         arguments |= {"decoder_input_ids": ids}
-    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext():
+    with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext(), _labels(chunked, ids):
         logits = split.forward(arguments, True) if split else model(**arguments).logits
-    loss = summed_cross_entropy(logits, ids)
+    loss = logits if chunked else summed_cross_entropy(logits, ids)
     del logits
     kept = live.now - begin
     loss.backward()
@@ -82,6 +84,10 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
         activations=float(activations),
         kept=float(kept),
     )
+
+
+def _labels(chunked: ChunkedLoss | None, ids: torch.Tensor) -> AbstractContextManager[None]:
+    return chunked.of(ids) if chunked else nullcontext()
 
 
 def _gradient(parameter: torch.Tensor, live: LiveBytes, kept: list[torch.Tensor], engine: str) -> None:

@@ -37,31 +37,40 @@ def _rms_norm(module: torch.nn.RMSNorm, value: torch.Tensor) -> torch.Tensor:
 
 
 class FusedAttention(torch.autograd.Function):
-    """What CUDA's memory-efficient kernel keeps where values are narrower than keys (latent attention); on a CPU torch
-    would materialise the scores."""
+    """What CUDA's memory-efficient kernel keeps where values are narrower than keys (latent attention) or a mask is
+    learned (T5's positions); on a CPU torch would materialise the scores."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         batch, heads, length, _ = query.shape
         # (batch, sequence, head, width) in memory, as the kernels write it
         output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
         sums = query.new_empty(batch, heads, length, dtype=torch.float32)
-        ctx.save_for_backward(query, key, value, output, sums)
+        ctx.save_for_backward(query, key, value, output, sums, bias)
         return output
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        query, key, value, _, _ = ctx.saved_tensors
-        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, _, _, bias = ctx.saved_tensors
+        of_bias = None
+        if bias is not None and ctx.needs_input_grad[3]:
+            # Of every sequence, then summed (aten/native/transformers/cuda/attention_backward.cu, grad_bias).
+            batch, heads, length, _ = query.shape
+            of_bias = bias.new_empty(batch, heads, length, key.shape[2]).sum_to_size(bias.shape)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), of_bias
 
 
 def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     def attention(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> torch.Tensor:
-        if query.shape[-1] == value.shape[-1] or query.shape[1] != key.shape[1]:
+        mask = kwargs.get("attn_mask", args[0] if args else None)
+        learned = mask is not None and mask.requires_grad
+        if not learned and (query.shape[-1] == value.shape[-1] or query.shape[1] != key.shape[1]):
             return original(query, key, value, *args, **kwargs)
-        return FusedAttention.apply(query, key, value)
+        return FusedAttention.apply(query, key, value, mask if learned else None)
 
     return attention
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -53,6 +54,9 @@ class LiveBytes(TorchDispatchMode):
         if func is aten._local_scalar_dense.default and isinstance(args[0], FakeTensor):
             # A number that code asks of a fake tensor (a loss, a norm, a flag): any will do for memory.
             return 1.0 if args[0].dtype.is_floating_point else args[0].dtype != torch.bool
+        if any(issubclass(kind, DTensor) for kind in types):
+            # It says a storage as large as the whole tensor, and has none: count the local tensors it works on instead.
+            return NotImplemented
         if func is aten.equal.default:
             return True
         if func is aten.masked_select.default and self.masked_select_size is not None:

@@ -1,0 +1,90 @@
+"""Memory that runs out for real, in the phase that is asked for, or by the kernel's own hand."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+MIB = 1 << 20
+GROUPS = Path("/sys/fs/cgroup")
+KILLED_AT_BYTES = 512 * MIB
+"""Limit of the control group that the kernel ends a process in."""
+ROOM_BYTES = 600 * MIB
+
+
+def leave_only(room_bytes: int) -> None:
+    """From here on this process gets so much address space more, and the allocator fails beyond."""
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    held = pages * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (held + room_bytes, resource.RLIM_INFINITY))
+
+
+def in_forward() -> None:
+    """This rank's batch is a thousand times as long as the others', and its result does not fit."""
+    layer, batch = torch.nn.Linear(16, 1024), torch.randn(4 * MIB // 16, 16)
+    leave_only(ROOM_BYTES)
+    layer(batch)
+
+
+def in_backward() -> None:
+    """What forward keeps fits, its gradients do not."""
+    batch = torch.ones(ROOM_BYTES // 4 // 5 * 2, requires_grad=True)  # two fifths of the room, and its square as well
+    leave_only(ROOM_BYTES)
+    loss = batch.square().sum()
+    loss.backward()
+
+
+def in_optimizer() -> None:
+    """Weights and gradients fit, the first of Adam's moments too, the second does not."""
+    weight = torch.nn.Parameter(torch.ones(ROOM_BYTES // 4 * 2 // 3))
+    optimizer = torch.optim.AdamW([weight], foreach=False)
+    weight.grad = torch.ones_like(weight)
+    leave_only(ROOM_BYTES)
+    optimizer.step()
+
+
+def until_killed() -> None:
+    """Go into the group that ``small_group`` made, and touch more memory than it has."""
+    group = Path(os.environ["KIT_SMALL_GROUP"])
+    (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+    held = []
+    while True:
+        held.append(bytearray(b"x" * (16 * MIB)))
+
+
+PHASES: dict[str, Callable[[], None]] = {
+    "longer-batch": in_forward,
+    "backward": in_backward,
+    "optimizer": in_optimizer,
+    "oom-kill": until_killed,
+}
+
+
+@contextmanager
+def small_group(wanted: bool) -> Iterator[str | None]:
+    """A control group of ``KILLED_AT_BYTES`` where one is wanted and can be made; else an empty name, or None."""
+    if not wanted:
+        yield ""
+        return
+    first = (GROUPS / "cgroup.controllers").exists()  # version 2 has one tree
+    parent, limit = (GROUPS, "memory.max") if first else (GROUPS / "memory", "memory.limit_in_bytes")
+    group = parent / f"kit-failures-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError:
+        yield None
+        return
+    try:
+        try:
+            (group / limit).write_text(str(KILLED_AT_BYTES), encoding="ascii")
+        except OSError:
+            yield None
+            return
+        yield str(group)
+    finally:
+        group.rmdir()

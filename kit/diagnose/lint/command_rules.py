@@ -1,0 +1,140 @@
+"""Launch lines: options that no launcher knows, machines that cannot meet, fewer processes than meant, and numbers that
+contradict the configuration they name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from kit.diagnose.lint.commands import Command, known_options, number
+from kit.diagnose.lint.config import AUTO
+from kit.diagnose.lint.finding import Finding, Severity
+
+TRAINER_KEYS = {
+    "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "max_grad_norm": "gradient_clipping",
+    "learning_rate": "optimizer.params.lr",
+    "weight_decay": "optimizer.params.weight_decay",
+}
+"""The Trainer's argument → the key it must equal (transformers/integrations/deepspeed.py, fill_match)."""
+PROCESSES = {"torchrun": ("nproc_per_node",), "deepspeed": ("num_gpus",), "accelerate launch": ("num_processes",)}
+SWITCHES = {"bf16": "bf16.enabled", "fp16": "fp16.enabled"}
+
+
+def unknown_option(file: str, command: Command) -> Iterator[Finding]:
+    """argparse stops at it; before the script it is the launcher's, after it the script's."""
+    known = known_options().get(command.launcher)
+    for option, _ in command.options if known is not None else ():
+        if known is None or option in known or option.startswith("$"):
+            continue
+        near = difflib.get_close_matches(option, list(known), n=1, cutoff=0.75)
+        fix = f"did you mean {near[0]}?" if near else f"put it behind {command.program or 'the script'}, or remove it"
+        why = f"no option of {command.launcher}, which stops at it"
+        yield _finding("unknown-option", "error", file, command, option, why, fix)
+
+
+def former_launcher(file: str, command: Command) -> Iterator[Finding]:
+    """torch/distributed/launch.py says so itself."""
+    if command.former:
+        why = "python -m torch.distributed.launch is deprecated, and hands --local-rank to the script"
+        yield _finding(
+            "former-launcher", "warning", file, command, "", why, "use torchrun; the script reads LOCAL_RANK"
+        )
+
+
+def started_once(file: str, command: Command) -> Iterator[Finding]:
+    """torch/distributed/run.py: ``--nproc-per-node`` is 1 unless given; a plain python starts one process too."""
+    if command.launcher == "torchrun" and not command.opaque and command.value("nproc_per_node") is None:
+        why = "without --nproc-per-node torchrun starts one process a node"
+        yield _finding("one-process", "warning", file, command, "", why, "--nproc-per-node gpu, or the number of GPUs")
+    if command.launcher == "python" and (named := command.argument("deepspeed", "deepspeed_config")):
+        why = f"{named} and no launcher: one process, whatever the number of GPUs"
+        fix = "start it by deepspeed, torchrun or accelerate launch"
+        yield _finding("one-process", "warning", file, command, "", why, fix)
+
+
+def machines_meet(file: str, command: Command) -> Iterator[Finding]:
+    """Several machines need one address that all of them know, and a rank each."""
+    nodes = number(command.value("nnodes", "num_nodes", "num_machines"))
+    rank = number(command.value("node_rank", "machine_rank"))
+    if nodes is not None and rank is not None and rank >= nodes:
+        fix = f"ranks go from 0 to {nodes - 1}; each machine has its own"
+        yield _finding("machine-rank", "error", file, command, "", f"rank {rank} of {nodes} machines", fix)
+    if nodes is None or nodes < 2 or command.opaque:
+        return
+    if command.launcher == "torchrun" and not command.value("master_addr", "rdzv_endpoint"):
+        why = f"{nodes} nodes and no address: each waits for the others at 127.0.0.1"
+        fix = "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, the same on all, or --master-addr and --node-rank"
+        yield _finding("main-process-ip", "error", file, command, "", why, fix)
+    if command.launcher == "accelerate launch" and not command.value("main_process_ip", "config_file"):
+        why = f"{nodes} machines and no main_process_ip: each waits for itself"
+        yield _finding("main-process-ip", "error", file, command, "", why, "--main_process_ip HOST, the same on all")
+    if command.launcher == "deepspeed" and not command.value("hostfile", "H", "include"):
+        why = f"{nodes} nodes and no --hostfile: only /job/hostfile would be read, else this machine alone is used"
+        yield _finding("hostfile", "warning", file, command, "", why, "--hostfile FILE, with name slots=8, one a line")
+
+
+def chosen_twice(file: str, command: Command) -> Iterator[Finding]:
+    """launcher/runner.py, main: a selection of hosts and GPUs beside a number of them is refused."""
+    if command.launcher != "deepspeed" or not command.value("include", "exclude"):
+        return
+    for name in ("num_gpus", "num_nodes"):
+        if command.value(name) is not None:
+            why = f"--{name} beside --include or --exclude is refused"
+            yield _finding("chosen-twice", "error", file, command, f"--{name}", why, "keep one of them")
+
+
+def contradicts_config(file: str, command: Command, config: dict[str, Any]) -> Iterator[Finding]:
+    """The Trainer compares its arguments with the DeepSpeed file and stops (integrations/deepspeed.py)."""
+    if command.argument("deepspeed") is None:
+        return
+    for name, dotted in TRAINER_KEYS.items():
+        given, there = command.argument(name), _get(config, dotted)
+        if given is None or there in (None, AUTO):
+            continue
+        try:
+            equal = float(given) == float(there)
+        except (TypeError, ValueError):
+            continue  # a variable, or a matter of another rule
+        if not equal:
+            why = f"--{name} {given}, and {dotted} is {there}: the Trainer stops at the difference"
+            yield _finding("trainer-mismatch", "error", file, command, f"--{name}", why, f'write "auto" for {dotted}')
+    for name, dotted in SWITCHES.items():
+        there = _get(config, dotted)
+        asked = any(option == f"--{name}" for option, _ in command.arguments) and command.argument(name) != "False"
+        if (there is True and not asked and not command.opaque) or (asked and there is False):
+            why = f"{dotted} is {str(there).lower()}, and the command line says {'' if asked else 'not '}--{name}"
+            fix = f'write "auto" for {dotted}, or say the same in both'
+            yield _finding("trainer-mismatch", "error", file, command, f"--{name}", why, fix)
+
+
+def processes(command: Command) -> int | None:
+    """Ranks of all nodes, where the numbers are written out."""
+    each = number(command.value(*PROCESSES.get(command.launcher, ("",))))
+    nodes = number(command.value("nnodes", "num_nodes")) or 1
+    if command.launcher == "python":
+        return 1
+    return None if each is None else each * (1 if command.launcher == "accelerate launch" else nodes)
+
+
+COMMAND_RULES: tuple[Callable[[str, Command], Iterator[Finding]], ...] = (
+    unknown_option,
+    former_launcher,
+    started_once,
+    machines_meet,
+    chosen_twice,
+)
+"""For every launch line; ``contradicts_config`` needs the file that it names."""
+
+
+def _get(config: dict[str, Any], dotted: str) -> Any:
+    node: Any = config
+    for step in dotted.split("."):
+        node = node.get(step) if isinstance(node, dict) else None
+    return node
+
+
+def _finding(rule: str, severity: Severity, file: str, command: Command, key: str, why: str, fix: str) -> Finding:
+    return Finding(rule, severity, file, command.line, key, why, fix)

@@ -1,0 +1,167 @@
+"""Command lines of launchers in a shell script: which launcher, its options, the program and the program's options."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Literal
+
+from kit.specs import yaml
+
+Launcher = Literal["torchrun", "deepspeed", "accelerate launch", "python"]
+FORMS: tuple[tuple[Launcher, tuple[str, ...]], ...] = (
+    ("torchrun", ("torchrun",)),
+    ("torchrun", ("-m", "torch.distributed.run")),
+    ("torchrun", ("-m", "torch.distributed.launch")),
+    ("deepspeed", ("deepspeed",)),
+    ("deepspeed", ("-m", "deepspeed.launcher.runner")),
+    ("accelerate launch", ("accelerate", "launch")),
+    ("accelerate launch", ("-m", "accelerate.commands.launch")),
+)
+"""The words that begin a launch; the first may be a path."""
+_TALKED_OF = {"install", "uninstall", "echo", "printf", "which", "show", "clone", "command"}
+"""Words after which a launcher's name starts nothing."""
+_PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
+_VARIABLE = re.compile(r"\$[{(@*\w]")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One launch."""
+
+    launcher: Launcher
+    """``python`` where none starts the program."""
+    line: int
+    former: bool
+    """Started by ``torch.distributed.launch``."""
+    options: tuple[tuple[str, str | None], ...]
+    """(option as written, its value) of the launcher, in order; None for a switch."""
+    program: str
+    """The script or module; empty where there is none."""
+    arguments: tuple[tuple[str, str | None], ...]
+    """The program's own options."""
+    opaque: bool
+    """A shell variable stands among the words, and may hold more of them: what is missing may be there."""
+
+    def value(self, *names: str) -> str | None:
+        """Value of the launcher's option by any of its names, ``-`` and ``_`` alike."""
+        return _value(self.options, names)
+
+    def argument(self, *names: str) -> str | None:
+        """The same of the program's own."""
+        return _value(self.arguments, names)
+
+
+@cache
+def known_options() -> Mapping[str, Mapping[str, int]]:
+    """Launcher → its options → how many words follow; written by scripts/launcher_options.py."""
+    text = files("kit.diagnose.lint").joinpath("launcher_options.yaml").read_text(encoding="utf-8")
+    table: Mapping[str, Mapping[str, int]] = yaml.parse_text(text, "launcher_options.yaml").data
+    return table
+
+
+def commands(text: str) -> Iterator[Command]:
+    """Every launch in a script, in order. Variables stay as they are written; a line that no shell could split is
+    passed over."""
+    for number, line in _joined(text):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        if (found := _command(words, number)) is not None:
+            yield found
+
+
+def number(value: str | None) -> int | None:
+    """A whole number that is written out; None for a variable or a range such as ``1:4``."""
+    return int(value) if value is not None and value.isdigit() else None
+
+
+def _joined(text: str) -> Iterator[tuple[int, str]]:
+    """Lines with their continuations: (number of the first, all of it)."""
+    held, first = "", 0
+    for index, raw in enumerate(text.splitlines(), start=1):
+        first = first or index
+        if raw.rstrip().endswith("\\"):
+            held += raw.rstrip()[:-1] + " "
+            continue
+        yield first, held + raw
+        held, first = "", 0
+    if held:
+        yield first, held
+
+
+def _command(words: Sequence[str], line: int) -> Command | None:
+    for position in range(len(words)):
+        for launcher, form in FORMS:
+            head = (words[position].rsplit("/", 1)[-1], *words[position + 1 : position + len(form)])
+            named = (
+                form[0] != "-m"
+                and head == form
+                and not _TALKED_OF & {word.rsplit("/", 1)[-1] for word in words[:position]}
+            )
+            named = named and (position == 0 or not words[position - 1].startswith("-"))
+            module = form[0] == "-m" and tuple(words[position : position + len(form)]) == form
+            if not (named or (module and position and _is_python(words[position - 1]))):
+                continue
+            rest = words[position + len(form) :]
+            options, program, arguments = _split(rest, known_options()[launcher])
+            former = form[-1] == "torch.distributed.launch"
+            opaque = any(_VARIABLE.match(word) for word in rest)
+            return Command(launcher, line, former, options, program, _pairs(arguments), opaque)
+    for position, word in enumerate(words):
+        if _PYTHON.match(word) and position + 1 < len(words) and words[position + 1].endswith(".py"):
+            rest = words[position + 2 :]
+            opaque = any(_VARIABLE.match(word) for word in rest)
+            return Command("python", line, False, (), words[position + 1], _pairs(rest), opaque)
+    return None
+
+
+def _is_python(word: str) -> bool:
+    return bool(_PYTHON.match(word)) or word.lstrip("\"'").startswith("$")
+
+
+def _split(
+    words: Sequence[str], known: Mapping[str, int]
+) -> tuple[tuple[tuple[str, str | None], ...], str, Sequence[str]]:
+    """The launcher's options, the program, and what follows it. An unknown option takes the next word where that is
+    neither an option nor a program."""
+    found: list[tuple[str, str | None]] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        if not word.startswith("-") or word == "-":
+            break
+        name, has_value, value = word.partition("=")
+        position += 1
+        if has_value:
+            found.append((name, value))
+            continue
+        following = words[position] if position < len(words) else ""
+        takes = known.get(name)
+        if takes is None:
+            takes = int(bool(following) and not following.startswith("-") and not following.endswith(".py"))
+        found.append((name, following if takes else None))
+        position += takes
+    program = words[position] if position < len(words) else ""
+    return tuple(found), program, words[position + 1 :]
+
+
+def _pairs(words: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
+    found: list[tuple[str, str | None]] = []
+    for position, word in enumerate(words):
+        if not word.startswith("--"):
+            continue
+        name, has_value, value = word.partition("=")
+        following = words[position + 1] if position + 1 < len(words) else "--"
+        found.append((name, value if has_value else None if following.startswith("--") else following))
+    return tuple(found)
+
+
+def _value(pairs: Sequence[tuple[str, str | None]], names: Sequence[str]) -> str | None:
+    wanted = {name.replace("-", "_") for name in names}
+    return next((value for name, value in reversed(pairs) if name.lstrip("-").replace("-", "_") in wanted), None)

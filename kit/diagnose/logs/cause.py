@@ -1,0 +1,44 @@
+"""What the doctor says of a log."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that went wrong, the likeliest first."""
+
+    cause: str
+    meaning: str
+    fix: str
+    ranks: tuple[int, ...]
+    """Where it showed; empty where the logs do not tell."""
+    place: str
+    """``file:line`` of its first sign."""
+    evidence: str
+    """That line."""
+    weight: int
+    phase: str | None = None
+    step: int | None = None
+    """In the line itself, else the last that was logged before it."""
+
+    @property
+    def when(self) -> str:
+        """``at step 4``, ``after step 2``; empty where no step was logged."""
+        if self.step is None:
+            return ""
+        named = re.search(rf"(?i)\bstep\W{{0,3}}{self.step}\b", self.evidence)
+        return f"{'at' if named else 'after'} step {self.step}"
+
+    def __str__(self) -> str:
+        where = f" on rank {', '.join(map(str, self.ranks))}" if self.ranks else ""
+        phase = f" in {self.phase}" if self.phase else ""
+        lines = [f"{self.cause}{where}{phase}{self.when and f' {self.when}'}: {self.meaning}"]
+        lines += [f"  seen   {self.place}: {self.evidence}", f"  do     {self.fix}"]
+        return "\n".join(lines)
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values."""
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
