@@ -149,4 +149,4 @@ def _is_worker(process: psutil.Process, directory: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(lab.told(main))

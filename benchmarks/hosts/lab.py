@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +83,15 @@ def enter(module: str, arguments: Sequence[str]) -> int:
         return process.wait()
     finally:
         process.kill()
+
+
+def told(main: Callable[[], int]) -> int:
+    """Exit code of ``main``; 1, and why, where hosts or their daemons did not start although they could have."""
+    try:
+        return main()
+    except NoLab as error:
+        print(f"FAILED: {error}", flush=True)
+        return 1
 
 
 def inside() -> bool:

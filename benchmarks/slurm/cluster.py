@@ -35,6 +35,11 @@ class Slurm:
             raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
         return done.stdout
 
+    def controller_log(self, number: str) -> str:
+        """What slurmctld wrote of a job."""
+        lines = _on(self.hosts[0], "cat /run/slurm/ctld.log").splitlines()
+        return "\n".join(line for line in lines if f"JobId={number} " in line)
+
     def job(self, number: str) -> dict[str, str]:
         """``scontrol show job`` as a mapping."""
         words = self.run("scontrol", "--oneliner", "show", "job", number).split()
@@ -62,7 +67,7 @@ def start(hosts: Sequence[Host], scratch: Path) -> Slurm:
     while True:
         states: list[str] = []
         try:
-            states = slurm.run("sinfo", "--noheader", "--Node", "--format=%T").split()
+            states = slurm.run("sinfo", "--noheader", "--Node", "--partition=all", "--format=%T").split()
         except RuntimeError as error:
             told = str(error)
         if states == ["idle"] * len(hosts):
@@ -88,6 +93,8 @@ def _config(hosts: Sequence[Host]) -> str:
         "SlurmdParameters=config_overrides",
         "ReturnToService=2",
         "JobRequeue=1",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
         "MpiDefault=none",
         "StateSaveLocation=/run/slurm/ctld",
         "SlurmdSpoolDir=/run/slurm/d",
@@ -97,8 +104,10 @@ def _config(hosts: Sequence[Host]) -> str:
         "SlurmdLogFile=/run/slurm/d.log",
     ]
     lines += [f"NodeName={host.name} NodeAddr={host.address} CPUs=2 State=UNKNOWN" for host in hosts]
-    names = ",".join(host.name for host in hosts)
-    return "\n".join([*lines, f"PartitionName=all Nodes={names} Default=YES MaxTime=INFINITE State=UP"]) + "\n"
+    nodes = f"Nodes={','.join(host.name for host in hosts)} MaxTime=INFINITE State=UP"
+    lines.append(f"PartitionName=all {nodes} Default=YES PriorityTier=1")
+    lines.append(f"PartitionName=urgent {nodes} PriorityTier=10 PreemptMode=OFF")
+    return "\n".join(lines) + "\n"
 
 
 def _on(host: Host, script: str) -> str:

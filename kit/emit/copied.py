@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from pathlib import Path
 
 from kit.emit.run_directory import write as write_run
+from kit.emit.trainer import training_arguments
 from kit.errors import KitError, RunDirectoryError
+from kit.planner.plan import Plan
 from kit.planner.search import make_plan
 from kit.specs.recipe import Recipe, load_recipe, map_paths, merged_text
 from kit.specs.run import RunSpec
-from kit.specs.shipped import headline, recipe_path
+from kit.specs.shipped import example_script, headline, recipe_path
 
 
 def copy_recipe(name: str, target: Path) -> Path:
-    """Write ``recipe.yaml`` (complete: what it extended is in it), ``run/`` (its files) and ``README.md``.
+    """Write ``recipe.yaml`` (complete: what it extended is in it), ``run/`` (its files, and the script that they are
+    for, where that is not kit's own loop) and ``README.md``.
 
     Complete or absent. Raises ``SpecError`` for an unknown name, ``RunDirectoryError`` where the target exists, and
     ``PlanError`` where the recipe has no plan.
@@ -35,7 +39,11 @@ def copy_recipe(name: str, target: Path) -> Path:
         needed = _paths(recipe.run, staging) if recipe.run is not None else []
         if recipe.run is not None:
             write_run(plan, recipe.run, staging / "run")
-        (staging / "README.md").write_text(_page(source.stem, headline(source), recipe, needed), encoding="utf-8")
+        script = example_script(name)
+        if script is not None:
+            shutil.copyfile(script, staging / "run" / script.name)
+        page = _page(source.stem, headline(source), recipe, needed, None if script is None else (script.name, plan))
+        (staging / "README.md").write_text(page, encoding="utf-8")
         staging.rename(target)
     except KitError:
         shutil.rmtree(staging, ignore_errors=True)
@@ -59,7 +67,34 @@ def _paths(run: RunSpec, directory: Path) -> list[str]:
     return sorted(found)
 
 
-def _page(name: str, line: str, recipe: Recipe, needed: list[str]) -> str:
+def _convert(recipe: Recipe) -> str:
+    """The command that makes the data, for what the recipe trains."""
+    of_rows = "" if recipe.job.objective == "pretrain" else f" --objective {recipe.job.objective}"
+    source = "text/*.jsonl" if recipe.job.objective == "pretrain" else "rows/*.jsonl"
+    return f"kit convert data {source} --tokenizer {_place(recipe)}{of_rows} --out data/train"
+
+
+def _place(recipe: Recipe) -> str:
+    """Where the model and its tokenizer lie, from inside the copied directory."""
+    model_path = None if recipe.run is None else recipe.run.model_path
+    return "models/NAME" if model_path is None else f"models/{Path(model_path).name}"
+
+
+def _by_hand(script: str, recipe: Recipe, plan: Plan) -> str:
+    """What starts somebody else's script under the plan's files: ``ds_config.trainer.json`` takes its arguments."""
+    arguments = training_arguments(plan)
+    data = "--chats ../data/chats.jsonl"
+    if "dpo" in script:
+        data = "--preferences ../data/preferences.jsonl"
+        arguments["per_device_train_batch_size"] //= 2  # TRL counts pairs, the plan sequences
+    words = [word for key, value in arguments.items() for word in (f"--{key}", str(value).lower())]
+    return (
+        f"cd run && deepspeed --num_gpus {plan.cluster.gpus_per_node} {script} --deepspeed ds_config.trainer.json "
+        f"--model ../{_place(recipe)} {data} --output_dir out {shlex.join(words)}"
+    )
+
+
+def _page(name: str, line: str, recipe: Recipe, needed: list[str], script: tuple[str, Plan] | None) -> str:
     several = recipe.cluster.num_nodes > 1
     start = (
         "cd run && sbatch slurm.sbatch                      # Slurm; or on each node by hand:\n"
@@ -67,8 +102,14 @@ def _page(name: str, line: str, recipe: Recipe, needed: list[str]) -> str:
         if several
         else "kit train run                                      # or: run/launch.sh"
     )
-    convert = "kit convert data text/*.jsonl --tokenizer models/NAME --out data/train"
     needs = "\n".join(f"- `{path}`" for path in needed)
+    own = ""
+    if script is not None:
+        own = f"With TRL's trainer:\n\n```\n{_by_hand(script[0], recipe, script[1])}\n```\n\n"
+        if "dpo" in script[0]:
+            after = "`recipe.yaml` is yours to change; then `kit emit recipe.yaml --out run2`."
+            return f"# {name}\n\n{line}\n\n{own}{after}\n"
+        own += "With kit's own loop:\n\n"
     return f"""# {name}
 
 {line}
@@ -79,8 +120,8 @@ It needs, here or where you point it:
 
 {needs}
 
-```
-{convert}      # once, and the same for data/validation
+{own}```
+{_convert(recipe)}      # once, and the same for data/validation
 kit plan recipe.yaml                                # what it will do, and why
 {start}
 kit train run --resume auto                         # after an interruption

@@ -42,6 +42,7 @@ GUARDED: dict[str, str] = {
     "transformer_config.moe_shared_expert_intermediate_size": "model.num_shared_experts",
     "transformer_config.moe_layer_freq": "model.first_dense_layers",
     "transformer_config.moe_router_score_function": "model.family",
+    "transformer_config.moe_router_enable_expert_bias": "model.family",
     "transformer_config.moe_router_num_groups": "model.router_groups",
     "transformer_config.moe_router_group_topk": "model.router_top_groups",
     "transformer_config.moe_router_topk_scaling_factor": "model.routed_scaling_factor",
@@ -56,6 +57,8 @@ GUARDED: dict[str, str] = {
     "transformer_config.layernorm_epsilon": "model.norm_eps",
     "transformer_config.gated_linear_unit": "model.family",
     "transformer_config.activation_func": "model.family",
+    "transformer_config.activation_func_clamp_value": "model.family",
+    "transformer_config.glu_linear_offset": "model.family",
     "transformer_config.add_bias_linear": "model.family",
     "transformer_config.add_qkv_bias": "model.family",
     "transformer_config.qk_layernorm": "model.family",
@@ -166,7 +169,9 @@ def _experts(model: ModelSpec, layout: Layout) -> dict[str, Any]:
         "moe_token_dispatcher_type": "alltoall",
     }
     if model.traits.router == "sigmoid":
+        # The correction of scores comes with the weights and stays (kit/engines/buffers.py): a rate of 0.
         settings |= {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}
+        settings |= {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": 0.0}
     if model.router_groups > 1:
         settings |= {"moe_router_num_groups": model.router_groups, "moe_router_group_topk": model.router_top_groups}
     if model.routed_scaling_factor != 1:
@@ -214,6 +219,8 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         settings["window_size"] = [model.sliding_window - 1, 0]  # the token itself is not counted
         if model.full_attention_every:
             settings["window_attn_skip_freq"] = model.full_attention_every
+    if model.traits.activation == "clamped_swiglu":
+        settings |= {"activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0}
     if model.traits.zero_centred_norm:
         settings["layernorm_zero_centered_gamma"] = True
     if model.query_pre_attn_scalar is not None:

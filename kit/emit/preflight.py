@@ -173,11 +173,13 @@ def _validation_data(rundir: RunDirectory) -> None:
 
 def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
     """The pair exists, is long enough for one sample, and holds no token that the model lacks."""
+    objective = rundir.plan.job.objective
+    rows = "" if objective == "pretrain" else f" --objective {objective}"
     for suffix in (".bin", ".idx"):
         if not Path(prefix + suffix).is_file():
             raise DataError(
                 f"{key}={prefix}: {Path(prefix).name}{suffix} is missing; "
-                f"write the pair with: kit convert data TEXT --out {Path(prefix).name}"
+                f"write the pair with: kit convert data TEXT --tokenizer DIRECTORY{rows} --out {Path(prefix).name}"
             )
     sidecar = Path(prefix + ".json")
     if not sidecar.is_file():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit.diagnose.lint import lint
+from kit.diagnose.lint import SCRIPTS, lint
 from kit.emit.environment import assignments, deepspeed_env
 from kit.emit.fabric import fabric_of, fabrics
 from kit.emit.run_directory import files_of, write
@@ -123,7 +123,7 @@ def test_every_node_with_a_fabric_is_in_one_row() -> None:
     assert set(listed) | INTEGRATORS | OTHER_BACKENDS == set(node_names())
     for fabric in fabrics():
         assert fabric.source
-        assert all(len(variable.why) > 10 or variable.why == "the same" for variable in fabric.variables)
+        assert all(len(variable.why) > 10 for variable in fabric.variables)
 
 
 def test_a_profile_of_the_host_is_read_where_it_is(tmp_path: Path) -> None:
@@ -181,6 +181,9 @@ def test_committed_accelerate_files_lint_clean(path: Path, tmp_path: Path) -> No
 def test_a_run_directory_lints_clean(engine: str, cluster: str, tmp_path: Path) -> None:
     rundir = write(planned(engine, cluster), RunSpec(data=DataSpec(train="train")), tmp_path / "run")
     assert [str(finding) for finding in lint(rundir.path)] == []
+    scripts = [file for file in rundir.path.iterdir() if file.suffix in SCRIPTS]
+    assert scripts
+    assert [str(finding) for file in scripts for finding in lint(file)] == []
     broken = rundir.path / "accelerate.yaml"
     if broken.is_file():  # and lint does look at it
         broken.write_text(broken.read_text().replace("same_network:", "same_netwrok:"))

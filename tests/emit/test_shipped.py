@@ -65,6 +65,8 @@ def test_templates_are_all_there_and_differ() -> None:
     texts = {
         template.name: json.loads((ROOT / f"ds_configs/{template.name}.json").read_text()) for template in TEMPLATES
     }
+    numbers = {name for name, text in texts.items() if text["train_batch_size"] != "auto"}
+    assert numbers == {"ulysses"}, "the others are for the Trainer"
     assert texts["zero1"]["zero_optimization"]["stage"] == 1
     assert texts["zero2-offload"]["zero_optimization"]["offload_optimizer"]["device"] == "cpu"
     assert texts["zero-infinity-nvme"]["zero_optimization"]["offload_param"]["nvme_path"] == "/mnt/nvme"
@@ -100,6 +102,17 @@ def test_a_copy_runs_from_its_own_directory(tmp_path: Path) -> None:
         copy_recipe("llama-3.1-8b-sft-zero2", tmp_path / "other")
 
 
+def test_a_copy_for_trl_has_its_script_and_its_command(tmp_path: Path) -> None:
+    page = (copy_recipe("llama-3.1-8b-trl-dpo-zero3-8xh100", tmp_path / "dpo") / "README.md").read_text()
+    assert "trl_dpo.py --deepspeed ds_config.trainer.json --model ../models/llama-3.1-8b" in page
+    assert "--per_device_train_batch_size 1 " in page  # a pair is two sequences
+    assert "kit train" not in page
+    assert (tmp_path / "dpo/run/trl_dpo.py").read_text() == (ROOT / "examples/trl_dpo.py").read_text()
+    page = (copy_recipe("llama-3.1-8b-trl-sft-zero3-8xh100", tmp_path / "sft") / "README.md").read_text()
+    assert "--objective sft --out data/train" in page
+    assert "trl_sft.py" in page
+
+
 def test_an_edited_copy_that_cannot_run_says_why(tmp_path: Path) -> None:
     made = copy_recipe("llama-65b-pretrain-tp8-pp4-800xa100-80", tmp_path / "mine")
     recipe = made / "recipe.yaml"
@@ -112,7 +125,7 @@ def test_an_edited_copy_that_cannot_run_says_why(tmp_path: Path) -> None:
 
 
 def test_the_command_line_lists_and_copies(tmp_path: Path) -> None:
-    listed = kit("recipes", "list").stdout
+    listed = kit("recipes").stdout
     assert all(f"{name}\n    " in listed for name in recipe_names())
     assert kit("recipes", "copy", "llama-1b-pretrain-amp-1xh100", str(tmp_path / "mine")).returncode == 0
     again = kit("recipes", "copy", "llama-1b-pretrain-amp-1xh100", str(tmp_path / "mine"))
