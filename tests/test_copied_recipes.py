@@ -30,6 +30,13 @@ def test_model_and_data_that_are_not_there(copied, capsys, monkeypatch):
     assert "run.data.validation=" in said
 
 
+def test_a_recipe_that_is_trained_too_early_says_how_to_go_on(copied, capsys, monkeypatch):
+    run = copied / "mine"
+    said = answer(["train", str(copied / "recipe.yaml"), "--out", str(run)], capsys, monkeypatch)
+    assert f"{run} is written; once this is mended: kit train {run}" in said
+    assert "mended" not in answer(["train", str(run)], capsys, monkeypatch)
+
+
 def test_a_tokenizer_that_is_not_there(copied, capsys, monkeypatch):
     text = copied / "text.txt"
     text.write_text("a few words\n")

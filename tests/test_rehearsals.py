@@ -1,13 +1,16 @@
-"""A rehearsal can fail: one with a fault planted in its twin, in the figure in which it must show."""
+"""A rehearsal can fail: one with faults planted in its twin, each in the figure in which it must show."""
 
 from __future__ import annotations
 
 from benchmarks import rehearsals
 
+NAME = "tiny-llama-pretrain-cpu-bf16"
 
-def test_a_wrong_export_turns_a_rehearsal_red() -> None:
+
+def test_a_wrong_export_and_rounded_masters_turn_a_rehearsal_red() -> None:
     """On one process. Others, and the other engines: ``python -m benchmarks.rehearsals --plant-all``."""
-    record = rehearsals.rehearsed("tiny-llama-pretrain-cpu", "transposed-query")
-    assert rehearsals.caught("transposed-query", record, "tiny-llama-pretrain-cpu")
+    record = rehearsals.rehearsed(NAME, ["transposed-query", "rounded-masters"])
+    assert rehearsals.caught(["transposed-query", "rounded-masters"], record, NAME) == [True, True]
     assert record["loss_difference"] < 1e-6, "trained right, only exported wrong"
-    assert not rehearsals.caught("double-gradients", record, "tiny-llama-pretrain-cpu"), "that one was not planted"
+    others = rehearsals.caught(["double-gradients", "double-learning-rate"], record, NAME)
+    assert others == [False] * 3, "those were not planted"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--layout", choices=LAYOUTS, action="append", help="only this one; repeatable")
     arguments = parser.parse_args()
     scripts, layouts = arguments.script or SCRIPTS, arguments.layout or list(LAYOUTS)
-    directory, failed = prepare(), False
+    directory, failed, begin = prepare(), False, time.monotonic()
     rows: dict[str, dict[str, tuple[float, float]]] = {}
     for script in scripts:
         rows[script] = {}
@@ -49,6 +50,9 @@ def main() -> int:
             except ExampleError as error:
                 failed = True
                 print(f"  {script:16} {layout:22} FAILED: {error}", flush=True)
+    agree = sum(len(cells) for cells in rows.values())
+    minutes = (time.monotonic() - begin) / 60
+    print(f"{agree} of {len(scripts) * len(layouts)} cells agree, in {minutes:.1f} minutes", flush=True)
     if not failed and not arguments.script and not arguments.layout:
         write(rows, PAGE)
     return int(failed)

@@ -17,11 +17,18 @@ HELD_OUT = 8
 SEED = 20
 
 
-def write_model(model: ModelSpec, directory: Path) -> None:
-    """A Hugging Face directory with random weights of this shape."""
+def write_model(model: ModelSpec, directory: Path, frozen: bool = False) -> None:
+    """A Hugging Face directory with random weights of this shape. ``frozen``: they will not be trained, and are bf16
+    numbers, as those of published models are: four bits of a rounded weight are others where it lies near a boundary,
+    and then runs in fp32 and in bf16 would be of different models."""
+    import torch
+
     from kit.engines.hf import random_model
 
-    random_model(model, SEED).save_pretrained(directory)
+    made = random_model(model, SEED)
+    if frozen:
+        made = made.to(torch.bfloat16).float()
+    made.save_pretrained(directory)
 
 
 def write_data(job: JobSpec, prefix: Path) -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,24 @@ def kill_at(process: subprocess.Popen[bytes], rundir: Path, step: int, limit_s: 
 
 def run(rundir: Path, *words: str) -> None:
     """To its end. Raises ``EngineError`` with what its log says."""
+    _finish(launch(rundir, *words), rundir)
+
+
+@contextlib.contextmanager
+def beside(rundir: Path) -> Iterator[None]:
+    """``run`` while something else is done."""
+    process = launch(rundir)
     try:
-        finish(launch(rundir, *words), LIMIT_S)
+        yield
+        _finish(process, rundir)
+    finally:
+        if process.poll() is None:
+            kill(process)
+
+
+def _finish(process: subprocess.Popen[bytes], rundir: Path) -> None:
+    try:
+        finish(process, LIMIT_S)
     except EngineError as error:
         raise EngineError(f"{rundir.name}: {error}: {tail(rundir)}") from None
 

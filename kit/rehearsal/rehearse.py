@@ -19,7 +19,7 @@ from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
 from kit.planner.twin import Twin, twin
-from kit.rehearsal import assets, processes
+from kit.rehearsal import assets, processes, rounding
 from kit.specs.catalog import parse_cluster
 from kit.specs.layout import Pins
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
@@ -37,7 +37,7 @@ WEIGHT_BOUND = 1e-3
 CANNOT_SHOW = (
     "speed and peak memory of a GPU",
     "kernels and collectives of CUDA and NCCL",
-    "numbers in 16 bits",
+    "fp16 and fp8",
     "faults of a network",
 )
 
@@ -63,6 +63,8 @@ class Rehearsal:
     """Largest difference of an exported weight from plain torch's, relative to its tensor's largest: a small model's
     loss hardly notices a transposed matrix."""
     seconds: float
+    in_bf16: rounding.InBf16 | None
+    """The run in the recipe's own precision; None for a recipe in fp32."""
 
     @property
     def passed(self) -> bool:
@@ -72,6 +74,7 @@ class Rehearsal:
             and self.norm_difference <= NORM_BOUND
             and self.exported_difference <= EXPORT_BOUND
             and self.weight_difference <= WEIGHT_BOUND
+            and (self.in_bf16 is None or self.in_bf16.passed)
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -84,14 +87,14 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
     begin = time.monotonic()
     shrunk = twin(plan)
     directory.mkdir(parents=True)
-    assets.write_model(shrunk.model, directory / "model")
+    assets.write_model(shrunk.model, directory / "model", frozen=shrunk.job.lora is not None)
     assets.write_data(shrunk.job, directory / "data")
     settings = _run(run, shrunk, directory)
     reference = write(_reference(shrunk), dataclasses.replace(settings, nvme_path=None), directory / "reference")
     own = write(make_plan(shrunk.model, shrunk.cluster, shrunk.job, shrunk.pins), settings, directory / "twin")
-    _check_twin(own.plan, shrunk)
-    processes.run(reference.path)
-    killed = processes.run_until_killed(own.path, KILL_AT)
+    _check_twin(own.plan, shrunk.pins)
+    with processes.beside(reference.path):
+        killed = processes.run_until_killed(own.path, KILL_AT)
     processes.run(own.path, "--resume", "auto")
     expected, found = _curve(reference), _curve(own)
     exported_loss, exported_weights = _exported(reference, own, shrunk, directory)
@@ -102,12 +105,36 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
         processes=shrunk.cluster.num_gpus,
         launcher=_launcher(own),
         replaced=shrunk.replaced,
-        loss_difference=_largest(expected, found, "loss"),
-        norm_difference=_largest(expected, found, "grad_norm"),
+        loss_difference=rounding.largest(expected, found, "loss"),
+        norm_difference=rounding.largest(expected, found, "grad_norm"),
         killed_at=killed,
         exported_difference=exported_loss,
         weight_difference=exported_weights,
+        in_bf16=_in_bf16(shrunk, settings, reference, directory),
         seconds=time.monotonic() - begin,
+    )
+
+
+def _in_bf16(shrunk: Twin, settings: RunSpec, reference: RunDirectory, directory: Path) -> rounding.InBf16 | None:
+    """The twin once more from the start, in one go."""
+    from kit.engines.adapters import InitialAdapters, checkpoint_shapes
+    from kit.engines.hf import HfDirectory
+
+    if shrunk.job_in_bf16 is None:
+        return None
+    plan = make_plan(shrunk.model, shrunk.cluster, shrunk.job_in_bf16, shrunk.pins_in_bf16)
+    _check_twin(plan, shrunk.pins_in_bf16)
+    saved = dataclasses.replace(settings, checkpoint=CheckpointSpec(every_steps=STEPS))
+    rundir = write(plan, saved, directory / "twin-bf16")
+    processes.run(rundir.path)
+    lora, seed = shrunk.job.lora, settings.seed
+    return rounding.compare(
+        (_curve(reference), _curve(rundir)),
+        (_hub(reference), _hub(rundir)),
+        shrunk,
+        HfDirectory(settings.model_path)
+        if lora is None
+        else InitialAdapters(checkpoint_shapes(shrunk.model, lora), seed),
     )
 
 
@@ -135,14 +162,15 @@ def _run(run: RunSpec | None, shrunk: Twin, directory: Path) -> RunSpec:
 
 def _reference(shrunk: Twin) -> Plan:
     """Plain torch in one process: the same batch, by accumulation."""
-    pins = Pins(engine="torch", zero_stage=0, recompute="none", micro_batch_size=1)
+    slow: dict[str, Any] = {"recompute": "none", "micro_batch_size": 1, "chunked_loss": False, "compile_layers": False}
+    pins = Pins(engine="torch", zero_stage=0, **slow)
     return make_plan(shrunk.model, parse_cluster("1xcpu"), shrunk.job, pins)
 
 
-def _check_twin(plan: Plan, shrunk: Twin) -> None:
+def _check_twin(plan: Plan, pins: Pins) -> None:
     """The planner must have taken every pin: a twin of another layout would prove nothing."""
     for field in dataclasses.fields(Pins):
-        wanted = getattr(shrunk.pins, field.name)
+        wanted = getattr(pins, field.name)
         if wanted is not None and getattr(plan.layout, field.name) != wanted:
             raise EngineError(f"{field.name}={getattr(plan.layout, field.name)} was planned for the twin, not {wanted}")
 
@@ -155,8 +183,8 @@ def _curve(rundir: RunDirectory) -> dict[int, dict[str, float]]:
     return rows
 
 
-def _largest(expected: dict[int, dict[str, float]], found: dict[int, dict[str, float]], key: str) -> float:
-    return max(abs(found[step][key] / expected[step][key] - 1) for step in expected)
+def _hub(rundir: RunDirectory) -> Path:
+    return sorted((rundir.path / "checkpoints").glob("hub-step-*"))[-1]
 
 
 def _exported(reference: RunDirectory, own: RunDirectory, shrunk: Twin, directory: Path) -> tuple[float, float]:
@@ -164,20 +192,21 @@ def _exported(reference: RunDirectory, own: RunDirectory, shrunk: Twin, director
     of a weight relative to its tensor's largest.)"""
     models = []
     for rundir in (reference, own):
-        hub = sorted((rundir.path / "checkpoints").glob("hub-step-*"))[-1]
-        models.append(_in_transformers(hub, directory / f"exported-{rundir.path.name}", shrunk, directory / "model"))
+        exported = directory / f"exported-{rundir.path.name}"
+        models.append(_in_transformers(_hub(rundir), exported, shrunk, directory / "model"))
     losses = [_held_out_loss(model, shrunk, directory / "data/validation") for model in models]
     if not all(math.isfinite(loss) for loss in losses):
         raise EngineError(f"losses of the exported models are {losses}")
     expected, found = ({name: p.detach() for name, p in model.named_parameters()} for model in models)
-    weights = max(_weight_difference(expected[name], found[name]) for name in expected)
+    rate = shrunk.job.learning_rate
+    weights = max(_weight_difference(expected[name], found[name], rate) for name in expected)
     return abs(losses[1] / losses[0] - 1), weights
 
 
-def _weight_difference(expected: Any, found: Any) -> float:
-    """Of tensors that are zero everywhere, 0 or infinite."""
-    largest, difference = float(expected.abs().max()), float((found - expected).abs().max())
-    return difference / largest if largest else math.inf if difference else 0.0
+def _weight_difference(expected: Any, found: Any, learning_rate: float) -> float:
+    """Relative to the tensor's largest, or to what Adam moves a weight by in a step, the learning rate, where that is
+    more: the bias of a key has no gradient (softmax does not see it), and starts at zero, so all of it is rounding."""
+    return float((found - expected).abs().max()) / max(float(expected.abs().max()), learning_rate)
 
 
 def _in_transformers(hub: Path, directory: Path, shrunk: Twin, base: Path) -> Any:

@@ -11,6 +11,7 @@ from kit.rehearsal.rehearse import (
     WEIGHT_BOUND,
     Rehearsal,
 )
+from kit.rehearsal.rounding import ROUNDED_BOUND
 
 
 def render(result: Rehearsal) -> str:
@@ -25,6 +26,13 @@ def render(result: Rehearsal) -> str:
         f"  exported  loads in transformers, held-out loss within {result.exported_difference:.1e} ({EXPORT_BOUND:g}), "
         f"weights within {result.weight_difference:.1e} ({WEIGHT_BOUND:g})",
     ]
+    if (rounded := result.in_bf16) is not None:
+        lines += [
+            f"  in bf16   {STEPS} steps, from plain torch in fp32: loss {rounded.loss_difference:.1e}, gradient norm "
+            f"{rounded.norm_difference:.1e}, moments {rounded.moment_difference:.1e} (rounding: {rounded.bound:.1e}),",
+            f"            added to the weights {rounded.update_difference:.1e} ({rounded.update_bound:.1e}); rounded "
+            f"masters {rounded.rounded_masters:.1e} ({ROUNDED_BOUND:g})",
+        ]
     lines += [f"  replaced  {item}" for item in result.replaced]
     lines.append(f"  not shown {'; '.join(CANNOT_SHOW)}")
     return "\n".join(lines)

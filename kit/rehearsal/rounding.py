@@ -1,0 +1,128 @@
+"""The twin in its recipe's own precision: how far rounding takes it from the same run of plain torch in fp32."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kit.planner.twin import Twin
+
+if TYPE_CHECKING:
+    import torch
+
+    from kit.engines.base import TensorSource
+
+UNIT = 2.0**-8
+"""bf16 has 8 significant bits: a rounded number is off by this part of itself at most, by 1/√3 of it in the root mean
+square where errors are spread evenly."""
+LAYER_ROUNDINGS = 12
+"""Results that a layer writes in bf16, one from the other: two norms; query, key, value; their rotation; scores; mix;
+output; two sums with the residual; up and gate; their product; down."""
+OTHER_ROUNDINGS = 3
+"""Embedding, last norm, logits."""
+ROUNDED_BOUND = 0.01
+"""Of all numbers one in 2**16 is a bf16 number by chance; masters that are rounded are all."""
+
+
+@dataclass(frozen=True)
+class InBf16:
+    """Relative distances from the reference; of tensors: of the difference's L2 norm over all of them together."""
+
+    loss_difference: float
+    """Largest of a step."""
+    norm_difference: float
+    """Largest of a step's gradient norm."""
+    moment_difference: float
+    """Of Adam's first moments after the last step: a mean of the gradients of all steps."""
+    update_difference: float
+    """Of what training added to the weights."""
+    rounded_masters: float
+    """Share of trained master weights that a bf16 number holds exactly, beyond the reference's share."""
+    bound: float
+    """Of the first three: see ``gradient_bound``."""
+    update_bound: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether rounding alone explains what differs."""
+        return (
+            max(self.loss_difference, self.norm_difference, self.moment_difference) <= self.bound
+            and self.update_difference <= self.update_bound
+            and self.rounded_masters <= ROUNDED_BOUND
+        )
+
+
+def gradient_bound(num_layers: int) -> float:
+    """Relative error of a gradient: a chain of roundings forward and as long a one back, independent of each other, so
+    that their mean squares, ``UNIT``²/3, add up (Higham, Accuracy and Stability of Numerical Algorithms, §2.8)."""
+    return UNIT * math.sqrt(2 * (LAYER_ROUNDINGS * num_layers + OTHER_ROUNDINGS) / 3)
+
+
+def update_bound(gradient: float, root_mean_square: float, eps: float) -> float:
+    """Relative error of a sum of Adam's steps g/(|g| + ε), from that of its gradients, spread evenly over them.
+
+    The slope of a step is ε/(|g| + ε)²: where gradients are far below ε an error stays as it is, and far above only the
+    part ε/rms of them that lies within ε of zero has a slope, 1/ε: errors are rms/ε · √(ε/rms) times as large.
+    """
+    return gradient * math.sqrt(max(1.0, root_mean_square / eps))
+
+
+def compare(
+    curves: tuple[dict[int, dict[str, float]], dict[int, dict[str, float]]],
+    hubs: tuple[Path, Path],
+    shrunk: Twin,
+    start: TensorSource,
+) -> InBf16:
+    """Of (reference, run in bf16): logged steps, and hub checkpoints at their end. ``start``: the weights before."""
+    from kit.engines.base import StateKind
+    from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
+
+    exact, rounded = (HubCheckpoint(hub) for hub in hubs)
+    masters, moments = StateKind.MASTER, StateKind.EXP_AVG
+    model = shrunk.model
+    expected, found = (hub.source(masters) for hub in (exact, rounded))
+    names = expected.names()
+    bound = gradient_bound(model.num_layers + model.encoder_layers)
+    rms = _root_mean_square(names, exact.source(moments))
+    return InBf16(
+        loss_difference=largest(*curves, "loss"),
+        norm_difference=largest(*curves, "grad_norm"),
+        moment_difference=_distance(names, exact.source(moments).read, rounded.source(moments).read),
+        update_difference=_distance(
+            names, lambda name: expected.read(name) - start.read(name), lambda name: found.read(name) - start.read(name)
+        ),
+        rounded_masters=_rounded_share(names, found) - _rounded_share(names, expected),
+        bound=bound,
+        update_bound=update_bound(bound, rms, shrunk.job.optimizer.eps),
+    )
+
+
+def largest(expected: dict[int, dict[str, float]], found: dict[int, dict[str, float]], key: str) -> float:
+    """Largest relative difference of a logged figure over the steps."""
+    return max(abs(found[step][key] / expected[step][key] - 1) for step in expected)
+
+
+def _distance(names: Any, expected: Any, found: Any) -> float:
+    """‖found − expected‖ / ‖expected‖."""
+    apart = sum(float((found(name) - expected(name)).double().square().sum()) for name in names)
+    return math.sqrt(apart / sum(float(expected(name).double().square().sum()) for name in names))
+
+
+def _root_mean_square(names: Any, source: TensorSource) -> float:
+    tensors = [source.read(name).double() for name in names]
+    return math.sqrt(sum(float(t.square().sum()) for t in tensors) / sum(t.numel() for t in tensors))
+
+
+def _rounded_share(names: Any, source: TensorSource) -> float:
+    """Zeros do not count: they are bf16 numbers wherever they come from."""
+    import torch
+
+    rounded = total = 0
+    for name in names:
+        tensor: torch.Tensor = source.read(name)
+        tensor = tensor[tensor != 0]
+        rounded += int((tensor.to(torch.bfloat16).float() == tensor).sum())
+        total += tensor.numel()
+    return rounded / total
