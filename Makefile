@@ -26,7 +26,7 @@ demo: setup  ## the main job, end to end: plan, three engines, relay, export, a 
 ops: setup  ## compile what NVMe offload needs, three minutes and once (libaio-dev, g++); its tests are skipped without
 	@DS_ACCELERATOR=cpu $(BIN)/python -m kit.engines.deepspeed.nvme
 
-test: setup  ## all tests, on two cores within ten minutes
+test: setup  ## all tests, on two cores in twelve minutes
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 parity: setup  ## some layouts of every kind, really launched against plain torch, then planted faults: about six minutes
@@ -67,21 +67,24 @@ relay: setup  ## runs that change engine or layout half-way, beside one that doe
 held-bytes: setup  ## what DeepSpeed holds beside the cost model, 40 configurations three minutes (after make ops)
 	@$(BIN)/python -m benchmarks.deepspeed_bytes
 
-failures: setup  ## provoke twelve failures on two processes and compare what the doctor says: three minutes
+failures: setup  ## provoke sixteen failures on two processes and compare what the doctor says: four minutes, as root
 	@$(BIN)/python -m benchmarks.failures
 
 hosts: setup  ## launch files on two and three hosts (namespaces, sshd, pdsh) beside one process: five minutes, as root
 	@$(BIN)/python -m benchmarks.hosts
 
-preflight-hosts: setup  ## differences planted on three hosts (namespaces), and what the doctor says: two minutes, as root
+preflight-hosts: setup  ## differences planted on three hosts (namespaces), and what the doctor says: four minutes, as root
 	@$(BIN)/python -m benchmarks.preflight --bandwidth
 
-slurm: setup  ## the batch script in a real Slurm: signal, requeue, resume; five minutes, as root
+slurm: setup  ## the batch script in a real Slurm: time limit, signal, preemption, resume; five minutes, as root
 	@$(BIN)/python -m benchmarks.slurm
 
 kills: setup  ## runs killed at random moments over engines and ZeRO stages, bit for bit the same after; torchrun restarts: ten minutes
 	@$(BIN)/python -m benchmarks.kills
 	@$(BIN)/python -m benchmarks.kills.launched
+
+screens: setup  ## pictures of a real run for docs/images: the live line, and TensorBoard photographed by a headless Chromium: two minutes
+	@$(BIN)/python -m benchmarks.screens
 
 overhead: setup  ## what the training loop, the data path and saving cost beside the engine: two minutes
 	@$(BIN)/python -m benchmarks.overhead
@@ -89,13 +92,13 @@ overhead: setup  ## what the training loop, the data path and saving cost beside
 rehearse: setup  ## one recipe in small, another every day: what CI proves of them
 	@$(BIN)/python -m benchmarks.rehearsals --rotate 1 --no-write
 
-rehearse-faults: setup  ## faults planted into rehearsals of each engine, each of which must turn one red: three minutes
+rehearse-faults: setup  ## faults planted into rehearsals of each engine, each of which must turn one red: ten minutes
 	@$(BIN)/python -m benchmarks.rehearsals --plant-all
 
 rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes (after make ops)
 	@$(BIN)/python -m benchmarks.rehearsals
 
-probe: setup  ## the cost model beside the probe, 55 full-size plans without a GPU: two minutes
+probe: setup  ## the cost model beside the probe, 75 full-size plans without a GPU: two minutes
 	@$(BIN)/python -m benchmarks.probe
 
 plan-time: setup  ## seconds of a cold plan, to 16,384 GPUs, and how the search grows: half a minute
@@ -106,6 +109,9 @@ quality: setup  ## published production layouts beside the planner's best, half 
 
 accepted: setup  ## 20,000 random cases, every emitted file handed to the program that reads it: some minutes
 	@$(BIN)/python -m benchmarks.accepted
+
+trackers: setup  ## TensorBoard, W&B, MLflow and Trackio told by a run and read back: a minute (after pip install wandb mlflow trackio)
+	@$(BIN)/python -m benchmarks.trackers
 
 lint: setup  ## ruff: rules and format
 	@$(BIN)/ruff check .
