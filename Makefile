@@ -24,7 +24,7 @@ demo: setup  ## the main job, end to end: plan, three engines, relay, export, a 
 	@$(BIN)/python -m benchmarks.demo
 
 ops: setup  ## compile what NVMe offload needs, three minutes and once (libaio-dev, g++); its tests are skipped without
-	@DS_ACCELERATOR=cpu $(BIN)/python -m kit.engines.deepspeed.nvme
+	@DS_ACCELERATOR=cpu $(BIN)/python -m kit.engines.deepspeed.ops
 
 test: setup  ## all tests, on two cores in twelve minutes
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -31,7 +31,7 @@ def _async_io():
     """Compiling takes minutes: not in a test."""
     if not Path("/usr/include/libaio.h").exists():
         pytest.skip("libaio's headers are missing: apt-get install libaio-dev, then make ops")
-    from kit.engines.deepspeed.nvme import is_built
+    from kit.engines.deepspeed.ops import is_built
 
     if not is_built():
         pytest.skip("DeepSpeed's async_io op is not compiled yet: make ops (three minutes, once)")

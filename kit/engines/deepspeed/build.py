@@ -14,7 +14,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 
 from kit.emit.deepspeed import observers
-from kit.engines.deepspeed import nvme
+from kit.engines.deepspeed import nvme, ops
 from kit.engines.deepspeed.split import Split, split_of
 from kit.errors import EngineError
 
@@ -31,6 +31,7 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Sp
     _skip_unused_op()
     # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
+    ops.remove_dead_locks()
     nvme.prepare(rundir, settings)
     settings |= observers(rundir.run, rundir.path)
     split = split_of(rundir)

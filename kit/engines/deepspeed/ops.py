@@ -1,0 +1,135 @@
+"""DeepSpeed's compiled ops: built on first use or ahead of time, and never waited for after their builder has died."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+from deepspeed.ops.op_builder import AsyncIOBuilder
+from torch.utils.cpp_extension import _get_build_directory
+
+from kit.emit.machine import NO_LIBAIO
+from kit.errors import EngineError
+
+SILENT_S = 60
+"""After it, a lock that no process here has open is a dead builder's: a living one has, from the first moment."""
+
+SILENT_ELSEWHERE_S = 1200
+"""The same on a file system of several machines, whose processes cannot be seen: the longest file of an op compiles in
+a minute or two, on a crowded machine in a few more."""
+
+SHARED_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "cifs", "9p", "wekafs")
+
+
+def load_async_io() -> None:
+    """DeepSpeed's binding to libaio, compiled on first use. Raises EngineError that names what is missing."""
+    _find_ninja()
+    builder = AsyncIOBuilder()
+    if not builder.is_compatible(verbose=False):
+        raise EngineError(NO_LIBAIO)
+    try:
+        builder.load(verbose=False)
+    except (RuntimeError, OSError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise EngineError(
+            f"DeepSpeed's async_io op could not be built ({reason}); it needs g++ and ninja, "
+            "and a writable TORCH_EXTENSIONS_DIR"
+        ) from error
+
+
+def remove_dead_locks() -> None:
+    """A build that was killed leaves a file on which every later one waits for ever (torch, file_baton.py): remove it.
+
+    Waits until it is sure, which takes ``SILENT_S`` seconds at most. Raises EngineError where it cannot be sure.
+    """
+    for lock in sorted(_builds().glob("*/lock")):
+        while lock.exists() and not _is_held(lock):
+            if _is_shared(lock):
+                _refuse_if_silent(lock)
+                break
+            if _silent_s(lock) > SILENT_S:
+                _remove_unless_held(lock)
+            else:
+                time.sleep(1)
+
+
+def is_built() -> bool:
+    """Whether the op that NVMe needs was compiled before, on this machine and for this Python."""
+    folder = Path(_get_build_directory(AsyncIOBuilder().name, verbose=False))
+    return (folder / f"{AsyncIOBuilder().name}.so").exists() and not (folder / "lock").exists()
+
+
+def _builds() -> Path:
+    """The folder in which torch keeps one folder for each op of this Python and device."""
+    return Path(_get_build_directory(AsyncIOBuilder().name, verbose=False)).parent
+
+
+def _is_held(lock: Path) -> bool:
+    """Whether a process of this machine has the file open, as its builder has from creation to removal."""
+    inode = (lock.stat().st_dev, lock.stat().st_ino) if lock.exists() else None
+    return inode is not None and any(inode == _identity(link) for link in Path("/proc").glob("[0-9]*/fd/*"))
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Device and inode behind a name; None where another user's process, or one that has ended, keeps it from us."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _silent_s(lock: Path) -> float:
+    """Seconds since the lock, its folder or anything in it was written."""
+    return time.time() - max(_written(file) for file in [lock.parent, *lock.parent.iterdir()])
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0  # a compiler's temporary file, gone since it was listed
+
+
+def _remove_unless_held(lock: Path) -> None:
+    """One process at a time, and a last look: the next builder may have removed it and begun already."""
+    with (lock.parent.parent / ".kit-locks").open("w") as guard:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        if lock.exists() and not _is_held(lock):
+            print(f"kit: removed {lock}: the build that left it was killed", file=sys.stderr)
+            lock.unlink()
+
+
+def _refuse_if_silent(lock: Path) -> None:
+    if _silent_s(lock) > SILENT_ELSEWHERE_S:
+        raise EngineError(
+            f"{lock} is {_silent_s(lock) / 60:.0f} minutes older than any work beside it: a build was killed, here or "
+            "on another machine; remove that file"
+        )
+
+
+def _is_shared(file: Path) -> bool:
+    """Whether other machines may write there, by the type of the file system that is mounted nearest to the file."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    above = [mount for mount in mounts if file.resolve().is_relative_to(mount[1])]
+    nearest = max(above, key=lambda mount: len(mount[1]))
+    return nearest[2].startswith(SHARED_FILE_SYSTEMS)
+
+
+def _find_ninja() -> None:
+    """torch's extension builder looks for ninja on PATH; pip puts it beside the interpreter, which may not be there."""
+    beside = Path(sys.executable).parent
+    if shutil.which("ninja") is None and (beside / "ninja").exists():
+        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(beside)])
+
+
+if __name__ == "__main__":  # ahead of time, so that no run waits for the compiler: python -m kit.engines.deepspeed.ops
+    try:
+        remove_dead_locks()
+        load_async_io()
+    except EngineError as error:
+        sys.exit(f"error: {error}")
