@@ -31,7 +31,7 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Sp
     _skip_unused_op()
     # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
-    ops.remove_dead_locks()
+    ops.ready()
     nvme.prepare(rundir, settings)
     settings |= observers(rundir.run, rundir.path)
     split = split_of(rundir)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
 import sys
 import time
 from pathlib import Path
@@ -27,7 +26,6 @@ SHARED_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "cifs"
 
 def load_async_io() -> None:
     """DeepSpeed's binding to libaio, compiled on first use. Raises EngineError that names what is missing."""
-    _find_ninja()
     builder = AsyncIOBuilder()
     if not builder.is_compatible(verbose=False):
         raise EngineError(NO_LIBAIO)
@@ -39,6 +37,12 @@ def load_async_io() -> None:
             f"DeepSpeed's async_io op could not be built ({reason}); it needs g++ and ninja, "
             "and a writable TORCH_EXTENSIONS_DIR"
         ) from error
+
+
+def ready() -> None:
+    """Before anything may be compiled: the right ninja, and no lock of a dead builder. Raises EngineError as below."""
+    _use_own_ninja()
+    remove_dead_locks()
 
 
 def remove_dead_locks() -> None:
@@ -120,16 +124,17 @@ def _is_shared(file: Path) -> bool:
     return nearest[2].startswith(SHARED_FILE_SYSTEMS)
 
 
-def _find_ninja() -> None:
-    """torch's extension builder looks for ninja on PATH; pip puts it beside the interpreter, which may not be there."""
-    beside = Path(sys.executable).parent
-    if shutil.which("ninja") is None and (beside / "ninja").exists():
-        os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", ""), str(beside)])
+def _use_own_ninja() -> None:
+    """torch's extension builder takes the first ninja on PATH, and another one than last time builds everything again:
+    always the one that pip put beside the interpreter, with or without an activated environment."""
+    beside, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
+    if (Path(beside) / "ninja").exists() and path.split(os.pathsep)[0] != beside:
+        os.environ["PATH"] = os.pathsep.join([beside, path])
 
 
 if __name__ == "__main__":  # ahead of time, so that no run waits for the compiler: python -m kit.engines.deepspeed.ops
     try:
-        remove_dead_locks()
+        ready()
         load_async_io()
     except EngineError as error:
         sys.exit(f"error: {error}")
