@@ -266,7 +266,8 @@ ACCELERATE_CASES = (
 
 TWO = "--nnodes 2 --nproc-per-node 8"
 COMMAND_CASES = (
-    LintCase("unknown-option", "deepspeed --num_gpu 8 train.py", "deepspeed --num_gpus 8 train.py --num_gpu 8"),
+    LintCase("unknown-option", "deepspeed --n_gpus 8 train.py", "deepspeed --num_gpus 8 train.py --n_gpus 8"),
+    LintCase("unknown-option", "deepspeed --num 8 train.py", "deepspeed --num_gpu 8 train.py"),  # argparse takes it
     LintCase("unknown-option", "torchrun --nproc_per_gpu=8 train.py", "torchrun --nproc_per_node=8 train.py"),
     LintCase(
         "unknown-option",
@@ -279,7 +280,11 @@ COMMAND_CASES = (
         "python3.11 -m torch.distributed.run --nproc_per_node=8 train.py",
         "warning",
     ),
+    LintCase("former-launcher", "python -u -m torch.distributed.launch t.py", "torchrun t.py", "warning"),
     LintCase("one-process", "torchrun train.py", "torchrun $OPTIONS train.py", "warning"),
+    LintCase("one-process", "torchrun train.py", "torchrun --nproc_per 8 train.py", "warning"),
+    LintCase("one-process", "# as before: \\\ntorchrun train.py", "# as before:\n# torchrun train.py", "warning"),
+    LintCase("one-process", "python -u t.py --deepspeed ds.json", "python -u t.py", "warning"),
     LintCase("one-process", "python train.py --deepspeed ds.json", "deepspeed train.py --deepspeed ds.json", "warning"),
     LintCase(
         "machine-rank", f"torchrun {TWO} --master-addr n0 --node-rank 2 t.py", f"torchrun {TWO} --node-rank 1 t.py"
@@ -302,6 +307,11 @@ COMMAND_CASES = (
     ),
     LintCase(
         "trainer-mismatch", "deepspeed t.py --deepspeed ds.json", "deepspeed t.py --deepspeed ds.json --bf16 True"
+    ),
+    LintCase(
+        "trainer-mismatch",
+        "deepspeed t.py --deepspeed ds.json --bf16 false",
+        "deepspeed t.py --deepspeed ds.json --bf16_full_eval",
     ),
     LintCase(
         "batch-arithmetic",

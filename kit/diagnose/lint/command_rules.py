@@ -21,6 +21,9 @@ TRAINER_KEYS = {
 """The Trainer's argument → the key it must equal (transformers/integrations/deepspeed.py, fill_match)."""
 PROCESSES = {"torchrun": ("nproc_per_node",), "deepspeed": ("num_gpus",), "accelerate launch": ("num_processes",)}
 SWITCHES = {"bf16": "bf16.enabled", "fp16": "fp16.enabled"}
+"""The Trainer takes NAME_full_eval for it too."""
+NO = ("no", "false", "f", "n", "0")
+"""transformers/hf_argparser.py, string_to_bool."""
 
 
 def unknown_option(file: str, command: Command) -> Iterator[Finding]:
@@ -103,7 +106,10 @@ def contradicts_config(file: str, command: Command, config: dict[str, Any]) -> I
             yield _finding("trainer-mismatch", "error", file, command, f"--{name}", why, f'write "auto" for {dotted}')
     for name, dotted in SWITCHES.items():
         there = _get(config, dotted)
-        asked = any(option == f"--{name}" for option, _ in command.arguments) and command.argument(name) != "False"
+        asked = any(
+            option in (f"--{name}", f"--{name}_full_eval") and str(value).lower() not in NO
+            for option, value in command.arguments
+        )
         if (there is True and not asked and not command.opaque) or (asked and there is False):
             why = f"{dotted} is {str(there).lower()}, and the command line says {'' if asked else 'not '}--{name}"
             fix = f'write "auto" for {dotted}, or say the same in both'

@@ -25,6 +25,8 @@ FORMS: tuple[tuple[Launcher, tuple[str, ...]], ...] = (
 """The words that begin a launch; the first may be a path."""
 _TALKED_OF = {"install", "uninstall", "echo", "printf", "which", "show", "clone", "command"}
 """Words after which a launcher's name starts nothing."""
+ABBREVIATING: tuple[Launcher, ...] = ("torchrun", "deepspeed")
+"""Whose parsers take the beginning of an option for it where only one begins so (argparse, allow_abbrev)."""
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
 _VARIABLE = re.compile(r"\$[{(@*\w]")
 
@@ -39,7 +41,7 @@ class Command:
     former: bool
     """Started by ``torch.distributed.launch``."""
     options: tuple[tuple[str, str | None], ...]
-    """(option as written, its value) of the launcher, in order; None for a switch."""
+    """(option, its value) of the launcher, in order, as written or in full; None for a switch."""
     program: str
     """The script or module; empty where there is none."""
     arguments: tuple[tuple[str, str | None], ...]
@@ -78,7 +80,7 @@ def commands(text: str) -> Iterator[Command]:
 
 def number(value: str | None) -> int | None:
     """A whole number that is written out; None for a variable or a range such as ``1:4``."""
-    return int(value) if value is not None and value.isdigit() else None
+    return int(value) if value is not None and value.isdecimal() else None
 
 
 def _joined(text: str) -> Iterator[tuple[int, str]]:
@@ -86,7 +88,7 @@ def _joined(text: str) -> Iterator[tuple[int, str]]:
     held, first = "", 0
     for index, raw in enumerate(text.splitlines(), start=1):
         first = first or index
-        if raw.rstrip().endswith("\\"):
+        if raw.rstrip().endswith("\\") and not raw.lstrip().startswith("#"):  # a comment ends with its line
             held += raw.rstrip()[:-1] + " "
             continue
         yield first, held + raw
@@ -106,27 +108,31 @@ def _command(words: Sequence[str], line: int) -> Command | None:
             )
             named = named and (position == 0 or not words[position - 1].startswith("-"))
             module = form[0] == "-m" and tuple(words[position : position + len(form)]) == form
-            if not (named or (module and position and _is_python(words[position - 1]))):
+            if not (named or (module and _python_before(words, position))):
                 continue
             rest = words[position + len(form) :]
-            options, program, arguments = _split(rest, known_options()[launcher])
+            options, program, arguments = _split(rest, known_options()[launcher], launcher in ABBREVIATING)
             former = form[-1] == "torch.distributed.launch"
             opaque = any(_VARIABLE.match(word) for word in rest)
             return Command(launcher, line, former, options, program, _pairs(arguments), opaque)
     for position, word in enumerate(words):
-        if _PYTHON.match(word) and position + 1 < len(words) and words[position + 1].endswith(".py"):
-            rest = words[position + 2 :]
+        if word.endswith(".py") and _python_before(words, position, variables=False):
+            rest = words[position + 1 :]
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command("python", line, False, (), words[position + 1], _pairs(rest), opaque)
+            return Command("python", line, False, (), word, _pairs(rest), opaque)
     return None
 
 
-def _is_python(word: str) -> bool:
-    return bool(_PYTHON.match(word)) or word.lstrip("\"'").startswith("$")
+def _python_before(words: Sequence[str], position: int, variables: bool = True) -> bool:
+    """Whether an interpreter stands before a word, maybe with switches of its own (-u); ``variables``: or a variable."""
+    while position and words[position - 1].startswith("-"):
+        position -= 1
+    word = words[position - 1].lstrip("\"'") if position else ""
+    return bool(_PYTHON.match(word)) or (variables and word.startswith("$"))
 
 
 def _split(
-    words: Sequence[str], known: Mapping[str, int]
+    words: Sequence[str], known: Mapping[str, int], abbreviates: bool
 ) -> tuple[tuple[tuple[str, str | None], ...], str, Sequence[str]]:
     """The launcher's options, the program, and what follows it. An unknown option takes the next word where that is
     neither an option nor a program."""
@@ -137,6 +143,8 @@ def _split(
         if not word.startswith("-") or word == "-":
             break
         name, has_value, value = word.partition("=")
+        full = [option for option in known if abbreviates and name.startswith("--") and option.startswith(name)]
+        name = full[0] if len(full) == 1 else name
         position += 1
         if has_value:
             found.append((name, value))
