@@ -208,9 +208,10 @@ DEFAULT_FOR_AUTO = ("zero_optimization.", "fp16.", "bf16.")
 
 def auto_unfilled(config: Config) -> Iterator[Finding]:
     """ "auto" is a word of the Hugging Face integrations; DeepSpeed knows it in a few sections, as its own default."""
-    filled = [dotted for dotted, value in config.values() if value == AUTO]
-    for dotted in filled:
-        if dotted in FILLED_BY_TRAINER:
+    autos = [dotted for dotted, value in config.values() if value == AUTO]
+    filled = [dotted for dotted in autos if dotted in FILLED_BY_TRAINER]
+    for dotted in autos:
+        if dotted in filled:
             continue
         default = dotted.startswith(DEFAULT_FOR_AUTO)
         yield config.finding(
@@ -222,7 +223,6 @@ def auto_unfilled(config: Config) -> Iterator[Finding]:
             "write a value, or leave the key out",
             removal(dotted),
         )
-    filled = [dotted for dotted in filled if dotted in FILLED_BY_TRAINER]
     if config.reader == "deepspeed":
         for dotted in filled:
             default = dotted.startswith(DEFAULT_FOR_AUTO)

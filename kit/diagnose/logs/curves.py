@@ -83,9 +83,6 @@ def _left_its_level(logged: Sequence[tuple[int, float, Line]]) -> tuple[int, flo
     levels = [statistics.median(values[end - LEVEL : end]) for end in range(LEVEL, len(values) - LEVEL + 1)]
     if not levels or (lowest := min(levels)) <= 0 or min(values[-LEVEL:]) <= DIVERGED * lowest:
         return None
-    after = levels.index(lowest) + LEVEL
-    begin = next(
-        index for index in range(after, len(values)) if all(loss > DIVERGED * lowest for loss in values[index:])
-    )
-    step, _, line = logged[begin]
+    last_below = max(index for index, loss in enumerate(values) if loss <= DIVERGED * lowest)
+    step, _, line = logged[last_below + 1]
     return step, lowest, statistics.median(values[-LEVEL:]), line

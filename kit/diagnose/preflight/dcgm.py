@@ -68,7 +68,8 @@ def _problem(test: dict[str, Any], result: dict[str, Any]) -> Problem | None:
     if not status.startswith(("fail", "warn", "error")):
         return None
     said, severities = [], []
-    for warning in result.get("warnings") or [result.get("info") or "no reason given"]:
+    told = result.get("warnings") or result.get("info") or "no reason given"
+    for warning in told if isinstance(told, list) else [told]:
         said.append(str(warning.get("warning", warning) if isinstance(warning, dict) else warning))
         severities.append(warning.get("error_severity") if isinstance(warning, dict) else None)
     a_setting = bool(severities) and all(severity == A_SETTING for severity in severities)
