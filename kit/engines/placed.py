@@ -92,9 +92,10 @@ class PartWriter:
             return
         if self._file is not None:
             self._flushing.append(self._disk.submit(_close, self._descriptor))
-        self._file, self._unflushed = file, 0
-        if file is not None:
+        self._file, self._unflushed = None, 0
+        if file is not None:  # where it cannot be opened, none is open, and none is closed twice
             self._descriptor = os.open(file.path, os.O_WRONLY)
+            self._file = file
 
     def _put_lines(self, array: np.ndarray, start: int, stride: int) -> None:
         """Its rows, each so many bytes after the one before."""

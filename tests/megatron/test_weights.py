@@ -128,6 +128,8 @@ def test_longrope_has_frequencies_for_long_sequences():
     torch.testing.assert_close(short * torch.tensor(LONGROPE["short_factor"]), 10_000.0 ** -(torch.arange(4) / 4))
     torch.testing.assert_close(long * torch.tensor(LONGROPE["long_factor"]), 10_000.0 ** -(torch.arange(4) / 4))
     assert rotation_factor(spec) == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))  # 64 positions of 16
+    unsaid = {key: value for key, value in LONGROPE.items() if key != "original_max_position_embeddings"}
+    torch.testing.assert_close(inverse_frequencies(tiny.model("phi3", rope_scaling=unsaid), long=True), long)
 
 
 def test_yarn_multiplies_whole_heads_only():

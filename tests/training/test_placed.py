@@ -57,6 +57,16 @@ def test_writes_that_a_file_system_loses_are_noticed(tmp_path, monkeypatch):
         write(Halves(), tmp_path)
 
 
+def test_a_file_that_cannot_be_opened_leaves_nothing_open_and_closes_nothing_twice(tmp_path):
+    there, gone = (PlacedFile(tmp_path / f"{name}.safetensors", {"vector": (11,)}) for name in ("there", "gone"))
+    there.create()
+    writer = PartWriter()
+    writer.write(there, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
+    with pytest.raises(FileNotFoundError):
+        writer.write(gone, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
+    writer.finish()  # would be told of a descriptor that is closed already
+
+
 def test_a_full_disk_is_an_error(tmp_path):
     with full_disk(300), pytest.raises(CheckpointError, match="writing failed"):
         write(Halves(), tmp_path)

@@ -124,7 +124,7 @@ def _command(words: Sequence[str], line: int) -> Command | None:
 
 
 def _python_before(words: Sequence[str], position: int, variables: bool = True) -> bool:
-    """Whether an interpreter stands before a word, maybe with switches of its own (-u); ``variables``: or a variable."""
+    """Whether an interpreter stands before a word, with switches of its own (-u) or none; ``variables``: or one."""
     while position and words[position - 1].startswith("-"):
         position -= 1
     word = words[position - 1].lstrip("\"'") if position else ""

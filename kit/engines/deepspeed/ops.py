@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import sys
 import time
@@ -74,14 +75,15 @@ def _builds() -> Path:
 
 def _is_held(lock: Path) -> bool:
     """Whether a process of this machine has the file open, as its builder has from creation to removal."""
-    inode = (lock.stat().st_dev, lock.stat().st_ino) if lock.exists() else None
-    return inode is not None and any(inode == _identity(link) for link in Path("/proc").glob("[0-9]*/fd/*"))
+    inode = _identity(lock)
+    # Unlike pathlib's, this glob passes over processes that end meanwhile.
+    return inode is not None and any(inode == _identity(link) for link in glob.iglob("/proc/[0-9]*/fd/*"))
 
 
-def _identity(file: Path) -> tuple[int, int] | None:
-    """Device and inode behind a name; None where another user's process, or one that has ended, keeps it from us."""
+def _identity(file: str | Path) -> tuple[int, int] | None:
+    """Device and inode behind a name; None where it is gone, or another user's process keeps it from us."""
     try:
-        found = file.stat()
+        found = os.stat(file)
     except OSError:
         return None
     return found.st_dev, found.st_ino
@@ -120,7 +122,7 @@ def _is_shared(file: Path) -> bool:
     """Whether other machines may write there, by the type of the file system that is mounted nearest to the file."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     above = [mount for mount in mounts if file.resolve().is_relative_to(mount[1])]
-    nearest = max(above, key=lambda mount: len(mount[1]))
+    nearest = max(reversed(above), key=lambda mount: len(mount[1]))  # of several at one place the last is seen
     return nearest[2].startswith(SHARED_FILE_SYSTEMS)
 
 

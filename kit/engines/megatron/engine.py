@@ -79,7 +79,7 @@ class MegatronEngine:
         self.discard()
         return self._run(micro_batches, forward_only=False)
 
-    def gradient_norm(self) -> float | None:
+    def gradient_norm(self) -> float:
         """See Engine. The first two parts of megatron-core's step (optimizer.py, ``ChainedOptimizer.step``); copying
         gradients to the masters may be done twice."""
         if self._norm is None:
@@ -95,12 +95,12 @@ class MegatronEngine:
         norm = self.gradient_norm()
         self._optimizer.get_grad_norm = lambda: norm  # which step() would compute once more
         try:
-            stepped, norm, _ = self._optimizer.step()
+            stepped, _, _ = self._optimizer.step()
         finally:
             del self._optimizer.get_grad_norm
         assert stepped, "only fp16 may skip a step"
         self.discard()
-        return Norms(gradient=float(norm))
+        return Norms(gradient=norm)
 
     def discard(self) -> None:
         """Clear the gradients without a step."""

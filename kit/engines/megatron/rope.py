@@ -29,7 +29,7 @@ class Rotation(RotaryEmbedding):
         self.inv_freq = self._short = inverse_frequencies(model, local).to(self.inv_freq.device)
         longrope = (model.rope_scaling or {}).get("rope_type") == "longrope"
         self._long = inverse_frequencies(model, long=True).to(self._short.device) if longrope else self._short
-        self._original = (model.rope_scaling or {}).get("original_max_position_embeddings", 0)
+        self._original = _original_length(model)
         self.positions: torch.Tensor | None = None
         """(batch, sequence of this rank); None: 0, 1, 2, … in every row."""
 
@@ -112,9 +112,14 @@ def rotation_factor(model: ModelSpec) -> float:
 def _scaled(model: ModelSpec, kind: str, long: bool = False) -> tuple[torch.Tensor, float]:
     options: dict[str, Any] = {"layer_type": "full_attention"} if model.local_rope_theta else {}
     if long and kind == "longrope":
-        options["seq_len"] = (model.rope_scaling or {})["original_max_position_embeddings"] + 1
+        options["seq_len"] = _original_length(model) + 1
     frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config(model), **options)
     return frequencies, float(factor)
+
+
+def _original_length(model: ModelSpec) -> int:
+    """Positions before they were stretched; all, where nothing says so (kit/specs/hf_special.py too)."""
+    return int((model.rope_scaling or {}).get("original_max_position_embeddings", model.max_position_embeddings))
 
 
 def _rotated_width(model: ModelSpec) -> int:
