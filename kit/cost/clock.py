@@ -207,7 +207,10 @@ class Clock:
         updated = held.dense / ranks + held.experts / expert_ranks
         trained = 0.01 if setup.lora is not None else 1.0
         return (
-            trained * traffic.optimizer_bytes_per_parameter(self.program.precision) * updated / self.machine.bytes_per_s
+            trained
+            * traffic.optimizer_bytes_per_parameter(self.program.precision, self.program.moment_bytes)
+            * updated
+            / self.machine.bytes_per_s
         )
 
 

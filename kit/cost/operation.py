@@ -6,6 +6,7 @@ import math
 
 from kit.cost.params import count
 from kit.cost.prediction import Operation
+from kit.cost.states import MOMENTS
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.model import ModelSpec
@@ -53,7 +54,11 @@ def operation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, step_time_s:
 
 def checkpoint_bytes(model: ModelSpec, job: JobSpec) -> float:
     """fp32 masters and moments, and 16-bit weights where training is mixed: 14 bytes a parameter, 980 GB for 70B.
-    Adapters are stored alone."""
-    each = 12.0 if job.precision == "fp32" else 14.0
+    8-bit moments are stored as they are held. Adapters are stored alone."""
     trained = count(model).total
-    return each * (0.01 * trained if job.lora is not None else trained)
+    return checkpoint_width(job) * (0.01 * trained if job.lora is not None else trained)
+
+
+def checkpoint_width(job: JobSpec) -> float:
+    """Bytes of ``checkpoint_bytes`` for a trained parameter."""
+    return 4.0 + MOMENTS[job.optimizer.name].rest + (0.0 if job.precision == "fp32" else 2.0)

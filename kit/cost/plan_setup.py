@@ -9,6 +9,7 @@ from kit.cost.machine import ComputePrecision
 from kit.cost.pipeline import chunk_layers
 from kit.cost.program import Code, Program
 from kit.cost.setup import Experts, Fp8, LatentAttention, Lora, Shape, TrainingSetup
+from kit.cost.states import MOMENTS
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
@@ -86,6 +87,7 @@ def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
         gradient_bytes=gradient_bytes(model, layout.gradient_compression, width),
         gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
         zero_plus_plus=ZeroPlusPlus.of(layout),
+        moment_bytes=MOMENTS[job.optimizer.name].rest,
     )
 
 

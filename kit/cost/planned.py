@@ -25,7 +25,7 @@ from kit.cost.setup import (
     Shape,
     TrainingSetup,
 )
-from kit.cost.states import NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.states import MOMENTS, NF4_TWICE_BYTES, StateBytes, state_bytes
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, LoraSpec, OptimizerName, Precision
 from kit.specs.layout import Implementation, Layout
@@ -198,9 +198,11 @@ def _engine_memory(
         waiting_gradient=_waiting_gradient(model, layout, precision),
         # Built in fp32 on the device, before it is cast or sharded (kit/engines).
         load=4.0 if whole_on_device else 0.0,
-        largest_parameter=_exported(model, layout),
+        largest_parameter=_exported(model, layout, optimizer),
     )
-    return memory if lora is None else _with_adapters(memory, model, lora, layout, precision)
+    if lora is None:
+        return memory
+    return _with_adapters(memory, model, lora, layout, precision, MOMENTS[optimizer].matrices)
 
 
 def _waiting_gradient(model: ModelSpec, layout: Layout, precision: Precision) -> float:
@@ -211,10 +213,12 @@ def _waiting_gradient(model: ModelSpec, layout: Layout, precision: Precision) ->
     return element * model.vocab_size * model.hidden_size
 
 
-def _exported(model: ModelSpec, layout: Layout) -> int:
-    """Elements of the largest tensor that an export gathers; replicas are copied to the host as they are."""
+def _exported(model: ModelSpec, layout: Layout, optimizer: OptimizerName) -> int:
+    """Elements of the largest tensor that an export gathers, or reads out of 8 bits; replicas in fp32 are copied to the
+    host as they are."""
     if layout.implementation == "huggingface-sdpa":
-        return 0 if layout.zero_stage == 0 else deepspeed_sizes.largest_parameter(model)
+        as_they_are = layout.zero_stage == 0 and optimizer != "adamw-8bit"
+        return 0 if as_they_are else deepspeed_sizes.largest_parameter(model)
     return max(deepspeed_sizes.largest_layer_matrix(model), model.vocab_size * model.hidden_size)
 
 
@@ -305,10 +309,10 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
 
 
 def _with_adapters(
-    memory: EngineMemory, model: ModelSpec, lora: LoraSpec, layout: Layout, precision: Precision
+    memory: EngineMemory, model: ModelSpec, lora: LoraSpec, layout: Layout, precision: Precision, moments: float
 ) -> EngineMemory:
-    """The base frozen in 16 bits or four; adapters and their states in fp32 (16 bytes), sharded by FSDP2 as all else,
-    otherwise alike on every rank.
+    """The base frozen in 16 bits or four; adapters and their states in fp32 (16 bytes with AdamW's moments), sharded by
+    FSDP2 as all else, otherwise alike on every rank. Adapters are matrices, all of them.
 
     Frozen weights are read from disk one by one, in the precision in which they stay (kit/engines/adapters.py,
     build_frozen); autocast has nothing to cast of them. Those in four bits are whole again, one at a time, while
@@ -333,7 +337,10 @@ def _with_adapters(
         adapters=adapters,
         waiting_gradient=0.0,
         of_adapters=StateBytes(
-            weights=4.0 / owners, gradients=4.0 / owners, gradients_in_forward=4.0 / owners, optimizer=8.0 / owners
+            weights=4.0 / owners,
+            gradients=4.0 / owners,
+            gradients_in_forward=4.0 / owners,
+            optimizer=moments / owners,
         ),
         dense=dense,
         matrix_weights=NF4_TWICE_BYTES if lora.four_bit else None,

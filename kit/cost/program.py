@@ -65,3 +65,5 @@ class Program:
     """Megatron without fusion: bytes moved per parameter and micro batch to add a 16-bit gradient to its fp32 sum."""
     offload_optimizer: Literal["none", "host", "device"] = "none"
     """Optimizer state in host memory: stepped there, or brought to the device for its step."""
+    moment_bytes: float = 8.0
+    """Of the optimizer's moments, per parameter."""

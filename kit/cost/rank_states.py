@@ -60,6 +60,8 @@ def _planned(engine: EngineMemory, stage: int) -> RankStates:
         matrices = of_experts.optimizer_of_matrices or 0.0
         optimizer = of_dense.optimizer * rest + of_dense.optimizer_of_matrices * parameters.dense_matrices
         optimizer += matrices * experts
+    if of_dense.optimizer_of_vectors is not None:
+        optimizer += (of_dense.optimizer_of_vectors - of_dense.optimizer) * parameters.vectors
     gradients = of_dense.gradients * dense + of_experts.gradients * experts
     in_forward = of_dense.gradients_in_forward * dense + of_experts.gradients_in_forward * experts
     extra = of_dense.extra_in_step * dense + of_experts.extra_in_step * experts

@@ -36,6 +36,8 @@ class StateBytes:
     """Only while the optimizer steps: fp32 copies of gradients."""
     optimizer_of_matrices: float | None = None
     """The same as ``optimizer`` for matrices of layers, where they are treated otherwise (Muon); null: as all."""
+    optimizer_of_vectors: float | None = None
+    """The same for norms and biases, where they are treated otherwise (8-bit AdamW); null: as all."""
 
     @property
     def held(self) -> float:
@@ -64,12 +66,17 @@ class Moments:
     matrices: float
     """Of the layers' matrices."""
     rest: float
+    """Of embeddings and head; of norms and biases too, unless ``vectors`` says otherwise."""
+    vectors: float | None = None
 
+
+BLOCK = 256
+"""Elements that share a scale in 8-bit moments: bitsandbytes' choice (optim/optimizer.py, init_state)."""
 
 MOMENTS: dict[OptimizerName, Moments] = {
     "adamw": Moments(matrices=8.0, rest=8.0),
-    # Two 8-bit moments, an fp32 scale for each block of 256 (arXiv 2110.02861; bitsandbytes, optim/optimizer.py).
-    "adamw-8bit": Moments(matrices=2 + 2 * 4 / 256, rest=2 + 2 * 4 / 256),
+    # Two moments of a byte, an fp32 scale for each block; vectors in fp32 (kit/engines/torch/eight_bit.py).
+    "adamw-8bit": Moments(matrices=2 + 2 * 4 / BLOCK, rest=2 + 2 * 4 / BLOCK, vectors=8.0),
     # Sums of rows and columns of the second moment, no first one (arXiv 1804.04235): a few vectors.
     "adafactor": Moments(matrices=0.0, rest=0.0),
     "sgd": Moments(matrices=4.0, rest=4.0),
@@ -130,10 +137,14 @@ def _megatron(layout: Layout, precision: Precision, moments: Moments) -> StateBy
 
 
 def _with(state: StateBytes, moments: Moments, masters: float, ranks: float) -> StateBytes:
-    """Matrices' own optimizer state, where it differs."""
-    if moments.matrices == moments.rest:
+    """Own optimizer state of matrices and of vectors, where it differs."""
+
+    def own(moment: float | None) -> float | None:
+        return None if moment is None or moment == moments.rest else (masters + moment) / ranks
+
+    if moments.matrices == moments.rest and moments.vectors is None:
         return state
-    return replace(state, optimizer_of_matrices=(masters + moments.matrices) / ranks)
+    return replace(state, optimizer_of_matrices=own(moments.matrices), optimizer_of_vectors=own(moments.vectors))
 
 
 def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateBytes:

@@ -118,6 +118,7 @@ def micro_batch_bytes_per_parameter(program: Program, setup: TrainingSetup) -> f
     return 6.0 if setup.weight_bytes == 4 and setup.sharding == "none" and program.precision == "bf16" else 0.0
 
 
-def optimizer_bytes_per_parameter(precision: str) -> float:
-    """AdamW: four fp32 values read and three written (28); norm and clipping (12); the cast to 16 bits."""
-    return 40.0 + (0.0 if precision == "fp32" else 2.0)
+def optimizer_bytes_per_parameter(precision: str, moments: float) -> float:
+    """AdamW: weight and gradient read, weight written (12), ``moments`` bytes read and written (16); norm and clipping
+    (12); the cast to 16 bits."""
+    return 24.0 + 2 * moments + (0.0 if precision == "fp32" else 2.0)

@@ -84,6 +84,10 @@ def _packages(rundir: RunDirectory) -> None:
     adapters = () if lora is None else ("peft", "bitsandbytes") if lora.four_bit else ("peft",)
     if absent := [name for name in adapters if not _is_installed(name)]:
         raise EngineError(f"job.lora needs {', '.join(absent)}, not installed; use: pip install 'kit[lora]'")
+    if rundir.plan.job.optimizer.name == "adamw-8bit" and not _is_installed("bitsandbytes"):
+        raise EngineError(
+            "optimizer.name=adamw-8bit needs bitsandbytes, not installed; use: pip install 'kit[eight-bit]'"
+        )
     needed = PACKAGES[engine]
     if kit.emit.megatron.applies(rundir.plan):
         needed += ("megatron.core",)

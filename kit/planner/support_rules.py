@@ -11,12 +11,17 @@ from kit.specs.model import ModelSpec
 
 def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """Precisions, objectives and optimizers that the engines have."""
+    if job.optimizer.name == "adamw-8bit" and layout.engine != "torch":
+        return (
+            f"optimizer.name=adamw-8bit on engine={layout.engine}, whose optimizer is its own and keeps fp32 moments; "
+            "use engine=torch, or optimizer.name=adamw"
+        )
     return _refused(
         {
             "precision": (job.precision, (*_precisions(layout), "bf16", "fp32")),
             "objective": (job.objective, _objectives(layout)),
             "lora": (job.lora and "{…}", (None, "{…}") if _takes_adapters(layout) else (None,)),
-            "optimizer.name": (job.optimizer.name, ("adamw",)),
+            "optimizer.name": (job.optimizer.name, ("adamw", "adamw-8bit") if layout.engine == "torch" else ("adamw",)),
         }
     )
 

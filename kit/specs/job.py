@@ -19,6 +19,7 @@ class OptimizerSpec:
     """An optimizer with decoupled weight decay; one-dimensional parameters (norms, biases) are not decayed."""
 
     name: OptimizerName = "adamw"
+    """adamw-8bit: AdamW whose moments of matrices take a byte each, torch engine. The others are for the cost model."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     eps: float = Field(default=1e-8, gt=0)

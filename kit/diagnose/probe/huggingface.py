@@ -17,7 +17,7 @@ from kit.engines import adapters, hf
 from kit.engines.linear_loss import ChunkedLoss
 from kit.engines.loss import summed_cross_entropy
 from kit.engines.torch import sharded
-from kit.engines.torch.optimizer import build_adamw
+from kit.engines.torch.optimizer import Optimizer
 from kit.planner.plan import Plan
 
 
@@ -57,10 +57,11 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     for parameter in trained:
         # Gradients are counted by what they are, and so leave what comes and goes as soon as they are accumulated.
         parameter.register_post_accumulate_grad_hook(lambda each: _gradient(each, live, kept, layout.engine))
-    optimizer = None
+    moments: list[torch.Tensor] = []
     if layout.engine == "torch":
-        optimizer = build_adamw(trained, job.optimizer, job.learning_rate)
-        live.leave_out(_local(m) for s in optimizer.state.values() for m in s.values())
+        optimizer = Optimizer(trained, job.optimizer, job.learning_rate)
+        moments = [moment for parameter in trained for moment in optimizer.held(parameter).values()]
+        live.leave_out(moments)
     begin = live.now
     live.restart()
     ids = torch.zeros(layout.micro_batch_size, job.seq_length, dtype=torch.long)
@@ -76,11 +77,10 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     loss.backward()
     activations = live.peak - begin
     gradients = storage_bytes(_local(p.grad) for p in parameters if p.grad is not None)
-    moments = storage_bytes(_local(m) for s in optimizer.state.values() for m in s.values()) if optimizer else 0
     return Held(
         weights=storage_bytes(local),
         gradients=gradients,
-        optimizer=float(moments),
+        optimizer=float(storage_bytes(moments)),
         activations=float(activations),
         kept=float(kept),
     )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
 
 from kit.engines import experts
 from kit.engines.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
@@ -28,8 +27,8 @@ from kit.engines.linear_loss import ChunkedLoss
 from kit.engines.loss import global_tokens, mean_scale, summed_cross_entropy, told
 from kit.engines.shards import SafetensorsSource
 from kit.engines.torch.compression import Compression
-from kit.engines.torch.native import NATIVE_KINDS, Native
-from kit.engines.torch.optimizer import build_adamw, moments_of, step_of
+from kit.engines.torch.native import Native
+from kit.engines.torch.optimizer import Optimizer
 from kit.engines.torch.replicated import Replicated
 from kit.engines.torch.sharded import Sharded, mesh_of
 from kit.errors import CheckpointError, EngineError
@@ -52,6 +51,7 @@ class TorchEngine:
         self._spec = plan.model
         self._grad_clip = plan.job.grad_clip
         self._lora = plan.job.lora
+        self._optimizer_name = plan.job.optimizer.name
         birthplace = _birthplace(rundir, self._device)
         frozen = self._lora is not None
         self._model = build_frozen(rundir, birthplace) if frozen else build_model(rundir, torch.float32, birthplace)
@@ -81,7 +81,7 @@ class TorchEngine:
         self._buffers = SavedBuffers(self._model if self._lora is None else torch.nn.Module())
         self._norm: tuple[torch.Tensor, float] | None = None
         """Of the gradients that are there, on the device and on the host."""
-        self._optimizer = build_adamw(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
+        self._optimizer = Optimizer(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
         if self._lora is not None:
             self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
         elif rundir.run.model_path is not None:
@@ -120,15 +120,13 @@ class TorchEngine:
             coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
             for gradient in self._gradients():
                 self._state_is.local(gradient).mul_(coefficient)
-        for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate
-        self._optimizer.step()
+        self._optimizer.step(learning_rate)
         self.discard()
         return Norms(gradient=known)
 
     def discard(self) -> None:
         self._norm = None
-        self._optimizer.zero_grad(set_to_none=True)
+        self._optimizer.drop_gradients()
 
     def gradient_norm(self) -> float:
         """See ``Engine``; it came with the loss."""
@@ -167,18 +165,22 @@ class TorchEngine:
     def _native(self, copy: bool) -> Native:
         """``copy``: on the host and apart from the live state, so that training can go on at once."""
 
-        def local(kind: StateKind, name: str) -> torch.Tensor:
-            tensor = self._state_is.local(self._state(kind, name)).detach()
-            return tensor.to("cpu", copy=True) if copy else tensor
+        tensors = None
+        if self.is_main or self._state_is.local_state_differs:
+            tensors = {
+                kind: {name: tensor.to("cpu", copy=True) if copy else tensor for name, tensor in of_kind.items()}
+                for kind, of_kind in self._own_state().items()
+            }
+        return Native(rank=self._rank, optimizer_steps=self.optimizer_steps, tensors=tensors)
 
-        holds = self.is_main or self._state_is.local_state_differs
-        return Native(
-            rank=self._rank,
-            optimizer_steps=self.optimizer_steps,
-            tensors={kind: {name: local(kind, name) for name in self._parameters} for kind in NATIVE_KINDS}
-            if holds
-            else None,
-        )
+    def _own_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """What this rank holds, live: kind → name → tensor. Kinds are ``master`` and those of ``Optimizer.held``."""
+        own: dict[str, dict[str, torch.Tensor]] = {}
+        for name, parameter in self._parameters.items():
+            master = {StateKind.MASTER.value: self._state_is.local(parameter.detach())}
+            for kind, tensor in (master | dict(self._optimizer.held(parameter))).items():
+                own.setdefault(kind, {})[name] = tensor
+        return own
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
@@ -186,15 +188,21 @@ class TorchEngine:
         holder = self._rank if self._state_is.local_state_differs else 0
         try:
             index = json.loads((directory / f"state-rank{holder:05d}.json").read_text(encoding="utf-8"))
-            files = {kind: index["weight_map"][kind.value] for kind in NATIVE_KINDS}
-            self.set_optimizer_steps(index["optimizer_steps"])
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            files, steps = dict(index["weight_map"]), int(index["optimizer_steps"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{directory} is not a checkpoint of the torch engine ({error!r})") from error
-        for kind in NATIVE_KINDS:
+        own = self._own_state()
+        if files.keys() != own.keys():
+            raise CheckpointError(
+                f"{directory} has {', '.join(sorted(files))} and optimizer.name={self._optimizer_name} needs "
+                f"{', '.join(sorted(own))}; resume with the optimizer that wrote it, or from a hub checkpoint"
+            )
+        for kind, tensors in own.items():
             source = SafetensorsSource({name: directory / file for name, file in files[kind].items()})
-            check_names(self._shapes, source)
-            for name in self._parameters:
-                self._state_is.local(self._state(kind, name)).copy_(source.read(name))
+            check_names({name: tuple(tensor.shape) for name, tensor in tensors.items()}, source)
+            for name, tensor in tensors.items():
+                tensor.copy_(source.read(name))
+        self.set_optimizer_steps(steps)
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         for name in self._parameters:
@@ -213,15 +221,17 @@ class TorchEngine:
         for name, shape in self._shapes.items():
             tensor = source.read(name)
             check_shape(name, shape, tuple(tensor.shape))
-            self._state_is.fill(self._state(kind, name), tensor)
+            target = self._state(kind, name)
+            self._state_is.fill(target, tensor)
+            if kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
+                self._optimizer.keep(kind, self._parameters[name], target)
 
     @property
     def optimizer_steps(self) -> int:
-        return int(step_of(self._optimizer, next(iter(self._parameters.values()))).item())
+        return self._optimizer.steps
 
     def set_optimizer_steps(self, steps: int) -> None:
-        for parameter in self._parameters.values():
-            step_of(self._optimizer, parameter).fill_(steps)
+        self._optimizer.set_steps(steps)
         self._state_is.resumed_after(steps)
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
@@ -236,7 +246,7 @@ class TorchEngine:
         held = {
             "weights": num_bytes(self._model.parameters()) + scale_bytes(self._model),
             "gradients": num_bytes(parameter.grad for parameter in parameters),
-            "optimizer": num_bytes(moment for p in parameters for moment in moments_of(self._optimizer, p)),
+            "optimizer": num_bytes(held for p in parameters for held in self._optimizer.held(p).values()),
         }
         if self._device.type == "cuda":
             held["peak_allocated"] = torch.cuda.max_memory_allocated(self._device)
@@ -268,8 +278,7 @@ class TorchEngine:
                     raise EngineError(f"{name} has no gradient; export gradients between forward_backward and apply")
                 return parameter.grad
             case _:
-                exp_avg, exp_avg_sq = moments_of(self._optimizer, parameter)
-                return exp_avg if kind is StateKind.EXP_AVG else exp_avg_sq
+                return self._optimizer.moment(kind, parameter)
 
 
 def _check(plan: Plan) -> None:

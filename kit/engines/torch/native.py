@@ -10,10 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import StateKind
 from kit.engines.shards import ShardWriter
-
-NATIVE_KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 
 
 @dataclass(frozen=True)
@@ -22,8 +19,8 @@ class Native:
 
     rank: int
     optimizer_steps: int
-    tensors: Mapping[StateKind, Mapping[str, torch.Tensor]] | None
-    """By name; None on a rank that holds nothing of its own."""
+    tensors: Mapping[str, Mapping[str, torch.Tensor]] | None
+    """Kind of state → name; None on a rank that holds nothing of its own."""
 
     def write(self, directory: Path, group: dist.ProcessGroup | None = None) -> None:
         """Into an existing directory; nothing here is collective. Raises OSError or SafetensorError."""
@@ -31,9 +28,9 @@ class Native:
             return
         weight_map = {}
         for kind, tensors in self.tensors.items():
-            writer = ShardWriter(directory, f"{kind.value}-rank{self.rank:05d}")
+            writer = ShardWriter(directory, f"{kind}-rank{self.rank:05d}")
             for name, tensor in tensors.items():
                 writer.add(name, tensor.cpu())
-            weight_map[kind.value] = writer.finish()
+            weight_map[kind] = writer.finish()
         index = {"optimizer_steps": self.optimizer_steps, "weight_map": weight_map}
         (directory / f"state-rank{self.rank:05d}.json").write_text(json.dumps(index), encoding="utf-8")

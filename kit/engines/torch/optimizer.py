@@ -1,19 +1,104 @@
-"""AdamW as every engine means it, with its state allocated from the start."""
+"""AdamW as every engine means it, with its state allocated from the start; of matrices in 8 bits on request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
+from kit.engines.base import StateKind
+from kit.engines.torch.eight_bit import EightBitAdamW
 from kit.specs.job import OptimizerSpec
+
+
+class Optimizer:
+    """Decoupled weight decay on matrices, none on one-dimensional parameters (norms, biases)."""
+
+    def __init__(self, parameters: Iterable[torch.nn.Parameter], spec: OptimizerSpec, learning_rate: float) -> None:
+        """Raises EngineError where 8 bits are asked for and not to be had."""
+        parameters = list(parameters)
+        eight_bit = [p for p in parameters if p.ndim > 1] if spec.name == "adamw-8bit" else []
+        whole = [p for p in parameters if p.ndim <= 1] if eight_bit else parameters
+        self.eight_bit = EightBitAdamW(eight_bit, spec) if eight_bit else None
+        self.adamw = build_adamw(whole, spec, learning_rate) if whole else None
+        self._parameters = parameters
+
+    def step(self, learning_rate: float) -> None:
+        """Of all parameters that have a gradient; no collective."""
+        if self.adamw is not None:
+            for group in self.adamw.param_groups:
+                group["lr"] = learning_rate
+            self.adamw.step()
+        if self.eight_bit is not None:
+            self.eight_bit.step(learning_rate)
+
+    def drop_gradients(self) -> None:
+        """Free them."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def steps(self) -> int:
+        """That were made, or set."""
+        if self.eight_bit is not None:
+            return self.eight_bit.steps
+        return int(self._counters()[0].item())
+
+    def set_steps(self, steps: int) -> None:
+        """For bias correction."""
+        for counter in self._counters():
+            counter.fill_(steps)
+        if self.eight_bit is not None:
+            self.eight_bit.steps = steps
+
+    def moment(self, kind: StateKind, parameter: torch.nn.Parameter) -> torch.Tensor:
+        """EXP_AVG or EXP_AVG_SQ, fp32, cut as the parameter is: the state itself, or a copy of what is in 8 bits."""
+        if self.eight_bit is None or parameter not in self.eight_bit.moments:
+            found: torch.Tensor = self._of_adamw(parameter)[kind.value]
+            return found
+        values = self.eight_bit.moments[parameter][kind].read()
+        if not isinstance(parameter, DTensor):
+            return values
+        return DTensor.from_local(
+            values,
+            parameter.device_mesh,
+            parameter.placements,
+            run_check=False,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+
+    def keep(self, kind: StateKind, parameter: torch.nn.Parameter, moment: torch.Tensor) -> None:
+        """Take ``moment`` over, after it was filled: into 8 bits, or not at all, where it is the state itself."""
+        if self.eight_bit is not None and parameter in self.eight_bit.moments:
+            self.eight_bit.moments[parameter][kind].write(_local(moment))
+
+    def held(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
+        """What this rank holds of a parameter's moments, nothing else and to the bit: under ``exp_avg`` and
+        ``exp_avg_sq`` fp32 values, or codes, whose scales are under ``exp_avg_scales`` and ``exp_avg_sq_scales``."""
+        kinds = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+        if self.eight_bit is None or parameter not in self.eight_bit.moments:
+            state = self._of_adamw(parameter)
+            return {kind.value: _local(state[kind.value]) for kind in kinds}
+        moments = self.eight_bit.moments[parameter]
+        codes = {kind.value: moments[kind].codes for kind in kinds}
+        return codes | {f"{kind.value}_scales": moments[kind].scales for kind in kinds}
+
+    def _of_adamw(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
+        assert self.adamw is not None
+        state: dict[str, Any] = self.adamw.state[parameter]
+        return state
+
+    def _counters(self) -> list[torch.Tensor]:
+        return [] if self.adamw is None else [state["step"] for state in self.adamw.state.values()]
 
 
 def build_adamw(
     parameters: Iterable[torch.nn.Parameter], spec: OptimizerSpec, learning_rate: float
 ) -> torch.optim.AdamW:
-    """Decoupled weight decay on matrices, none on one-dimensional parameters (norms, biases).
+    """torch's.
 
     The moments exist at once, as zeros: memory does not grow at the first step, and a checkpoint can be imported
     before it. torch's own lazy start (torch/optim/adam.py, Adam._init_group) does the same later.
@@ -50,12 +135,5 @@ def _fuses(parameters: list[torch.nn.Parameter]) -> bool:
     return all(parameter.device.type == "cuda" for parameter in parameters)
 
 
-def moments_of(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> tuple[torch.Tensor, torch.Tensor]:
-    """(exp_avg, exp_avg_sq) of one parameter, to read or to fill."""
-    state = optimizer.state[parameter]
-    return state["exp_avg"], state["exp_avg_sq"]
-
-
-def step_of(optimizer: torch.optim.AdamW, parameter: torch.nn.Parameter) -> torch.Tensor:
-    """Adam's step count for one parameter: a scalar tensor, to read or to fill."""
-    return optimizer.state[parameter]["step"]
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.cost.operation import STORAGE_USD_PER_GB_MONTH
+from kit.cost.operation import STORAGE_USD_PER_GB_MONTH, checkpoint_width
 from kit.planner.plan import Plan
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.native import kept
 from kit.units import GB
 
-HUB_BYTES, MIXED_BYTES = 12, 14
-"""A parameter: in a hub checkpoint (master, moments), and in a native one of mixed precision (16-bit weights too)."""
+HUB_BYTES = 12
+"""A parameter in a hub checkpoint: master and moments in fp32, whatever the engine holds."""
 
 
 def steps_kept(last_step: int, spec: CheckpointSpec) -> list[int]:
@@ -27,7 +27,7 @@ def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, hub: bool)
     if operation is None:
         return None
     one = operation.checkpoint_gb * GB
-    exported = one * (1 if plan.job.precision == "fp32" else HUB_BYTES / MIXED_BYTES) if hub else 0.0
+    exported = one * HUB_BYTES / checkpoint_width(plan.job) if hub else 0.0
     return one * len(steps_kept(last_step, spec)) + exported
 
 

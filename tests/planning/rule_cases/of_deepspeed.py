@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 
-from tests.planning.examples import deepspeed, megatron
+from kit.specs.job import OptimizerSpec
+from tests.planning.examples import deepspeed, megatron, torch
 from tests.planning.rule_cases import OVER_MEGATRON, Case
 
 CASES = [
+    Case(
+        "supported_job",
+        deepspeed(zero_stage=2),
+        "optimizer.name=adamw-8bit on engine=deepspeed, .* use engine=torch, or optimizer.name=adamw",
+        torch(zero_stage=3),
+        change={"optimizer": OptimizerSpec(name="adamw-8bit")},
+    ),
+    Case(
+        "supported_job",
+        deepspeed(zero_stage=2),
+        "optimizer.name=sgd is not supported; use adamw$",
+        deepspeed(zero_stage=2),
+        change={"optimizer": OptimizerSpec(name="sgd")},
+        good_change={"optimizer": OptimizerSpec()},
+    ),
     Case("batch", deepspeed(zero_stage=2, micro_batch_size=3), "global_batch_size=120 or 144", deepspeed(zero_stage=2)),
     Case(
         "stacks",

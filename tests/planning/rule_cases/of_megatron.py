@@ -5,10 +5,18 @@ from __future__ import annotations
 import dataclasses
 
 from kit.specs.catalog import load_model
+from kit.specs.job import OptimizerSpec
 from tests.planning.examples import megatron, torch
 from tests.planning.rule_cases import STARCODER, Case
 
 CASES = [
+    Case(
+        "supported_job",
+        megatron(),
+        "optimizer.name=adamw-8bit on engine=megatron, .* use engine=torch, or optimizer.name=adamw",
+        torch(zero_stage=3),
+        change={"optimizer": OptimizerSpec(name="adamw-8bit")},
+    ),
     Case("world_size", megatron(tp=2, dp=2, gradient_accumulation_steps=64), "use dp=4", megatron(tp=2)),
     Case(
         "fp8",

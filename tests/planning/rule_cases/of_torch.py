@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from kit.specs.job import OptimizerSpec
 from tests.planning.examples import deepspeed, torch
 from tests.planning.rule_cases import Case
 
@@ -83,6 +84,14 @@ CASES = [
         torch(),
         change={"precision": "fp16"},
         good_change={"precision": "fp32"},
+    ),
+    Case(
+        "supported_job",
+        torch(),
+        "optimizer.name=sgd is not supported; use adamw or adamw-8bit",
+        torch(),
+        change={"optimizer": OptimizerSpec(name="sgd")},
+        good_change={"optimizer": OptimizerSpec(name="adamw-8bit")},
     ),
     Case("supported_split", torch(recompute="selective"), "recompute=selective is not supported", torch()),
     Case(
