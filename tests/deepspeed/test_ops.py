@@ -76,3 +76,21 @@ def test_where_other_machines_build_too_a_person_is_asked(builder, monkeypatch):
     with pytest.raises(EngineError, match=f"{lock}.*minutes older.*remove that file"):
         ops.remove_dead_locks()
     assert lock.exists()
+
+
+def test_each_environment_keeps_its_own_ops(tmp_path, monkeypatch):
+    """Another environment's are other headers': found here they would be compiled anew, and that one's undone."""
+    found = []
+    for name in ("one", "two"):
+        monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(sys, "prefix", str(tmp_path / name))
+        assert not ops.is_built()
+        found.append(ops._builds())
+    assert found == [tmp_path / name / "torch_extensions" for name in ("one", "two")]
+
+
+def test_a_folder_that_was_named_stays(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    ops.remove_dead_locks()
+    assert ops._builds() == tmp_path

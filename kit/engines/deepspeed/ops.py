@@ -25,8 +25,20 @@ a minute or two, on a crowded machine in a few more."""
 SHARED_FILE_SYSTEMS = ("nfs", "lustre", "gpfs", "beegfs", "ceph", "fuse", "cifs", "9p", "wekafs")
 
 
+def keep_with_environment() -> None:
+    """Compiled ops lie inside of the environment whose headers they were compiled with, unless ``TORCH_EXTENSIONS_DIR``
+    names a place or the environment is not writable.
+
+    torch's own place is one folder of the user's for all environments of a Python version. ninja compiles anew where
+    the paths of headers have changed, so two environments there undo each other's minutes of work at every start.
+    """
+    if os.access(sys.prefix, os.W_OK):
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
+
+
 def load_async_io() -> None:
     """DeepSpeed's binding to libaio, compiled on first use. Raises EngineError that names what is missing."""
+    keep_with_environment()
     builder = AsyncIOBuilder()
     if not builder.is_compatible(verbose=False):
         raise EngineError(NO_LIBAIO)
@@ -51,6 +63,7 @@ def remove_dead_locks() -> None:
 
     Waits until it is sure, which takes ``SILENT_S`` seconds at most. Raises EngineError where it cannot be sure.
     """
+    keep_with_environment()
     for lock in sorted(_builds().glob("*/lock")):
         while lock.exists() and not _is_held(lock):
             if _is_shared(lock):
@@ -64,6 +77,7 @@ def remove_dead_locks() -> None:
 
 def is_built() -> bool:
     """Whether the op that NVMe needs was compiled before, on this machine and for this Python."""
+    keep_with_environment()
     folder = Path(_get_build_directory(AsyncIOBuilder().name, verbose=False))
     return (folder / f"{AsyncIOBuilder().name}.so").exists() and not (folder / "lock").exists()
 
