@@ -55,6 +55,10 @@ RECIPES = (
 """The recipe whose MFU is shown by each engine, with its whole fast path: torch's is the planner's choice on a GPU;
 on a CPU, where it would not be, the dry run takes the same road."""
 PLAIN = _case("1B, operators as they come", "torch", chunked_loss=False, compile_layers=False)
+PLAIN_DEEPSPEED = dataclasses.replace(PLAIN, pins=PLAIN.pins | {"engine": "deepspeed", "zero_stage": 1})
+SWAPPED = {"hidden_size": 256, "ffn_hidden_size": 1024, "head_dim": 64}
+"""On a CPU, of what is swapped to disk: DeepSpeed leaves in memory what has less than 1 MiB, as all of the tiny model's
+matrices have."""
 
 _8B: dict[str, Any] = {"model": "llama-3.1-8b", "global_batch_size": 4}
 CASES = (
@@ -87,6 +91,8 @@ BY_NAME = {case.name: case for case in CASES}
 def planned(case: Case, device: str, scratch: Path) -> kit.Plan:
     """Raises KitError where nothing fits, or where no engine does what the case asks for."""
     model = kit.load_recipe(RECIPE).model if device == "cpu" else load_model(case.model)
+    if device == "cpu" and "nvme" in case.pins.values():
+        model = dataclasses.replace(model, name=f"{model.name}-wide", **SWAPPED)
     if case.vocab_size is not None:
         vocab_size = case.vocab_size if device == "cuda" else 8 * model.vocab_size
         model = dataclasses.replace(model, name=f"{model.name}-vocab{vocab_size}", vocab_size=vocab_size)
@@ -100,15 +106,15 @@ def planned(case: Case, device: str, scratch: Path) -> kit.Plan:
     return kit.plan(model, machine(device, scratch), job, kit.Pins(**case.pins))
 
 
-def peers_plan(device: str, scratch: Path) -> kit.Plan:
+def peers_plan(device: str, scratch: Path, case: Case = PLAIN) -> kit.Plan:
     """The recipe as others run it: every operator by itself, all logits at once, in the largest micro batch that is
     predicted to fit. Raises KitError where none does."""
     for size in (4, 2):
         try:
-            return planned(dataclasses.replace(PLAIN, pins=PLAIN.pins | {"micro_batch_size": size}), device, scratch)
+            return planned(dataclasses.replace(case, pins=case.pins | {"micro_batch_size": size}), device, scratch)
         except kit.KitError:
             continue
-    return planned(PLAIN, device, scratch)
+    return planned(case, device, scratch)
 
 
 def machine(device: str, scratch: Path) -> kit.ClusterSpec:

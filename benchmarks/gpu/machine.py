@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -24,15 +25,26 @@ PACKAGES = (
 )
 
 
+RESULTS = ":(top,exclude)benchmarks/results"
+COPIED_FROM = "KIT_COMMIT"
+"""Environment variable: the commit of a copy without git's folder."""
+
+
 def describe(device: str) -> dict[str, Any]:
-    """Date, hardware, driver, versions and commit; what cannot be known is null."""
+    """Date, hardware, driver, versions and commit; what cannot be known is null.
+
+    ``changed``: whether tracked files other than results differ from the commit. ``load``: processes that wanted a core
+    in the minute before.
+    """
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _output(["git", "rev-parse", "HEAD"]),
+        "commit": _output(["git", "rev-parse", "HEAD"]) or os.environ.get(COPIED_FROM),
+        "changed": _output(["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", RESULTS]) is not None,
+        "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "device": device,
-        "hardware": _gpu() if device == "cuda" else {"processor": platform.machine()},
+        "hardware": _gpu() if device == "cuda" else {"processor": platform.machine(), "cores": os.cpu_count()},
     }
 
 

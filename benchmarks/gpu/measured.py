@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import kit
 from benchmarks.gpu.cases import BY_NAME, planned
+from benchmarks.gpu.waits import waits_on_this_device
 from kit.cost.flops import model_flops_per_token
 from kit.emit.run_directory import RunDirectory, write
 from kit.specs.run import DataSpec, RunSpec
@@ -39,9 +40,11 @@ def measure(name: str, device: str, scratch: Path) -> dict[str, Any]:
             built_s = time.monotonic() - began
             times, loss = engine_steps(engine, plan)
             memory = measured_memory(engine, device)
+            waits = waits_on_this_device(engine, batches(plan, STEPS), device)
         finally:
             engine.close()
-    return described(plan) | beside_prediction(plan, times, memory) | {"built_s": built_s, "last_loss": loss}
+    row = described(plan) | beside_prediction(plan, times, memory) | {"built_s": built_s, "last_loss": loss}
+    return row | {"waits": sum(waits.values()), "waits_at": dict(waits.most_common(8))}
 
 
 def run_directory(plan: kit.Plan, scratch: Path, **run: Any) -> RunDirectory:
@@ -91,13 +94,21 @@ def random_batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
     return [MicroBatch(input_ids=tokens[:, :-1].contiguous(), labels=tokens[:, 1:].contiguous()) for tokens in drawn]
 
 
+def batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
+    """A step's micro batches as kit's loop hands them to an engine: page-locked where there is a GPU to copy to."""
+    from kit.training.data.ahead import pin
+
+    drawn = random_batches(plan, step)
+    return [pin(batch) for batch in drawn] if plan.cluster.gpu.device == "cuda" else drawn
+
+
 def engine_steps(engine: Engine, plan: kit.Plan) -> tuple[list[float], float]:
     """(seconds of every step, mean loss of the last) of the engine alone, without kit's loop."""
     last = 0.0
 
     def one(step: int) -> None:
         nonlocal last
-        last = engine.forward_backward(random_batches(plan, step)).mean
+        last = engine.forward_backward(batches(plan, step)).mean
         engine.apply(LEARNING_RATE)
 
     return timed_steps(one, plan.cluster.gpu.device), last
@@ -118,16 +129,18 @@ def timed_steps(one: Callable[[int], None], device: str, steps: int = STEPS) -> 
 
 
 def measured_memory(engine: Engine | None, device: str) -> dict[str, Any]:
-    """Peaks of this process so far; on a CPU what the engine holds between steps."""
+    """Peaks of this process so far, and what lies on a disk; on a CPU what the engine holds between steps."""
     import torch
 
+    held = engine.held_bytes() if engine is not None else {}
+    swapped = {"on_disk_gib": to_gib(held["nvme"])} if held.get("nvme") else {}
     if device == "cuda":
         return {
             "measured_allocated_gib": to_gib(torch.cuda.max_memory_allocated()),
             "measured_reserved_gib": to_gib(torch.cuda.max_memory_reserved()),
+            **swapped,
         }
-    held = sum(engine.held_bytes().values()) if engine is not None else 0
-    return {"measured_held_gib": to_gib(held)}
+    return {"measured_held_gib": to_gib(sum(held.values())), **swapped}
 
 
 def described(plan: kit.Plan) -> dict[str, Any]:

@@ -5,35 +5,81 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.gpu.peers import BARE
+
 Row = dict[str, Any]
 
 
 def page(result: dict[str, Any]) -> str:
     """The whole page."""
-    about, rows = result["machine"], result["rows"]
-    dry = about["device"] == "cpu"
+    parts, rows = result["parts"], result["rows"]
+    dry = parts[-1]["device"] == "cpu"
     title = "# A dry run on a CPU, with tiny shapes: no figure here is a GPU's" if dry else "# What one GPU measured"
-    parts = [
+    sections = [
         title,
-        _machine(result),
+        _head(parts, rows),
         _peaks(rows.get("peaks", [])),
         _predicted(rows.get("predicted", []), dry),
         _side_by_side(rows.get("side by side", []), rows.get("predicted", []), dry),
+        _loops(rows.get("side by side", []), rows.get("predicted", []), dry),
         _devices(rows.get("devices", [])),
-        f"## kit doctor\n\n```\n{result['doctor']}\n```",
+        _ops(rows.get("compiled ops", [])),
+        *(_doctor(part, number, len(parts)) for number, part in enumerate(parts, 1)),
         _missing(rows),
     ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return "\n\n".join(section for section in sections if section) + "\n"
 
 
-def _machine(result: dict[str, Any]) -> str:
-    about = result["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version)
-    hardware = ", ".join(f"{key} {value}" for key, value in (about["hardware"] or {}).items())
-    return (
-        f"{about['date']}, commit {about['commit'] or 'unknown'}, {result.get('seconds', 0)} s, "
-        f"at most {result['minutes']:g} min. {hardware}. Python {about['python']}, {versions}."
-    )
+def _head(parts: Sequence[Row], rows: dict[str, list[Row]]) -> str:
+    """Every part by itself: when, of which commit, how long, and which rows here are its own."""
+    body = [
+        (
+            str(number),
+            part["date"],
+            (part["commit"] or "unknown") + (" with changes" if part["changed"] else ""),
+            f"{part['seconds']:g}",
+            f"{part['minutes']:g}",
+            _asked(part),
+            _own(rows, number),
+            f"{part['load']:g}",
+        )
+        for number, part in enumerate(parts, 1)
+    ]
+    heads = ("part", "begun", "commit", "seconds", "of minutes", "asked for", "rows here", "load before")
+    title = "One run" if len(parts) == 1 else f"{len(parts)} parts, one after the other"
+    equipped = [_equipment(part) for part in parts]
+    same = len(set(equipped)) == 1
+    told = equipped[:1] if same else [f"Part {number}: {text}" for number, text in enumerate(equipped, 1)]
+    return "\n\n".join([_table(title, heads, body), *told])
+
+
+def _asked(part: Row) -> str:
+    words = [f'only "{part["only"]}"'] if part["only"] else []
+    words += [f'without "{word}"' for word in part["without"]]
+    return ", ".join(words) or "all rows"
+
+
+def _own(rows: dict[str, list[Row]], number: int) -> str:
+    counts = {section: sum(row["part"] == number for row in some) for section, some in rows.items()}
+    return ", ".join(f"{count} {section}" for section, count in counts.items() if count) or "none"
+
+
+def _equipment(part: Row) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in part["versions"].items() if version)
+    hardware = ", ".join(f"{key} {value}" for key, value in (part["hardware"] or {}).items())
+    return f"{hardware}. Python {part['python']}, {versions}."
+
+
+def _doctor(part: Row, number: int, of: int) -> str:
+    title = "## kit doctor" + (f", before part {number}" if of > 1 else "")
+    return f"{title}\n\n```\n{part['doctor']}\n```"
+
+
+def _ops(rows: list[Row]) -> str:
+    """Seconds, or why not; a second means that it was there already."""
+    found = {name: value for row in rows for name, value in row.get("ops", {}).items()}
+    body = [(name, f"{value:g} s" if isinstance(value, float) else value) for name, value in found.items()]
+    return _table("DeepSpeed's ops: loaded, compiled before where they were not there", ("", ""), body)
 
 
 def _peaks(rows: list[Row]) -> str:
@@ -55,13 +101,16 @@ def _predicted(rows: list[Row], dry: bool) -> str:
             _ratio(row.get("step_ratio")),
             _percent(row.get("predicted_mfu")),
             _percent(row["mfu"]),
+            _g(row.get("on_disk_gib")),
+            str(row["waits"]),
         )
         for row in rows
         if row["status"] == "ok"
     ]
     heads = ("case", "implementation", "GiB predicted", "measured", "ratio", "step s predicted", "measured", "ratio")
+    more = ("MFU predicted", "measured", "GiB on disk", "host waits a step")
     note = "\n\nOn a CPU neither the memory nor the speed of a GPU's plan can be measured: no ratios." if dry else ""
-    return _table("Predicted and measured", (*heads, "MFU predicted", "measured"), body) + (note if body else "")
+    return _table("Predicted and measured", (*heads, *more), body) + (note if body else "")
 
 
 def _side_by_side(rows: list[Row], cases: list[Row], dry: bool) -> str:
@@ -89,6 +138,25 @@ def _side_by_side(rows: list[Row], cases: list[Row], dry: bool) -> str:
     heads = ("the 1B recipe by", "step s", "over kit's torch loop", "MFU", "GiB allocated", "loop's own s", "flags")
     note = "\n\nTiny shapes on a shared CPU: these times order nothing." if dry and body else ""
     return _table("Side by side", heads, body) + note
+
+
+def _loops(rows: list[Row], cases: list[Row], dry: bool) -> str:
+    """kit's whole loop over the same work in the same sizes without it."""
+    by_name = {row["name"]: row for row in (*rows, *cases) if row["status"] == "ok"}
+    pairs = [(by_name[loop], by_name[bare]) for loop, bare in BARE.items() if loop in by_name and bare in by_name]
+    body = [
+        (
+            loop["name"],
+            bare["name"] + (" (engine alone)" if "predicted_step_s" in bare else ""),
+            _g(loop["measured_step_s"]),
+            _g(bare["measured_step_s"]),
+            "" if dry else _ratio(loop["measured_step_s"] / bare["measured_step_s"]),
+            _g(loop["loop_s"]),
+        )
+        for loop, bare in pairs
+    ]
+    heads = ("kit's loop", "bare loop", "step s", "bare", "ratio", "of it, the loop's own s")
+    return _table("What kit's loop costs", heads, body)
 
 
 def _devices(rows: list[Row]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from benchmarks.gpu.cases import RECIPES, Case, peers_plan, planned
+from benchmarks.gpu.cases import PLAIN, PLAIN_DEEPSPEED, RECIPES, Case, peers_plan, planned
 from benchmarks.gpu.measured import (
     LEARNING_RATE,
     STEPS,
@@ -111,14 +111,13 @@ def _plain(device: str, scratch: Path, compiled: bool) -> dict[str, Any]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    sizes = {"micro_batch_size": plan.layout.micro_batch_size, "gradient_accumulation_steps": accumulation}
-    flags = {**sizes, "fused": device == "cuda", "compile": compiled, **(backend if compiled else {})}
+    flags = {**sizes_of(plan), "fused": device == "cuda", "compile": compiled, **(backend if compiled else {})}
     return _row(plan, timed_steps(one, device), flags)
 
 
 def _bare_deepspeed(device: str, scratch: Path) -> dict[str, Any]:
     """kit's own ds_config.json under DeepSpeed's three calls."""
-    plan = planned(RECIPES[1], device, scratch)
+    plan = peers_plan(device, scratch, PLAIN_DEEPSPEED)
     rundir = run_directory(plan, scratch)
     with process_group(rundir):
         import torch
@@ -138,7 +137,7 @@ def _bare_deepspeed(device: str, scratch: Path) -> dict[str, Any]:
             engine.step()
 
         with torch.enable_grad():
-            row = _row(plan, timed_steps(one, device), {"ds_config.json": "kit's"})
+            row = _row(plan, timed_steps(one, device), {"ds_config.json": "kit's", **sizes_of(plan)})
         engine.destroy()
         return row
 
@@ -163,12 +162,15 @@ def _transformer_engine(device: str, scratch: Path) -> dict[str, Any]:
     return row | {"flags": {"implementation": "transformer-engine"}}
 
 
-def _kit(engine_name: str) -> Callable[[str, Path], dict[str, Any]]:
-    """The whole of ``kit train``: data from disk, metrics, watchdog, norms judged before they are applied."""
+def _kit(engine_name: str, like: Case | None = None) -> Callable[[str, Path], dict[str, Any]]:
+    """The whole of ``kit train``: data from disk, metrics, watchdog, norms judged before they are applied.
+
+    ``like``: without the fast path, in the micro batch of the bare loop that it is compared with.
+    """
 
     def run(device: str, scratch: Path) -> dict[str, Any]:
         case = next(case for case in RECIPES if case.pins["engine"] == engine_name)
-        plan = planned(case, device, scratch)
+        plan = planned(case, device, scratch) if like is None else peers_plan(device, scratch, like)
         data = _tokens_on_disk(plan, scratch / "tokens")
         schedule, logging = ScheduleSpec(kind="constant"), LoggingSpec(every_steps=1)
         rundir = run_directory(plan, scratch, data=data, schedule=schedule, logging=logging)
@@ -185,7 +187,8 @@ def _kit(engine_name: str) -> Callable[[str, Path], dict[str, Any]]:
         # A turn's own remainder is known, and told, in the turn after it.
         turns = [row["step_time_s"] + after["loop_s"] for row, after in itertools.pairwise(rows)]
         loop_s = statistics.median(row["loop_s"] for row in rows[WARM_UP:])
-        return described(plan) | _timed(plan, turns) | memory | {"loop_s": loop_s, "flags": {"engine": engine_name}}
+        flags = {"engine": engine_name} | ({} if like is None else {"fast path": False, **sizes_of(plan)})
+        return described(plan) | _timed(plan, turns) | memory | {"loop_s": loop_s, "flags": flags}
 
     return run
 
@@ -196,12 +199,29 @@ PEERS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "plain PyTorch, torch.compile": lambda device, scratch: _plain(device, scratch, compiled=True),
     "Hugging Face Trainer, defaults": lambda device, scratch: _hugging_face(device, scratch, best=False),
     "Hugging Face Trainer, best flags": lambda device, scratch: _hugging_face(device, scratch, best=True),
+    "kit train, torch, operators as they come": _kit("torch", PLAIN),
     "kit train, deepspeed": _kit("deepspeed"),
     "bare DeepSpeed": _bare_deepspeed,
+    "kit train, deepspeed, operators as they come": _kit("deepspeed", PLAIN_DEEPSPEED),
     "kit train, megatron": _kit("megatron"),
     "Megatron-core, Transformer Engine": _transformer_engine,
 }
 """In order of importance."""
+BARE = {
+    "kit train, torch": "1B, torch",
+    "kit train, deepspeed": "1B, deepspeed",
+    "kit train, megatron": "1B, megatron",
+    "kit train, torch, operators as they come": "plain PyTorch",
+    "kit train, deepspeed, operators as they come": "bare DeepSpeed",
+}
+"""What does the same work in the same sizes without kit's loop: the engine alone, and others' bare loops."""
+
+
+def sizes_of(plan: kit.Plan) -> dict[str, int]:
+    """What a step is cut into."""
+    layout = plan.layout
+    accumulation = layout.gradient_accumulation_steps
+    return {"micro_batch_size": layout.micro_batch_size, "gradient_accumulation_steps": accumulation}
 
 
 def _model(plan: kit.Plan) -> Any:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from benchmarks.assets import ROOT
 from benchmarks.gpu import devices
@@ -33,6 +33,8 @@ PEER_LIMIT_S = 150.0
 CURVES_LIMIT_S = 120.0
 CURVES = 4
 """Rows of the comparison of devices: the reference, and each engine."""
+OPS_LIMIT_S = 240.0
+DOCTOR_LIMIT_S = 60.0
 CPU_PATIENCE = 3.0
 """Limits are a GPU machine's; a CPU dry run shares two cores with whatever else runs there."""
 
@@ -111,21 +113,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = arguments.out or ROOT / "benchmarks" / "results" / f"gpu-{arguments.device}-{about['date'][:10]}"
     with tempfile.TemporaryDirectory(prefix="kit-gpu-", dir=arguments.scratch) as scratch:
         run = Run(arguments.device, Path(scratch), began + 60 * arguments.minutes, out.with_suffix(""))
-        run.result = {"machine": about, "minutes": arguments.minutes, "rows": {}, "doctor": doctor()}
+        asked = {"minutes": arguments.minutes, "only": arguments.only, "without": arguments.without}
+        part = {**about, **asked, "seconds": 0.0, "doctor": ""}
+        run.result = {"parts": [part], "rows": {}}
         if arguments.add:
-            run.result["rows"] = kept_rows(run.out.with_suffix(".json"), about)
+            run.result = kept(run.out.with_suffix(".json"), about)
+            run.result["parts"].append(part)
+        part["doctor"] = doctor()
         for index, job in enumerate(jobs(arguments, Path(scratch))):
             rows = run.result["rows"].setdefault(job.section, [])
             if any(row["name"] == job.name for row in rows):
                 continue
-            row = run.row(job, index)
+            row = run.row(job, index) | {"part": len(run.result["parts"])}
             rows.append(row)
-            print(f"{job.section}: {_line(row)}", flush=True)
             if job.spec["kind"] == "curves":
                 _compare(run, job, row)
-            run.result["seconds"] = round(time.monotonic() - began, 1)
+            print(f"{job.section}: {_line(row)}", flush=True)
+            part["seconds"] = round(time.monotonic() - began, 1)
             run.save()
-    print(f"{run.result['seconds']} s; {out.with_suffix('.json').name} and .md")
+        in_order(run.result["rows"])
+        run.save()
+    print(f"{part['seconds']} s; {out.with_suffix('.json').name} and .md")
     rows = [row for section in run.result["rows"].values() for row in section]
     bad = [row["name"] for row in rows if row["status"] == "failed" or row.get("agrees") is False]
     if bad:
@@ -133,28 +141,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if bad else 0
 
 
-def kept_rows(file: Path, about: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of an earlier run of the same commit and hardware; comparisons of devices only when all are there."""
+def kept(file: Path, about: dict[str, Any]) -> dict[str, Any]:
+    """Parts and rows of an earlier run of the same commit and hardware, only rows that are ok; comparisons of devices
+    only when all are there, as the reference is not kept."""
     if not file.exists():
-        return {}
-    earlier = json.loads(file.read_text(encoding="utf-8"))
-    for key in ("commit", "hardware", "device"):
-        if earlier["machine"][key] != about[key]:
-            print(f"error: {file.name} has {key} {earlier['machine'][key]}, this is {about[key]}", file=sys.stderr)
-            raise SystemExit(2)
-    kept = {section: [row for row in rows if row["status"] == "ok"] for section, rows in earlier["rows"].items()}
-    if len(kept.get("devices", [])) < CURVES:
-        kept.pop("devices", None)
-    return kept
+        return {"parts": [], "rows": {}}
+    earlier: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    if about["changed"]:
+        _refuse(f"--add: tracked files differ from commit {about['commit']}, so rows cannot be of one version; commit")
+    for part in earlier.get("parts", [{}]):
+        for key in ("commit", "changed", "hardware", "device"):
+            if part.get(key) != about[key]:
+                _refuse(f"--add: {file.name} has {key}={part.get(key)}, this is {about[key]}; give another --out")
+    rows = {section: [row for row in some if row["status"] == "ok"] for section, some in earlier["rows"].items()}
+    if len(rows.get("devices", [])) < CURVES:
+        rows.pop("devices", None)
+    return {"parts": earlier["parts"], "rows": rows}
+
+
+def _refuse(why: str) -> NoReturn:
+    print(f"error: {why}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def in_order(rows: dict[str, list[dict[str, Any]]]) -> None:
+    """Cases and peers as their lists have them, whatever part they are of."""
+    order = [*(case.name for case in CASES), *PEERS]
+    for section in ("predicted", "side by side"):
+        rows.get(section, []).sort(key=lambda row: order.index(row["name"]))
 
 
 def jobs(arguments: argparse.Namespace, scratch: Path) -> Iterator[Job]:
     """What users ask first comes first: peaks, the recipe by each engine, peers, parity; then all other cases."""
     peers = list(_peers())
+    ops = Job("compiled ops", "DeepSpeed's ops", {"kind": "ops"}, OPS_LIMIT_S)
     cases = [Job("predicted", case.name, {"kind": "case", "name": case.name}, case.limit_s) for case in CASES]
     everything = [
         Job("peaks", "peaks", {"kind": "peaks"}, 60.0),
-        *cases[:5],
+        *cases[:1],
+        ops,
+        *cases[1:5],
         *peers[:4],
         *_curves(arguments.device, scratch),
         *cases[5:16],
@@ -195,17 +221,18 @@ def _compare(run: Run, job: Job, row: dict[str, Any]) -> None:
 
 def doctor() -> str:
     """What ``kit doctor`` says of this machine, where this version looks at machines."""
-    done = subprocess.run(
-        [sys.executable, "-m", "kit", "doctor"], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
-    )
-    if done.returncode == 2:
-        return "this version of kit doctor reads logs only"
+    command = [sys.executable, "-m", "kit", "doctor"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DOCTOR_LIMIT_S, check=False, cwd=ROOT)
+    except subprocess.TimeoutExpired:
+        return f"kit doctor: no end within {DOCTOR_LIMIT_S:g} s"
     return (done.stdout + done.stderr).strip()
 
 
 def environment(device: str) -> dict[str, str]:
     """The same for kit and for its peers: what kit's own launch.sh sets on a GPU."""
-    own = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    own = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
     own |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if device == "cuda" else {"OMP_NUM_THREADS": "1"}
     return {**os.environ, **own}
 

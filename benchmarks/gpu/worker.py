@@ -28,15 +28,31 @@ def outcome(spec: dict[str, Any]) -> dict[str, Any]:
         return {"status": "ok", **_run(spec)}
     except Skipped as reason:
         return {"status": "skipped", "why": str(reason)}
-    except KitError as error:
-        return {"status": "refused", "why": _short(str(error))}
-    except ImportError as error:
-        return {"status": "skipped", "why": f"not installed: {error}"}
     except Exception as error:
-        if type(error).__name__ == "OutOfMemoryError":
-            return {"status": "out of memory", "why": _short(str(error))}
+        if (lack := out_of_memory(error)) is not None:
+            return {"status": "out of memory", "why": _short(str(lack))}
+        if isinstance(error, KitError):
+            return {"status": "refused", "why": _short(str(error))}
+        if isinstance(error, ImportError):
+            return {"status": "skipped", "why": f"not installed: {_short(str(error))}"}
         traceback.print_exc()
         return {"status": "failed", "why": _short(f"{type(error).__name__}: {error}")}
+
+
+LACK_OF_MEMORY = ("out of memory", "can't allocate memory", "_STATUS_ALLOC_FAILED")
+"""torch's words, the driver's (page-locked host memory too), and those of CUDA's libraries."""
+
+
+def out_of_memory(error: BaseException) -> BaseException | None:
+    """The error that says so: this one, or one that it was raised from, as compilers and engines wrap them."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if type(seen).__name__ == "OutOfMemoryError" or isinstance(seen, MemoryError):
+            return seen
+        if isinstance(seen, RuntimeError) and any(words in str(seen) for words in LACK_OF_MEMORY):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None
 
 
 def _run(spec: dict[str, Any]) -> dict[str, Any]:
@@ -58,8 +74,17 @@ def _run(spec: dict[str, Any]) -> dict[str, Any]:
             from benchmarks.gpu import devices
 
             return devices.curves(spec["engine"], spec["on"], device, scratch, Path(spec["curves"]))
+        case "ops":
+            return _ops()
         case kind:
-            raise ValueError(f"kind={kind!r}; use peaks, case, peer or curves")
+            raise ValueError(f"kind={kind!r}; use peaks, case, peer, curves or ops")
+
+
+def _ops() -> dict[str, Any]:
+    """DeepSpeed's ops compiled before anything is timed; the row is ok where some are not there, and says which."""
+    from kit.engines.deepspeed import ops
+
+    return {"ops": ops.compile_all()}
 
 
 def _short(text: str, length: int = 400) -> str:

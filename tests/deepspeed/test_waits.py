@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.deepspeed import cases
-from tests.training.waits import waits_in_a_step
+from benchmarks.gpu.waits import waits_in_a_step
 from tests.workers import pool
 
 

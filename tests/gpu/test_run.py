@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 import kit
-from benchmarks.gpu import cases, devices, measured, page, peers, run, worker
+from benchmarks.gpu import cases, devices, measured, peers, run, worker
 
 
 @pytest.fixture
@@ -51,6 +53,9 @@ def test_every_case_has_a_plan_for_one_h200_or_a_reason(tmp_path, monkeypatch):
         (peers.Skipped("transformer-engine is not installed"), "skipped"),
         (kit.KitError("does not fit"), "refused"),
         (RuntimeError("cannot open /data/secret/file.bin"), "failed"),
+        (RuntimeError("CUDA error: out of memory"), "out of memory"),  # of page-locked host memory
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "out of memory"),
+        (MemoryError(), "out of memory"),
     ],
 )
 def test_what_a_row_can_end_as(tmp_path, monkeypatch, raised, status):
@@ -61,6 +66,52 @@ def test_what_a_row_can_end_as(tmp_path, monkeypatch, raised, status):
     row = worker.outcome(spec("case", "1B, torch", tmp_path))
     assert row["status"] == status
     assert "/root" not in row["why"]
+
+
+def test_an_allocation_that_fails_inside_of_a_compiler_is_out_of_memory(tmp_path, monkeypatch):
+    """A real one, wrapped as torch.compile wraps what a backend raises; and an error beside it is none."""
+
+    def fails(*_):
+        try:
+            torch.empty(2**50)
+        except RuntimeError as lack:
+            raise kit.KitError("the layers could not be compiled") from lack
+
+    monkeypatch.setattr(measured, "measure", fails)
+    assert worker.outcome(spec("case", "1B, torch", tmp_path))["status"] == "out of memory"
+    assert worker.out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered")) is None
+
+
+WITHOUT = """
+import json, sys
+from pathlib import Path
+packages, scratch = json.loads(sys.argv[1]), Path(sys.argv[2])
+sys.modules |= dict.fromkeys(packages)  # importing one raises ModuleNotFoundError
+from benchmarks.gpu import worker
+for number, (package, case) in enumerate(packages.items()):
+    (place := scratch / str(number)).mkdir()
+    spec = {"kind": "case", "name": case, "device": "cpu", "scratch": str(place)}
+    print(json.dumps([package, worker.outcome(spec)]))
+"""
+
+
+def test_what_is_not_installed_is_a_row_that_names_it(tmp_path):
+    """Whole rows in a process that lacks the packages; the last one asks for none of them."""
+    packages = {
+        "deepspeed": "1B, deepspeed",
+        "megatron": "1B, megatron",
+        "peft": "8B, LoRA",
+        "bitsandbytes": "8B, QLoRA",
+        "liger_kernel": "1B, operators as they come",
+    }
+    command = [sys.executable, "-c", WITHOUT, json.dumps(packages), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=run.ROOT, env=run.environment("cpu"))
+    rows = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
+    assert rows.keys() == packages.keys()
+    assert rows.pop("liger_kernel")["status"] == "ok"
+    for package, row in rows.items():
+        assert row["status"] in ("skipped", "refused")
+        assert package in row["why"]
 
 
 def test_what_hangs_is_a_row(session):
@@ -80,27 +131,6 @@ def test_a_dead_worker_is_a_row(session, monkeypatch):
     assert row["status"] == "failed"
 
 
-def test_the_page_names_what_is_missing(session):
-    session.result = {
-        "machine": {
-            "device": "cpu",
-            "date": "2026-01-01",
-            "commit": None,
-            "versions": {},
-            "hardware": {},
-            "python": "3",
-        },
-        "minutes": 8.0,
-        "doctor": "",
-        "rows": {"predicted": [{"name": "3B, torch", "status": "out of memory", "why": "of 8 GiB | all"}]},
-    }
-    session.save()
-    text = session.out.with_suffix(".md").read_text()
-    assert text == page.page(json.loads(session.out.with_suffix(".json").read_text()))
-    assert "no figure here is a GPU's" in text
-    assert "| predicted | 3B, torch | out of memory | of 8 GiB \\| all |" in text
-
-
 def test_a_wrong_gradient_disagrees(tmp_path):
     from safetensors.torch import save_file
 
@@ -114,16 +144,3 @@ def test_a_wrong_gradient_disagrees(tmp_path):
         for name in ("torch", "megatron")
     ]
     assert agreed == [True, False]
-
-
-def test_going_on_keeps_what_is_ok_and_of_the_same_commit(tmp_path):
-    about = {"commit": "a1", "hardware": {"name": "H200"}, "device": "cuda"}
-    rows = {
-        "predicted": [{"name": "x", "status": "ok"}, {"name": "y", "status": "too slow"}],
-        "devices": [{"status": "ok"}],
-    }
-    file = tmp_path / "earlier.json"
-    file.write_text(json.dumps({"machine": about, "rows": rows}))
-    assert run.kept_rows(file, about) == {"predicted": [{"name": "x", "status": "ok"}]}
-    with pytest.raises(SystemExit):
-        run.kept_rows(file, about | {"commit": "b2"})

@@ -6,7 +6,7 @@ from collections import Counter
 
 from tests.megatron import cases
 from tests.training import tiny
-from tests.training.waits import waits_in_a_step
+from benchmarks.gpu.waits import waits_in_a_step
 from tests.workers import pool
 
 

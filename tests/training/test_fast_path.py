@@ -25,7 +25,7 @@ from kit.planner.rules import violations
 from kit.specs.job import OptimizerSpec
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
-from tests.training.waits import waits_in_a_step
+from benchmarks.gpu.waits import waits_in_a_step
 from tests.workers import pool
 
 TOKENS, HIDDEN, VOCABULARY = 50, 16, 97

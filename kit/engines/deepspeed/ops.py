@@ -7,9 +7,11 @@ import glob
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from deepspeed.ops.op_builder import AsyncIOBuilder
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder, FusedAdamBuilder
 from torch.utils.cpp_extension import _get_build_directory
 
 from kit.emit.machine import NO_LIBAIO
@@ -52,8 +54,28 @@ def load_async_io() -> None:
         ) from error
 
 
+def compile_all() -> dict[str, float | str]:
+    """Each op that an engine here may ask for, with the seconds it took, or why it is not there: ``async_io`` for NVMe,
+    on CUDA also DeepSpeed's two Adams (engine.py, get_optimizer_configuration). Raises EngineError as ``ready``."""
+    ready()
+    loads: dict[str, Callable[[], object]] = {AsyncIOBuilder().name: load_async_io}
+    if get_accelerator().device_name() == "cuda":
+        loads |= {builder().name: builder().load for builder in (FusedAdamBuilder, CPUAdamBuilder)}
+    found: dict[str, float | str] = {}
+    for name, load in loads.items():
+        began = time.monotonic()
+        try:
+            load()
+        except (EngineError, RuntimeError, OSError) as error:
+            found[name] = str(error).strip().splitlines()[0]
+        else:
+            found[name] = round(time.monotonic() - began, 1)
+    return found
+
+
 def ready() -> None:
     """Before anything may be compiled: the right ninja, and no lock of a dead builder. Raises EngineError as below."""
+    keep_with_environment()
     _use_own_ninja()
     remove_dead_locks()
 
@@ -150,7 +172,8 @@ def _use_own_ninja() -> None:
 
 if __name__ == "__main__":  # ahead of time, so that no run waits for the compiler: python -m kit.engines.deepspeed.ops
     try:
-        ready()
-        load_async_io()
+        compiled = compile_all()
     except EngineError as error:
         sys.exit(f"error: {error}")
+    missing = [f"{name}: {why}" for name, why in compiled.items() if isinstance(why, str)]
+    sys.exit("error: " + "; ".join(missing) if missing else 0)

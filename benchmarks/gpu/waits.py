@@ -1,13 +1,21 @@
-"""Counting where the host waits for the device: on a CPU such a place is a call that asks a tensor for its value."""
+"""Counting where the host waits for the device: on a CPU such a place is a call that asks a tensor for its value, on
+a GPU torch itself tells of each."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+SYNCHRONISED = "called a synchronizing CUDA operation"
+"""What torch warns of in its sync debug mode (c10/cuda/CUDAFunctions.cpp, warn_or_error_on_sync)."""
 OWNERS = ("kit", "transformers", "deepspeed", "megatron")
 
 
@@ -56,7 +64,42 @@ def note(places: Counter[str]) -> None:
 def waits_in_a_step(engine, micro_batches) -> tuple[Counter[str], Counter[str]]:
     """As the loop steps: the norm is asked for before a step is applied."""
     with Waits() as waits, HiddenWaits() as hidden:
-        engine.forward_backward(micro_batches)
-        engine.gradient_norm()
-        engine.apply(1e-3)
+        _step(engine, micro_batches)
     return waits.places, hidden.places
+
+
+def waits_on_this_device(engine, micro_batches, device: str) -> Counter[str]:
+    """Places (``file:function``, on CUDA ``file:line``) of one warm step. On CUDA those that torch's sync debug mode
+    tells of; on a CPU what asks a tensor for its value, operators that do so from within left out."""
+    if device == "cuda":
+        with cuda_waits() as places:
+            _step(engine, micro_batches)
+        return places
+    with Waits() as waits:
+        _step(engine, micro_batches)
+    return waits.places
+
+
+@contextmanager
+def cuda_waits() -> Iterator[Counter[str]]:
+    """Filled when the block ends."""
+    places: Counter[str] = Counter()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield places
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    places.update(place_of(warning) for warning in told if SYNCHRONISED in str(warning.message))
+
+
+def place_of(warning: warnings.WarningMessage) -> str:
+    """Where Python stood; in the backward pass, where it was called."""
+    return f"{Path(warning.filename).name}:{warning.lineno}"
+
+
+def _step(engine, micro_batches) -> None:
+    engine.forward_backward(micro_batches)
+    engine.gradient_norm()
+    engine.apply(1e-3)

@@ -1,0 +1,74 @@
+"""The time that was given is kept, whatever rows do with it, and both files are there at the end."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import time
+
+import pytest
+
+from benchmarks.gpu import run
+from benchmarks.gpu.page import page
+
+WORKER = """#!{python} -S
+import json, sys, time
+spec = json.load(open(sys.argv[-1]))
+time.sleep({seconds})
+json.dump({{"status": "refused", "why": "a stand-in"}}, open(spec["out"], "w"))
+"""
+"""In place of Python with ``-m benchmarks.gpu.worker SPEC``: takes its time, and ends as a row."""
+
+
+def run_all(tmp_path, monkeypatch, seconds, minutes):
+    """(result, wall seconds) of the whole program with workers that take so many seconds each."""
+    program = tmp_path / "worker"
+    program.write_text(WORKER.format(python=sys.executable, seconds=seconds))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(run.sys, "executable", str(program))
+    monkeypatch.setattr(run, "doctor", lambda: "")
+    monkeypatch.setattr(run, "LEAST_S", 0.5)
+    began = time.monotonic()
+    code = run.main(["--device", "cpu", "--minutes", str(minutes), "--out", str(tmp_path / "out")])
+    took_s = time.monotonic() - began
+    assert code == 0
+    result = json.loads((tmp_path / "out.json").read_text())
+    assert (tmp_path / "out.md").read_text() == page(result)
+    return result, took_s
+
+
+@pytest.fixture
+def names():
+    """Of all rows, in the order in which they are made."""
+    arguments = run._arguments(["--device", "cpu"])
+    return [(job.section, job.name) for job in run.jobs(arguments, run.Path())]
+
+
+def test_rows_that_the_time_is_not_enough_for_are_not_begun_and_named(tmp_path, monkeypatch, names):
+    result, took_s = run_all(tmp_path, monkeypatch, seconds=0.7, minutes=3 / 60)
+    by_name = {(section, row["name"]): row for section, rows in result["rows"].items() for row in rows}
+    assert by_name.keys() == set(names)
+    begun = [name for name in names if by_name[name]["status"] != "skipped"]
+    assert begun == names[: len(begun)]
+    assert 1 <= len(begun) <= 4
+    assert all("give more --minutes" in by_name[name]["why"] for name in names[len(begun) :])
+    assert took_s < 3 + 2
+
+
+def test_a_row_that_does_not_end_takes_no_more_than_what_is_left(tmp_path, monkeypatch, names):
+    result, took_s = run_all(tmp_path, monkeypatch, seconds=60, minutes=2 / 60)
+    section, name = names[0]
+    assert result["rows"][section] == [{**result["rows"][section][0], "name": name, "status": "too slow"}]
+    others = [row["status"] for rows in result["rows"].values() for row in rows][1:]
+    assert set(others) == {"skipped"}
+    assert took_s < 2 + 2
+
+
+def test_a_doctor_that_hangs_is_no_end(monkeypatch, tmp_path):
+    program = tmp_path / "sleeps"
+    program.write_text("#!/bin/sh\nsleep 60\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(run.sys, "executable", str(program))
+    monkeypatch.setattr(run, "DOCTOR_LIMIT_S", 0.2)
+    assert run.doctor() == "kit doctor: no end within 0.2 s"
