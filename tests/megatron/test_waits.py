@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from benchmarks.gpu.waits import waits_in_a_step
 from tests.megatron import cases
 from tests.training import tiny
-from benchmarks.gpu.waits import waits_in_a_step
 from tests.workers import pool
 
 

@@ -7,13 +7,13 @@ import dataclasses
 import pytest
 import torch
 
+from benchmarks.gpu.waits import waits_in_a_step
 from kit.engines import documents
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.run import DataSpec
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
-from benchmarks.gpu.waits import waits_in_a_step
 
 LENGTHS = ((5, 20, 7), (32,), (1, 30, 1), (16, 16))
 """Of the documents of each row; the last one of the first row is padding."""

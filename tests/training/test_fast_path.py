@@ -11,6 +11,7 @@ import torch._dynamo.utils
 from torch.nn import functional
 
 import kit
+from benchmarks.gpu.waits import waits_in_a_step
 from kit.cost.huggingface_layer import loss_bytes
 from kit.cost.planned import planned_setup
 from kit.diagnose.probe.tracker import LiveBytes
@@ -25,7 +26,6 @@ from kit.planner.rules import violations
 from kit.specs.job import OptimizerSpec
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
-from benchmarks.gpu.waits import waits_in_a_step
 from tests.workers import pool
 
 TOKENS, HIDDEN, VOCABULARY = 50, 16, 97
