@@ -96,7 +96,8 @@ def summary(record: dict[str, Any]) -> str:
         figures.append(f"weights {record['weight_difference']:.0e}")
     if (rounded := record.get("in_bf16")) is not None:
         figures.append(
-            f"in bf16 loss {rounded['loss_difference']:.0e}, norm {rounded['norm_difference']:.0e}, "
+            f"in {rounded.get('precision', 'bf16')} loss {rounded['loss_difference']:.0e}, "
+            f"norm {rounded['norm_difference']:.0e}, "
             f"moments {rounded['moment_difference']:.0e}, update {rounded['update_difference']:.0e}"
         )
     return f"{', '.join(figures)}; {record['seconds']:.0f} s"

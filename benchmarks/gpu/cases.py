@@ -11,7 +11,7 @@ from typing import Any
 import kit
 from benchmarks.assets import RECIPE
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.job import LoraSpec, OptimizerSpec
+from kit.specs.job import LoraSpec, OptimizerSpec, Precision
 from kit.units import GIB
 
 CPU_SHRINK = 32
@@ -31,6 +31,8 @@ class Case:
     """In place of the model's own."""
     seq_length: int = 4096
     global_batch_size: int = 8
+    precision: Precision | None = None
+    """null: bf16 on a GPU, fp32 on a CPU."""
     lora: LoraSpec | None = None
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     pins: dict[str, Any] = field(default_factory=dict)
@@ -64,6 +66,7 @@ _8B: dict[str, Any] = {"model": "llama-3.1-8b", "global_batch_size": 4}
 CASES = (
     *RECIPES,
     _case("1B, torch, cuDNN attention", "torch", micro_batch_size=MICRO_BATCH, attention_kernel="cudnn"),
+    _case("1B, torch, fp8", "torch", micro_batch_size=MICRO_BATCH, precision="fp8", **FAST),
     PLAIN,
     _case("1B, chunked loss alone", "torch", chunked_loss=True, compile_layers=False),
     _case("1B, full recompute", "torch", recompute="full"),
@@ -99,7 +102,7 @@ def planned(case: Case, device: str, scratch: Path) -> kit.Plan:
     job = kit.JobSpec(
         seq_length=case.seq_length if device == "cuda" else case.seq_length // CPU_SHRINK,
         global_batch_size=case.global_batch_size,
-        precision="bf16" if device == "cuda" else "fp32",
+        precision=case.precision or ("bf16" if device == "cuda" else "fp32"),
         optimizer=case.optimizer,
         lora=case.lora,
     )

@@ -148,9 +148,8 @@ class Clock:
             head = head_s(self.machine, setup)
             heads = 1 + setup.shape.mtp_layers
             forward, backward = forward + heads * head[0], backward + heads * head[1]
-        summed = traffic.micro_batch_bytes_per_parameter(self.program, setup)
-        if summed:
-            backward += summed * rank_parameters(setup, stage).total / self.machine.bytes_per_s
+        summed = traffic.micro_batch_bytes(self.program, setup, rank_parameters(setup, stage))
+        backward += summed / self.machine.bytes_per_s
         extra = setup.shape.mtp_layers if stage == setup.pp - 1 else 0
         return Part(
             forward + extra * layer.forward,

@@ -85,4 +85,6 @@ def peak_flops_per_s(gpu: GpuSpec, precision: str) -> float:
         own = gpu.bf16_tflops if precision == "bf16" else gpu.fp16_tflops
         return (own or gpu.fp32_tflops) * TFLOP
     factor = gpu_rates(gpu.name).peak_over_bf16.get(precision)
+    if factor is None and precision == "fp8" and gpu.fp8_tflops:
+        return gpu.fp8_tflops * TFLOP
     return (gpu.fp32_tflops if factor is None else factor * gpu.bf16_tflops) * TFLOP

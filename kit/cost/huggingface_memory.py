@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost import fp8_casts
 from kit.cost.huggingface_layer import (
     after_layers,
     chunk_entries,
@@ -32,6 +33,8 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     ends = after_layers(setup) * (2 if crossing else 1)
     again = max(whole.values()) + crossed if setup.recompute == "full" else 0.0
     working = _working(setup, bool(experts)) + planned.waiting_gradient
+    if setup.fp8 is not None:
+        working += fp8_casts.working_bytes(setup, setup.compiled_layers)
     at_end = planned.gathered[2]
     if planned.root_is_last:
         # The first layer's backward with what is gathered for it, or the root's without any layer.

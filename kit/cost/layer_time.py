@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kit.cost import traffic
 from kit.cost.machine import Machine
-from kit.cost.matmul_time import matmul_s
+from kit.cost.matmul_time import Processor, matmul_s
 from kit.cost.program import Program
 from kit.cost.setup import TrainingSetup
 
@@ -41,10 +41,13 @@ def layer_time(machine: Machine, program: Program, setup: TrainingSetup, has_exp
     """Of a layer with or without experts."""
     shape = setup.shape
     attention_products = _attention_products(setup)
-    mlp = _expert_products(setup) if has_experts else _mlp_products(setup, shape.ffn_hidden_size)
-    products = attention_products + mlp
-    forward_products = sum(_forward_s(machine, product) for product in products)
-    backward_products = sum(_backward_s(machine, setup, product) for product in products)
+    experts = _expert_products(setup) if has_experts else []
+    mlp = _shared_products(setup) if has_experts else _mlp_products(setup, shape.ffn_hidden_size)
+    products = [(machine.matmul, product) for product in attention_products]
+    products += [(machine.others, product) for product in experts]
+    products += [(machine.matmul, product) for product in mlp]
+    forward_products = sum(_forward_s(*product) for product in products)
+    backward_products = sum(_backward_s(processor, setup, product) for processor, product in products)
     attention = attention_forward_s(machine, program, setup)
     elements = traffic.layer_bytes(setup, program, has_experts) / machine.bytes_per_s
     attention_backward = 2.5 * attention if program.attention != "unfused" else 2.0 * attention
@@ -53,7 +56,7 @@ def layer_time(machine: Machine, program: Program, setup: TrainingSetup, has_exp
     return LayerTime(
         forward=forward_products + attention + elements,
         backward=backward_products + attention_backward + 2 * elements,
-        again=_again(setup, machine, program, has_experts, forward_products, attention, elements, mlp),
+        again=_again(setup, machine, program, has_experts, forward_products, attention, elements, experts + mlp),
         products_forward=forward_products,
         products_backward=backward_products,
         attention_forward=attention,
@@ -67,7 +70,7 @@ def head_s(machine: Machine, setup: TrainingSetup) -> tuple[float, float]:
     shape, tokens = setup.shape, setup.tokens
     product = (tokens, shape.vocab_size / setup.tp, shape.hidden_size, 1.0)
     loss = tokens * traffic.loss_bytes(setup) / machine.bytes_per_s
-    return _forward_s(machine, product) + loss / 2, _backward_s(machine, setup, product) + loss / 2
+    return _forward_s(machine.others, product) + loss / 2, _backward_s(machine.others, setup, product) + loss / 2
 
 
 def embedding_s(machine: Machine, setup: TrainingSetup) -> float:
@@ -141,25 +144,30 @@ def _expert_products(setup: TrainingSetup) -> list[Product]:
         rows *= moe.capacity_factor
     width = moe.ffn_hidden_size / setup.etp
     h = shape.hidden_size
-    products: list[Product] = [
+    return [
         (own, float(moe.num_experts), h, 1.0),
         (rows, (2 if shape.gated_mlp else 1) * width, h, local),
         (rows, h, width, local),
     ]
-    return products + (_mlp_products(setup, moe.shared_ffn_hidden_size) if moe.shared_ffn_hidden_size else [])
 
 
-def _forward_s(machine: Machine, product: Product) -> float:
-    return matmul_s(machine.matmul, *product)
+def _shared_products(setup: TrainingSetup) -> list[Product]:
+    moe = setup.shape.experts
+    assert moe is not None
+    return _mlp_products(setup, moe.shared_ffn_hidden_size) if moe.shared_ffn_hidden_size else []
 
 
-def _backward_s(machine: Machine, setup: TrainingSetup, product: Product) -> float:
+def _forward_s(processor: Processor, product: Product) -> float:
+    return matmul_s(processor, *product)
+
+
+def _backward_s(processor: Processor, setup: TrainingSetup, product: Product) -> float:
     rows, columns, inner, count = product
-    of_input = matmul_s(machine.matmul, rows, inner, columns, count)
+    of_input = matmul_s(processor, rows, inner, columns, count)
     if setup.lora is not None:
         return of_input  # frozen weights have no gradient; the adapters' products are small
     summed = 2.0 * setup.main_gradient_bytes if setup.gradient_accumulation_fusion else 2.0
-    return of_input + matmul_s(machine.matmul, columns, inner, rows, count, output_bytes=summed)
+    return of_input + matmul_s(processor, columns, inner, rows, count, output_bytes=summed)
 
 
 def _again(
@@ -184,9 +192,9 @@ def _again(
     if modules & {"layernorm", "moe_act"}:
         seconds += 0.5 * elements
     if "mla_up_proj" in modules and setup.shape.latent is not None:
-        seconds += sum(_forward_s(machine, product) for product in _attention_products(setup)[1:-1])
+        seconds += sum(_forward_s(machine.matmul, product) for product in _attention_products(setup)[1:-1])
     if ("mlp" in modules and not has_experts) or ("moe" in modules and has_experts):
-        seconds += sum(_forward_s(machine, product) for product in mlp)
+        seconds += sum(_forward_s(machine.matmul, product) for product in mlp)
     return seconds
 
 

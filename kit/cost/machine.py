@@ -25,6 +25,9 @@ class Machine:
     precision: ComputePrecision
     rates: GpuRates
     matmul: Processor
+    """Products of the precision: of linear layers, and of everything else unless that stays in 16 bits."""
+    others: Processor
+    """Products of the head and of experts."""
     attention_flops_per_s: float
     """Fused attention on long sequences, forward and backward together, always in 16 bits."""
     bytes_per_s: float
@@ -34,23 +37,30 @@ class Machine:
         return group(self.cluster, size, stride)
 
 
-def machine_of(cluster: ClusterSpec, precision: ComputePrecision, attention: str = "flash") -> Machine:
-    """Raises KeyError for a precision without a figure (rules refuse such plans before)."""
+def machine_of(
+    cluster: ClusterSpec, precision: ComputePrecision, attention: str = "flash", linear_layers_only: bool = False
+) -> Machine:
+    """``linear_layers_only``: head and experts stay in bf16. Raises KeyError for a precision without a figure (rules
+    refuse such plans before)."""
     gpu = cluster.gpu
     rates = gpu_rates(gpu.name)
-    peak = peak_flops_per_s(gpu, precision)
     sixteen = (gpu.bf16_tflops or gpu.fp16_tflops or gpu.fp32_tflops) * TFLOP
     bytes_per_s = gpu.hbm_gbytes_per_s * 1e9 * shared().memory_bandwidth
+
+    def processor(of: ComputePrecision) -> Processor:
+        return Processor(
+            flops_per_s=peak_flops_per_s(gpu, of) * rates.matmul[of],
+            bytes_per_s=bytes_per_s,
+            multiprocessors=rates.multiprocessors,
+            input_bytes=INPUT_BYTES[of],
+        )
+
     return Machine(
         cluster=cluster,
         precision=precision,
         rates=rates,
-        matmul=Processor(
-            flops_per_s=peak * rates.matmul[precision],
-            bytes_per_s=bytes_per_s,
-            multiprocessors=rates.multiprocessors,
-            input_bytes=INPUT_BYTES[precision],
-        ),
+        matmul=processor(precision),
+        others=processor("bf16" if linear_layers_only else precision),
         attention_flops_per_s=sixteen * rates.attention.get(attention, rates.attention["flash"]),
         bytes_per_s=bytes_per_s,
     )

@@ -78,6 +78,7 @@ def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
         engine=engine,
         code="fused" if fused else "torch-native" if megatron else unfused,
         precision=compute_precision(job),
+        linear_layers_only=job.precision == "fp8" and not megatron,
         attention="cudnn" if fused or layout.attention_kernel == "cudnn" else "flash",
         overlaps_gradients=not (layout.engine == "megatron" and layout.vp == 1 and layout.pp > 1),
         # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations; DTensor waits for

@@ -64,6 +64,7 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         autocast=uses_autocast(job.precision, layout),
         exchange=layout.cp_comm_type,
         chunked_loss=layout.chunked_loss,
+        compiled_layers=layout.compile_layers,
         planned=_engine_memory(
             _ById(model),
             _ById(cluster),
@@ -176,7 +177,8 @@ def _engine_memory(
     # Experts are alike on other ranks than the rest, which changes what is sharded over.
     experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1, tp=1), precision, optimizer)
     buffers, gathered = _buffers(model, cluster, layout, precision)
-    in_layers = 2.0 * count(model).layer_matrices
+    # torchao rounds fp32 weights to 8 bits and back again for each product, and keeps neither.
+    in_layers = 0.0 if precision == "fp8" else 2.0 * count(model).layer_matrices
     head = 2.0 * model.vocab_size * model.hidden_size
     copies = (0.0, 0.0)
     if uses_autocast(precision, layout) and lora is None:

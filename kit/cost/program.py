@@ -28,6 +28,9 @@ class Program:
     engine: Literal["megatron", "fsdp", "ddp", "deepspeed"]
     code: Code
     precision: ComputePrecision
+    linear_layers_only: bool = False
+    """Whether only linear layers' products are in it, and those of head and experts in bf16 (torchao). Efficiencies of
+    other programs in fp8 were estimated from rows as if every product were."""
     attention: Literal["flash", "flash1", "cudnn", "unfused"] = "flash"
     overlaps_gradients: bool = True
     """Whether gradients are reduced, and weights gathered, beside compute (Megatron, DDP)."""

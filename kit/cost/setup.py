@@ -268,6 +268,8 @@ class TrainingSetup:
     deterministic: bool = False
     """Megatron's ``--deterministic-mode``: larger cuBLAS workspaces, fewer attention kernels."""
     fp8: Fp8 | None = None
+    compiled_layers: bool = False
+    """Whether casts to 8 bits are parts of other kernels."""
     lora: Lora | None = None
     gpu_generation: Generation = "other"
     element: int = 2

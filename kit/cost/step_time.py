@@ -38,7 +38,7 @@ class StepTimer:
         clock = self._clocks.get(program)
         if clock is None:
             clock = self._clocks[program] = Clock(
-                machine_of(self._cluster, program.precision, program.attention), program
+                machine_of(self._cluster, program.precision, program.attention, program.linear_layers_only), program
             )
         components = clock.components_s(setup_of(self._shape, self._job, layout))
         if layout.offload_optimizer != "none" or layout.offload_param != "none":

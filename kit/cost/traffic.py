@@ -6,8 +6,9 @@ saved and the incoming gradient, and writes the outgoing one). Elements of activ
 
 from __future__ import annotations
 
+from kit.cost import fp8_casts
 from kit.cost.program import Code, Program
-from kit.cost.setup import TrainingSetup
+from kit.cost.setup import RankParameters, TrainingSetup
 from kit.specs.layout import LOSS_CHUNK_TOKENS
 
 SCORE_PASSES = 4.5
@@ -40,6 +41,8 @@ def layer_kernels(setup: TrainingSetup, program: Program, has_experts: bool) -> 
         return 0.0
     low = program.precision in ("fp8", "mxfp8", "nvfp4")
     kernels = _KERNELS[program.code] + (_FP8_KERNELS if low else 0.0)
+    if program.linear_layers_only and program.code != "compiled":
+        kernels += fp8_casts.EAGER_KERNELS - fp8_casts.COMPILED_KERNELS
     if program.graphs == "partial":
         kernels = 0.0
     if has_experts and setup.shape.experts is not None:
@@ -65,6 +68,8 @@ def layer_bytes(setup: TrainingSetup, program: Program, has_experts: bool) -> fl
     if shape.hidden_dropout:
         residual += 1.0
     total = 2 * (norm + residual) * h * outer + tokens * (rotation * rotated + activation * width) + copies
+    if program.linear_layers_only:
+        return total + fp8_casts.activation_bytes(setup, has_experts, program.code == "compiled")
     return total + _quantised(setup, program, width, outer)
 
 
@@ -109,13 +114,18 @@ def _chunked_loss_bytes(setup: TrainingSetup, entries: float) -> float:
     return ((8.0 if setup.compiled_loss else 44.0) + of_head) * entries
 
 
-def micro_batch_bytes_per_parameter(program: Program, setup: TrainingSetup) -> float:
-    """Per parameter of the rank and micro batch, beside the products: fp8 casts of weights, sums of gradients."""
+def micro_batch_bytes(program: Program, setup: TrainingSetup, held: RankParameters) -> float:
+    """Of the rank's parameters and a micro batch, beside the products: casts of weights, sums of gradients."""
     if program.engine == "megatron":
-        return 0.0 if setup.gradient_accumulation_fusion else program.gradient_sum_bytes
+        return 0.0 if setup.gradient_accumulation_fusion else program.gradient_sum_bytes * held.total
     if program.engine == "deepspeed":
-        return 10.0 if setup.micro_batches > 1 else 4.0
-    return 6.0 if setup.weight_bytes == 4 and setup.sharding == "none" and program.precision == "bf16" else 0.0
+        return (10.0 if setup.micro_batches > 1 else 4.0) * held.total
+    cast = setup.weight_bytes == 4 and setup.sharding == "none" and program.precision in ("bf16", "fp8")
+    moved = 6.0 * held.total if cast else 0.0
+    if program.linear_layers_only:
+        # Of fp32 weights autocast makes no 16-bit copy then; their gradients in 16 bits are still added to fp32.
+        moved += fp8_casts.weight_bytes(setup, program.code == "compiled") * held.dense_matrices
+    return moved
 
 
 def optimizer_bytes_per_parameter(precision: str, moments: float) -> float:

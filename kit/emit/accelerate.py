@@ -102,4 +102,5 @@ def _fsdp2(plan: Plan) -> dict[str, Any]:
 
 
 def _mixed_precision(plan: Plan) -> str:
-    return "bf16" if plan.job.precision == "bf16" else "no"
+    # accelerate's own fp8 converts other layers than kit's worker (utils/ao.py: all but the first and the last).
+    return "no" if plan.job.precision == "fp32" else "bf16"

@@ -88,6 +88,10 @@ def _packages(rundir: RunDirectory) -> None:
         raise EngineError(
             "optimizer.name=adamw-8bit needs bitsandbytes, not installed; use: pip install 'kit[eight-bit]'"
         )
+    if engine == "torch" and rundir.plan.job.precision == "fp8" and not _is_installed("torchao"):
+        raise EngineError(
+            "precision=fp8 on layout.engine=torch needs torchao, not installed; use: pip install 'kit[torchao]'"
+        )
     needed = PACKAGES[engine]
     if kit.emit.megatron.applies(rundir.plan):
         needed += ("megatron.core",)

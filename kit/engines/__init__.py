@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
     from kit.engines.base import Engine
+
+# transformers imports torchao wherever it is installed, and it tells every process of kernels for other machines and of
+# torch's next version.
+for _name in ("torchao", "torch.utils._pytree"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
 
 
 def build_engine(rundir: RunDirectory) -> Engine:

@@ -9,6 +9,7 @@ from kit.planner.alternatives import alternatives
 from kit.planner.candidates import ENGINES
 from kit.planner.compression_remarks import compression_remarks
 from kit.planner.describe import describe
+from kit.planner.fp8_remarks import fp8_remarks
 from kit.planner.plan import Decision
 from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s
 from kit.specs.cluster import ClusterSpec
@@ -134,6 +135,7 @@ def _remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
             "RoPE computes any length, but trained weights may not follow",
         )
     yield from compression_remarks(model, cluster, job, layout)
+    yield from fp8_remarks(model, cluster, job, layout)
     if layout.tp > cluster.gpus_per_node:
         yield Decision(
             rule="tp",

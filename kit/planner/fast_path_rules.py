@@ -54,7 +54,7 @@ def attention_kernel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
         return f"attention_kernel=cudnn on engine={layout.engine}: only torch asks for a kernel; leave it out"
     if not model.traits.fused_attention:
         return f"attention_kernel=cudnn with {model.name}, whose attention no kernel computes; leave it out"
-    if cluster.gpu.device != "cuda" or job.precision not in ("bf16", "fp16"):
+    if cluster.gpu.device != "cuda" or job.precision == "fp32":
         return (
             f"attention_kernel=cudnn on {cluster.gpu.name} in {job.precision}: cuDNN computes 16 bits on GPUs; "
             "leave it out"

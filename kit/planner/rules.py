@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kit.planner.deepspeed_rules import DEEPSPEED_RULES, MEGATRON_LAYERS
 from kit.planner.fast_path_rules import FAST_PATH_RULES
+from kit.planner.fp8_rules import converted_by_torchao
 from kit.planner.megatron_rules import MEGATRON_RULES
 from kit.planner.rule import Rule, Violation, divisors, words
 from kit.planner.support_rules import SUPPORT_RULES
@@ -191,6 +192,7 @@ RULES: tuple[Rule, ...] = (
     Rule(data_parallel_only, _TORCH),
     Rule(torch_zero, _TORCH),
     Rule(torch_tensor_parallel, _TORCH),
+    Rule(converted_by_torchao, _TORCH),
     Rule(no_offload, ("torch", "megatron")),
     *DEEPSPEED_RULES,
     *MEGATRON_RULES,

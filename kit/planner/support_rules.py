@@ -18,7 +18,7 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         )
     return _refused(
         {
-            "precision": (job.precision, (*_precisions(layout), "bf16", "fp32")),
+            "precision": (job.precision, ("bf16", "fp32", *_precisions(layout))),
             "objective": (job.objective, _objectives(layout)),
             "lora": (job.lora and "{…}", (None, "{…}") if _takes_adapters(layout) else (None,)),
             "optimizer.name": (job.optimizer.name, ("adamw", "adamw-8bit") if layout.engine == "torch" else ("adamw",)),
@@ -52,7 +52,7 @@ def _objectives(layout: Layout) -> tuple[str, ...]:
     return ("pretrain", "sft") if rows else ("pretrain",)
 
 
-_PRECISIONS: dict[EngineName, tuple[object, ...]] = {"torch": (), "deepspeed": ("fp16",), "megatron": ("fp8",)}
+_PRECISIONS: dict[EngineName, tuple[object, ...]] = {"torch": ("fp8",), "deepspeed": ("fp16",), "megatron": ("fp8",)}
 
 
 def supported_split(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:

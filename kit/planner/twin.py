@@ -13,7 +13,7 @@ from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.job import JobSpec, LoraSpec, Precision
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 
@@ -26,6 +26,7 @@ EPS = 1e-4
 """Adam's epsilon: with 1e-8 its first steps are the sign of the gradient, and rounding decides where that is small."""
 MOST_PROCESSES = 16
 _NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its matrix products need Transformer Engine"}
+_EMULATED = "matrix products in fp8 -> emulated: operands rounded to 8 bits by torchao, multiplied in fp32"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ def twin(plan: Plan) -> Twin:
     job, replaced_in_job = _short(plan.job, layout)
     pins = Pins(**{key: getattr(layout, key) for key in _pinned() if hasattr(layout, key)})
     in_bf16 = plan.job.precision != "fp32"
+    rounded: Precision = "fp8" if _emulates(plan.job, plan.layout) else "bf16"
     return Twin(
         model=model,
         cluster=parse_cluster(f"{layout.world_size}xcpu"),
@@ -59,7 +61,7 @@ def twin(plan: Plan) -> Twin:
         pins=pins,
         replaced=(*replaced, *replaced_in_job),
         covers=describe(layout),
-        job_in_bf16=dataclasses.replace(job, precision="bf16") if in_bf16 else None,
+        job_in_bf16=dataclasses.replace(job, precision=rounded) if in_bf16 else None,
         pins_in_bf16=dataclasses.replace(pins, autocast=plan.layout.autocast) if in_bf16 else pins,
     )
 
@@ -153,7 +155,9 @@ def _short(job: JobSpec, layout: Layout) -> tuple[JobSpec, list[str]]:
     replaced = []
     if job.precision != "fp32":
         replaced.append(f"precision={job.precision} -> fp32 for the exact curve, which rounding would blur")
-    if job.precision in _NOT_ON_A_CPU:
+    if _emulates(job, layout):
+        replaced.append(_EMULATED)
+    elif job.precision in _NOT_ON_A_CPU:
         replaced.append(f"precision={job.precision} -> bf16 for the rounded curve: {_NOT_ON_A_CPU[job.precision]}")
     if job.optimizer.eps != EPS:
         replaced.append(f"optimizer.eps={job.optimizer.eps:g} -> {EPS:g}: else Adam's first steps are signs")
@@ -171,3 +175,8 @@ def _short(job: JobSpec, layout: Layout) -> tuple[JobSpec, list[str]]:
         ),
         replaced,
     )
+
+
+def _emulates(job: JobSpec, layout: Layout) -> bool:
+    """Whether processors compute the plan's fp8 (kit/engines/fp8.py)."""
+    return job.precision == "fp8" and layout.engine == "torch"

@@ -37,7 +37,7 @@ WEIGHT_BOUND = 1e-3
 CANNOT_SHOW = (
     "speed and peak memory of a GPU",
     "kernels and collectives of CUDA and NCCL",
-    "fp16 and fp8",
+    "fp16, and fp8 but for its rounding",
     "faults of a network",
 )
 

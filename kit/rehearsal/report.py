@@ -28,8 +28,9 @@ def render(result: Rehearsal) -> str:
     ]
     if (rounded := result.in_bf16) is not None:
         lines += [
-            f"  in bf16   {STEPS} steps, from plain torch in fp32: loss {rounded.loss_difference:.1e}, gradient norm "
-            f"{rounded.norm_difference:.1e}, moments {rounded.moment_difference:.1e} (rounding: {rounded.bound:.1e}),",
+            f"  in {rounded.precision:<6} {STEPS} steps, from plain torch in fp32: loss {rounded.loss_difference:.1e}, "
+            f"gradient norm {rounded.norm_difference:.1e}, moments {rounded.moment_difference:.1e} (rounding: "
+            f"{rounded.bound:.1e}),",
             f"            added to the weights {rounded.update_difference:.1e} ({rounded.update_bound:.1e}); rounded "
             f"masters {rounded.rounded_masters:.1e} ({ROUNDED_BOUND:g})",
         ]

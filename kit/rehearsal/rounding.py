@@ -20,6 +20,11 @@ square where errors are spread evenly."""
 LAYER_ROUNDINGS = 12
 """Results that a layer writes in bf16, one from the other: two norms; query, key, value; their rotation; scores; mix;
 output; two sums with the residual; up and gate; their product; down."""
+FP8_PRODUCTS = 4
+"""Of a layer, one from the other: query, key and value; the mix's projection; up and gate; down."""
+E4M3, E5M2 = 2.0**-4, 2.0**-3
+"""Parts of itself by which a number rounded to 4 significant bits, or 3, is off at most: weights and activations are
+the first, gradients the second. Scaled to its tensor's largest, all but the smallest numbers are normal ones."""
 OTHER_ROUNDINGS = 3
 """Embedding, last norm, logits."""
 ROUNDED_BOUND = 0.01
@@ -40,6 +45,8 @@ class InBf16:
     """Of what training added to the weights."""
     rounded_masters: float
     """Share of trained master weights that a bf16 number holds exactly, beyond the reference's share."""
+    precision: str
+    """bf16, or fp8 where processors emulate it."""
     bound: float
     """Of the first three: see ``gradient_bound``."""
     update_bound: float
@@ -54,10 +61,17 @@ class InBf16:
         )
 
 
-def gradient_bound(num_layers: int) -> float:
+def gradient_bound(num_layers: int, precision: str = "bf16") -> float:
     """Relative error of a gradient: a chain of roundings forward and as long a one back, independent of each other, so
-    that their mean squares, ``UNIT``²/3, add up (Higham, Accuracy and Stability of Numerical Algorithms, §2.8)."""
-    return UNIT * math.sqrt(2 * (LAYER_ROUNDINGS * num_layers + OTHER_ROUNDINGS) / 3)
+    that their mean squares, ``UNIT``²/3, add up (Higham, Accuracy and Stability of Numerical Algorithms, §2.8).
+
+    fp8: bf16, and both operands of every product of linear layers, forward and back, and of the weight's own gradient.
+    A sum of products is off by as much as its products are, where signs are mixed."""
+    squares = UNIT**2 * 2 * (LAYER_ROUNDINGS * num_layers + OTHER_ROUNDINGS)
+    if precision == "fp8":
+        forward, back = 2 * E4M3**2, E4M3**2 + E5M2**2
+        squares += FP8_PRODUCTS * num_layers * (forward + back) + back
+    return math.sqrt(squares / 3)
 
 
 def update_bound(gradient: float, root_mean_square: float, eps: float) -> float:
@@ -84,7 +98,9 @@ def compare(
     model = shrunk.model
     expected, found = (hub.source(masters) for hub in (exact, rounded))
     names = expected.names()
-    bound = gradient_bound(model.num_layers + model.encoder_layers)
+    assert shrunk.job_in_bf16 is not None
+    precision = shrunk.job_in_bf16.precision
+    bound = gradient_bound(model.num_layers + model.encoder_layers, precision)
     rms = _root_mean_square(names, exact.source(moments))
     return InBf16(
         loss_difference=largest(*curves, "loss"),
@@ -94,6 +110,7 @@ def compare(
             names, lambda name: expected.read(name) - start.read(name), lambda name: found.read(name) - start.read(name)
         ),
         rounded_masters=_rounded_share(names, found) - _rounded_share(names, expected),
+        precision=precision,
         bound=bound,
         update_bound=update_bound(bound, rms, shrunk.job.optimizer.eps),
     )

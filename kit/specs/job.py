@@ -57,7 +57,7 @@ class JobSpec:
     """Token budget; days and money are predicted for it, and it bounds the run unless run.steps does."""
     precision: Precision = "bf16"
     """bf16: bf16 compute with fp32 master weights and moments. fp32: everything in fp32. fp16: as bf16, with loss
-    scaling. fp8: bf16 with matrix products in fp8, by Transformer Engine."""
+    scaling. fp8: bf16 with linear layers' products in fp8, by Transformer Engine (megatron) or torchao (torch)."""
     optimizer: OptimizerSpec = OptimizerSpec()
     learning_rate: float = Field(default=3e-4, gt=0)
     """Peak learning rate; the schedule is in ``run.schedule``."""

@@ -20,6 +20,8 @@ GradientCompression = Literal["none", "bf16", "powersgd"]
 LOSS_CHUNK_TOKENS = 2048
 """Tokens whose logits exist at once with ``chunked_loss``. The head's gradient, as large as the head, is read and
 written for every chunk: with half as many tokens that takes as long as half of the chunk's products on an H100."""
+FP8_MULTIPLE = 16
+"""Every size of a product in 8 bits is a multiple of it (torch._scaled_mm)."""
 AttentionKernel = Literal["default", "cudnn"]
 """Which of the kernels behind ``scaled_dot_product_attention`` is asked first: torch's choice (FlashAttention-2), or
 cuDNN's, which is faster on Hopper and later."""

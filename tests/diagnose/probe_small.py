@@ -39,10 +39,15 @@ EXPERTS = shape("qwen3_moe", num_experts=8, experts_per_token=2, moe_ffn_hidden_
 
 
 def case(
-    model: ModelSpec, engine: str, stages: tuple[int, ...] = (0,), lora: LoraSpec | None = None, **layout: object
+    model: ModelSpec,
+    engine: str,
+    stages: tuple[int, ...] = (0,),
+    lora: LoraSpec | None = None,
+    precision: str = "bf16",
+    **layout: object,
 ) -> Case:
     sizes = {"micro_batch_size": 2, **layout}
-    return Case(model=model, engine=engine, seq_length=512, stages=stages, layout=sizes, lora=lora)
+    return Case(model=model, engine=engine, seq_length=512, stages=stages, layout=sizes, lora=lora, precision=precision)
 
 
 CASES = (
@@ -53,6 +58,8 @@ CASES = (
     case(LLAMA, "torch", zero_stage=0, lora=LoraSpec(rank=8)),
     case(LLAMA, "torch", zero_stage=3, dp=4, lora=LoraSpec(rank=8)),
     case(LLAMA, "torch", zero_stage=3, dp=4, chunked_loss=True),
+    case(LLAMA, "torch", zero_stage=0, chunked_loss=True, precision="fp8"),
+    case(LLAMA, "torch", zero_stage=3, dp=4, precision="fp8"),
     case(BLENDERBOT, "deepspeed", zero_stage=2, dp=4),
     case(BLENDERBOT, "torch", zero_stage=0, recompute="full"),
     case(QWEN3, "deepspeed", zero_stage=2, dp=4, lora=LoraSpec(rank=8, targets="attention")),

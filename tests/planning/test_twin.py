@@ -9,6 +9,8 @@ import pytest
 from kit.emit.shipped import shipped_plan
 from kit.planner.search import make_plan
 from kit.planner.twin import MOST_PROCESSES, twin
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import JobSpec
 from kit.specs.shipped import recipe_names
 
 SIZES = ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "zero_hpz")
@@ -44,3 +46,18 @@ def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
     assert shrunk.pins.zero_quantized_weights is False
     assert sum("zero_quantized" in text for text in shrunk.replaced) == 2
     assert (shrunk.pins.zero_hpz, shrunk.cluster.num_gpus) == (2, 4)
+
+
+def test_eight_bits_are_emulated_on_the_torch_engine_and_replaced_on_megatrons() -> None:
+    plan = make_plan(load_model("llama-3.2-1b"), parse_cluster("1xH100"), JobSpec(precision="fp8"))
+    shrunk = twin(plan)
+    assert plan.layout.engine == "torch"
+    assert shrunk.job_in_bf16 is not None
+    assert shrunk.job_in_bf16.precision == "fp8"
+    assert any("emulated" in text for text in shrunk.replaced)
+    by_megatron = make_plan(load_model("llama-3.1-8b"), parse_cluster("8xH100"), JobSpec(precision="fp8"))
+    assert by_megatron.layout.engine == "megatron"
+    other = twin(by_megatron)
+    assert other.job_in_bf16 is not None
+    assert other.job_in_bf16.precision == "bf16"
+    assert any(text.startswith("precision=fp8 -> bf16") for text in other.replaced)

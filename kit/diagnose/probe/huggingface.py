@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from kit.diagnose.probe import stand_ins
 from kit.diagnose.probe.result import Held
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
-from kit.engines import adapters, hf
+from kit.engines import adapters, fp8, hf
 from kit.engines.linear_loss import ChunkedLoss
 from kit.engines.loss import summed_cross_entropy
 from kit.engines.torch import sharded
@@ -42,12 +42,14 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
         adapters.adapt(model, job.lora)
         if layout.engine == "deepspeed" and dtype == torch.bfloat16:
             stand_ins.in_bfloat16(model)  # as DeepSpeed does with all that it is given
+    if job.precision == "fp8" and layout.engine == "torch":
+        fp8.convert(model, emulated=False)
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
     chunked = ChunkedLoss(model) if layout.chunked_loss else None
     split = None
     if layout.engine == "torch" and layout.zero_stage:
-        compute_dtype = torch.bfloat16 if job.precision == "bf16" else None
+        compute_dtype = torch.bfloat16 if job.precision != "fp32" else None
         split = sharded.Sharded(model, layout.zero_stage, compute_dtype, torch.device("cpu"), mesh)
     parameters = list(model.parameters())
     local = [_local(parameter) for parameter in parameters]
@@ -65,7 +67,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     begin = live.now
     live.restart()
     ids = torch.zeros(layout.micro_batch_size, job.seq_length, dtype=torch.long)
-    autocast = layout.engine == "torch" and layout.zero_stage == 0 and job.precision == "bf16"
+    autocast = layout.engine == "torch" and layout.zero_stage == 0 and job.precision != "fp32"
     arguments = {"input_ids": ids, "use_cache": False}
     if plan.model.is_encoder_decoder:
         arguments |= {"decoder_input_ids": ids}

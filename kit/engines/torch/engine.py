@@ -1,7 +1,8 @@
 """Plain torch on a Hugging Face model: one device, DDP (zero_stage 0), or FSDP2 (zero_stage 2 and 3).
 
 Parameters are fp32 and are the master weights. fp32 computes in fp32; bf16 autocasts the forward pass ("bf16 AMP"),
-under FSDP2 it gathers parameters in bf16 instead. The native checkpoint is what each rank holds.
+under FSDP2 it gathers parameters in bf16 instead; fp8 is bf16 with the products of linear layers in 8 bits. The native
+checkpoint is what each rank holds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
 from kit.engines.buffers import SavedBuffers
 from kit.engines.compiled import compile_layers, prefer_cudnn
 from kit.engines.documents import attend_by_document
+from kit.engines.fp8 import convert
 from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
 from kit.engines.inputs import call_arguments, known_documents
 from kit.engines.linear_loss import ChunkedLoss
@@ -55,6 +57,9 @@ class TorchEngine:
         birthplace = _birthplace(rundir, self._device)
         frozen = self._lora is not None
         self._model = build_frozen(rundir, birthplace) if frozen else build_model(rundir, torch.float32, birthplace)
+        if plan.job.precision == "fp8":
+            # Rows have lengths of their own in every objective but pretraining.
+            convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
         if plan.layout.recompute == "full":
             self._model.activation_checkpointing_enable({"use_reentrant": False})
         if plan.layout.compile_layers:
@@ -65,7 +70,7 @@ class TorchEngine:
             attend_by_document(self._model, plan.model)
         if plan.layout.attention_kernel == "cudnn":
             prefer_cudnn()
-        bf16 = torch.bfloat16 if plan.job.precision == "bf16" else None
+        bf16 = torch.bfloat16 if plan.job.precision in ("bf16", "fp8") else None
         self._state_is: Replicated | Sharded
         if plan.layout.zero_stage == 0:
             steps = rundir.run.steps or plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length)

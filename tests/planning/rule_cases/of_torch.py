@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from kit.specs.job import OptimizerSpec
+from kit.specs.job import LoraSpec, OptimizerSpec
 from tests.planning.examples import deepspeed, torch
-from tests.planning.rule_cases import Case
+from tests.planning.rule_cases import STARCODER, Case
 
 CASES = [
     Case(
@@ -105,5 +105,57 @@ CASES = [
         torch(tp=2, zero_stage=3, compile_layers=True),
         "graphs break at every layer",
         torch(zero_stage=3, compile_layers=True),
+    ),
+    Case(
+        "converted_by_torchao",
+        torch(zero_stage=3),
+        "A100-80, which has no fp8",
+        torch(zero_stage=3),
+        gpus="8xA100-80",
+        good_gpus="8xcpu",  # emulated
+        change={"precision": "fp8"},
+    ),
+    Case(
+        "converted_by_torchao",
+        torch(zero_stage=3),
+        "Conv1D",
+        torch(zero_stage=3),
+        model="gpt2",
+        change={"precision": "fp8", "seq_length": 1024},
+        good_change={"precision": "bf16"},
+    ),
+    Case(
+        "converted_by_torchao",
+        torch(zero_stage=3, tp=2),
+        "with tp=2: it was tried with whole decoders",
+        torch(zero_stage=3),
+        change={"precision": "fp8"},
+    ),
+    Case(
+        "converted_by_torchao",
+        torch(),
+        "with job.lora: it was tried",
+        torch(zero_stage=2),
+        change={"precision": "fp8", "lora": LoraSpec()},
+        good_change={"lora": None},
+    ),
+    Case(
+        "converted_by_torchao",
+        torch(zero_stage=3),
+        "hidden_size=1000 of odd",
+        torch(zero_stage=3, compile_layers=True, chunked_loss=True),
+        shape=dataclasses.replace(
+            STARCODER, name="odd", hidden_size=1000, num_attention_heads=4, num_key_value_heads=4, head_dim=250
+        ),
+        change={"precision": "fp8"},
+        good_change={"precision": "bf16"},
+    ),
+    Case(
+        "converted_by_torchao",
+        torch(),
+        r"micro_batch_size·seq_length=1000.*use seq_length=1008",
+        torch(),
+        change={"precision": "fp8", "seq_length": 1000},
+        good_change={"seq_length": 1008},
     ),
 ]

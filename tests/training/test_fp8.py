@@ -1,0 +1,171 @@
+"""fp8 on the torch engine, emulated as on every processor: which layers, how far from bf16, the same on any split."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import pytest
+import torch
+
+from kit.engines import compiled, fp8
+from kit.engines.base import StateKind
+from kit.engines.hf import build_skeleton
+from kit.engines.torch.engine import TorchEngine
+from kit.errors import EngineError
+from kit.rehearsal.rounding import gradient_bound
+from kit.specs.job import OptimizerSpec
+from tests.training import cases, tiny
+from tests.workers import pool
+
+EPS = OptimizerSpec(eps=1e-3, weight_decay=0.1)
+"""Early Adam is sign descent, which makes much of rounding; with such an epsilon it does not."""
+
+CONVERTED = {
+    "llama": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"}
+    | {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"},
+    # Experts are one tensor a layer, and the router is a module of its own.
+    "mixtral": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"},
+    "gpt_oss": {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"},
+    # Widths of 10, 12, 28, 40 and 52 of its compressed states and heads are no multiples of 16.
+    "deepseek_v3": {"self_attn.kv_a_proj_with_mqa"}
+    | {"mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"},
+}
+
+
+@pytest.mark.parametrize("family", CONVERTED)
+def test_linear_layers_of_blocks_are_converted_and_nothing_else(family):
+    needed = {"deepseek_v3": {"num_shared_experts": 1}, "gpt_oss": {"sliding_window": 16, "full_attention_every": 2}}
+    model = build_skeleton(tiny.model(family, **needed.get(family, {})))
+    before = dict(model.named_parameters())
+    converted = fp8.convert(model, emulated=True)
+    assert {re.sub(r"^.*?\.\d+\.", "", name) for name in converted} == CONVERTED[family]
+    assert len(converted) == 2 * len(CONVERTED[family])
+    assert {name for name, module in model.named_modules() if type(module).__name__ == "Float8Linear"} == set(converted)
+    after = dict(model.named_parameters())
+    assert after.keys() == before.keys()
+    assert all(after[name] is before[name] for name in before)
+
+
+def test_a_model_without_linear_layers_is_refused():
+    with pytest.raises(EngineError, match="GPT2LMHeadModel, none of whose blocks"):
+        fp8.convert(build_skeleton(tiny.model("gpt2")), emulated=True)
+
+
+@pytest.mark.parametrize("tokens", [32, 24])
+def test_emulation_is_what_torchs_own_kernel_computes(tokens):
+    """torch._scaled_mm has one for processors."""
+    generator = torch.Generator().manual_seed(1)
+    weights = [torch.randn(48, 32, generator=generator), torch.randn(32, 48, generator=generator)]
+    inputs = torch.randn(tokens, 32, generator=generator)
+    found = []
+    for emulated in (False, True):
+        block = tiny_block(weights)
+        assert len(fp8.convert(block, emulated=emulated, ragged=tokens % 16 > 0)) == 2
+        output = block(inputs.bfloat16())
+        output.float().square().sum().backward()
+        found.append([output, *(parameter.grad for parameter in block.parameters())])
+    for kernel, emulation in zip(*found, strict=True):
+        torch.testing.assert_close(kernel, emulation, rtol=2.0**-7, atol=1e-3)
+
+
+def tiny_block(weights: list[torch.Tensor]) -> torch.nn.Module:
+    """Linear layers in a block."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    class Block(GradientCheckpointingLayer):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(*(torch.nn.Linear(*w.shape[::-1], bias=False) for w in weights))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.layers(inputs)
+
+    block = Block().bfloat16()
+    for parameter, weight in zip(block.parameters(), weights, strict=True):
+        parameter.data.copy_(weight)
+    return torch.nn.Sequential(block)
+
+
+def rundir(path, precision="fp8", **layout):
+    job = {"precision": precision, "optimizer": EPS}
+    return tiny.run_directory(path, tiny.plan(job=job, **layout))
+
+
+def distance(found, expected):
+    """Relative, of all gradients together."""
+    apart = sum((found[name] - expected[name]).double().square().sum() for name in expected)
+    return math.sqrt(apart / sum(tensor.double().square().sum() for tensor in expected.values()))
+
+
+TWO = {"gradient_accumulation_steps": 2}
+
+
+def test_gradients_are_as_far_from_fp32_as_rounding_to_eight_bits_takes_them(tmp_path):
+    whole, sixteen, eight = (
+        pool("torch", 1).run(cases.train_and_export, rundir(tmp_path / precision, precision, **TWO))[0]
+        for precision in ("fp32", "bf16", "fp8")
+    )
+    in_bf16, in_fp8 = (distance(found["gradients"], whole["gradients"]) for found in (sixteen, eight))
+    assert in_bf16 < gradient_bound(2) < in_fp8 < gradient_bound(2, "fp8") < 0.3
+    for (loss, norm), (expected, expected_norm) in zip(eight["curve"], whole["curve"], strict=True):
+        assert loss == pytest.approx(expected, rel=gradient_bound(2))
+        assert norm == pytest.approx(expected_norm, rel=gradient_bound(2, "fp8"))
+    assert all(tensor.dtype == torch.float32 for tensor in eight["master"].values())
+    assert eight["master"].keys() == whole["master"].keys()
+
+
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_two_processes_compute_what_one_does(zero_stage, tmp_path):
+    """Scales are of a micro batch, so equal micro batches give equal numbers; FSDP2 rounds weights to bf16 first."""
+    sharded = {"zero_stage": zero_stage}
+    one = pool("torch", 1).run(cases.train_and_export, rundir(tmp_path / "one", **TWO, **sharded), tmp_path / "hub")[0]
+    two = pool("torch", 2).run(cases.train_and_export, rundir(tmp_path / "two", dp=2, **sharded))[0]
+    assert distance(two["gradients"], one["gradients"]) < 1e-6
+    for found, expected in zip(two["curve"], one["curve"], strict=True):
+        assert found == pytest.approx(expected, rel=1e-3)
+    # From one process's checkpoint: what the two go on with is what the one went on with.
+    resumed = pool("torch", 2).run(cases.import_and_train, rundir(tmp_path / "on", dp=2, **sharded), tmp_path / "hub")[
+        0
+    ]
+    assert resumed["evaluated"].mean == pytest.approx(one["evaluated"].mean, rel=1e-6)
+    assert resumed["after"][0] == pytest.approx(one["after"][0], rel=1e-5)
+
+
+def resumed_in_place(run):
+    """Curves of steps after a native checkpoint, and of an engine that loaded it."""
+    engine = TorchEngine(run)
+    cases.steps(engine, run, 0, 2)
+    engine.save(run.path / "native")
+    expected = cases.steps(engine, run, 2, 2)
+    engine.close()
+    other = TorchEngine(run)
+    other.load(run.path / "native")
+    return expected, cases.steps(other, run, 2, 2)
+
+
+def test_a_native_checkpoint_resumes_to_the_bit(tmp_path):
+    run = rundir(tmp_path / "run")
+    (run.path / "native").mkdir()
+    expected, found = pool("torch", 1).run(resumed_in_place, run)[0]
+    assert found == expected
+
+
+def compiled_gradients(run):
+    """With graphs traced as for a GPU, and run operator by operator."""
+    before, compiled.BACKEND = compiled.BACKEND, "aot_eager"
+    try:
+        engine = TorchEngine(run)
+        engine.forward_backward(cases.batches(engine, run, 0))
+        return cases.state(engine, StateKind.GRADIENT)
+    finally:
+        compiled.BACKEND = before
+
+
+def test_compiled_blocks_compute_the_same(tmp_path):
+    run = rundir(tmp_path / "run")
+    layout = dataclasses.replace(run.plan.layout, compile_layers=True)
+    traced = dataclasses.replace(run, plan=dataclasses.replace(run.plan, layout=layout))
+    expected, found = (pool("torch", 1).run(compiled_gradients, each)[0] for each in (run, traced))
+    assert distance(found, expected) < 1e-6
