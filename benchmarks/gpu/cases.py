@@ -78,6 +78,10 @@ CASES = (
     _case("3B, torch", "torch", model="llama-3.2-3b"),
     _case("3B, deepspeed, full recompute", "deepspeed", model="llama-3.2-3b", zero_stage=1, recompute="full"),
     _case("8B, 8-bit Adam", "torch", **_8B, optimizer=OptimizerSpec(name="adamw-8bit")),
+    _case(
+        "8B, 8-bit Adam, for 80 GB", "torch", **_8B, optimizer=OptimizerSpec(name="adamw-8bit"), zero_stage=3,
+        gradient_dtype="bf16",
+    ),
     _case("8B, LoRA", "torch", **_8B, lora=LoraSpec(), limit_s=180),
     _case("8B, QLoRA", "torch", **_8B, lora=LoraSpec(four_bit=True), limit_s=180),
     _case("8B, ZeRO-Offload", "deepspeed", **_8B, zero_stage=2, offload_optimizer="cpu", limit_s=240),

@@ -156,6 +156,7 @@ _STATE_FIELDS = (
     "offload_param",
     "zero_hpz",
     "gradient_compression",
+    "gradient_dtype",
     "autocast",
     "recompute",
 )
@@ -192,7 +193,7 @@ def _engine_memory(
         dense=dense,
         experts=experts,
         parameters=parameters,
-        most_step_extra=4.0 * ZERO3_SUB_GROUP if layout.zero_stage == 3 else float("inf"),
+        most_step_extra=_most_step_extra(model, layout),
         buffers=buffers,
         gathered=gathered,
         root_is_last=layout.engine == "torch" and layout.zero_stage > 0,
@@ -205,6 +206,13 @@ def _engine_memory(
     if lora is None:
         return memory
     return _with_adapters(memory, model, lora, layout, precision, MOMENTS[optimizer].matrices)
+
+
+def _most_step_extra(model: ModelSpec, layout: Layout) -> float:
+    """Bytes: DeepSpeed converts a sub group at a time, the torch engine a parameter."""
+    if layout.engine == "torch":
+        return 4.0 * deepspeed_sizes.largest_parameter(model) / layout.dp
+    return 4.0 * ZERO3_SUB_GROUP if layout.zero_stage == 3 else float("inf")
 
 
 def _waiting_gradient(model: ModelSpec, layout: Layout, precision: Precision) -> float:
@@ -302,11 +310,13 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
     kept = counts.layers / layout.tp if layout.zero_stage == 2 else 0.0
     gathered = max(kept, 2 * layer)
     attention = counts.layer.attention / layout.tp
+    # Gradients come out of the reduce-scatter in fp32, all of a unit, before they are kept in 16 bits.
+    scattered = 4.0 / layout.dp if layout.gradient_dtype == "bf16" else 0.0
     head = counts.head or (counts.embedding - counts.positions)
     return (
         element * (root + kept),
-        element * (root + gathered + head + layer - attention) + 4.0 * layer,
-        (element + 4.0) * root,
+        element * (root + gathered + head + layer - attention) + (4.0 + scattered) * layer,
+        (element + 4.0 + scattered) * root,
     )
 
 

@@ -100,17 +100,20 @@ def _torch(layout: Layout, moments: Moments) -> StateBytes:
 
     DistributedDataParallel keeps its buckets, in which the gradients live (gradient_as_bucket_view); otherwise each
     step releases the gradients (zero_grad(set_to_none=True)), and only accumulation finds them in forward. FSDP2
-    shards all of it, in stage 2 as in stage 3; what it gathers is counted as buffers.
+    shards all of it, in stage 2 as in stage 3; what it gathers is counted as buffers. Gradients in bf16 are stepped
+    from an fp32 copy, one parameter at a time.
     """
     ranks = layout.dp * layout.cp if layout.zero_stage >= 2 else 1
     held = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
-    gradients = 4.0 / ranks
+    short = layout.gradient_dtype == "bf16"
+    gradients = (2.0 if short else 4.0) / ranks
     return _with(
         StateBytes(
             weights=4.0 / ranks,
             gradients=gradients,
             gradients_in_forward=gradients if held else 0.0,
             optimizer=moments.rest / ranks + held_bytes(layout.gradient_compression),
+            extra_in_step=4.0 / ranks if short else 0.0,
         ),
         moments,
         0.0,

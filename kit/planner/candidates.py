@@ -284,6 +284,7 @@ def _sized(
             zero_quantized_weights=pins.zero_quantized_weights or False,
             zero_quantized_gradients=pins.zero_quantized_gradients or False,
             gradient_compression=pins.gradient_compression or "none",
+            gradient_dtype=pins.gradient_dtype or "fp32",
             autocast=pins.autocast or False,
             chunked_loss=pins.chunked_loss or False,
             compile_layers=pins.compile_layers or False,

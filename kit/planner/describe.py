@@ -18,6 +18,7 @@ def describe(layout: Layout) -> str:
     parts += ["int8 weights sent"] if layout.zero_quantized_weights else []
     parts += ["int4 gradients sent"] if layout.zero_quantized_gradients else []
     parts += [f"{layout.gradient_compression} gradients sent"] if layout.gradient_compression != "none" else []
+    parts += [f"{layout.gradient_dtype} gradients"] if layout.gradient_dtype != "fp32" else []
     parts += ["autocast"] if layout.autocast else []
     places = {"cpu": "host", "nvme": "NVMe"}
     parts += [f"optimizer on {places[layout.offload_optimizer]}"] if layout.offload_optimizer != "none" else []

@@ -62,4 +62,32 @@ def attention_kernel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layou
     return None
 
 
-FAST_PATH_RULES: tuple[Rule, ...] = (Rule(chunked_loss), Rule(compile_layers), Rule(attention_kernel))
+def gradient_dtype(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """FSDP2's hook shortens them (kit/engines/torch/sharded.py), 8-bit AdamW steps one parameter after the other."""
+    if layout.gradient_dtype == "fp32":
+        return None
+    said = f"gradient_dtype={layout.gradient_dtype}"
+    if layout.engine != "torch" or layout.zero_stage < 2 or layout.tp > 1:
+        return (
+            f"{said} on engine={layout.engine} with zero_stage={layout.zero_stage}, tp={layout.tp}: it is for FSDP2 "
+            "without tensor parallelism; leave it out, or use engine=torch, zero_stage=3, tp=1"
+        )
+    if job.optimizer.name != "adamw-8bit" or job.precision != "bf16" or job.lora is not None:
+        return (
+            f"{said} with optimizer.name={job.optimizer.name}, precision={job.precision}"
+            f"{'' if job.lora is None else ' and lora'}: it is for adamw-8bit on all weights in bf16; leave it out"
+        )
+    if layout.gradient_accumulation_steps > 1:
+        return (
+            f"{said} with gradient_accumulation_steps={layout.gradient_accumulation_steps}: every sum would be rounded "
+            "to 8 bits; use a micro batch of all that a rank gets of global_batch_size, or leave it out"
+        )
+    return None
+
+
+FAST_PATH_RULES: tuple[Rule, ...] = (
+    Rule(chunked_loss),
+    Rule(compile_layers),
+    Rule(attention_kernel),
+    Rule(gradient_dtype),
+)

@@ -87,6 +87,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
     changes["micro_batch_size"] = min(2, layout.micro_batch_size)
     changes["gradient_accumulation_steps"] = max(changes["pp"], min(2, layout.gradient_accumulation_steps))
     lossy = {"zero_quantized_weights": False, "zero_quantized_gradients": False, "gradient_compression": "none"}
+    lossy |= {"gradient_dtype": "fp32"}
     for name, plain in lossy.items():
         if getattr(layout, name) != plain:
             replaced.append(

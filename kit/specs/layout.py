@@ -15,6 +15,7 @@ Offload = Literal["none", "cpu", "nvme"]
 """Where state is kept between uses: on the device, in host memory, or on the node's own disks (ZeRO-Infinity)."""
 Implementation = Literal["huggingface-sdpa", "torch-native", "transformer-engine"]
 GradientCompression = Literal["none", "bf16", "powersgd"]
+GradientDtype = Literal["fp32", "bf16"]
 """How fp32 gradients travel between data-parallel ranks: as they are, rounded to bf16, or as factors of low rank
 (PowerSGD, arXiv 1905.13727)."""
 LOSS_CHUNK_TOKENS = 2048
@@ -69,6 +70,8 @@ class Layout:
     """ZeRO++: gradients are reduced in int4, by all-to-all."""
     gradient_compression: GradientCompression = "none"
     """torch: a communication hook of DDP. deepspeed: its communication_data_type."""
+    gradient_dtype: GradientDtype = "fp32"
+    """torch, FSDP2 with 8-bit AdamW: what gradients of matrices are kept in from backward to the step."""
     autocast: bool = False
     """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 masters."""
     recompute: Recompute = "none"
@@ -122,6 +125,7 @@ class Pins:
     zero_quantized_weights: bool | None = None
     zero_quantized_gradients: bool | None = None
     gradient_compression: GradientCompression | None = None
+    gradient_dtype: GradientDtype | None = None
     autocast: bool | None = None
     recompute: Recompute | None = None
     chunked_loss: bool | None = None

@@ -94,8 +94,9 @@ class EightBitAdamW:
             }
 
     @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """No collective, no wait for the device."""
+    def step(self, learning_rate: float, of_short: torch.Tensor | None = None) -> None:
+        """No collective, no wait for the device. Gradients in 16 bits are stepped from an fp32 copy, which the kernel
+        wants, multiplied with ``of_short``."""
         import bitsandbytes.functional as F
 
         self.steps += 1
@@ -104,9 +105,12 @@ class EightBitAdamW:
                 continue
             first, second = (self.moments[parameter][kind] for kind in MOMENTS)
             assert weight.is_contiguous()
+            gradient = _local(parameter.grad).contiguous()
+            if gradient.dtype is not torch.float32:
+                gradient = gradient.float() if of_short is None else gradient.float().mul_(of_short)
             F.optimizer_update_8bit_blockwise(
                 "adam",
-                _local(parameter.grad).contiguous(),
+                gradient,
                 weight,
                 first.codes,
                 second.codes,

@@ -32,7 +32,7 @@ from kit.engines.torch.compression import Compression
 from kit.engines.torch.native import Native
 from kit.engines.torch.optimizer import Optimizer
 from kit.engines.torch.replicated import Replicated
-from kit.engines.torch.sharded import Sharded, mesh_of
+from kit.engines.torch.sharded import Sharded, keep_gradients_in_bf16, mesh_of
 from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
@@ -82,6 +82,8 @@ class TorchEngine:
             self._autocast_dtype = None
         self.dp_rank, self.dp_size = self._state_is.dp_rank, self._state_is.dp_size
         self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
+        if plan.layout.gradient_dtype == "bf16":
+            keep_gradients_in_bf16(self._parameters.values())
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._buffers = SavedBuffers(self._model if self._lora is None else torch.nn.Module())
         self._norm: tuple[torch.Tensor, float] | None = None
@@ -120,12 +122,14 @@ class TorchEngine:
 
     def apply(self, learning_rate: float) -> Norms:
         norm, known = self._gradient_norm()
+        coefficient = None
         if self._grad_clip > 0:
             # As clip_grad_norm_ does; of slices one by one, which may lie on meshes of their own.
             coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
             for gradient in self._gradients():
-                self._state_is.local(gradient).mul_(coefficient)
-        self._optimizer.step(learning_rate)
+                if gradient.dtype is torch.float32:
+                    self._state_is.local(gradient).mul_(coefficient)
+        self._optimizer.step(learning_rate, coefficient)
         self.discard()
         return Norms(gradient=known)
 

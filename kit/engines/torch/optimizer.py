@@ -25,14 +25,15 @@ class Optimizer:
         self.adamw = build_adamw(whole, spec, learning_rate) if whole else None
         self._parameters = parameters
 
-    def step(self, learning_rate: float) -> None:
-        """Of all parameters that have a gradient; no collective."""
+    def step(self, learning_rate: float, of_short: torch.Tensor | None) -> None:
+        """Of all parameters that have a gradient; no collective. ``of_short``: what gradients in 16 bits are multiplied
+        with, once they are in fp32."""
         if self.adamw is not None:
             for group in self.adamw.param_groups:
                 group["lr"] = learning_rate
             self.adamw.step()
         if self.eight_bit is not None:
-            self.eight_bit.step(learning_rate)
+            self.eight_bit.step(learning_rate, of_short)
 
     def drop_gradients(self) -> None:
         """Free them."""

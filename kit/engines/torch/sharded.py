@@ -76,8 +76,9 @@ class Sharded:
         """Of all gradients, each element counted once."""
         by_mesh: dict[Any, list[torch.Tensor]] = {}
         for gradient in gradients:
-            by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
-        norms = [self.full(torch.nn.utils.get_total_norm(group)) for group in by_mesh.values()]
+            mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+            by_mesh.setdefault((mesh, gradient.dtype), []).append(gradient)
+        norms = [self.full(_norm(group)) for group in by_mesh.values()]
         return torch.linalg.vector_norm(torch.stack(norms))
 
     def full(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -99,6 +100,33 @@ class Sharded:
             size, rank = target.device_mesh.size(dimension), target.device_mesh.get_local_rank(dimension)
             full = _part(full, size, rank, placement.dim)
         target.to_local().copy_(full)
+
+
+def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Of one mesh and dtype, in fp32."""
+    if gradients[0].dtype is torch.float32:
+        return torch.nn.utils.get_total_norm(gradients)
+    # get_total_norm would answer in their own dtype.
+    each = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(each))
+
+
+def keep_gradients_in_bf16(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Of FSDP2's parameters: as soon as they are reduced, which is done in fp32. Vectors keep theirs.
+
+    FSDP2 calls the hooks of its slices (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce).
+    """
+
+    def shorten(parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        parameter.grad = None
+        parameter.grad = gradient.to(torch.bfloat16)
+
+    for parameter in parameters:
+        if parameter.ndim > 1:
+            parameter.grad_dtype = None  # any
+            parameter.register_post_accumulate_grad_hook(shorten)
 
 
 def _part(tensor: torch.Tensor, parts: int, rank: int, dim: int) -> torch.Tensor:

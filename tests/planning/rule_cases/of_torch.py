@@ -100,6 +100,21 @@ CASES = [
         "needs a whole head",
         torch(zero_stage=3, chunked_loss=True),
     ),
+    Case("gradient_dtype", torch(gradient_dtype="bf16"), "it is for FSDP2", torch()),
+    Case(
+        "gradient_dtype",
+        torch(zero_stage=3, gradient_dtype="bf16", micro_batch_size=16),
+        "it is for adamw-8bit",
+        torch(zero_stage=3, gradient_dtype="bf16", micro_batch_size=16),
+        good_change={"optimizer": OptimizerSpec(name="adamw-8bit")},
+    ),
+    Case(
+        "gradient_dtype",
+        torch(zero_stage=3, gradient_dtype="bf16", micro_batch_size=8),
+        "gradient_accumulation_steps=2: every sum",
+        torch(zero_stage=3, gradient_dtype="bf16", micro_batch_size=16),
+        change={"optimizer": OptimizerSpec(name="adamw-8bit")},
+    ),
     Case(
         "compile_layers",
         torch(tp=2, zero_stage=3, compile_layers=True),
