@@ -5,19 +5,22 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from kit.cost.efficiency import usable_gib
 from kit.planner.describe import describe
 from kit.planner.rule import Violation
 from kit.planner.weighing import Found, illegal, search
 from kit.specs.catalog import gpu_names, load_gpu
-from kit.specs.cluster import ClusterSpec
+from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import EngineName, Pins
 from kit.specs.model import ModelSpec
 
 MOST_NODES = 1024
 """Where looking for more nodes stops."""
+SHORTEST = 512
+"""Tokens: shorter sequences are not proposed."""
 MOST_CHANGES = 3
 """How many ways out are named."""
 
@@ -63,54 +66,72 @@ def nothing_fits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pin
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class _Change:
+    """Something else to ask for."""
+
+    kind: str
+    """Of one kind only the smallest that helps is named."""
+    factor: float
+    """How small it is: by how many times a number that was asked for grows or shrinks; 1 where none does."""
+    words: str
+    cluster: ClusterSpec
+    job: JobSpec
+    pins: Pins
+
+
 def changes_that_fit(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[str]:
-    """Changes that help, the smallest first."""
+    """Changes that help, the smallest first: by how many times the number that is changed grows or shrinks.
+
+    To leave a choice to the planner, or to say what a node has, changes nothing that was asked for. Where two are
+    equally small, the job changes before the hardware.
+    """
+    helped: set[str] = set()
+    for change in sorted(_changes(cluster, job, pins), key=lambda change: change.factor):
+        if change.kind not in helped and search(model, change.cluster, change.job, change.pins).best is not None:
+            helped.add(change.kind)
+            yield change.words
+
+
+def _changes(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[_Change]:
+    """All that are tried."""
     for field in dataclasses.fields(pins):
         value = getattr(pins, field.name)
-        if value is not None and _fits(model, cluster, job, dataclasses.replace(pins, **{field.name: None})):
-            yield f"layout.{field.name} left to the planner instead of {value}"
+        if value is not None:
+            words = f"layout.{field.name} left to the planner instead of {value}"
+            yield _Change(field.name, 1.0, words, cluster, job, dataclasses.replace(pins, **{field.name: None}))
     if cluster.host_ram_gib is None:
-        known = dataclasses.replace(cluster, host_ram_gib=1024.0)
-        if _fits(model, known, job, pins):
-            yield "offload, once cluster.host_ram_gib says how much host memory a node has (1024 would do)"
+        words = "offload, once cluster.host_ram_gib says how much host memory a node has (1024 would do)"
+        yield _Change("host", 1.0, words, dataclasses.replace(cluster, host_ram_gib=1024.0), job, pins)
+    batch, length = job.global_batch_size, job.seq_length
     for factor in (2, 4, 8):
-        larger_batch = dataclasses.replace(job, global_batch_size=factor * job.global_batch_size)
-        if _fits(model, cluster, larger_batch, pins):
-            yield f"job.global_batch_size={larger_batch.global_batch_size} instead of {job.global_batch_size}"
-            break
-    shorter = job.seq_length // 2
-    while shorter >= 512:
-        if _fits(model, cluster, dataclasses.replace(job, seq_length=shorter), pins):
-            yield f"job.seq_length={shorter} instead of {job.seq_length}"
-            break
+        larger = dataclasses.replace(job, global_batch_size=factor * batch)
+        yield _Change(
+            "batch", factor, f"job.global_batch_size={factor * batch} instead of {batch}", cluster, larger, pins
+        )
+    shorter = length // 2
+    while shorter >= SHORTEST:
+        words = f"job.seq_length={shorter} instead of {length}"
+        yield _Change("length", length / shorter, words, cluster, dataclasses.replace(job, seq_length=shorter), pins)
         shorter //= 2
-    yield from _more_nodes(model, cluster, job, pins)
-    larger = sorted(
-        (
-            gpu
-            for gpu in map(load_gpu, gpu_names())
-            if gpu.device == "cuda"
-            and gpu.memory_gib > cluster.gpu.memory_gib
-            and gpu.bf16_tflops >= cluster.gpu.bf16_tflops  # more memory, and no slower
-        ),
-        key=lambda gpu: gpu.memory_gib,
-    )
-    for gpu in larger:
-        if _fits(model, dataclasses.replace(cluster, gpu=gpu), job, pins):
-            yield f"{gpu.name} ({gpu.memory_gib:.0f} GiB) instead of {cluster.gpu.name}"
-            break
-
-
-def _more_nodes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[str]:
-    if not cluster.inter_node_gbytes_per_s:
-        return
     nodes = 2 * cluster.num_nodes
-    while nodes <= MOST_NODES:
-        if _fits(model, dataclasses.replace(cluster, num_nodes=nodes), job, pins):
-            yield f"{nodes} nodes ({nodes * cluster.gpus_per_node} GPUs) instead of {cluster.num_nodes}"
-            return
+    while nodes <= MOST_NODES and cluster.inter_node_gbytes_per_s:
+        words = f"{nodes} nodes ({nodes * cluster.gpus_per_node} GPUs) instead of {cluster.num_nodes}"
+        more = dataclasses.replace(cluster, num_nodes=nodes)
+        yield _Change("nodes", nodes / cluster.num_nodes, words, more, job, pins)
         nodes *= 2
+    for gpu in map(load_gpu, gpu_names()):
+        if _is_larger(gpu, cluster.gpu):
+            words = f"{gpu.name} ({gpu.memory_gib:.0f} GiB) instead of {cluster.gpu.name}"
+            larger_gpu = dataclasses.replace(cluster, gpu=gpu)
+            yield _Change("gpu", gpu.memory_gib / cluster.gpu.memory_gib, words, larger_gpu, job, pins)
 
 
-def _fits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> bool:
-    return search(model, cluster, job, pins).best is not None
+def _is_larger(gpu: GpuSpec, own: GpuSpec) -> bool:
+    """More memory, and no slower: neither its products nor its memory."""
+    return (
+        gpu.device == "cuda"
+        and gpu.memory_gib > own.memory_gib
+        and gpu.bf16_tflops >= own.bf16_tflops
+        and gpu.hbm_gbytes_per_s >= own.hbm_gbytes_per_s
+    )

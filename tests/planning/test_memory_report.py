@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import KitError, PlanError
+from kit.planner.failure import changes_that_fit
 from kit.planner.memory_picture import LOOKS, render_memory, save_png
 from kit.planner.memory_report import memory_report
 from kit.planner.search import make_plan
@@ -39,6 +41,21 @@ def test_what_does_not_fit_is_shown_with_ways_out() -> None:
     assert any("zero_stage" in change for change in report.changes)
     assert report.binding == "optimizer"
     assert "it fits with" in render_memory(report)
+
+
+def test_ways_out_come_smallest_first() -> None:
+    """By how many times a number changes; a pin changes none, and the job changes before the hardware."""
+    model, machines = load_model("llama-3-70b"), cluster("8xA100-40")
+    found = list(changes_that_fit(model, machines, job(), Pins()))
+    assert found[:3] == [
+        "job.global_batch_size=256 instead of 128",
+        "job.seq_length=2048 instead of 4096",
+        "2 nodes (16 GPUs) instead of 1",
+    ]
+    assert found[3:] == ["H100 (79 GiB) instead of A100-40"]
+    long = job(seq_length=131072, global_batch_size=8)
+    pinned = itertools.islice(changes_that_fit(MODEL, cluster("8xH100"), long, Pins(engine="torch")), 3)
+    assert [way.split()[0] for way in pinned] == ["layout.engine", "H200", "job.seq_length=65536"]
 
 
 def test_each_stage_has_a_row_and_a_bar_of_its_components() -> None:
