@@ -116,7 +116,8 @@ def caught(faults: Sequence[str], record: dict[str, Any], name: str) -> list[boo
         for place, figure in FAULTS[fault].shows.items():
             value, bound = _figure(record, figure)
             found.append(not record["passed"] and value is not None and value > bound)
-            said = record.get("error") or f"{figure} {value:.0e} (bound {bound:.0e})"
+            seen = "is not there" if value is None else f"{value:.0e} (bound {bound:.0e})"
+            said = record.get("error") or f"{figure} {seen}"
             print(f"{'caught' if found[-1] else 'MISSED'} {fault} in {name}, {place}: {said}", flush=True)
     return found
 

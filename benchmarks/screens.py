@@ -111,6 +111,9 @@ def screen(output: str) -> list[str]:
 def live_line(printed: str, steps: int, path: Path) -> bool:
     """The screen while the run was at work, as SVG; whether the line was there once, and said all it should."""
     moments = [found.start() for found in re.finditer(r"step \d+/", printed)]
+    if not moments:
+        print(f"MISSED {path}: no live line in what was printed")
+        return False
     lines = screen(printed[: moments[3 * len(moments) // 4]].rsplit("\r", 1)[0])
     text = " ".join(lines)
     good = len(re.findall(rf"step \d+/{steps} ", text)) == 1

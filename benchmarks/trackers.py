@@ -31,7 +31,7 @@ Curve = dict[int, float]
 def main() -> int:
     """Exit code 1 where one is missing or tells other values."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(PACKAGES))
+    parser.add_argument("names", nargs="*", choices=[*PACKAGES, []], metavar="NAME", help=", ".join(PACKAGES))
     parser.add_argument("--here", action="store_true", help="one, in this process")
     arguments = parser.parse_args()
     if arguments.here:

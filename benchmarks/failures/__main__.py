@@ -15,12 +15,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.failures import kit_run, memory
+from benchmarks.failures.disk import small_disk
 from benchmarks.hosts import lab
 from kit.diagnose.logs import Cause, diagnose
 from kit.planner.plan import Plan
@@ -76,11 +76,14 @@ FAILURES = (
 def main() -> int:
     """0 where every cause was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="of the failures; all by default")
-    parser.add_argument("--keep", type=Path, help="leave the logs in this directory")
+    known = [failure.name for failure in FAILURES]
+    parser.add_argument("names", nargs="*", choices=[*known, []], metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("--keep", type=Path, help="leave the logs in this new directory")
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
     chosen = [failure for failure in FAILURES if not arguments.names or failure.name in arguments.names]
+    if arguments.keep is not None and arguments.keep.exists():
+        parser.error(f"--keep {arguments.keep} exists already; name a new directory")
     keep = arguments.keep or Path(tempfile.mkdtemp())
     keep.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
@@ -151,9 +154,18 @@ def _without_places(text: str, directory: Path) -> str:
 def _job(name: str, directory: Path) -> str:
     """What two processes print that fail in this way."""
     words = ["--nproc-per-node", "2", "--standalone", "-m", "benchmarks.failures.worker", name]
-    with small_disk(directory / "disk", name == "disk-full") as disk, memory.small_group(name == "oom-kill") as group:
-        if disk is None or group is None:
-            raise lab.NoLab("only root can mount a small disk or make a control group, and not in every container")
+    disk = directory / "disk"
+    with ExitStack() as around:
+        group = around.enter_context(memory.small_group(name == "oom-kill"))
+        if group is None:
+            raise lab.NoLab("only root can make a control group, and not in every container")
+        try:
+            if name == "disk-full":
+                around.enter_context(small_disk(disk, DISK_BYTES))
+            else:
+                disk.mkdir()
+        except OSError as error:
+            raise lab.NoLab(f"no small disk: {error}") from None
         run = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", *words, str(disk)],
             capture_output=True,
@@ -163,21 +175,6 @@ def _job(name: str, directory: Path) -> str:
             env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200", "KIT_SMALL_GROUP": group},
         )
     return run.stdout + run.stderr
-
-
-@contextmanager
-def small_disk(path: Path, wanted: bool) -> Iterator[Path | None]:
-    """A file system of ``DISK_BYTES`` where one is wanted and can be mounted; else a plain directory, or None."""
-    path.mkdir()
-    if not wanted:
-        yield path
-        return
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)]).returncode == 0
-    try:
-        yield path if mounted else None
-    finally:
-        if mounted:
-            subprocess.run(["umount", str(path)], check=True)
 
 
 if __name__ == "__main__":

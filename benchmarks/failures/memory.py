@@ -71,8 +71,8 @@ def small_group(wanted: bool) -> Iterator[str | None]:
     if not wanted:
         yield ""
         return
-    first = (GROUPS / "cgroup.controllers").exists()  # version 2 has one tree
-    parent, limit = (GROUPS, "memory.max") if first else (GROUPS / "memory", "memory.limit_in_bytes")
+    one_tree = (GROUPS / "cgroup.controllers").exists()  # version 2
+    parent, limit = (GROUPS, "memory.max") if one_tree else (GROUPS / "memory", "memory.limit_in_bytes")
     group = parent / f"kit-failures-{os.getpid()}"
     try:
         group.mkdir()

@@ -8,6 +8,7 @@ its host, 3 without namespaces.
 
 from __future__ import annotations
 
+import argparse
 import glob
 import importlib.metadata
 import json
@@ -75,6 +76,10 @@ stopped from outside."""
 
 def main() -> int:
     """Enter namespaces, plant, ask."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*(fault.name for fault in FAULTS), []], metavar="NAME")
+    parser.add_argument("--bandwidth", action="store_true")
+    arguments = parser.parse_args()
     if not lab.inside():
         try:
             lab.check()
@@ -83,8 +88,7 @@ def main() -> int:
             return 3
         return lab.enter("benchmarks.preflight", sys.argv[1:])
     wrong = 0
-    named = [word for word in sys.argv[1:] if not word.startswith("-")]
-    chosen = tuple(fault for fault in FAULTS if not named or fault.name in named)
+    chosen = tuple(fault for fault in FAULTS if not arguments.names or fault.name in arguments.names)
     with (
         tempfile.TemporaryDirectory(prefix="kit-preflight-") as scratch,
         lab.hosts(["node-0", "node-1", "node-2"]) as hosts,
@@ -113,7 +117,7 @@ def main() -> int:
                 f"| {fault.name} | {told['check']}: {told['said']} | {', '.join(told['hosts'])} | {seconds:.1f} |",
                 flush=True,
             )
-        if "--bandwidth" in sys.argv:
+        if arguments.bandwidth:
             begin = time.monotonic()
             found, _ = ask(root, rundir, "--bandwidth")
             told = [

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.failures.disk import small_disk
 from kit.cost.operation import operation
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
@@ -17,7 +19,6 @@ from kit.training.checkpoint import random_state
 from kit.training.checkpoint.room import require_room
 from kit.training.checkpoint.storage import steps_kept
 from tests.training import runs, tiny
-from tests.training.small_disk import small_disk
 from tests.workers import pool
 
 one_process = pytest.mark.usefixtures("one_process")
@@ -97,7 +98,11 @@ class TestRoom:
         manifest = json.loads((whole.path / "checkpoints" / "step-00000001" / "manifest.json").read_text())
         size = sum(record["bytes"] for record in manifest["files"].values())
         rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
-        with small_disk(rundir.path / "checkpoints", int(2.6 * size)):
+        with ExitStack() as around:
+            try:
+                around.enter_context(small_disk(rundir.path / "checkpoints", int(2.6 * size)))
+            except OSError as error:
+                pytest.skip(f"NOT TESTED: a full disk (RLIMIT_FSIZE stands in elsewhere): {error}")
             capsys.readouterr()
             summary = runs.run(rundir, export_hub_at_end=False)
             printed = capsys.readouterr().out
