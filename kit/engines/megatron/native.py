@@ -66,11 +66,15 @@ def snapshot(exchange: Exchange, param_groups: list[dict[str, Any]], copy: bool)
 @torch.no_grad()
 def load(directory: Path, exchange: Exchange) -> int:
     """Collective. Read what ``snapshot`` wrote on any layout; returns Adam's step count. Raises CheckpointError."""
-    problem = None
-    steps = 0
+    problem = steps = None
     try:
         checkpoint = torch_dist.Checkpoint(directory)
         steps = checkpoint.optimizer_steps()
+        if steps is None:
+            raise CheckpointError(
+                f"{directory} does not say how many steps its optimizer has made; convert it to a hub checkpoint or a "
+                "Hugging Face model and start from that"
+            )
         checkpoint.read(_wanted(exchange))
     except CheckpointError as error:
         problem = str(error)
@@ -79,6 +83,7 @@ def load(directory: Path, exchange: Exchange) -> int:
     for each in problems:
         if each is not None:
             raise CheckpointError(each)
+    assert steps is not None
     return steps
 
 

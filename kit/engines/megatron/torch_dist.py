@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
+from kit.engines.megatron.unpickling import Contents, plain_values
 from kit.errors import CheckpointError
 
 COMMON = "common.pt"
@@ -103,7 +104,7 @@ class Checkpoint:
         self._reader = FileSystemReader(directory)
         try:
             data = (directory / ".metadata").read_bytes()
-            self._metadata: Metadata = _Contents(io.BytesIO(data)).load()
+            self._metadata: Metadata = Contents(io.BytesIO(data)).load()
             self.tensors: dict[str, TensorStorageMetadata] = {
                 key: found
                 for key, found in self._metadata.state_dict_metadata.items()
@@ -116,17 +117,20 @@ class Checkpoint:
             ) from error
 
     def common(self) -> dict[str, Any]:
-        """What is not sharded, as far as it is plain values; empty where it holds a program's own classes."""
+        """What is not sharded, as far as it is plain values; empty where there is none. Raises CheckpointError."""
+        path = self.directory / COMMON
         try:
-            return dict(torch.load(self.directory / COMMON, weights_only=True))
-        except (OSError, pickle.UnpicklingError, RuntimeError, EOFError):
-            return {}
+            found = plain_values(path) if path.exists() else {}
+        except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({' '.join(str(error).split())[:300]}); copy it again, complete"
+            ) from error
+        return found if isinstance(found, dict) else {}
 
-    def optimizer_steps(self) -> int:
-        """Adam's step count; 0 where the checkpoint has no optimizer."""
-        optimizer = self.common().get("optimizer", {})
-        groups = optimizer.get("optimizer", {}).get("param_groups", []) if isinstance(optimizer, dict) else []
-        return max((int(group.get("step", 0)) for group in groups), default=0)
+    def optimizer_steps(self) -> int | None:
+        """Adam's step count; None where nothing says it, as in a checkpoint without an optimizer."""
+        steps = (group.get("step") for group in _param_groups(self.common().get("optimizer")))
+        return max((step for step in steps if isinstance(step, int)), default=None)
 
     def read(self, blocks: Iterable[ReadBlock]) -> None:
         """Read blocks, in parts as they were written: one part is in memory. Raises CheckpointError."""
@@ -140,6 +144,15 @@ class Checkpoint:
             raise CheckpointError(
                 f"{self.directory} cannot be read ({' '.join(str(error).split())[:300]}); copy it again, complete"
             ) from error
+
+
+def _param_groups(node: Any) -> Iterator[dict[str, Any]]:
+    """Of the optimizer, or of each where there are several."""
+    if isinstance(node, dict) and isinstance(node.get("param_groups"), list):
+        yield from (group for group in node["param_groups"] if isinstance(group, dict))
+    elif isinstance(node, dict):
+        for inner in node.values():
+            yield from _param_groups(inner)
 
 
 class _SavePlanner(DefaultSavePlanner):
@@ -207,36 +220,3 @@ def _write_item(block: WriteBlock) -> WriteItem:
             size=torch.Size(block.shape),
         ),
     )
-
-
-_CONTENTS = {
-    ("torch", "Size"),
-    ("torch", "device"),
-    ("torch.serialization", "_get_layout"),
-    ("torch._utils", "_rebuild_device"),
-    ("collections", "OrderedDict"),
-    ("pathlib", "PosixPath"),
-    ("pathlib", "Path"),
-    ("pathlib._local", "PosixPath"),
-    ("builtins", "getattr"),
-}
-_CONTENT_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
-
-
-class _Contents(pickle.Unpickler):
-    """Reads ``.metadata`` and nothing else: its classes hold sizes, dtypes, file names and places in files."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if (module, name) == ("builtins", "getattr"):
-            return _enum_member
-        if (module in _CONTENT_MODULES and "." not in name) or is_dtype or (module, name) in _CONTENTS:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which no table of contents has")
-
-
-def _enum_member(owner: Any, name: str) -> Any:
-    """Python 3.11 pickles a member of an enumeration as ``getattr(class, name)``; nothing else is looked up."""
-    if not (isinstance(owner, type) and owner.__module__ in _CONTENT_MODULES) or name.startswith("_"):
-        raise pickle.UnpicklingError(f"it looks up {name} of {owner!r}, which no table of contents does")
-    return getattr(owner, name)

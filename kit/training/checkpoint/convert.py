@@ -182,9 +182,10 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> Opened:
     checkpoint = torch_dist.Checkpoint(directory)
     kinds = KINDS if offline.has_moments(checkpoint, spec) else (StateKind.MASTER,)
     if counters is None:
-        common = checkpoint.common()
-        steps = checkpoint.optimizer_steps()
-        counters = Counters(step=int(common.get("iteration", 0)), samples_seen=0, tokens_seen=0, optimizer_steps=steps)
+        iteration, steps = checkpoint.common().get("iteration", 0), checkpoint.optimizer_steps()
+        if steps is None:
+            kinds = (StateKind.MASTER,)  # moments of unknown age are none: Adam would correct them as if they were new
+        counters = Counters(step=int(iteration), samples_seen=0, tokens_seen=0, optimizer_steps=steps or 0)
     sources = {kind: offline.MegatronSource(checkpoint, kind, spec) for kind in kinds}
     return Opened("megatron", spec, counters, sources)
 
