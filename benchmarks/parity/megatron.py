@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks.parity.megatron_layouts import FAMILIES, LAYOUTS, PLANTED, applies
 from kit.specs.model import ModelSpec
-from tests.megatron import cases
+from tests.megatron import cases, inside
 from tests.training import tiny
 from tests.workers import WorkerError, pool
 
@@ -144,11 +144,11 @@ class _Bench:
             pool("megatron", self._world_size).close()
         self._world_size = 2
         try:
-            (found, *_) = pool("megatron", 2).run(cases.logits, rundir, timeout_s=300)
+            (found, *_) = pool("megatron", 2).run(inside.logits, rundir, timeout_s=300)
         except WorkerError as error:
             print(error)
             return math.inf
-        difference = (found - cases.hugging_face_logits(reference.spec, reference.directory)).abs().max()
+        difference = (found - inside.hugging_face_logits(reference.spec, reference.directory)).abs().max()
         print(f"logits {family}: {difference:.1e}", flush=True)
         return float(difference.nan_to_num(math.inf))
 

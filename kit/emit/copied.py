@@ -7,6 +7,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+from kit.emit.commands import convert_data
 from kit.emit.run_directory import write as write_run
 from kit.emit.trainer import training_arguments
 from kit.errors import KitError, RunDirectoryError
@@ -67,13 +68,6 @@ def _paths(run: RunSpec, directory: Path) -> list[str]:
     return sorted(found)
 
 
-def _convert(recipe: Recipe) -> str:
-    """The command that makes the data, for what the recipe trains."""
-    of_rows = "" if recipe.job.objective == "pretrain" else f" --objective {recipe.job.objective}"
-    source = "text/*.jsonl" if recipe.job.objective == "pretrain" else "rows/*.jsonl"
-    return f"kit convert data {source} --tokenizer {_place(recipe)}{of_rows} --out data/train"
-
-
 def _place(recipe: Recipe) -> str:
     """Where the model and its tokenizer lie, from inside the copied directory."""
     model_path = None if recipe.run is None else recipe.run.model_path
@@ -90,7 +84,7 @@ def _by_hand(script: str, recipe: Recipe, plan: Plan) -> str:
     words = [word for key, value in arguments.items() for word in (f"--{key}", str(value).lower())]
     return (
         f"cd run && deepspeed --num_gpus {plan.cluster.gpus_per_node} {script} --deepspeed ds_config.trainer.json "
-        f"--model ../{_place(recipe)} {data} --output_dir out {shlex.join(words)}"
+        f"--model {shlex.quote(f'../{_place(recipe)}')} {data} --output_dir out {shlex.join(words)}"
     )
 
 
@@ -102,6 +96,9 @@ def _page(name: str, line: str, recipe: Recipe, needed: list[str], script: tuple
         if several
         else "kit train run                                      # or: run/launch.sh"
     )
+    objective = recipe.job.objective
+    source = "text/*.jsonl" if objective == "pretrain" else "rows/*.jsonl"
+    convert = convert_data(objective, source, _place(recipe), "data/train")
     needs = "\n".join(f"- `{path}`" for path in needed)
     own = ""
     if script is not None:
@@ -121,7 +118,7 @@ It needs, here or where you point it:
 {needs}
 
 {own}```
-{_convert(recipe)}      # once, and the same for data/validation
+{convert}      # once, and the same for data/validation
 kit plan recipe.yaml                                # what it will do, and why
 {start}
 kit train run --resume auto                         # after an interruption

@@ -12,6 +12,7 @@ from typing import Any
 
 import kit.emit.megatron
 from kit.cost.params import count
+from kit.emit.commands import convert_data
 from kit.emit.gpus import check_gpus, gpus_here
 from kit.emit.machine import check_host_memory, check_libaio, check_nvme
 from kit.emit.run_directory import RunDirectory
@@ -181,13 +182,12 @@ def _validation_data(rundir: RunDirectory) -> None:
 
 def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
     """The pair exists, is long enough for one sample, and holds no token that the model lacks."""
-    objective = rundir.plan.job.objective
-    rows = "" if objective == "pretrain" else f" --objective {objective}"
+    name = Path(prefix).name
     for suffix in (".bin", ".idx"):
         if not Path(prefix + suffix).is_file():
             raise DataError(
-                f"{key}={prefix}: {Path(prefix).name}{suffix} is missing; "
-                f"write the pair with: kit convert data TEXT --tokenizer DIRECTORY{rows} --out {Path(prefix).name}"
+                f"{key}={prefix}: {name}{suffix} is missing; write the pair with: "
+                + convert_data(rundir.plan.job.objective, "TEXT", "DIRECTORY", name)
             )
     sidecar = Path(prefix + ".json")
     if not sidecar.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.megatron import cases
+from tests.megatron import cases, inside
 from tests.megatron.conftest import steps
 from tests.megatron.shapes import CAPPED, DEEPSEEK, GPT_OSS, LONGROPE, NEOX, TWO_ROTATIONS, WINDOW
 from tests.training import tiny
@@ -113,7 +113,7 @@ def test_dropout_is_drawn_again_alike(references, sp):
 
 def test_rotary_positions_are_those_that_are_given():
     positions = torch.tensor([[0, 1, 2, 0, 1, 5]])
-    running, angles = pool("megatron", 2).run(cases.rotations, tiny.model(head_dim=8), positions)[0]
+    running, angles = pool("megatron", 2).run(inside.rotations, tiny.model(head_dim=8), positions)[0]
     assert angles.shape == running.shape == (6, 1, 1, 8)
     assert torch.equal(angles, running[positions[0]])
 
@@ -144,8 +144,8 @@ def test_logits_are_those_of_transformers(references, name):
     spec = tiny.model(family, **shape)
     directory, _ = references(spec)
     rundir = cases.run_directory(directory / "run", spec, **layout)
-    found = pool("megatron", 2).run(cases.logits, rundir)
-    assert (found[0] - cases.hugging_face_logits(spec, directory)).abs().max() <= 1e-4
+    found = pool("megatron", 2).run(inside.logits, rundir)
+    assert (found[0] - inside.hugging_face_logits(spec, directory)).abs().max() <= 1e-4
 
 
 @pytest.mark.parametrize(

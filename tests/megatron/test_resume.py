@@ -7,7 +7,7 @@ import torch
 
 from kit.cost.params import rank_experts, rank_parameters
 from kit.engines.base import StateKind
-from tests.megatron import cases
+from tests.megatron import cases, inside
 from tests.training import tiny
 from tests.workers import pool
 
@@ -57,7 +57,7 @@ def test_bf16_keeps_18_bytes_a_parameter(references, tmp_path):
     spec = tiny.model("llama", num_layers=4, vocab_size=127)
     directory, _ = references(spec)
     rundir = cases.run_directory(directory / "run", spec, job={"precision": "bf16"}, tp=2)
-    held = pool("megatron", 2).run(cases.held_bytes, rundir)[0]
+    held = pool("megatron", 2).run(inside.held_bytes, rundir)[0]
     weights = held["weights"] // 2
     assert held == {"weights": 2 * weights, "gradients": 4 * weights, "optimizer": 12 * weights}
 
@@ -67,7 +67,7 @@ def test_a_rank_holds_the_experts_that_the_planner_counts(references):
     directory, _ = references(spec)
     rundir = cases.run_directory(directory / "run", spec, tp=2, sp=True, ep=2)
     counted = rank_parameters(spec, tp=2, pp=1, stage=0) + rank_experts(spec, pp=1, ep=2, etp=1)
-    for held in pool("megatron", 2).run(cases.held_bytes, rundir):
+    for held in pool("megatron", 2).run(inside.held_bytes, rundir):
         assert held == {"weights": 4 * counted, "gradients": 4 * counted, "optimizer": 8 * counted}
 
 
@@ -77,7 +77,7 @@ def test_fresh_weights_do_not_depend_on_the_layout(references):
     tensors = []
     for layout in ({"tp": 2}, {"pp": 2}):
         rundir = cases.run_directory(directory / "run", spec, **layout, model_path=None)
-        tensors.append(pool("megatron", 2).run(cases.initial_weights, rundir)[0])
+        tensors.append(pool("megatron", 2).run(inside.initial_weights, rundir)[0])
     assert tensors[0].keys() == tensors[1].keys()
     assert all(torch.equal(tensors[0][name], tensors[1][name]) for name in tensors[0])
     assert torch.equal(tensors[0]["model.norm.weight"], torch.ones(spec.hidden_size))
@@ -88,7 +88,7 @@ def test_evaluate_takes_any_number_of_micro_batches_and_changes_nothing(referenc
     spec = tiny.model("llama", num_layers=4, vocab_size=127)
     directory, expected = references(spec)
     rundir = cases.run_directory(directory / "run", spec, pp=2, vp=2)
-    found = pool("megatron", 2).run(cases.evaluate, rundir)
+    found = pool("megatron", 2).run(inside.evaluate, rundir)
     assert found[0] == found[1]
     whole, three, after_step = found[0]
     assert whole.mean == pytest.approx(expected.losses[0], rel=1e-6)

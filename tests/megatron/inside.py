@@ -1,0 +1,115 @@
+"""What an engine of Megatron's holds and computes, looked at from inside a worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from kit.engines.base import StateKind
+from kit.specs.model import ModelSpec
+from tests.megatron import cases
+
+
+def held_bytes(rundir: Any) -> dict[str, int]:
+    """Inside a worker: what a rank holds after one step."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    engine.forward_backward(cases.micro_batches(rundir.plan.model.vocab_size, 0, engine.dp_rank, engine.dp_size))
+    engine.apply(cases.LEARNING_RATE)
+    held = engine.held_bytes()
+    engine.close()
+    return held
+
+
+def logits(rundir: Any) -> torch.Tensor:
+    """Inside a worker of a layout without pipeline: (GLOBAL_BATCH_SIZE, SEQ_LENGTH, vocabulary) of the first step."""
+    from megatron.core import parallel_state
+    from megatron.core.tensor_parallel import gather_from_tensor_model_parallel_region
+
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    inputs, _ = cases.step_batch(rundir.plan.model.vocab_size, 0)
+    (chunk,) = engine._chunks
+    chunk.eval()
+    assert parallel_state.get_pipeline_model_parallel_world_size() == 1
+    with torch.no_grad():
+        positions = torch.arange(inputs.shape[1]).expand_as(inputs)
+        local = chunk(inputs, positions, attention_mask=None, labels=None)
+        whole = gather_from_tensor_model_parallel_region(local)[..., : rundir.plan.model.vocab_size].clone()
+    engine.close()
+    return whole
+
+
+def hugging_face_logits(spec: ModelSpec, directory: Path) -> torch.Tensor:
+    """Those of transformers for the same tokens, of the model saved beside the run directories."""
+    attention = "sdpa" if spec.traits.fused_attention else "eager"
+    model = AutoModelForCausalLM.from_pretrained(
+        directory / cases.HF_DIRECTORY, local_files_only=True, attn_implementation=attention
+    )
+    with torch.no_grad():
+        return model(cases.step_batch(spec.vocab_size, 0)[0], use_cache=False).logits
+
+
+def kept_bytes(rundir: Any) -> int:
+    """Inside a worker: storage that autograd keeps of the layers' forward pass, parameters left out."""
+    from kit.engines.megatron.engine import MegatronEngine
+    from kit.engines.megatron.engine import _forward_step as forward
+
+    engine = MegatronEngine(rundir)
+    (chunk,) = engine._chunks
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in chunk.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        output, _ = forward(iter(cases.micro_batches(rundir.plan.model.vocab_size, 0, 0, 1)), chunk)
+        assert output.grad_fn is not None
+    engine.close()
+    return sum(kept.values())
+
+
+def rotations(spec: ModelSpec, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inside a worker: angles of the positions of a row, and of given ones."""
+    from kit.engines.megatron.rope import Rotation
+
+    rotation = Rotation(
+        spec, torch.distributed.new_group([torch.distributed.get_rank()], use_local_synchronization=True)
+    )
+    running = rotation(positions.shape[1])
+    rotation.positions = positions
+    return running, rotation(positions.shape[1])
+
+
+def initial_weights(rundir: Any) -> dict[str, torch.Tensor]:
+    """Inside a worker: the weights of an engine just built."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    weights = cases.export(engine, StateKind.MASTER)
+    engine.close()
+    return weights
+
+
+def evaluate(rundir: Any) -> tuple[Any, Any, float]:
+    """Inside a worker: evaluate 4 and 3 micro batches, step, and return the next step's loss too."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    vocab_size = rundir.plan.model.vocab_size
+    engine = MegatronEngine(rundir)
+    batches = cases.micro_batches(vocab_size, 0, engine.dp_rank, engine.dp_size)
+    whole, three = engine.evaluate(batches), engine.evaluate(batches[:3])
+    engine.forward_backward(batches)
+    engine.apply(cases.LEARNING_RATE)
+    after_step = engine.forward_backward(cases.micro_batches(vocab_size, 1, engine.dp_rank, engine.dp_size)).mean
+    engine.close()
+    return whole, three, after_step
