@@ -6,7 +6,9 @@ import json
 
 import pytest
 
-from benchmarks.gpu import page, run
+from benchmarks.gpu import page, peers, run, targets
+from benchmarks.gpu.cases import CASES
+from benchmarks.gpu.targets import verdicts
 
 PART = {
     "date": "2026-01-01T10:00:00+00:00",
@@ -73,6 +75,38 @@ def test_ratios_are_of_the_same_run():
     assert "| kit train, torch | 1B, torch (engine alone) | 8.5 | 8.4 | 1.012 | 0.01 |" in text
     assert "| kit train, torch, operators as they come | plain PyTorch | 10.1 | 10 | 1.010 | 0.01 |" in text
     assert "| predicted | 3B, torch | out of memory | 8 GiB \\| all |" in text
+
+
+def test_what_was_hoped_for_is_reached_missed_or_not_measured():
+    result = on_a_gpu()
+    found = {verdict.target: (verdict.reached, verdict.found) for verdict in verdicts(result["rows"])}
+    assert found["torch: MFU of at least 55%"] == (False, "48.0%, 1B, torch")
+    assert found["torch: at least 1.3 × the Trainer's defaults"] == (True, "1.500 ×")
+    reached, told = found["torch: not slower than any peer"]
+    assert reached is None  # four peers are missing, each of which may be faster
+    assert told.startswith("1.176 × plain PyTorch; not measured: plain PyTorch, torch.compile, ")
+    assert found["deepspeed: not slower than any peer"] == (None, "")
+    assert found["memory of every case within 5% of its prediction"] == (True, "1 of 1; worst 1.025, 1B, torch")
+    assert found["8B, LoRA: step time within 10% of its prediction"] == (None, "")
+    assert "| torch: MFU of at least 55% | 48.0%, 1B, torch | missed |" in page.page(result)
+
+    rows = result["rows"]
+    rows["predicted"] += [case("8B, LoRA", 9.0), case("1B, full recompute", 8.0, memory_ratio=0.94)]
+    rows["side by side"].append(peer("bare DeepSpeed", 8.4))
+    found = {verdict.target: (verdict.reached, verdict.found) for verdict in verdicts(rows)}
+    assert found["8B, LoRA: step time within 10% of its prediction"] == (False, "1.125")
+    assert found["memory of every case within 5% of its prediction"] == (
+        False,
+        "2 of 3; worst 0.940, 1B, full recompute",
+    )
+    assert found["torch: not slower than any peer"][0] is False
+
+
+def test_targets_are_of_rows_that_exist():
+    """A name that no row has would be "not measured" for ever."""
+    known = {case.name for case in CASES} | set(peers.PEERS)
+    assert {*targets.STEPS, *targets.PEERS, *(name for names in targets.ENGINES.values() for name in names)} <= known
+    assert {f"kit train, {engine}" for engine in targets.ENGINES} <= known
 
 
 def test_a_dry_run_says_so_and_orders_nothing():

@@ -6,13 +6,14 @@ import json
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
 
 import kit
-from benchmarks.gpu import cases, devices, measured, peers, run, worker
+from benchmarks.gpu import cases, devices, measured, peers, run, waits, worker
 
 
 @pytest.fixture
@@ -129,6 +130,19 @@ def test_a_dead_worker_is_a_row(session, monkeypatch):
     monkeypatch.setattr(run.sys, "executable", "/bin/false")
     row = session.row(run.Job("peaks", "peaks", {"kind": "peaks"}, limit_s=60), 0)
     assert row["status"] == "failed"
+
+
+def test_waits_that_torch_tells_of_are_counted_by_place(monkeypatch):
+    """Its sync debug mode warns at each; a place that is asked twice counts twice, and another warning is none."""
+    modes: list[str] = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    with waits.cuda_waits() as places:
+        for _ in range(2):
+            warnings.warn(f"{waits.SYNCHRONISED} (Triggered internally)", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+    assert modes == ["warn", "default"]
+    assert list(places.values()) == [2]
+    assert next(iter(places)).startswith("test_run.py:")
 
 
 def test_a_wrong_gradient_disagrees(tmp_path):
