@@ -10,6 +10,7 @@ to 32·sbh. A test compares the formulas with what ``torch.autograd.graph.saved_
 from __future__ import annotations
 
 from kit.cost.frozen_layer import with_frozen_weights, without_scale
+from kit.cost.liger_chunks import liger_chunk
 from kit.cost.setup import Experts, LatentAttention, Shape, TrainingSetup
 from kit.specs.families import Traits
 from kit.specs.layout import LOSS_CHUNK_TOKENS
@@ -27,6 +28,8 @@ def loss_bytes(setup: TrainingSetup) -> float:
     if setup.chunked_loss:
         shape, trained = setup.shape, setup.lora is None
         copies = 4 + (setup.element if setup.element < 4 else 0) + (4 if shape.capped_logits else 0)
+        if setup.liger_loss:
+            copies = setup.element  # their gradient takes their place
         of_weight = 4 + (setup.element if setup.element < 4 else 0) if trained else 0
         of_input = (4 if setup.autocast else setup.element) * shape.hidden_size * setup.tokens
         return copies * chunk_entries(setup) + of_weight * shape.vocab_size * shape.hidden_size + of_input
@@ -36,8 +39,15 @@ def loss_bytes(setup: TrainingSetup) -> float:
 
 def chunk_entries(setup: TrainingSetup) -> float:
     """Logits that exist at once."""
-    tokens = min(setup.tokens, LOSS_CHUNK_TOKENS) if setup.chunked_loss else setup.tokens
+    tokens = chunk_tokens(setup) if setup.chunked_loss else setup.tokens
     return setup.shape.vocab_size * tokens
+
+
+def chunk_tokens(setup: TrainingSetup) -> float:
+    """With ``chunked_loss``."""
+    if setup.liger_loss:
+        return liger_chunk(int(setup.tokens), setup.shape.vocab_size, setup.shape.hidden_size)[1]
+    return min(setup.tokens, LOSS_CHUNK_TOKENS)
 
 
 def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:

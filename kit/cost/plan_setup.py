@@ -125,6 +125,7 @@ def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
         recompute_modules=frozenset({"core_attn"}) if layout.recompute == "selective" else frozenset(),
         weight_bytes=4 if layout.engine == "torch" else 2,
         chunked_loss=layout.chunked_loss,
+        liger_loss=layout.loss_kernel == "liger",
         compiled_loss=layout.chunked_loss and layout.compile_layers,
         lora=Lora(rank=job.lora.rank, targets=frozenset({"query"}), four_bit=job.lora.four_bit) if job.lora else None,
     )

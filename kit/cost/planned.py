@@ -64,6 +64,7 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         autocast=uses_autocast(job.precision, layout),
         exchange=layout.cp_comm_type,
         chunked_loss=layout.chunked_loss,
+        liger_loss=layout.loss_kernel == "liger",
         compiled_layers=layout.compile_layers,
         planned=_engine_memory(
             _ById(model),

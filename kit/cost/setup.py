@@ -257,6 +257,8 @@ class TrainingSetup:
     chunked_loss: bool = False
     compiled: bool = False
     """torch.compile of the layers."""
+    liger_loss: bool = False
+    """chunked_loss by Liger's kernel, whose chunks have sizes of their own."""
     compiled_loss: bool = False
     gathers_again: bool = True
     """With sequence parallelism: whether backward gathers inputs of matrix products again, or forward keeps them."""

@@ -7,9 +7,9 @@ saved and the incoming gradient, and writes the outgoing one). Elements of activ
 from __future__ import annotations
 
 from kit.cost import fp8_casts
+from kit.cost.huggingface_layer import chunk_tokens
 from kit.cost.program import Code, Program
 from kit.cost.setup import RankParameters, TrainingSetup
-from kit.specs.layout import LOSS_CHUNK_TOKENS
 
 SCORE_PASSES = 4.5
 """Unfused attention: elements read and written a score beside the products: softmax two, dropout two and its mask."""
@@ -110,8 +110,8 @@ def loss_bytes(setup: TrainingSetup) -> float:
 def _chunked_loss_bytes(setup: TrainingSetup, entries: float) -> float:
     """Counted in kit/engines/linear_loss.py: eleven operators on fp32 logits, or compiled three readings in 16 bits and
     one writing; and for every chunk the head's gradient, a product in 16 bits added to a sum in fp32."""
-    of_head = 12.0 * setup.shape.hidden_size / min(LOSS_CHUNK_TOKENS, setup.tokens) if setup.lora is None else 0.0
-    return ((8.0 if setup.compiled_loss else 44.0) + of_head) * entries
+    of_head = 12.0 * setup.shape.hidden_size / chunk_tokens(setup) if setup.lora is None else 0.0
+    return ((8.0 if setup.compiled_loss or setup.liger_loss else 44.0) + of_head) * entries
 
 
 def micro_batch_bytes(program: Program, setup: TrainingSetup, held: RankParameters) -> float:

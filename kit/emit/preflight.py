@@ -93,6 +93,10 @@ def _packages(rundir: RunDirectory) -> None:
         raise EngineError(
             "precision=fp8 on layout.engine=torch needs torchao, not installed; use: pip install 'kit[torchao]'"
         )
+    if rundir.plan.layout.loss_kernel == "liger" and not _is_installed("liger_kernel"):
+        raise EngineError(
+            "layout.loss_kernel=liger needs liger-kernel, not installed; use: pip install liger-kernel, or leave it out"
+        )
     needed = PACKAGES[engine]
     if kit.emit.megatron.applies(rundir.plan):
         needed += ("megatron.core",)

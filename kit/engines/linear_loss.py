@@ -17,19 +17,28 @@ import torch
 from torch.autograd.function import once_differentiable
 from transformers import PreTrainedModel
 
-from kit.engines import compiled
+from kit.engines import compiled, liger
 from kit.engines.base import IGNORE_INDEX
 from kit.errors import EngineError
-from kit.specs.layout import LOSS_CHUNK_TOKENS
+from kit.specs.layout import LOSS_CHUNK_TOKENS, LossKernel
 
 
 class ChunkedLoss:
     """Takes the place of the head's own forward pass. Inside the module, so that whoever gathers weights around modules
     (FSDP2, ZeRO-3) or hooks them goes on doing so."""
 
-    def __init__(self, model: PreTrainedModel, chunk_tokens: int = LOSS_CHUNK_TOKENS, compiled: bool = False) -> None:
-        """``compiled``: what is done to a chunk's logits is one kernel a pass (torch.compile). Raises EngineError where
-        the head is no linear layer."""
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        chunk_tokens: int = LOSS_CHUNK_TOKENS,
+        compiled: bool = False,
+        kernel: LossKernel = "torch",
+    ) -> None:
+        """``compiled``: what is done to a chunk's logits is one kernel a pass (torch.compile). ``kernel``: Liger's in
+        place of all of it. Raises EngineError where the head is no linear layer, or Liger is asked for and missing."""
+        self._liger = kernel == "liger"
+        if self._liger:
+            liger.check_installed()
         head = model.get_output_embeddings()
         if not isinstance(head, torch.nn.Linear):
             raise EngineError(
@@ -59,6 +68,8 @@ class ChunkedLoss:
         if self._labels is None:
             logits = torch.nn.functional.linear(hidden, weight, bias)
             return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
+        if self._liger:
+            return liger.linear_cross_entropy(hidden, weight, bias, self._labels)
         return linear_cross_entropy(hidden, weight, bias, self._labels, self._cap, self._chunk_tokens, self._slopes)
 
 

@@ -287,6 +287,7 @@ def _sized(
             gradient_dtype=pins.gradient_dtype or "fp32",
             autocast=pins.autocast or False,
             chunked_loss=pins.chunked_loss or False,
+            loss_kernel=pins.loss_kernel or "torch",
             compile_layers=pins.compile_layers or False,
             attention_kernel=pins.attention_kernel or "default",
             recompute=recompute,

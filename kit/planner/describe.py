@@ -26,6 +26,7 @@ def describe(layout: Layout) -> str:
     parts += [f"{layout.recompute} recompute"] if layout.recompute != "none" else []
     parts += ["compiled blocks"] if layout.compile_layers else []
     parts += ["chunked loss"] if layout.chunked_loss else []
+    parts += ["Liger's loss"] if layout.loss_kernel == "liger" else []
     parts += [f"{layout.attention_kernel} attention"] if layout.attention_kernel != "default" else []
     parts += ["ring"] if layout.cp > 1 and layout.cp_comm_type == "p2p" else []
     return ", ".join([*parts, f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"])

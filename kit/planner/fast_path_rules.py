@@ -85,8 +85,25 @@ def gradient_dtype(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout:
     return None
 
 
+def loss_kernel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+    """kit/engines/linear_loss.py hands Liger's kernel the head whole; shown in Triton's interpreter without a cap."""
+    if layout.loss_kernel == "torch":
+        return None
+    if not layout.chunked_loss or layout.engine != "torch":
+        return (
+            f"loss_kernel=liger with chunked_loss={str(layout.chunked_loss).lower()} on engine={layout.engine}: it "
+            "computes torch's chunked loss; use chunked_loss=true and engine=torch, or leave it out"
+        )
+    if cluster.gpu.device != "cuda":
+        return f"loss_kernel=liger on {cluster.gpu.name}: Triton makes kernels for GPUs; leave it out"
+    if model.logit_softcap is not None:
+        return f"loss_kernel=liger with {model.name}, whose logits are capped: it was not tried; leave it out"
+    return None
+
+
 FAST_PATH_RULES: tuple[Rule, ...] = (
     Rule(chunked_loss),
+    Rule(loss_kernel),
     Rule(compile_layers),
     Rule(attention_kernel),
     Rule(gradient_dtype),

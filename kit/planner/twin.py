@@ -94,7 +94,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
                 f"{name}={getattr(layout, name)} -> {plain}: its kernels are for CUDA, or it changes numbers"
             )
             changes[name] = plain
-    kernels = {"compile_layers": False, "attention_kernel": "default"}
+    kernels = {"compile_layers": False, "attention_kernel": "default", "loss_kernel": "torch"}
     for name, plain in kernels.items():
         if getattr(layout, name) != plain:
             replaced.append(f"{name}={getattr(layout, name)} -> {plain}: it makes or chooses kernels for CUDA")

@@ -26,6 +26,8 @@ FP8_MULTIPLE = 16
 AttentionKernel = Literal["default", "cudnn"]
 """Which of the kernels behind ``scaled_dot_product_attention`` is asked first: torch's choice (FlashAttention-2), or
 cuDNN's, which is faster on Hopper and later."""
+LossKernel = Literal["torch", "liger"]
+"""What computes a chunk of the chunked loss: kit's own, or Liger's fused linear cross entropy (arXiv 2410.10989)."""
 ContextExchange = Literal["all_gather", "p2p", "a2a"]
 """How context-parallel ranks see each other's keys and values, in Megatron's words (``cp_comm_type``): gathered whole,
 passed round a ring, or exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
@@ -78,6 +80,8 @@ class Layout:
     """full: only each layer's input is kept. selective: all but the inside of attention."""
     chunked_loss: bool = False
     """Hugging Face models: output projection and cross entropy in one, some tokens at a time, without all logits."""
+    loss_kernel: LossKernel = "torch"
+    """Read only with chunked_loss; liger on engine=torch and GPUs, where liger-kernel is installed."""
     compile_layers: bool = False
     """torch, and DeepSpeed below stage 3: torch.compile of every transformer block, and of the chunked loss."""
     attention_kernel: AttentionKernel = "default"
@@ -129,6 +133,7 @@ class Pins:
     autocast: bool | None = None
     recompute: Recompute | None = None
     chunked_loss: bool | None = None
+    loss_kernel: LossKernel | None = None
     compile_layers: bool | None = None
     attention_kernel: AttentionKernel | None = None
     micro_batch_size: int | None = Field(default=None, gt=0)

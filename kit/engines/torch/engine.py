@@ -65,7 +65,8 @@ class TorchEngine:
         if plan.layout.compile_layers:
             compile_layers(self._model)
         compiled = plan.layout.compile_layers
-        self._chunked = ChunkedLoss(self._model, compiled=compiled) if plan.layout.chunked_loss else None
+        kernel = plan.layout.loss_kernel
+        self._chunked = ChunkedLoss(self._model, compiled=compiled, kernel=kernel) if plan.layout.chunked_loss else None
         if rundir.run.data.packing:
             attend_by_document(self._model, plan.model)
         if plan.layout.attention_kernel == "cudnn":

@@ -116,6 +116,26 @@ CASES = [
         change={"optimizer": OptimizerSpec(name="adamw-8bit")},
     ),
     Case(
+        "loss_kernel",
+        torch(zero_stage=3, loss_kernel="liger"),
+        "use chunked_loss=true",
+        torch(zero_stage=3, loss_kernel="liger", chunked_loss=True),
+    ),
+    Case(
+        "loss_kernel",
+        torch(loss_kernel="liger", chunked_loss=True),
+        "Triton makes kernels for GPUs",
+        torch(chunked_loss=True),
+        gpus="8xcpu",
+    ),
+    Case(
+        "loss_kernel",
+        torch(zero_stage=3, loss_kernel="liger", chunked_loss=True),
+        "whose logits are capped",
+        torch(zero_stage=3, chunked_loss=True),
+        model="gemma-2-2b",
+    ),
+    Case(
         "compile_layers",
         torch(tp=2, zero_stage=3, compile_layers=True),
         "graphs break at every layer",
