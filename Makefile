@@ -26,6 +26,9 @@ demo: setup  ## the main job, end to end: plan, three engines, relay, export, a 
 ops: setup  ## compile what NVMe offload needs, three minutes and once (libaio-dev, g++); its tests are skipped without
 	@DS_ACCELERATOR=cpu $(BIN)/python -m kit.engines.deepspeed.ops
 
+liger: setup  ## Liger and Triton beside the environment, 285 MB, for the test in Triton's interpreter; it is skipped without
+	@test -d .venv/interpreted/triton || $(BIN)/python -m pip install --quiet --no-deps --target .venv/interpreted liger-kernel==0.8.5 triton==3.9.0
+
 test: setup  ## all tests, on two cores in twelve minutes
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
