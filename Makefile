@@ -98,7 +98,7 @@ rehearse: setup  ## one recipe in small, another every day: what CI proves of th
 rehearse-faults: setup  ## faults planted into rehearsals of each engine, each of which must turn one red: ten minutes
 	@$(BIN)/python -m benchmarks.rehearsals --plant-all
 
-rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes (after make ops)
+rehearse-all: setup  ## every recipe in small on CPU processes, and the table of recipes: an hour (after make ops)
 	@$(BIN)/python -m benchmarks.rehearsals
 
 probe: setup  ## the cost model beside the probe, 75 full-size plans without a GPU: two minutes
