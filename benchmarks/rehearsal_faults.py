@@ -69,15 +69,11 @@ def _double_gradients(engine: Any) -> None:
 
         engine._config.finalize_model_grads_func = twice
         return
-    apply = engine.apply
+    from kit.engines.torch import engine as of_torch
 
-    def doubled(learning_rate: float) -> Any:
-        for parameter in engine._parameters.values():
-            if parameter.grad is not None:
-                parameter.grad.mul_(2.0)
-        return apply(learning_rate)
-
-    engine.apply = doubled
+    # Before the norm is taken, which comes over with the loss; the losses stay right.
+    scale = of_torch.mean_scale
+    of_torch.mean_scale = lambda tokens, ranks: 2 * scale(tokens, ranks)
 
 
 def _double_learning_rate(engine: Any) -> None:
