@@ -54,7 +54,8 @@ def plain_values(path: Path) -> Any:
     UnpicklingError, RuntimeError or EOFError for a damaged file."""
     # torch's older format is read by ``load``.
     reader = SimpleNamespace(Unpickler=_Plain, load=lambda file, **_: _Plain(file).load(), __name__=__name__)
-    return torch.load(path, map_location="cpu", weights_only=False, pickle_module=reader)
+    # Storages stay where they were read to: host memory, whatever device they were saved from.
+    return torch.load(path, map_location=lambda storage, _: storage, weights_only=False, pickle_module=reader)
 
 
 class StandIn:
