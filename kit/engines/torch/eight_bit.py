@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from kit.cost.states import BLOCK
 from kit.engines.base import StateKind
+from kit.engines.torch.sharded import own_slice
 from kit.errors import EngineError
 from kit.specs.job import OptimizerSpec
 
@@ -77,7 +76,7 @@ class EightBitAdamW:
         self.steps = 0
         self.moments: dict[torch.nn.Parameter, Mapping[StateKind, Quantised]] = {}
         for parameter in self._parameters:
-            local = _local(parameter)
+            local = own_slice(parameter.detach())
             if local.numel() > MOST_ELEMENTS:
                 raise EngineError(
                     f"optimizer.name=adamw-8bit and a tensor of {local.numel()} elements on a rank: its kernel counts "
@@ -101,11 +100,11 @@ class EightBitAdamW:
 
         self.steps += 1
         for parameter in self._parameters:
-            if parameter.grad is None or not (weight := _local(parameter)).numel():
+            if parameter.grad is None or not (weight := own_slice(parameter.detach())).numel():
                 continue
             first, second = (self.moments[parameter][kind] for kind in MOMENTS)
             assert weight.is_contiguous()
-            gradient = _local(parameter.grad).contiguous()
+            gradient = own_slice(parameter.grad).contiguous()
             if gradient.dtype is not torch.float32:
                 gradient = gradient.float() if of_short is None else gradient.float().mul_(of_short)
             F.optimizer_update_8bit_blockwise(
@@ -136,9 +135,3 @@ def _table(signed: bool, device: torch.device) -> torch.Tensor:
 
     table: torch.Tensor = F.create_dynamic_map(signed=signed)
     return table.to(device)
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    """This rank's slice, outside of autograd."""
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from kit.engines.base import StateKind
 from kit.engines.torch.eight_bit import EightBitAdamW
+from kit.engines.torch.sharded import own_slice
 from kit.specs.job import OptimizerSpec
 
 
@@ -74,7 +75,7 @@ class Optimizer:
     def keep(self, kind: StateKind, parameter: torch.nn.Parameter, moment: torch.Tensor) -> None:
         """Take ``moment`` over, after it was filled: into 8 bits, or not at all, where it is the state itself."""
         if self.eight_bit is not None and parameter in self.eight_bit.moments:
-            self.eight_bit.moments[parameter][kind].write(_local(moment))
+            self.eight_bit.moments[parameter][kind].write(own_slice(moment))
 
     def held(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
         """What this rank holds of a parameter's moments, nothing else and to the bit: under ``exp_avg`` and
@@ -82,7 +83,7 @@ class Optimizer:
         kinds = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
         if self.eight_bit is None or parameter not in self.eight_bit.moments:
             state = self._of_adamw(parameter)
-            return {kind.value: _local(state[kind.value]) for kind in kinds}
+            return {kind.value: own_slice(state[kind.value]) for kind in kinds}
         moments = self.eight_bit.moments[parameter]
         codes = {kind.value: moments[kind].codes for kind in kinds}
         return codes | {f"{kind.value}_scales": moments[kind].scales for kind in kinds}
@@ -134,7 +135,3 @@ def build_adamw(
 def _fuses(parameters: list[torch.nn.Parameter]) -> bool:
     """One kernel for all parameters: where the host would otherwise launch one after the other."""
     return all(parameter.device.type == "cuda" for parameter in parameters)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -87,7 +87,7 @@ class Sharded:
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's slice."""
-        return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        return own_slice(tensor)
 
     def fill(self, target: torch.Tensor, full: torch.Tensor) -> None:
         """Each rank takes its slice of what it read itself: no communication."""
@@ -133,3 +133,8 @@ def _part(tensor: torch.Tensor, parts: int, rank: int, dim: int) -> torch.Tensor
     """As torch.chunk, whose last parts may be missing: empty here."""
     chunks: Sequence[torch.Tensor] = tensor.chunk(parts, dim)
     return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
+
+
+def own_slice(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, which may be spread over ranks or not."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
