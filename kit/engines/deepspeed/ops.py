@@ -75,7 +75,6 @@ def compile_all() -> dict[str, float | str]:
 
 def ready() -> None:
     """Before anything may be compiled: the right ninja, and no lock of a dead builder. Raises EngineError as below."""
-    keep_with_environment()
     _use_own_ninja()
     remove_dead_locks()
 
@@ -85,7 +84,6 @@ def remove_dead_locks() -> None:
 
     Waits until it is sure, which takes ``SILENT_S`` seconds at most. Raises EngineError where it cannot be sure.
     """
-    keep_with_environment()
     for lock in sorted(_builds().glob("*/lock")):
         while lock.exists() and not _is_held(lock):
             if _is_shared(lock):
@@ -99,13 +97,13 @@ def remove_dead_locks() -> None:
 
 def is_built() -> bool:
     """Whether the op that NVMe needs was compiled before, on this machine and for this Python."""
-    keep_with_environment()
-    folder = Path(_get_build_directory(AsyncIOBuilder().name, verbose=False))
+    folder = _builds() / AsyncIOBuilder().name
     return (folder / f"{AsyncIOBuilder().name}.so").exists() and not (folder / "lock").exists()
 
 
 def _builds() -> Path:
     """The folder in which torch keeps one folder for each op of this Python and device."""
+    keep_with_environment()
     return Path(_get_build_directory(AsyncIOBuilder().name, verbose=False)).parent
 
 
