@@ -123,7 +123,7 @@ def _run(row: Row) -> tuple[RunOfRow, str | None]:
         else [n for n in ASSUMED_MICRO_BATCHES if share % n == 0]
     )
     modes = [job["recompute"]] if job.get("recompute") is not None else list(ASSUMED_MODES)
-    tried: list[tuple[float, float, RunOfRow, str]] = []
+    tried: list[_Assumed] = []
     for size, vp in itertools.product(sizes, _interleavings(row)):
         try:
             base = run_of({**row, "job": {**job, "micro_batch_size": size, "recompute": "none", "vp": vp}})
@@ -132,10 +132,26 @@ def _run(row: Row) -> tuple[RunOfRow, str | None]:
         for mode in modes:
             run = replace(base, setup=with_recompute(base.setup, mode))
             words = f"micro batch {size}, recompute {mode}" + (f", vp {vp}" if vp != job.get("vp") else "")
-            tried.append((_over_gib(run), sum(components_s(run).values()), run, words))
-    fitting = [entry for entry in tried if entry[0] <= 0]
-    _, _, run, words = min(fitting, key=lambda entry: entry[1]) if fitting else min(tried, key=lambda entry: entry[0])
-    return run, words
+            tried.append(_Assumed(_over_gib(run), sum(components_s(run).values()), run, (size, mode), words))
+    likely = [entry for entry in tried if entry.over_gib <= 0]
+    if not likely:
+        # It did run: what comes nearest to fitting was run, with the interleaving that is best for it.
+        nearest = min(tried, key=lambda entry: entry.over_gib)
+        likely = [entry for entry in tried if entry.memory == nearest.memory]
+    best = min(likely, key=lambda entry: entry.step_s)
+    return best.run, best.words
+
+
+@dataclass(frozen=True)
+class _Assumed:
+    """What may have been run where a row does not say."""
+
+    over_gib: float
+    step_s: float
+    run: RunOfRow
+    memory: tuple[int, str]
+    """Micro batch and recompute mode, which decide on memory."""
+    words: str
 
 
 def _interleavings(row: Row) -> list[int | None]:
