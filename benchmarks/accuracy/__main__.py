@@ -6,9 +6,9 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.accuracy import bands, report, throughput_report
+from benchmarks.accuracy import bands, report, throughput_page, throughput_report
 from benchmarks.accuracy.memory import results_of
-from benchmarks.accuracy.rows import load
+from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import result_of
 
 
@@ -24,11 +24,10 @@ def main() -> None:
     given = parser.parse_args()
     rows = load(given.data)
     if given.what == "throughput":
-        found = throughput_report.report_of([result_of(row) for row in rows])
-        text, page = (
-            throughput_report.as_text(found, not given.quiet),
-            throughput_report.as_markdown(found, given.data.name),
-        )
+        words = about(given.data)
+        found = throughput_report.report_of([result_of(row) for row in rows], independent=words is not None)
+        text = throughput_report.as_text(found, not given.quiet)
+        page = throughput_page.as_markdown(found, given.data.name, words or "")
         figures = throughput_report.as_json(found)
         if given.bands:
             given.bands.write_text(bands.as_yaml(found.bands, given.data.name))

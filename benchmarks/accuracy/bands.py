@@ -50,6 +50,10 @@ def _regime(result: Result) -> str:
         return f"megatron before fused attention, {what}"
     if setup.kernels == "transformer-engine":
         return f"transformer-engine, {what}"
+    if result.row["job"]["engine"] == "megatron":
+        early = ", attention of several operators" if program.attention == "unfused" else ""
+        norms = ", norms of several operators" if program.code == "huggingface" else ""
+        return f"torch's kernels with megatron{norms}{early}, {what}"
     if result.row["job"]["engine"] == "deepspeed" and program.code == "huggingface":
         offload = "" if program.offload_optimizer == "none" else ", offload"
         return f"huggingface with deepspeed, {what}{offload}"

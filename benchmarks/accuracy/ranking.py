@@ -110,6 +110,7 @@ def _set_key(result: Result) -> tuple[object, ...]:
         f"batch {row['job'].get('global_batch_size')}",
         precision,
         "LoRA" if row["job"].get("lora") else "",
+        (row.get("code") or {}).get("name", ""),
     )
 
 
@@ -133,4 +134,8 @@ def _layout_key(result: Result) -> tuple[object, ...]:
     own = (
         result.row["id"] if result.source in ("xtuner", "dcomp") else None
     )  # variants that the columns do not tell apart
-    return (*(job.get(size) for size in sizes), program and program.graphs, program and program.once_per_node, own)
+    return (
+        *(job.get(size) for size in sizes),
+        program and (program.graphs, program.once_per_node, program.overlaps_experts),
+        own,
+    )

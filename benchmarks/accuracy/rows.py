@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.accuracy.deepspeed_rows import with_deepspeed
+from benchmarks.accuracy.grouped import expanded
 from benchmarks.accuracy.pipelines import NotPredictedError, Row, stage_layers_of
 from kit.cost.planned import gpu_generation
 from kit.cost.setup import Attention, CrossEntropy, Experts, Fp8, Kernels, LatentAttention, Lora, Shape, TrainingSetup
@@ -19,10 +20,18 @@ Recompute = Literal["none", "selective", "full"]
 
 
 def load(path: Path) -> list[Row]:
-    """Rows of a data file: a list, or a mapping that holds one under ``rows``."""
+    """Rows of a data file: a list, or a mapping that holds one under ``rows``, or tables under ``groups``."""
     parsed = json.loads(path.read_text())
+    if isinstance(parsed, dict) and "groups" in parsed:
+        return [_complete(row, number) for number, row in enumerate(expanded(parsed))]
     rows = parsed["rows"] if isinstance(parsed, dict) else parsed
     return [_complete(row, number) for number, row in enumerate(rows)]
+
+
+def about(path: Path) -> str | None:
+    """What a file of independent rows (none of which the cost model's constants were estimated from) says of them."""
+    parsed = json.loads(path.read_text())
+    return str(parsed.get("about", "")) if isinstance(parsed, dict) and parsed.get("independent") else None
 
 
 def _complete(row: Row, number: int) -> Row:

@@ -63,7 +63,7 @@ def run_of(row: Row) -> RunOfRow:
         sp=bool(job.get("sp")) and tp > 1,
         sharding=sharding_of(row),
         stage_layers=stage_layers_of(shape, pp, vp),
-        weight_bytes=4 if precision == "fp32" or "amp" in job["precision"] else 2,
+        weight_bytes=4 if precision == "fp32" or "amp" in str(job.get("precision")) else 2,
         main_gradient_bytes=gradient_bytes(row),
         gradient_accumulation_fusion=job["engine"] == "megatron" and not old_megatron(row),
         compiled=program.code == "compiled",
@@ -73,7 +73,17 @@ def run_of(row: Row) -> RunOfRow:
         lora=Lora(rank=16, targets=frozenset({"query", "value"}), four_bit=False) if job.get("lora") else None,
         gpu_generation="other",
     )
-    return RunOfRow(cluster, program, with_recompute(setup, job.get("recompute") or "none"))
+    run = RunOfRow(cluster, program, with_recompute(setup, job.get("recompute") or "none"))
+    return _as_its_code_is_known(run, row.get("code") or {})
+
+
+def _as_its_code_is_known(run: RunOfRow, code: dict[str, Any]) -> RunOfRow:
+    """Where a row brings what is known of the code that ran, that stands for what its words let one guess."""
+    return replace(
+        run,
+        program=replace(run.program, **code.get("program", {})),
+        setup=replace(run.setup, **code.get("setup", {})),
+    )
 
 
 def _require(row: Row) -> None:
@@ -223,7 +233,7 @@ def gradient_bytes(row: Row) -> int:
         return 2
     if job["engine"] == "fsdp" and not recent_nvidia(row):
         return 4 if "titan" in row["id"] else 2
-    return 2 if job["precision"] == "fp16" else 4
+    return 2 if precision_of(row) == "fp16" else 4
 
 
 def sharding_of(row: Row) -> Any:

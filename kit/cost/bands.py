@@ -1,4 +1,7 @@
-"""How far step-time predictions of a kind lie off, and whose measurements say so (``bands.yaml``, generated)."""
+"""How far step-time predictions of a kind lie off, and whose measurements say so.
+
+``bands.yaml`` and ``bands-elsewhere.yaml`` are generated, the latter from sources that no constant was estimated from.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ MEASURED_GENERATIONS = ("A100", "A800", "H100", "H200", "H800", "B200", "B300", 
 
 
 _BLACKWELL = ("B200", "B300", "GB200", "GB300")
+_AMPERE = ("A100", "A800")
+"""On which Megatron's split with torch's own kernels was measured by others."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,9 @@ def step_time_evidence(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -
     if layout.implementation == "transformer-engine":
         return _own(_by_generation(f"transformer-engine, {what}", cluster))
     if layout.implementation == "torch-native":
+        like = rows("bands-elsewhere").get(f"torch's kernels with megatron, {what}")
+        if like and layout.engine == "megatron" and cluster.gpu.name.startswith(_AMPERE):
+            return Evidence(float(like["width"]), f"80 % of {like['rows']} published runs of code like it lie within")
         regime = _by_generation(f"transformer-engine, {what}", cluster)
         return _borrowed("torch-native", regime, "Transformer Engine's kernels")
     if layout.engine == "deepspeed" and layout.offload_optimizer == "none" and what == "dense":

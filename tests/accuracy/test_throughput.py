@@ -15,13 +15,17 @@ import pytest
 from benchmarks.accuracy import bands
 from benchmarks.accuracy.pipelines import NotPredictedError
 from benchmarks.accuracy.ranking import contradicted, ranked_sets, spearman
-from benchmarks.accuracy.rows import load
+from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import Constants, components_s, measured_step_s, result_of
+from benchmarks.accuracy.throughput_page import as_markdown
+from benchmarks.accuracy.throughput_report import report_of
 from benchmarks.accuracy.throughput_rows import run_of
 from benchmarks.accuracy.throughput_strata import constant_mfu_errors, strata, without_own_source
 from kit.specs.catalog.rows import rows
 
 ROWS = Path(__file__).with_name("throughput_rows.json")
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+DOCS = BENCHMARKS.parent / "docs"
 RESULTS = [result_of(row) for row in load(ROWS)]
 COUNTED = [result for result in RESULTS if result.counted]
 
@@ -167,3 +171,53 @@ def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
     assert keys <= set(written["rows"][0])
     assert "all rows" in written["strata"]
     assert page.read_text().startswith("# How good are the step-time predictions?")
+
+
+def test_tables_written_short_are_rows_like_others(tmp_path: Path) -> None:
+    eager = {"program": {"code": "eager", "reduces_in_full": True}, "setup": {"kernels": "nanotron"}}
+    table = {
+        "independent": True,
+        "about": "two runs of one layout, and one of which TFLOP/s are known",
+        "programs": {"eager": eager},
+        "groups": [
+            {
+                "prefix": "table",
+                "common": {
+                    "model": row("mlm-h100-weak-16B")["model"],
+                    "cluster": {"gpu": "A100-80", "gpus_per_node": 8, "num_gpus": 64},
+                    "job": {"engine": "megatron", "zero_stage": 1, "cp": 1, "global_batch_size": 256},
+                    "check": {"flops_per_token_gflop": 100.0},
+                },
+                "columns": ["tp", "pp", "micro_batch_size", "recompute", "program", "step_time_s"],
+                "rows": [[2, 2, 1, "none", "eager", 9.0], [2, 2, 1, "none", "eager", 9.2]],
+            },
+        ],
+    }
+    table["groups"].append(  # type: ignore[attr-defined]
+        {
+            **table["groups"][0],  # type: ignore[index]
+            "columns": ["tp", "pp", "micro_batch_size", "recompute", "notes", "model_tflops_per_gpu"],
+            "rows": [[4, 1, 2, "full", "CUDA graph full_iteration", 200.0]],
+        }
+    )
+    path = tmp_path / "table.json"
+    path.write_text(json.dumps(table))
+    first, again, flops = load(path)
+    assert about(path) == table["about"]
+    assert about(ROWS) is None
+    assert [first["id"], again["id"]] == ["table-tp2-pp2-mb1-eager", "table-tp2-pp2-mb1-eager-again1"]
+    assert first["job"]["dp"] == 16
+    run = run_of(first)
+    assert (run.program.code, run.program.reduces_in_full, run.setup.kernels) == ("eager", True, "nanotron")
+    # 256 sequences of 4,096 tokens at 100 GFLOP each, on 64 GPUs at 200 TFLOP/s.
+    assert measured_step_s(flops) == pytest.approx(256 * first["model"]["seq_length"] * 100e9 / (64 * 200e12))
+    assert run_of(flops).program.graphs == "full"
+
+
+def test_the_page_of_independent_rows_is_what_the_command_writes() -> None:
+    """The committed figures are the model's of today, bands included."""
+    file = BENCHMARKS / "accuracy" / "elsewhere.json"
+    found = report_of([result_of(row) for row in load(file)], independent=True)
+    assert as_markdown(found, file.name, about(file) or "") == (DOCS / "accuracy-elsewhere.md").read_text()
+    written = {band.regime: round(band.width, 3) for band in found.bands}
+    assert written == {name: band["width"] for name, band in rows("bands-elsewhere").items()}

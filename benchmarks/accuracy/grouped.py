@@ -1,0 +1,61 @@
+"""Rows written short: what a table's rows share stands once, and a row is a line of the table (``elsewhere.json``)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from benchmarks.accuracy.pipelines import Row
+
+MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu")
+APART = ("program", "notes")
+"""Columns that are no part of ``job``. A ``program`` is one of the file's: what is known of the code that ran, in the
+words of ``Program`` and ``TrainingSetup``."""
+
+
+def expanded(file: dict[str, Any]) -> list[Row]:
+    """Rows of the usual schema. ``dp`` is what the GPUs leave; equal runs are told apart by a number."""
+    seen: Counter[str] = Counter()
+    rows = []
+    for group in file["groups"]:
+        for values in group["rows"]:
+            row = _row(group["common"], dict(zip(group["columns"], values, strict=True)), file.get("programs") or {})
+            name = "-".join([group["prefix"], *_words(row, group["columns"])])
+            seen[name] += 1
+            rows.append({**row, "id": name if seen[name] == 1 else f"{name}-again{seen[name] - 1}"})
+    return rows
+
+
+def _row(common: dict[str, Any], line: dict[str, Any], programs: dict[str, Any]) -> Row:
+    job = {**common["job"], **{name: value for name, value in line.items() if name not in (*MEASURED, *APART)}}
+    job["dp"] = common["cluster"]["num_gpus"] // (job["tp"] * job["pp"] * job["cp"])
+    measured = {name: line.get(name) for name in MEASURED}
+    return {
+        **common,
+        "job": job,
+        "measured": measured,
+        "notes": line.get("notes") or "",
+        "code": {"name": line["program"], **programs[line["program"]]} if "program" in line else None,
+        "check": {"implied_step_time_s": _implied_s(common, job, measured["model_tflops_per_gpu"])},
+    }
+
+
+def _implied_s(common: dict[str, Any], job: dict[str, Any], tflops: float | None) -> float | None:
+    """From TFLOP/s by the FLOPs that the source counts for a token."""
+    if tflops is None:
+        return None
+    tokens = job["global_batch_size"] * common["model"]["seq_length"]
+    gflop = tokens * common["check"]["flops_per_token_gflop"]
+    return float(gflop / 1e3 / (tflops * common["cluster"]["num_gpus"]))
+
+
+def _words(row: Row, columns: list[str]) -> list[str]:
+    """What tells a row from the others of its table."""
+    job = row["job"]
+    words = [f"{name}{job[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if name in columns and job[name]]
+    words.append(f"mb{job['micro_batch_size']}")
+    words += ["sp"] if job.get("sp") and "sp" in columns else []
+    words += ["recompute"] if job["recompute"] == "full" else []
+    words += [row["code"]["name"].replace(" ", "-")] if row["code"] else []
+    words += ["overlapped"] if "overlapped" in row["notes"] else []
+    return words
