@@ -20,19 +20,33 @@ def to_gib(num_bytes: float) -> float:
 def human_count(count: float) -> str:
     """A count with three significant digits and the field's suffix: ``8.03B``, ``500M``, ``1.2T``."""
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= limit:
-            return f"{count / limit:.3g}{suffix}"
-    return f"{count:.3g}"
+        if abs(count) >= ROUNDS_UP * limit:
+            return f"{_digits(count / limit)}{suffix}"
+    return _digits(count)
 
 
-def human_seconds(seconds: float) -> str:
-    """A duration in the largest unit that keeps it readable: ``420 ms``, ``3.2 s``, ``5.1 h``, ``12.3 days``."""
-    if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    if seconds < 2 * SECONDS_PER_HOUR:
-        return f"{seconds / 60:.3g} min"
-    if seconds < 2 * SECONDS_PER_DAY:
-        return f"{seconds / SECONDS_PER_HOUR:.3g} h"
-    return f"{seconds / SECONDS_PER_DAY:.3g} days"
+def human_seconds(seconds: float, like: float | None = None) -> str:
+    """A duration in the largest unit that keeps it readable: ``420 ms``, ``3.2 s``, ``5.1 h``, ``12.3 days``.
+
+    ``like``: in the unit of that duration, so that the two can be compared at a glance.
+    """
+    size = seconds if like is None else like
+    if size < ROUNDS_UP:
+        return f"{_digits(seconds * 1e3)} ms"
+    if size < 120:
+        return f"{_digits(seconds)} s"
+    if size < 2 * SECONDS_PER_HOUR:
+        return f"{_digits(seconds / 60)} min"
+    if size < 2 * SECONDS_PER_DAY:
+        return f"{_digits(seconds / SECONDS_PER_HOUR)} h"
+    return f"{_digits(seconds / SECONDS_PER_DAY)} days"
+
+
+ROUNDS_UP = 0.9995
+"""Of the next unit: what lies above is one of these with three digits."""
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, never as a power of ten: ``2,110`` and not ``2.11e+03``."""
+    rounded = float(f"{value:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 1000 else f"{value:.3g}"

@@ -1,13 +1,16 @@
 """What a cluster's own runs say of the predictions: a residual a kind of run, kept in a file that later plans read.
 
 A residual belongs to one cluster type, engine and implementation, precision and kind of model (dense or with experts):
-the ratio of the measured step time to the predicted one, and the memory measured beyond the predicted peak. It is not
-carried over to other kinds.
+the ratio of the measured step time to the predicted one, and the memory measured beyond the predicted peak. Kinds that
+never ran on a cluster take the ratio of the nearest kind that did, and say so: corrected against uncorrected, the
+search would leave what was measured as slower than predicted for what nobody has measured. Memory and other clusters
+are never corrected by another kind's runs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +20,7 @@ import yaml as pyyaml
 
 from kit.cost.prediction import Prediction, StageMemory
 from kit.errors import SpecError
+from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -37,6 +41,8 @@ class Residual:
     extra_gib: float = 0.0
     """Measured less predicted peak of a GPU."""
     runs: int = 0
+    carried_from: str = ""
+    """Kind of run that the ratio was measured with, where it is not this one."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +53,29 @@ class Calibration:
     path: Path | None = None
 
     def of(self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> Residual:
-        """Nothing to correct where no run of the kind is known."""
-        return self.residuals.get(kind(model, cluster, job, layout), Residual())
+        """Of its own kind; else the ratio alone of the nearest kind on the same cluster type; else nothing."""
+        own = kind(model, cluster, job, layout)
+        if own in self.residuals or not self.residuals:
+            return self.residuals.get(own, Residual())
+        place, *traits = _parts(own)
+        near = [name for name in self.residuals if _parts(name)[0] == place]
+        if not near:
+            return Residual()
+        nearest = max(near, key=lambda name: _likeness(_parts(name)[1:], traits))
+        ran = self.residuals[nearest]
+        words = ", ".join(_parts(nearest)[1:])
+        return Residual(step_time_factor=ran.step_time_factor, runs=ran.runs, carried_from=words)
+
+
+def _parts(name: str) -> list[str]:
+    """Place, code, precision and kind of model of a residual's key; a cluster's name may hold commas."""
+    return name.rsplit(", ", 3)
+
+
+def _likeness(one: list[str], other: list[str]) -> tuple[bool, ...]:
+    """The same layers first, then the same precision, the same kind of model and the same engine."""
+    (engine, code), (own_engine, own_code) = one[0].split(" ", 1), other[0].split(" ", 1)
+    return (code == own_code, *(a == b for a, b in zip(one[1:], other[1:], strict=True)), engine == own_engine)
 
 
 NONE = Calibration({})
@@ -72,9 +99,17 @@ def load(path: Path | None = None) -> Calibration:
         return NONE
     try:
         data = pyyaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        return Calibration({name: Residual(**row) for name, row in data.items()}, path)
-    except (OSError, pyyaml.YAMLError, TypeError, AttributeError) as error:
+        return Calibration({str(name): _residual(row) for name, row in data.items()}, path)
+    except (OSError, pyyaml.YAMLError, TypeError, AttributeError, LookupError, ValueError) as error:
         raise SpecError(f"{path} cannot be read as calibration: {error}; mend it, or remove it yourself") from None
+
+
+def _residual(row: dict[str, Any]) -> Residual:
+    """A row of the file. Raises ``ValueError``, ``TypeError``."""
+    found = Residual(float(row["step_time_factor"]), float(row["extra_gib"]), int(row["runs"]))
+    if not (0 < found.step_time_factor < math.inf and math.isfinite(found.extra_gib) and found.runs > 0):
+        raise ValueError(f"{row} is not a ratio above 0, GiB and a number of runs")
+    return found
 
 
 def learn(plan: Plan, measurements: Path, known: Calibration) -> Calibration:
@@ -84,18 +119,19 @@ def learn(plan: Plan, measurements: Path, known: Calibration) -> Calibration:
     ``plan`` is as predicted without calibration. Raises ``SpecError``.
     """
     data = _read(measurements)
-    seconds, gib = data.get("measured_step_time_s"), data.get("measured_memory_gib")
+    seconds, gib = (_positive(data, name, measurements) for name in ("measured_step_time_s", "measured_memory_gib"))
     if data.get("measured_memory_is") not in (None, "peak allocated"):
         gib = None  # what a CPU run counts is not a GPU's peak
     if not seconds and not gib:
         raise SpecError(
             f"{measurements} has neither measured_step_time_s nor a measured peak; use a run's summary.json"
         )
+    _plausible(plan, seconds, gib, measurements)
     key = kind(plan.model, plan.cluster, plan.job, plan.layout)
     before = known.residuals.get(key, Residual())
     share = 1 / (before.runs + 1)
-    factor = float(seconds) / plan.predicted.step_time_s if seconds else before.step_time_factor
-    extra = float(gib) - plan.predicted.peak_gib if gib else before.extra_gib
+    factor = seconds / plan.predicted.step_time_s if seconds else before.step_time_factor
+    extra = gib - plan.predicted.peak_gib if gib else before.extra_gib
     after = Residual(
         step_time_factor=before.step_time_factor + share * (factor - before.step_time_factor),
         extra_gib=before.extra_gib + share * (extra - before.extra_gib),
@@ -104,10 +140,44 @@ def learn(plan: Plan, measurements: Path, known: Calibration) -> Calibration:
     return Calibration({**known.residuals, key: after}, known.path)
 
 
+FARTHEST = 20.0
+"""Times faster or slower than predicted, beyond which a measurement is not of the plan."""
+
+
+def _plausible(plan: Plan, seconds: float | None, gib: float | None, path: Path) -> None:
+    """Raises ``SpecError`` where the run cannot have been of this plan; on CPU processes anything can."""
+    if plan.cluster.gpu.device != "cuda":
+        return
+    predicted = plan.predicted.step_time_s
+    fix = "lay the file beside the plan.yaml of its run, or name the run's own recipe"
+    if seconds and not 1 / FARTHEST < seconds / predicted < FARTHEST:
+        raise SpecError(
+            f"{path}: measured_step_time_s={seconds:g}, and {describe(plan.layout)} is predicted to take "
+            f"{predicted:.3g}: a run of another plan? {fix}"
+        )
+    if gib and gib > plan.cluster.gpu.memory_gib:
+        raise SpecError(
+            f"{path}: measured_memory_gib={gib:g} is more than the {plan.cluster.gpu.memory_gib:.1f} GiB of "
+            f"{plan.cluster.gpu.name}: a run of another plan? {fix}"
+        )
+
+
+def _positive(data: dict[str, Any], name: str, path: Path) -> float | None:
+    """A measured number; null where there is none. Raises ``SpecError``."""
+    value = data.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise SpecError(f"{path}: {name}={value!r} is no measurement; use a number above 0, or leave it out")
+    return float(value)
+
+
 def save(calibration: Calibration, path: Path | None = None) -> Path:
     """Write residuals; the file is ours and is replaced whole."""
     path = path or file_path()
-    text = pyyaml.safe_dump({name: vars(row) for name, row in sorted(calibration.residuals.items())}, sort_keys=True)
+    kept = ("step_time_factor", "extra_gib", "runs")
+    rows = {name: {key: getattr(row, key) for key in kept} for name, row in sorted(calibration.residuals.items())}
+    text = pyyaml.safe_dump(rows, sort_keys=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
@@ -121,7 +191,12 @@ def corrected(prediction: Prediction, residual: Residual, total_tokens: int, usd
     factor = residual.step_time_factor
     tokens_per_s = prediction.tokens_per_s / factor
     seconds = total_tokens / tokens_per_s
-    words = f"calibrated by {residual.runs} run{'s' if residual.runs > 1 else ''} on this cluster: step x {factor:.2f}"
+    runs = f"{residual.runs} run{'s' if residual.runs > 1 else ''}"
+    if residual.carried_from:
+        ran = f"{runs} of {residual.carried_from}"
+        words = f"{CALIBRATED} by {ran} on this cluster: step x {factor:.2f}, memory as predicted"
+    else:
+        words = f"{CALIBRATED} by {runs} on this cluster: step x {factor:.2f}, {residual.extra_gib:+.1f} GiB"
     memory = tuple(
         StageMemory(
             stage=stage.stage,
@@ -139,8 +214,16 @@ def corrected(prediction: Prediction, residual: Residual, total_tokens: int, usd
         mfu=prediction.mfu / factor,
         days=seconds / SECONDS_PER_DAY,
         cost_usd=None if usd_per_hour is None else usd_per_hour * seconds / SECONDS_PER_HOUR,
-        step_time_evidence=f"{words}, {residual.extra_gib:+.1f} GiB",
+        step_time_evidence=words,
     )
+
+
+CALIBRATED = "calibrated"
+
+
+def is_corrected(prediction: Prediction) -> bool:
+    """Whether a residual is in it."""
+    return prediction.step_time_evidence.startswith(CALIBRATED)
 
 
 def _read(path: Path) -> dict[str, Any]:

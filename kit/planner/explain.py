@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kit.cost.efficiency import usable_gib
 from kit.errors import PlanError, SpecError
+from kit.planner import calibration
+from kit.planner.calibration import Calibration
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.render import WIDTH, render
@@ -34,14 +37,18 @@ class Binding:
 
 
 def explain(plan: Plan, pins: Pins | None = None, what_if: tuple[str, ...] = ()) -> str:
-    """Plain text: the plan, its decisions, what binds, where a step's time goes, the schedule, and what-ifs."""
+    """Plain text: the plan, its decisions, what binds, where a step's time goes, the schedule, and what-ifs.
+
+    Other plans are corrected by the runs on record (``calibration.load``) where this one was, so that they compare.
+    """
+    known = calibration.load() if calibration.is_corrected(plan.predicted) else calibration.NONE
     blocks = [
         render(plan),
         _bindings(plan),
         _breakdown(plan),
         _schedule(plan),
-        _without_pins(plan, pins or pinned(plan)),
-        *(_what_if(plan, pins or pinned(plan), word) for word in what_if),
+        _without_pins(plan, pins or pinned(plan), known),
+        *(_what_if(plan, pins or pinned(plan), word, known) for word in what_if),
     ]
     return "\n\n".join(block for block in blocks if block)
 
@@ -133,11 +140,11 @@ def shown(plan: Plan) -> tuple[int, int, int]:
 # ---------------------------------------------------------------- other plans
 
 
-def _without_pins(plan: Plan, pins: Pins) -> str:
+def _without_pins(plan: Plan, pins: Pins, known: Calibration) -> str:
     if pins == Pins():
         return ""
     try:
-        free = make_plan(plan.model, plan.cluster, plan.job)
+        free = make_plan(plan.model, plan.cluster, plan.job, known=known)
     except PlanError:
         return ""
     if free.layout == plan.layout:
@@ -145,7 +152,7 @@ def _without_pins(plan: Plan, pins: Pins) -> str:
     return "\n".join([f"left to the planner: {describe(free.layout)}", *_changes(plan, free)])
 
 
-def _what_if(plan: Plan, pins: Pins, word: str) -> str:
+def _what_if(plan: Plan, pins: Pins, word: str, known: Calibration) -> str:
     """``gpus=16xH200``, a key of the job (``seq_length=131072``), or a choice of the layout (``tp=4``)."""
     key, equals, text = word.partition("=")
     if not equals:
@@ -162,12 +169,12 @@ def _what_if(plan: Plan, pins: Pins, word: str) -> str:
         raise SpecError(f"--what-if {word!r}: {key!r} is neither gpus, nor a key of the job, nor one of the layout")
     head = f"what if {word}"
     try:
-        other = make_plan(plan.model, cluster, job, pins)
+        other = make_plan(plan.model, cluster, job, pins, known)
     except PlanError as refused:
         if pins == Pins() or key in {field.name for field in dataclasses.fields(Pins)}:
             return f"{head}: no plan\n" + textwrap.indent(str(refused), "  ")
         try:
-            other = make_plan(plan.model, cluster, job)
+            other = make_plan(plan.model, cluster, job, known=known)
         except PlanError as refused_too:
             return f"{head}: no plan\n" + textwrap.indent(str(refused_too), "  ")
         head += ", pins left to the planner (with them there is no plan)"
@@ -175,8 +182,9 @@ def _what_if(plan: Plan, pins: Pins, word: str) -> str:
 
 
 def _changes(before: Plan, after: Plan) -> list[str]:
-    rows = [
-        ("step", before.predicted.step_time_s, after.predicted.step_time_s, human_seconds),
+    step = before.predicted.step_time_s
+    rows: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("step", step, after.predicted.step_time_s, lambda value: human_seconds(value, like=step)),
         ("tokens/s a GPU", _speed(before), _speed(after), human_count),
         ("MFU", before.predicted.mfu, after.predicted.mfu, lambda value: f"{value:.1%}"),
         ("peak GiB", before.predicted.peak_gib, after.predicted.peak_gib, lambda value: f"{value:.1f}"),

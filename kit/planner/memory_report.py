@@ -6,22 +6,16 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from kit.cost.efficiency import usable_gib
-from kit.cost.memory import MemoryReport, peak, peak_gib
-from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.memory import MemoryReport, peak
 from kit.errors import PlanError
-from kit.planner.candidates import ENGINES, layouts
 from kit.planner.describe import describe
 from kit.planner.failure import MOST_CHANGES, changes_that_fit, nothing_legal
-from kit.planner.rules import violations
-from kit.planner.weighing import LAST_RESORTS, search
+from kit.planner.nearest import overshoot, short_of_a_node
+from kit.planner.weighing import search
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
-
-OF_THE_NODE = {"host_ram", "nvme"}
-"""Rules that say that a node has too little of something."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +61,10 @@ def memory_report(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pi
     if found.best:
         return report_of(model, cluster, job, found.best.layout)
     legal = [candidate.layout for candidate in found.considered]
-    misses = [*legal, *_short_of_a_node(model, cluster, job, pins)]
+    misses = [*legal, *short_of_a_node(model, cluster, job, pins)]
     if not misses:
         raise PlanError(nothing_legal(model, cluster, job, pins))
-    nearest = min(misses, key=lambda layout: _overshoot(model, cluster, job, layout))
+    nearest = min(misses, key=lambda layout: overshoot(model, cluster, job, layout))
     ways = tuple(itertools.islice(changes_that_fit(model, cluster, job, pins), MOST_CHANGES))
     return report_of(model, cluster, job, nearest, ways)
 
@@ -81,26 +75,3 @@ def report_of(
     """Of one layout, legal or short of something on its node."""
     memory = peak(model, cluster, job, layout)
     return FitReport(**vars(memory), model=model, cluster=cluster, job=job, changes=changes)
-
-
-def _short_of_a_node(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> list[Layout]:
-    """Layouts that break no rule but those of host memory and disks."""
-    return [
-        layout
-        for engine in (ENGINES if pins.engine is None else (pins.engine,))
-        for layout in layouts(model, cluster, job, pins, engine, LAST_RESORTS)
-        if {violation.rule for violation in violations(model, cluster, job, layout)} <= OF_THE_NODE
-    ]
-
-
-def _overshoot(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> tuple[int, list[float]]:
-    """How many things there is too little of, and needed over there, the worst first; what a node does not say counts
-    as half of what is needed."""
-    shares = [peak_gib(model, cluster, job, layout) / usable_gib(cluster.gpu)]
-    for needed, there in (
-        (host_ram_gib_per_node(model, cluster, layout, job.precision), cluster.host_ram_gib),
-        (nvme_gib_per_node(model, cluster, layout, job.precision), cluster.nvme_gib),
-    ):
-        if needed:
-            shares.append(needed / there if there else 2.0)
-    return sum(share > 1 for share in shares), sorted(shares, reverse=True)

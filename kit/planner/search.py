@@ -33,7 +33,7 @@ def make_plan(
     if not found.considered:
         raise PlanError(nothing_legal(model, cluster, job, pins))
     if found.best is None:
-        raise PlanError(nothing_fits(model, cluster, job, pins, found))
+        raise PlanError(nothing_fits(model, cluster, job, pins, found, known))
     layout = found.best.layout
     price = cluster.price_per_node_hour_usd
     hourly = None if price is None else price * cluster.num_nodes

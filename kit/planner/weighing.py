@@ -165,8 +165,12 @@ def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:
         "chunked_loss",
         "compile_layers",
     )
-    return after.micro_batch_size > before.micro_batch_size and all(
-        getattr(before, key) == getattr(after, key) for key in keys
+    # Without accumulation gradients need no second, wider sum: that can be less memory than a smaller micro batch.
+    accumulates = (before.gradient_accumulation_steps > 1, after.gradient_accumulation_steps > 1)
+    return (
+        after.micro_batch_size > before.micro_batch_size
+        and accumulates[0] == accumulates[1]
+        and all(getattr(before, key) == getattr(after, key) for key in keys)
     )
 
 

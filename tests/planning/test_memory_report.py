@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import itertools
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,15 +48,36 @@ def test_ways_out_come_smallest_first() -> None:
     """By how many times a number changes; a pin changes none, and the job changes before the hardware."""
     model, machines = load_model("llama-3-70b"), cluster("8xA100-40")
     found = list(changes_that_fit(model, machines, job(), Pins()))
-    assert found[:3] == [
+    assert found == [
         "job.global_batch_size=256 instead of 128",
         "job.seq_length=2048 instead of 4096",
+        "cluster.host_ram_gib=1906 instead of 953, for offload",
         "2 nodes (16 GPUs) instead of 1",
+        "A100-80 (79 GiB) instead of A100-40",  # and not the H100 of as many GiB
+        "job.lora: adapters trained instead of all weights",
     ]
-    assert found[3:] == ["H100 (79 GiB) instead of A100-40"]
     long = job(seq_length=131072, global_batch_size=8)
     pinned = itertools.islice(changes_that_fit(MODEL, cluster("8xH100"), long, Pins(engine="torch")), 3)
     assert [way.split()[0] for way in pinned] == ["layout.engine", "H200", "job.seq_length=65536"]
+
+
+def test_one_card_is_helped_by_its_machine_before_another_card() -> None:
+    found = list(changes_that_fit(load_model("llama-2-7b"), cluster("1xRTX-4090"), job(), Pins()))
+    assert found[:2] == [
+        "offload to disks, once cluster.nvme_gib says how large a node's are (1024 would do)",
+        "cluster.host_ram_gib=256 instead of 128, for offload",
+    ]
+    assert found[-1] == "job.lora: adapters trained instead of all weights"
+    part = list(changes_that_fit(load_model("llama-3-70b"), cluster("1xL40S"), job(), Pins()))
+    assert part == ["4 GPUs of a g6e.48xlarge instead of 1"]
+
+
+def test_the_nearest_miss_may_be_of_host_memory() -> None:
+    with pytest.raises(PlanError) as refused:
+        make_plan(load_model("llama-3.1-405b"), cluster("8xH100"), job())
+    nearest = str(refused.value).splitlines()[0]
+    assert "optimizer on NVMe" in nearest
+    assert re.search(r"\d+ GiB of host memory a node, \d+ of \d+ are usable: \d+ GiB too many$", nearest)
 
 
 def test_each_stage_has_a_row_and_a_bar_of_its_components() -> None:

@@ -1,0 +1,108 @@
+"""Residuals of real runs: what they correct, what they are carried to, and what is no measurement."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import SpecError
+from kit.planner import calibration
+from kit.planner.calibration import Calibration
+from kit.planner.explain import explain
+from kit.planner.plan import Plan
+from kit.planner.purchase import Wish, offers
+from kit.planner.search import make_plan
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.layout import Pins
+from tests.planning.examples import job
+
+MODEL, CLUSTER = load_model("llama-3.1-8b"), parse_cluster("8xH100")
+
+
+def plan_of(known: Calibration = calibration.NONE, pins: Pins | None = None) -> Plan:
+    return make_plan(MODEL, CLUSTER, job(), pins, known)
+
+
+def learned(plan: Plan, folder: Path, **measured: Any) -> Calibration:
+    path = folder / "measured.json"
+    path.write_text(json.dumps(measured))
+    return calibration.learn(plan, path, calibration.NONE)
+
+
+def test_a_run_slower_than_predicted_does_not_send_the_search_to_what_never_ran(tmp_path: Path) -> None:
+    """The split of a node by Megatron and by ZeRO over it are predicted alike; only one was measured."""
+    plan = plan_of()
+    known = learned(plan, tmp_path, measured_step_time_s=1.4 * plan.predicted.step_time_s)
+    again = plan_of(known)
+    assert again.layout == plan.layout
+    assert again.predicted.step_time_s == pytest.approx(1.4 * plan.predicted.step_time_s)
+    other = plan_of(known, Pins(engine="torch"))
+    assert "calibrated by 1 run of megatron torch-native, bf16, dense" in other.predicted.step_time_evidence
+    uncorrected = plan_of(pins=Pins(engine="torch")).predicted
+    assert other.predicted.step_time_s == pytest.approx(1.4 * uncorrected.step_time_s)
+    assert other.predicted.peak_gib == uncorrected.peak_gib  # memory of one engine says nothing of another's
+    elsewhere = make_plan(MODEL, parse_cluster("8xH200"), job(), None, known)
+    assert not calibration.is_corrected(elsewhere.predicted)
+
+
+def test_the_nearest_kind_lends_its_ratio() -> None:
+    place = "dgx-h100 H100"
+    known = Calibration(
+        {
+            f"{place}, megatron torch-native, bf16, dense": calibration.Residual(1.5, 0.0, 1),
+            f"{place}, torch huggingface-sdpa, bf16, experts": calibration.Residual(1.2, 0.0, 1),
+        }
+    )
+    over_megatron = Pins(engine="deepspeed", implementation="torch-native", tp=2)
+    assert "step x 1.50" in plan_of(known, over_megatron).predicted.step_time_evidence
+    assert "step x 1.20" in plan_of(known, Pins(engine="torch")).predicted.step_time_evidence
+
+
+def test_other_plans_of_an_explanation_are_corrected_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of()
+    known = learned(plan, tmp_path, measured_step_time_s=3 * plan.predicted.step_time_s)
+    monkeypatch.setenv("KIT_CALIBRATION", str(calibration.save(known, tmp_path / "kept.yaml")))
+    pins = Pins(engine="megatron", tp=4)
+    words = explain(plan_of(known, pins), pins, ("tp=8",)).partition("left to the planner")[2]
+    changes = [float(line.split()[-1].rstrip("%")) for line in words.splitlines() if line.startswith("  step")]
+    assert len(changes) == 2
+    assert all(abs(change) < 40 for change in changes)  # uncorrected they would be -66 %
+
+
+def test_clusters_are_chosen_with_the_correction(tmp_path: Path) -> None:
+    plan, pins = make_plan(MODEL, parse_cluster("p5.48xlarge:1"), job()), Pins(engine="megatron")
+    known = learned(plan, tmp_path, measured_step_time_s=2 * plan.predicted.step_time_s)
+    wish, tokens = Wish(max_gpus=8), job(total_tokens=10**10)
+    (slow,) = offers(MODEL, tokens, pins, wish, "p5.48xlarge", known)
+    (fast,) = offers(MODEL, tokens, pins, wish, "p5.48xlarge")
+    assert slow.days == pytest.approx(2 * fast.days, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("measured", "words"),
+    [
+        ({"measured_step_time_s": -1.0}, "measured_step_time_s=-1.0 is no measurement"),
+        ({"measured_step_time_s": "fast"}, "is no measurement"),
+        ({"measured_step_time_s": True}, "is no measurement"),
+        ({"measured_memory_gib": float("inf")}, "is no measurement"),
+        ({"measured_step_time_s": 1e9}, "a run of another plan"),
+        ({"measured_memory_gib": 500.0}, "a run of another plan"),
+        ({"step_time_s": 1.0}, "neither measured_step_time_s"),
+    ],
+)
+def test_what_is_no_measurement_of_the_plan_is_refused(measured: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=words):
+        learned(plan_of(), tmp_path, **measured)
+
+
+@pytest.mark.parametrize(
+    "text", ["kind: {step_time_factor: -1, extra_gib: 0, runs: 1}", "kind: {}", "[1]", "kind: 3", "a: [b"]
+)
+def test_a_damaged_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "kept.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=r"kept\.yaml cannot be read as calibration"):
+        calibration.load(path)
