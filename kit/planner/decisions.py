@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from kit.cost.efficiency import usable_gib
-from kit.planner.alternatives import alternatives
+from kit.planner.alternatives import alternatives, split_of
 from kit.planner.candidates import ENGINES
 from kit.planner.compression_remarks import compression_remarks
 from kit.planner.describe import describe
@@ -35,7 +36,7 @@ def decisions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
     best = found.best
     made = [_engine(model, cluster, job, pins, found, best)]
     for name in CHOICES[best.layout.engine]:
-        decision = _choice(name, cluster, pins, found.considered, best)
+        decision = _choice(name, model, cluster, job, pins, found, best)
         if decision is not None:
             made.append(decision)
     others = alternatives(model, cluster, job, found.considered, best)
@@ -71,24 +72,88 @@ def _engine(
 
 
 def _choice(
-    name: str, cluster: ClusterSpec, pins: Pins, considered: Iterable[Candidate], best: Candidate
+    name: str,
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    pins: Pins,
+    found: Found,
+    best: Candidate,
 ) -> Decision | None:
     """One field of the layout against its other values, on the same engine; nothing where there was no choice."""
     chosen = getattr(best.layout, name)
     text = _text(chosen)
     if getattr(pins, name) is not None:
         return Decision(rule=name, chosen=text, why="pinned")
-    same_engine = [candidate for candidate in considered if candidate.layout.engine == best.layout.engine]
+    if name in _ONLY_WITH and getattr(best.layout, _ONLY_WITH[name]) == 1:
+        return None  # stages of one pipeline stage, or a sequence split over one rank, are no choice
+    same_engine = [candidate for candidate in found.considered if candidate.layout.engine == best.layout.engine]
     values = {getattr(candidate.layout, name) for candidate in same_engine} - {chosen}
-    if not values:
+    impossible = _impossible(name, values | {chosen}, model, cluster, job, pins, found)
+    if not values and not impossible:
         return None
     rivals = sorted(
-        (_cheapest([c for c in same_engine if getattr(c.layout, name) == value]) for value in values), key=_rank
+        (_rival([c for c in same_engine if getattr(c.layout, name) == value], name, best) for value in values),
+        key=_rank,
     )
     rejected = tuple(
-        f"{_text(getattr(rival.layout, name))}: {cost_of(rival, cluster)}" for rival in rivals[:MOST_RIVALS]
+        f"{_text(getattr(rival.layout, name))}: {cost_of(rival, cluster)}{_besides(name, best.layout, rival.layout)}"
+        for rival in rivals[:MOST_RIVALS]
     )
-    return Decision(rule=name, chosen=text, why=_why(name, best, rivals), rejected=rejected)
+    return Decision(rule=name, chosen=text, why=_why(name, best, rivals), rejected=(*rejected, *impossible))
+
+
+_ONLY_WITH = {"vp": "pp", "sp": "tp"}
+
+_WITHIN = ("zero_hpz", "offload_param", "vp", "sp", "recompute", "micro_batch_size")
+"""Choices that are made within a way to split the work: their other values are those of the same split, if any fits."""
+
+
+def _rival(candidates: list[Candidate], name: str, best: Candidate) -> Candidate:
+    """The layout that stands for a rejected value: the cheapest that has it."""
+    if name in _WITHIN:
+        own = split_of(best.layout)
+        same_split = [c for c in candidates if c.step_time_s is not None and split_of(c.layout) == own]
+        candidates = same_split or candidates
+    return _cheapest(candidates)
+
+
+def _besides(name: str, best: Layout, rival: Layout) -> str:
+    """What else has to change for it, so that nobody takes the cost for that of the one value."""
+    sizes = [size for size in ("tp", "cp", "pp", "vp", "ep", "etp", "zero_stage", "zero_hpz") if size != name]
+    parts = [f"{size}={getattr(rival, size)}" for size in sizes if getattr(rival, size) != getattr(best, size)]
+    if rival.implementation != best.implementation:
+        parts.append(rival.implementation)
+    if name != "recompute" and rival.recompute != best.recompute:
+        parts.append("no recompute" if rival.recompute == "none" else f"{rival.recompute} recompute")
+    for place in ("offload_optimizer", "offload_param"):
+        if place != name and getattr(rival, place) != getattr(best, place):
+            parts.append(f"{place}={getattr(rival, place)}")
+    if name != "micro_batch_size" and rival.micro_batch_size != best.micro_batch_size:
+        parts.append(f"micro batch {rival.micro_batch_size}")
+    return f" (with {', '.join(parts)})" if parts else ""
+
+
+def _impossible(
+    name: str,
+    weighed: set[object],
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    pins: Pins,
+    found: Found,
+) -> list[str]:
+    """Places for offloaded state that were tried and break a rule, such as too little host memory, with the rule."""
+    if not name.startswith("offload_") or not found.scope.offload:
+        return []
+    reasons = []
+    for place in ("cpu", "nvme"):
+        if place in weighed:
+            continue
+        asked = replace(pins, engine="deepspeed", zero_stage=pins.zero_stage or 3, **{name: place})
+        broken = illegal(model, cluster, job, asked, ("deepspeed",)).get("deepspeed", ())
+        reasons += [f"{place}: {violation}" for violation in broken[:1]]
+    return reasons
 
 
 def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
@@ -119,9 +184,14 @@ _MEANS = {
 
 def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
     fastest = min((c for c in considered if c.step_time_s is not None), key=step_s)
-    if fastest.layout.engine == best.layout.engine:
-        return "the fastest that fits"
     behind = step_s(best) / step_s(fastest) - 1
+    if behind == 0:
+        return "the fastest that fits"
+    if fastest.layout.engine == best.layout.engine:
+        return (
+            f"the engine of the fastest layout that fits; this one is {behind:.1%} behind it, within the "
+            f"{EQUALLY_FAST - 1:.0%} that predictions do not tell apart, and simpler or smaller"
+        )
     return f"the simplest within {EQUALLY_FAST - 1:.0%} of the fastest ({behind:.1%} behind {fastest.layout.engine})"
 
 

@@ -45,13 +45,31 @@ def _breakdown(plan: Plan, axis: Any) -> None:
     axis.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)
 
 
+COLORS = {"forward": ("lightsteelblue", "steelblue"), "backward": ("mediumaquamarine", "seagreen")}
+"""Of a pass, by the parity of its virtual stage; none of the step's own colours."""
+
+
 def _schedule(plan: Plan, axis: Any) -> None:
     stages, batches, vp = shown(plan)
+    named = set()
     for entry in simulate(stages, vp, batches):
-        color = (
-            ("tab:blue", "tab:cyan")[entry.chunk % 2] if not entry.backward else ("tab:orange", "gold")[entry.chunk % 2]
+        way, parity = "backward" if entry.backward else "forward", entry.chunk % 2
+        label = way if vp == 1 else f"{way}, virtual stage {entry.chunk + 1}"
+        axis.barh(
+            entry.stage,
+            entry.end - entry.start,
+            left=entry.start,
+            color=COLORS[way][parity],
+            edgecolor="white",
+            height=0.9,
+            label=None if label in named else label,
         )
-        axis.barh(entry.stage, entry.end - entry.start, left=entry.start, color=color, edgecolor="white", height=0.9)
+        named.add(label)
+    axis.set_yticks(range(stages))
     axis.invert_yaxis()
     axis.set_ylabel("stage")
-    axis.set_xlabel(f"forward passes of a chunk ({stages} of {plan.layout.pp} stages, {batches} micro batches drawn)")
+    axis.set_xlabel(
+        f"time of forward passes of a chunk; white: idle ({stages} of {plan.layout.pp} stages, {batches} of "
+        f"{plan.layout.gradient_accumulation_steps} micro batches, {vp} of {plan.layout.vp} virtual stages drawn)"
+    )
+    axis.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)

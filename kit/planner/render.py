@@ -8,9 +8,12 @@ from kit.cost.efficiency import usable_gib
 from kit.cost.memory import COMPONENTS
 from kit.cost.params import count
 from kit.cost.prediction import Operation, Prediction, StageMemory
+from kit.planner.calibration import is_corrected
 from kit.planner.describe import describe
 from kit.planner.plan import Decision, Plan
-from kit.units import human_count, human_seconds
+from kit.specs.catalog import node_names, parse_cluster
+from kit.specs.cluster import ClusterSpec
+from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
 WIDTH = 110
 STAGES_SHOWN = 6
@@ -45,7 +48,8 @@ def _memory(plan: Plan) -> str:
     head = f"memory of a GPU, GiB: {plan.predicted.peak_gib:.1f} of {limits}"
     columns = "  " + " " * 8 + "".join(f"{name:>12}" for name in [*shown, "peak"])
     rows = [_stage_row(stage, shown, plan.layout.pp) for stage in _some(plan.predicted.memory)]
-    lines = [head + _band(plan.predicted.memory_band), columns, *rows]
+    learned = is_corrected(plan.predicted) and " GiB" in plan.predicted.step_time_evidence
+    lines = [head + (" (calibrated)" if learned else _band(plan.predicted.memory_band)), columns, *rows]
     if len(plan.predicted.memory) > STAGES_SHOWN:
         lines.insert(-1, "  …")
     if plan.predicted.host_ram_gib_per_node:
@@ -79,14 +83,15 @@ def _time(plan: Plan) -> str:
         *textwrap.wrap(" + ".join(parts), WIDTH, initial_indent="  ", subsequent_indent="  "),
         f"{human_count(predicted.tokens_per_s)} tokens/s, {human_count(predicted.tokens_per_s / gpus)} a GPU; "
         f"MFU {predicted.mfu:.1%}" + (f"; bubble {predicted.bubble_fraction:.1%}" if plan.layout.pp > 1 else ""),
-        f"{human_seconds(predicted.days * 86400)} for {human_count(plan.job.total_tokens)} tokens" + _money(plan),
+        f"{human_seconds(predicted.days * SECONDS_PER_DAY)} for {human_count(plan.job.total_tokens)} tokens"
+        + _money(plan),
     ]
     if predicted.operation is not None and plan.cluster.gpu.device == "cuda":
-        lines.append(_operation(predicted.operation))
+        lines.append(_operation(predicted.operation, predicted))
     return "\n".join(lines)
 
 
-def _operation(operation: Operation) -> str:
+def _operation(operation: Operation, predicted: Prediction) -> str:
     data = operation.data_mbytes_per_s
     rate = f"{data:.2g} MB/s" if data >= 0.01 else f"{1e3 * data:.2g} kB/s"
     monthly = operation.checkpoint_usd_per_month
@@ -96,7 +101,16 @@ def _operation(operation: Operation) -> str:
         f"checkpoint {operation.checkpoint_gb:,.0f} GB in {human_seconds(operation.checkpoint_s)}{kept}\n"
         f"best saved every {human_seconds(operation.checkpoint_interval_s)}; a failure every "
         f"{human_seconds(operation.hours_between_failures * 3600)}: goodput {operation.goodput:.1%}"
+        f"{_in_all(predicted, operation.goodput)}"
     )
+
+
+def _in_all(predicted: Prediction, goodput: float) -> str:
+    """Days and money with what checkpoints and failures take."""
+    if not goodput:
+        return ""
+    money = "" if predicted.cost_usd is None else f", ${predicted.cost_usd / goodput:,.0f}"
+    return f", {human_seconds(predicted.days * SECONDS_PER_DAY / goodput)} in all{money}"
 
 
 def _speed_band(predicted: Prediction) -> str:
@@ -108,9 +122,17 @@ def _speed_band(predicted: Prediction) -> str:
 
 def _money(plan: Plan) -> str:
     if plan.predicted.cost_usd is None:
-        return f"; no price is known for {plan.cluster.name}"
+        return f"; {_no_price(plan.cluster)}"
     when = f", {plan.cluster.price_date}" if plan.cluster.price_date else ""
     return f"; ${plan.predicted.cost_usd:,.0f} at ${plan.cluster.price_per_node_hour_usd:,.2f} a node and hour{when}"
+
+
+def _no_price(cluster: ClusterSpec) -> str:
+    """A catalog's node may have a price that is of the whole node alone."""
+    whole = parse_cluster(f"{cluster.name}:1") if cluster.name in node_names() else cluster
+    if cluster.gpus_per_node < whole.gpus_per_node:
+        return f"no price for {cluster.gpus_per_node} of the {whole.gpus_per_node} GPUs of a {cluster.name}"
+    return f"no price is known for {cluster.name}"
 
 
 def _band(band: float | None) -> str:

@@ -1,0 +1,83 @@
+"""What a plan says of its choices agrees with its numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from kit.planner.plan import Plan
+from kit.planner.render import render
+from kit.planner.search import make_plan
+from kit.planner.weighing import EQUALLY_FAST, search
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.layout import Pins
+from kit.units import human_count, human_seconds
+from tests.planning.examples import job
+
+
+def plan_of(name: str, machines: str, **changes: object) -> Plan:
+    return make_plan(load_model(name), parse_cluster(machines), job(**changes))
+
+
+def reason(plan: Plan, rule: str) -> str:
+    (found,) = [decision for decision in plan.decisions if decision.rule == rule]
+    return " ".join([found.why, *found.rejected])
+
+
+@pytest.mark.parametrize(("name", "machines"), [("llama-3.1-8b", "8xH100"), ("llama-3-70b", "64xA100-80")])
+def test_a_layout_is_called_the_fastest_only_where_none_is_faster(name: str, machines: str) -> None:
+    plan = plan_of(name, machines)
+    found = search(plan.model, plan.cluster, plan.job, Pins())
+    times = [candidate.step_time_s for candidate in found.considered if candidate.step_time_s is not None]
+    behind = plan.predicted.step_time_s / min(times) - 1
+    assert behind <= EQUALLY_FAST - 1
+    said = reason(plan, "engine").split("instead")[0]
+    if behind > 0.001:
+        assert f"{behind:.1%} behind" in said
+    else:
+        assert "the fastest that fits" in said
+
+
+def test_a_rejected_value_says_what_else_has_to_change() -> None:
+    """Sizes of the other way to split; those of the same split where it is a choice within one."""
+    plan = plan_of("llama-3-70b", "p4d.24xlarge:8", global_batch_size=512)
+    assert plan.layout.tp == 8
+    assert re.search(r"4: [\d.]+ (s|min) a step, [\d.]+ GiB \(with pp=\d+", reason(plan, "tp"))
+    within = reason(plan, "vp")
+    assert "a step" in within
+    assert "tp=" not in within
+    assert "pp=" not in within
+
+
+def test_no_word_of_virtual_stages_without_stages() -> None:
+    plan = plan_of("llama-3.1-8b", "8xH100")
+    assert plan.layout.pp == 1
+    assert "vp" not in {decision.rule for decision in plan.decisions}
+
+
+def test_a_host_with_too_little_memory_is_why_state_goes_to_disks() -> None:
+    plan = plan_of("llama-2-13b", "1xH100")
+    assert plan.layout.offload_optimizer == "nvme"
+    assert re.search(r"cpu: offload needs \d+ GiB of host memory a node", reason(plan, "offload_optimizer"))
+
+
+def test_a_part_of_a_node_has_no_price_and_says_so() -> None:
+    assert "no price for 4 of the 8 GPUs of a g6e.48xlarge" in render(plan_of("llama-3.2-1b", "4xL40S"))
+    assert "no price is known for dgx-h100" in render(plan_of("llama-3.2-1b", "8xH100"))
+
+
+def test_numbers_are_never_powers_of_ten() -> None:
+    assert [human_count(count) for count in (1e12, 999.7e9, 8.03e9, 123.0)] == ["1T", "1T", "8.03B", "123"]
+    assert [human_seconds(s) for s in (0.42, 0.9999, 112.0, 1.8e8)] == ["420 ms", "1 s", "112 s", "2,080 days"]
+    assert human_seconds(121.0, like=112.0) == "121 s"
+
+
+def test_a_batch_in_one_piece_is_weighed_though_smaller_ones_do_not_fit() -> None:
+    """Without accumulation ZeRO-1 sums no gradients in fp32: a larger micro batch needs less memory."""
+    pins = Pins(engine="deepspeed", implementation="huggingface-sdpa", zero_stage=1, recompute="full")
+    pins = replace(pins, offload_optimizer="none", offload_param="none")
+    found = search(load_model("llama-3-70b"), parse_cluster("8xH100"), job(global_batch_size=64), pins)
+    peaks = {c.layout.gradient_accumulation_steps: c.peak_gib for c in found.considered}
+    assert peaks[1] < peaks[8]
