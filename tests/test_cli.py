@@ -30,6 +30,19 @@ def test_plan_prints_a_layout_and_its_reasons() -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "parts"),
+    [
+        ("gpt2-xl", ["fp16, sequences of 1024"]),  # as many as it has positions
+        ("t5-small", ["fp16, sequences of 512"]),  # pairs, without being told
+    ],
+)
+def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> None:
+    done = kit("plan", model, "--gpus", "1xTitan-RTX", "--precision", "fp16")
+    assert done.returncode == 0, done.stderr
+    assert [part for part in parts if part not in done.stdout] == []
+
+
+@pytest.mark.parametrize(
     ("words", "parts"),
     [
         (["plan", "llama-9-8b", "--gpus", "8xH100"], ["llama-9-8b", "llama-3"]),

@@ -12,7 +12,7 @@ import typer
 
 from kit.api import plan as make_plan
 from kit.cli.app import app
-from kit.cli.words import Overrides, is_recipe, job_of, pins_of
+from kit.cli.words import Overrides, is_recipe, job_for, pins_of
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs import yaml
@@ -33,23 +33,25 @@ def plan(
     seq_length: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")] = None,
     total_tokens: Annotated[float | None, typer.Option(help="Token budget, for days and cost; 1e12 is fine.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan to this YAML file.")] = None,
     deadline: Annotated[float | None, typer.Option(help="Days for the token budget: choose the cluster too.")] = None,
     budget: Annotated[float | None, typer.Option(help="USD for the token budget: choose the cluster too.")] = None,
     max_gpus: Annotated[int | None, typer.Option(help="Most GPUs of a cluster to choose.", min=1)] = None,
-    by: Annotated[str, typer.Option(help="Choose the cluster by gpus, money or time.")] = "gpus",
+    by: Annotated[str | None, typer.Option(help="Choose the cluster by gpus (the default), money or time.")] = None,
     calibrate: Annotated[
         Path | None, typer.Option(help="A run's summary.json: correct this and later plans on the cluster by it.")
     ] = None,
 ) -> None:
     """What to run, whether it fits, how fast, what it costs, and why.
 
-    With --deadline, --budget or --max-gpus the cluster is chosen too: of all node types, or of the one in --gpus.
+    With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
     from kit.planner.render import render
+    from kit.specs.catalog import load_model
 
     if is_recipe(model):
-        if gpus or seq_length or global_batch_size or total_tokens:
+        if gpus or seq_length or global_batch_size or total_tokens or precision:
             raise SpecError(
                 "a recipe names its own cluster and job; change them as words: cluster=8xH100 job.seq_length=8192"
             )
@@ -60,9 +62,11 @@ def plan(
             raise SpecError(
                 f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is not a recipe file: use the options"
             )
-        job = job_of(seq_length=seq_length, global_batch_size=global_batch_size, total_tokens=total_tokens)
-        if deadline is not None or budget is not None or max_gpus is not None:
-            gpus = _chosen_cluster(model, job, pins_of(engine, fix or []), gpus, by, deadline, budget, max_gpus)
+        asked = {"seq_length": seq_length, "global_batch_size": global_batch_size, "total_tokens": total_tokens}
+        job = job_for(load_model(model), **asked, precision=precision)
+        if any(wish is not None for wish in (deadline, budget, max_gpus, by)):
+            goal = by or "gpus"
+            gpus = _chosen_cluster(model, job, pins_of(engine, fix or []), gpus, goal, deadline, budget, max_gpus)
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
         result = make_plan(model, gpus, job, pins_of(engine, fix or []))
@@ -82,6 +86,7 @@ def explain(
     fix: Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. Repeatable.")] = None,
     seq_length: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")] = None,
+    precision: Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")] = None,
     what_if: Annotated[
         list[str] | None, typer.Option("--what-if", help="gpus=16xH200, seq_length=131072, tp=4 …; repeatable.")
     ] = None,
@@ -90,6 +95,7 @@ def explain(
     """Every decision of a plan, what binds, where the time goes, and what would change."""
     from kit.planner.explain import explain as explained
     from kit.planner.explain_png import draw
+    from kit.specs.catalog import load_model
 
     pins = Pins()
     if is_recipe(target):
@@ -98,8 +104,8 @@ def explain(
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100")
         pins = pins_of(engine, fix or [])
-        job = job_of(seq_length=seq_length, global_batch_size=global_batch_size)
-        result = make_plan(target, gpus, job, pins)
+        asked = {"seq_length": seq_length, "global_batch_size": global_batch_size, "precision": precision}
+        result = make_plan(target, gpus, job_for(load_model(target), **asked), pins)
     typer.echo(explained(result, pins, tuple(what_if or ())))
     if png is not None:
         draw(result, png)
@@ -154,8 +160,9 @@ def memory(
     sizes |= {"micro_batch_size": micro_batch, "recompute": recompute}
     sizes |= {"offload_optimizer": offload, "offload_param": offload_param}
     given = [f"{name}={str(value).lower()}" for name, value in sizes.items() if value is not None]
-    job = job_of(seq_length=seq_length, global_batch_size=global_batch_size, precision=precision)
-    report = memory_report(load_model(model), parse_cluster(gpus), job, pins_of(engine, [*given, *(fix or [])]))
+    spec = load_model(model)
+    job = job_for(spec, seq_length=seq_length, global_batch_size=global_batch_size, precision=precision)
+    report = memory_report(spec, parse_cluster(gpus), job, pins_of(engine, [*given, *(fix or [])]))
     if png is not None:
         from kit.planner.memory_picture import save_png
 
@@ -196,13 +203,15 @@ def _chosen_cluster(
     max_gpus: int | None,
 ) -> str:
     """Print what the node types offer, and return the first."""
-    from kit.planner.purchase import Wish, offers, render_offers
+    from kit.planner import calibration
+    from kit.planner.purchase import Wish, node_type, offers, render_offers
     from kit.specs.catalog import load_model
 
     if by not in ("gpus", "money", "time"):
         raise SpecError(f"--by {by!r} is no goal; use gpus, money or time")
     wish = Wish(goal=by, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)  # type: ignore[arg-type]
-    found = offers(load_model(model), job, pins, wish, None if node is None else node.rpartition(":")[2] or node)
+    only = None if node is None else node_type(node)
+    found = offers(load_model(model), job, pins, wish, only, calibration.load())
     typer.echo(render_offers(found) + "\n")
     return f"{found[0].cluster.name}:{found[0].cluster.num_nodes}"
 

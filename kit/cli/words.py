@@ -14,6 +14,7 @@ from kit.planner.plan import Plan
 from kit.specs import yaml
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
+from kit.specs.model import ModelSpec
 from kit.specs.recipe import Recipe, load_recipe
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.")]
@@ -31,12 +32,17 @@ def plan_recipe(path: Path, overrides: list[str] | None) -> tuple[Plan, Recipe]:
     return make_plan(recipe), recipe
 
 
-def job_of(**values: float | str | None) -> JobSpec:
-    """Options that were given, over the defaults."""
+def job_for(model: ModelSpec, **values: float | str | None) -> JobSpec:
+    """Options that were given, over the defaults: of a job, and where those cannot be, of the model."""
+    defaults: dict[str, Any] = {}
+    if model.max_position_embeddings < JobSpec().seq_length:
+        defaults["seq_length"] = model.max_position_embeddings
+    if model.is_encoder_decoder:
+        defaults["objective"] = "seq2seq"
     given = {
         key: int(value) if isinstance(value, float) else value for key, value in values.items() if value is not None
     }
-    return yaml.parse(JobSpec, given, yaml.Document(name="options", data={}, lines={}))
+    return yaml.parse(JobSpec, defaults | given, yaml.Document(name="options", data={}, lines={}))
 
 
 def pins_of(engine: str, words: list[str]) -> Pins:

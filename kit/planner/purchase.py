@@ -10,7 +10,10 @@ from typing import Literal
 
 from kit.cost.efficiency import peak_flops_per_s
 from kit.cost.flops import model_flops_per_token
+from kit.cost.operation import operation
 from kit.errors import PlanError, SpecError
+from kit.planner import calibration
+from kit.planner.calibration import Calibration
 from kit.planner.describe import describe
 from kit.planner.weighing import Candidate, search, step_s
 from kit.specs.catalog import node_names, parse_cluster
@@ -30,6 +33,8 @@ FARTHEST = 2.0
 """Times the best offer's GPUs, money or time, beyond which a type is not listed."""
 GIVE_UP = 3
 """Numbers of nodes in a row that are no better than the best so far, before a type's search ends."""
+MOST_MISSES = 3
+"""Types whose nearest miss is named where none does."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,34 @@ class Offer:
     cluster: ClusterSpec
     layout: Layout
     days: float
+    """Of the token budget, with what checkpoints and failures take (``kit.cost.operation``)."""
     cost_usd: float | None
 
 
-def offers(model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, node: str | None = None) -> tuple[Offer, ...]:
+def node_type(text: str) -> str:
+    """The node type that ``--gpus`` names where the number of nodes is to be chosen: ``aws:p5.48xlarge``, ``8xH100``.
+
+    Raises ``SpecError`` for several nodes, or for a part of one.
+    """
+    cluster = parse_cluster(text)
+    whole = parse_cluster(f"{cluster.name}:1") if cluster.name in node_names() else None
+    if whole is None or cluster != whole:
+        name = cluster.name if whole else f"one of {', '.join(node_names())}"
+        raise SpecError(
+            f"--gpus {text} is {cluster.num_nodes} x {cluster.gpus_per_node} GPUs, and with --deadline, --budget, "
+            f"--max-gpus or --by their number is chosen: name a node type, {name}; --max-gpus bounds the number"
+        )
+    return cluster.name
+
+
+def offers(
+    model: ModelSpec,
+    job: JobSpec,
+    pins: Pins,
+    wish: Wish,
+    node: str | None = None,
+    known: Calibration = calibration.NONE,
+) -> tuple[Offer, ...]:
     """The best number of nodes of each type (or of one), the best offer first.
 
     Powers of two of nodes, and three times those, are tried, from what the deadline needs at the highest MFU to what
@@ -62,11 +91,11 @@ def offers(model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, node: str | N
     if node is not None and node not in node_names():
         raise SpecError(f"node {node!r} is not in the catalog; use one of {', '.join(node_names())}")
     types = sorted(
-        (_Type(model, job, pins, wish, name) for name in ([node] if node else _types(wish))),
+        (_Type(model, job, pins, wish, name, known) for name in ([node] if node else _types(wish))),
         key=lambda each: (each.ideal, each.ideal_usd),
     )
     found: list[Offer] = []
-    misses = []
+    misses: list[_Miss] = []
     searched: dict[ClusterSpec, Candidate | None] = {}
     for each in types:
         best = min((_rank(offer, wish.goal)[0] for offer in found), default=math.inf)
@@ -75,7 +104,8 @@ def offers(model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, node: str | N
             found.append(offer)
         misses += [miss] if miss else []
     if not found:
-        raise PlanError("\n".join(["no cluster of the catalog fulfils this", *misses[:3]]))
+        nearest = [miss.words for miss in sorted(misses)[:MOST_MISSES]]
+        raise PlanError("\n".join(["no cluster of the catalog fulfils this", *nearest]))
     return tuple(sorted(found, key=lambda offer: _rank(offer, wish.goal)))
 
 
@@ -95,11 +125,20 @@ def _types(wish: Wish) -> list[str]:
     return priced if wish.goal == "money" or wish.budget_usd is not None else types
 
 
+@dataclass(frozen=True, order=True)
+class _Miss:
+    """Why a number of nodes does not do."""
+
+    times: float
+    """What may be spent, that it takes; infinite where no sum would do."""
+    words: str
+
+
 class _Type:
     """Nodes of one type for a wish."""
 
-    def __init__(self, model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, name: str) -> None:
-        self.model, self.job, self.pins, self.wish, self.name = model, job, pins, wish, name
+    def __init__(self, model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, name: str, known: Calibration) -> None:
+        self.model, self.job, self.pins, self.wish, self.name, self.known = model, job, pins, wish, name, known
         self.node = parse_cluster(f"{name}:1")
         flops = job.total_tokens * model_flops_per_token(model, job.seq_length)
         speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * HIGHEST_MFU
@@ -132,21 +171,25 @@ class _Type:
         least = 1.0 if deadline is None else self.node_seconds / (deadline * SECONDS_PER_DAY)
         return [number for number in NUMBERS if least <= number <= limit]
 
-    def best(self, limit: float, searched: dict[ClusterSpec, Candidate | None]) -> tuple[Offer | None, str | None]:
+    def best(self, limit: float, searched: dict[ClusterSpec, Candidate | None]) -> tuple[Offer | None, _Miss | None]:
         """The best offer, or why there is none; null and null where none can come within ``limit``."""
         wish, goal = self.wish, self.wish.goal
         if wish.budget_usd is not None and self.ideal_usd > wish.budget_usd:
             cost = f"${self.ideal_usd:,.0f} at {HIGHEST_MFU:.0%} MFU already"
-            return None, f"{self.name}: {cost}, above the budget of ${wish.budget_usd:,.0f}"
+            words = f"{self.name}: {cost}, above the budget of ${wish.budget_usd:,.0f}"
+            return None, _Miss(self.ideal_usd / wish.budget_usd, words)
         if self.ideal > limit:
             return None, None
-        best, miss, worse = None, None, 0
+        best, worse = None, 0
+        misses: list[_Miss] = []
         numbers = self.numbers()
+        if not numbers:
+            return None, self._too_few()
         for nodes in reversed(numbers) if goal == "time" else numbers:
             if worse == GIVE_UP or (goal == "gpus" and nodes * self.node.gpus_per_node > limit):
                 break
             found, reason = self._offer(nodes, searched)
-            miss = reason or miss
+            misses += [reason] if reason else []
             if found is None:
                 continue
             if best is None or _rank(found, goal) < _rank(best, goal):
@@ -155,18 +198,35 @@ class _Type:
                 worse += 1
             if goal == "gpus":
                 break
-        return best, miss
+        return best, min(misses, default=None)
 
-    def _offer(self, nodes: int, searched: dict[ClusterSpec, Candidate | None]) -> tuple[Offer | None, str | None]:
+    def _too_few(self) -> _Miss:
+        """As many nodes as there may be, at the highest MFU."""
+        wish = self.wish
+        most = max(1, min(wish.max_gpus or MOST_GPUS, MOST_GPUS) // self.node.gpus_per_node)
+        most = most if self.node.inter_node_gbytes_per_s else 1
+        if wish.deadline_days is None:
+            return _Miss(math.inf, f"{self.name}: {self.node.num_gpus} GPUs a node, at most {wish.max_gpus} wanted")
+        days = self.node_seconds / most / SECONDS_PER_DAY
+        took = f"{human_seconds(days * SECONDS_PER_DAY)} at {HIGHEST_MFU:.0%} MFU already"
+        words = f"{most} x {self.name}: {took}, after the deadline of {wish.deadline_days:g} days"
+        return _Miss(days / wish.deadline_days, words)
+
+    def _offer(self, nodes: int, searched: dict[ClusterSpec, Candidate | None]) -> tuple[Offer | None, _Miss | None]:
         wish, cluster = self.wish, parse_cluster(f"{self.name}:{nodes}")
-        # Nodes that differ in name, price and source alone have one best layout.
-        same = dataclasses.replace(cluster, name="", source="", price_per_node_hour_usd=None, price_date=None)
+        # Nodes that differ in name, price and source alone have one best layout; runs on record are of a name.
+        name = cluster.name if self.known.residuals else ""
+        same = dataclasses.replace(cluster, name=name, source="", price_per_node_hour_usd=None, price_date=None)
         if same not in searched:
-            searched[same] = search(self.model, cluster, self.job, self.pins).best
+            searched[same] = search(self.model, cluster, self.job, self.pins, self.known).best
         found = searched[same]
         if found is None:
-            return None, f"{nodes} x {self.name}: does not fit, or no layout is legal"
-        seconds = self.job.total_tokens / (self.job.global_batch_size * self.job.seq_length) * step_s(found)
+            return None, _Miss(math.inf, f"{nodes} x {self.name}: does not fit, or no layout is legal")
+        goodput = operation(self.model, cluster, self.job, step_s(found)).goodput
+        if not goodput:
+            return None, _Miss(math.inf, f"{nodes} x {self.name}: loses all its time to failures")
+        steps = self.job.total_tokens / (self.job.global_batch_size * self.job.seq_length)
+        seconds = steps * step_s(found) / goodput
         price = cluster.price_per_node_hour_usd
         offer = Offer(
             cluster=cluster,
@@ -176,10 +236,11 @@ class _Type:
         )
         if wish.deadline_days is not None and offer.days > wish.deadline_days:
             late = f"{human_seconds(seconds)}, after the deadline of {wish.deadline_days:g} days"
-            return None, f"{nodes} x {self.name}: {late}"
+            return None, _Miss(offer.days / wish.deadline_days, f"{nodes} x {self.name}: {late}")
         if wish.budget_usd is not None and (offer.cost_usd is None or offer.cost_usd > wish.budget_usd):
-            dear = f"${offer.cost_usd or 0:,.0f}, above the budget of ${wish.budget_usd:,.0f}"
-            return None, f"{nodes} x {self.name}: {dear}"
+            cost = math.inf if offer.cost_usd is None else offer.cost_usd
+            dear = f"${cost:,.0f}, above the budget of ${wish.budget_usd:,.0f}"
+            return None, _Miss(cost / wish.budget_usd, f"{nodes} x {self.name}: {dear}")
         return offer, None
 
 
