@@ -15,7 +15,7 @@ from kit.planner.plan import Decision
 from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import Layout, Pins
+from kit.specs.layout import Layout, Offload, Pins
 from kit.specs.model import ModelSpec
 from kit.units import human_seconds
 
@@ -147,10 +147,15 @@ def _impossible(
     if not name.startswith("offload_") or not found.scope.offload:
         return []
     reasons = []
-    for place in ("cpu", "nvme"):
+    places: tuple[Offload, ...] = ("cpu", "nvme")
+    asked = replace(pins, engine="deepspeed", zero_stage=pins.zero_stage or 3)
+    for place in places:
         if place in weighed:
             continue
-        asked = replace(pins, engine="deepspeed", zero_stage=pins.zero_stage or 3, **{name: place})
+        if name == "offload_param":
+            asked = replace(asked, offload_param=place)
+        else:
+            asked = replace(asked, offload_optimizer=place)
         broken = illegal(model, cluster, job, asked, ("deepspeed",)).get("deepspeed", ())
         reasons += [f"{place}: {violation}" for violation in broken[:1]]
     return reasons
