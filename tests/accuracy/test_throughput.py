@@ -160,6 +160,13 @@ def test_a_band_holds_what_it_says() -> None:
     assert all(0 < band["width"] < 1 and band["holds"] >= bands.SHARE for band in rows("bands").values())
 
 
+def test_plans_print_the_bands_of_the_accuracy_page() -> None:
+    page = (DOCS / "accuracy-throughput.md").read_text()
+    for regime, band in rows("bands").items():
+        line = f"| {regime} | {band['rows']} | {band['groups']} | ± {band['width']:.0%} | {band['holds']:.0%} |"
+        assert line in page
+
+
 def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
     out, page, bands_file = (tmp_path / name for name in ("out.json", "page.md", "bands.yaml"))
     command = [sys.executable, "-m", "benchmarks.accuracy", "throughput", "--data", str(ROWS), "--json", str(out)]
