@@ -10,6 +10,7 @@ from benchmarks.accuracy import bands, report, throughput_page, throughput_repor
 from benchmarks.accuracy.memory import results_of
 from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import result_of
+from kit.errors import SpecError
 
 
 def main() -> None:
@@ -22,7 +23,10 @@ def main() -> None:
     parser.add_argument("--bands", type=Path, help="throughput: write the planner's bands there")
     parser.add_argument("--quiet", action="store_true", help="print the strata without the rows")
     given = parser.parse_args()
-    rows = load(given.data)
+    try:
+        rows = load(given.data)
+    except SpecError as error:
+        parser.error(str(error))
     if given.what == "throughput":
         words = about(given.data)
         found = throughput_report.report_of([result_of(row) for row in rows], independent=words is not None)

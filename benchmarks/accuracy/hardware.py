@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+from benchmarks.accuracy.cleaned import number_of
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from kit.errors import SpecError
-from kit.specs.catalog import load_gpu
+from kit.specs.catalog import gpu_names, load_gpu
 from kit.specs.cluster import ClusterSpec, GpuSpec
 
 GPUS: dict[str, tuple[float, float, float, float, str]] = {
@@ -49,7 +50,36 @@ def gpu_of(name: str) -> GpuSpec:
     try:
         return load_gpu(name)
     except SpecError as error:
-        raise NotPredictedError(f"no data-sheet figures of {name}: {error}") from None
+        known = _same_part(name)
+        if known is None:
+            raise NotPredictedError(f"no data-sheet figures of {name}: {error}") from None
+    return gpu_of(known)
+
+
+SIZE_TOLERANCE = 0.12
+"""Of memory: a part sold as 192 GB shows 178 GiB."""
+
+
+def _same_part(name: str) -> str | None:
+    """The name here of a part that a table calls by maker, socket and memory: ``NVIDIA A100-SXM4-80GB``, ``H100 80GB``.
+
+    Parts on PCIe cards are others; a size of memory has to be the part's.
+    """
+    words = [word for word in re.split(r"[\s_/-]+", name) if not re.fullmatch(SAID_BESIDE, word, re.IGNORECASE)]
+    size = re.fullmatch(r"(\d+)(?:GB|GiB)?", words[-1], re.IGNORECASE) if len(words) > 1 else None
+    family = "-".join(words[:-1] if size else words).upper()
+    parts = {known: load_gpu(known).memory_gib for known in gpu_names()} | {
+        known: row[0] for known, row in GPUS.items()
+    }
+    same = [known for known in parts if re.fullmatch(rf"{re.escape(family)}(-\d+)?", known)]
+    if size:
+        wanted = float(size.group(1))
+        same = [known for known in same if abs(parts[known] / wanted - 1) < SIZE_TOLERANCE]
+    return same[0] if same and (len(same) == 1 or size) else None
+
+
+SAID_BESIDE = r"NVIDIA|AMD|INSTINCT|TESLA|SXM\d?|OAM|HGX|DGX|GPU|NVL\d+|HBM\d\w?"
+"""Words beside a part's name that make it no other part."""
 
 
 def cluster_of(row: Row) -> ClusterSpec:
@@ -67,7 +97,7 @@ def cluster_of(row: Row) -> ClusterSpec:
         gpus_per_node=per_node,
         num_nodes=max(1, -(-total // per_node)),
         intra_node_gbytes_per_s=_nvlink(str(stated.get("intra_node") or ""), gpu.name),
-        inter_node_gbytes_per_s=(stated.get("inter_node_gbps_per_gpu") or _fabric(gpu.name)) / 8,
+        inter_node_gbytes_per_s=(number_of(stated.get("inter_node_gbps_per_gpu")) or _fabric(gpu.name)) / 8,
         source="published row",
     )
 

@@ -10,35 +10,41 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.accuracy.cleaned import completed
 from benchmarks.accuracy.deepspeed_rows import with_deepspeed
 from benchmarks.accuracy.grouped import expanded
 from benchmarks.accuracy.pipelines import NotPredictedError, Row, stage_layers_of
 from kit.cost.planned import gpu_generation
 from kit.cost.setup import Attention, CrossEntropy, Experts, Fp8, Kernels, LatentAttention, Lora, Shape, TrainingSetup
+from kit.errors import SpecError
 
 Recompute = Literal["none", "selective", "full"]
 
 
 def load(path: Path) -> list[Row]:
-    """Rows of a data file: a list, or a mapping that holds one under ``rows``, or tables under ``groups``."""
-    parsed = json.loads(path.read_text())
-    if isinstance(parsed, dict) and "groups" in parsed:
-        return [_complete(row, number) for number, row in enumerate(expanded(parsed))]
-    rows = parsed["rows"] if isinstance(parsed, dict) else parsed
-    return [_complete(row, number) for number, row in enumerate(rows)]
+    """Rows of a data file: a list, or a mapping that holds one under ``rows``, or tables under ``groups``.
+
+    Raises ``SpecError`` for what is no such file; a damaged row says so itself when it is asked for (``cleaned``).
+    """
+    parsed = _parsed(path)
+    rows = expanded(parsed) if isinstance(parsed, dict) and "groups" in parsed else parsed
+    rows = rows.get("rows") if isinstance(rows, dict) else rows
+    if not isinstance(rows, list):
+        raise SpecError(f"{path} holds no rows: use a list of them, or an object with rows")
+    return completed(rows)
+
+
+def _parsed(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{path} cannot be read as JSON: {error}") from None
 
 
 def about(path: Path) -> str | None:
     """What a file of independent rows (none of which the cost model's constants were estimated from) says of them."""
-    parsed = json.loads(path.read_text())
+    parsed = _parsed(path)
     return str(parsed.get("about", "")) if isinstance(parsed, dict) and parsed.get("independent") else None
-
-
-def _complete(row: Row, number: int) -> Row:
-    """What reports need of every row; without a group a row is its own."""
-    name = row.get("id") or f"row {number}"
-    sections = {key: row.get(key) or {} for key in ("source", "model", "cluster", "job", "measured")}
-    return {**row, **sections, "id": name, "group": row.get("group") or name}
 
 
 def excluded(row: Row) -> str | None:

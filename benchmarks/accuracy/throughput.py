@@ -6,8 +6,9 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
+from benchmarks.accuracy.cleaned import contradiction, number_of, with_sizes
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
-from benchmarks.accuracy.throughput_rows import RunOfRow, run_of, with_recompute
+from benchmarks.accuracy.throughput_rows import RunOfRow, run_of, transformers_only, with_recompute
 from kit.cost.clock import Clock
 from kit.cost.machine import machine_of
 from kit.cost.memory import memory_of
@@ -70,37 +71,43 @@ class Result:
 def measured_step_s(row: Row) -> float | None:
     """The step time, or the one that tokens/s or TFLOP/s imply (the file's own ``check``)."""
     measured, job, model = row["measured"], row["job"], row["model"]
-    if measured.get("step_time_s"):
-        return float(measured["step_time_s"])
-    speed, batch, sequence = measured.get("tokens_per_s_per_gpu"), job.get("global_batch_size"), model.get("seq_length")
-    if speed and batch and sequence and row["cluster"].get("num_gpus"):
-        return float(batch * sequence / (speed * row["cluster"]["num_gpus"]))
-    implied = (row.get("check") or {}).get("implied_step_time_s")
-    return float(implied) if implied else None
+    if stated := number_of(measured.get("step_time_s")):
+        return stated
+    values = (job.get("global_batch_size"), model.get("seq_length"), row["cluster"].get("num_gpus"))
+    speed, batch, sequence, gpus = map(number_of, (measured.get("tokens_per_s_per_gpu"), *values))
+    if speed and batch and sequence and gpus:
+        return batch * sequence / (speed * gpus)
+    return number_of((row.get("check") or {}).get("implied_step_time_s"))
 
 
 def result_of(row: Row) -> Result:
     """Never raises: what cannot be predicted says why."""
     measured = measured_step_s(row)
     notes = str(row.get("notes") or "")
-    excluded = next((f"marked {mark}" for mark in MARKS if mark in notes), None)
+    excluded = next((f"marked {mark}" for mark in MARKS if mark in notes), None) or contradiction(row)
+    if row.get("damaged"):
+        return Result(row, measured, None, {}, None, None, excluded, f"damaged: {row['damaged']}")
     if measured is None:
         return Result(
             row, None, None, {}, None, None, excluded, "neither a step time nor what implies one is published"
         )
     try:
-        run, assumed = _run(row)
+        transformers_only(row)
+        run, assumed = _run(with_sizes(row))
         components = components_s(run)
     except NotPredictedError as error:
         return Result(row, measured, None, {}, None, None, excluded, str(error))
-    except (LookupError, ValueError, TypeError, ArithmeticError) as error:
+    except (LookupError, ValueError, TypeError, ArithmeticError, AttributeError) as error:
         return Result(row, measured, None, {}, None, None, excluded, f"sizes that do not fit together: {error!r}")
     return Result(row, measured, sum(components.values()), components, run, assumed, excluded, None)
 
 
 def components_s(run: RunOfRow, constants: Constants | None = None) -> dict[str, float]:
     """Seconds by component."""
-    machine = machine_of(run.cluster, run.program.precision, run.program.attention)
+    try:
+        machine = machine_of(run.cluster, run.program.precision, run.program.attention)
+    except KeyError:
+        raise NotPredictedError(f"no rate of {run.program.precision} on {run.cluster.gpu.name}") from None
     program = run.program
     if constants is not None:
         rates = replace(machine.rates, kernel_launch_us=machine.rates.kernel_launch_us * constants.launch)
@@ -113,7 +120,8 @@ def components_s(run: RunOfRow, constants: Constants | None = None) -> dict[str,
 
 def _run(row: Row) -> tuple[RunOfRow, str | None]:
     """The row's run; where it leaves recompute or the micro batch open, the fastest that fits, and the words for it."""
-    job = row["job"]
+    job = {**row["job"], "recompute": _stated_mode(row["job"].get("recompute"))}
+    row = {**row, "job": job}
     if job.get("recompute") is not None and job.get("micro_batch_size") is not None:
         return run_of(row), None
     share = max(1, (job.get("global_batch_size") or 1) // (job.get("dp") or 1))
@@ -152,6 +160,14 @@ class _Assumed:
     memory: tuple[int, str]
     """Micro batch and recompute mode, which decide on memory."""
     words: str
+
+
+def _stated_mode(words: Any) -> str | None:
+    """Words that name a mode; null where they leave it open."""
+    if words is False or str(words).lower() in ("no", "off", "0"):
+        return "none"
+    known = words is not None and str(words).lower().startswith(ASSUMED_MODES)
+    return str(words) if known else None
 
 
 def _interleavings(row: Row) -> list[int | None]:

@@ -86,10 +86,15 @@ def _as_its_code_is_known(run: RunOfRow, code: dict[str, Any]) -> RunOfRow:
     )
 
 
+def transformers_only(row: Row) -> None:
+    """Raises NotPredictedError for layers that the model has no physics for, whatever else the row lacks."""
+    if "mamba" in str(row["model"].get("family")).lower():
+        raise NotPredictedError("hybrid Mamba: layers that are no transformer's")
+
+
 def _require(row: Row) -> None:
     model, job = row["model"], row["job"]
-    if "mamba" in str(model.get("family")).lower():
-        raise NotPredictedError("hybrid Mamba: layers that are no transformer's")
+    transformers_only(row)
     needed = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "vocab_size", "seq_length")
     missing = [name for name in needed if model.get(name) is None]
     missing += [name for name in ("engine", "micro_batch_size", "global_batch_size") if job.get(name) is None]
@@ -99,6 +104,7 @@ def _require(row: Row) -> None:
 
 def with_recompute(setup: TrainingSetup, words: str) -> TrainingSetup:
     """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing."""
+    words = words.lower()
     if words.startswith("full"):
         return replace(setup, recompute="full", recompute_modules=frozenset(), recompute_layers=None)
     if not words.startswith("selective"):
@@ -115,10 +121,28 @@ def with_recompute(setup: TrainingSetup, words: str) -> TrainingSetup:
 def precision_of(row: Row) -> ComputePrecision:
     """By the row's words."""
     words = str(row["job"].get("precision") or "bf16").lower()
-    for precision in ("nvfp4", "mxfp8", "fp8", "fp16", "fp32"):
-        if words.startswith(precision):
-            return precision  # type: ignore[return-value]
-    return "bf16"
+    for start, precision in PRECISIONS.items():
+        if words.startswith(start):
+            return precision
+    raise NotPredictedError(f"precision {words!r} is none that the model has rates of")
+
+
+PRECISIONS: dict[str, ComputePrecision] = {
+    "nvfp4": "nvfp4",
+    "mxfp8": "mxfp8",
+    "fp8": "fp8",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "half": "fp16",
+    "fp32": "fp32",
+    "float32": "fp32",
+    "tf32": "fp32",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "amp": "bf16",
+    "mixed": "bf16",
+}
+"""First word of a row's precision → the products'."""
 
 
 def recent_nvidia(row: Row) -> bool:

@@ -1,0 +1,140 @@
+"""Rows of a file as somebody may have written them: numbers as words, sections that are missing or none, names twice.
+
+What can be read one way only is read so; the rest stays as it is, and the row says why it is not predicted.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from benchmarks.accuracy.pipelines import NotPredictedError, Row
+
+SECTIONS = ("source", "model", "cluster", "job", "measured", "check")
+SIZES = {
+    "model": (
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "seq_length",
+    ),
+    "cluster": ("num_gpus", "gpus_per_node"),
+    "job": ("tp", "pp", "vp", "cp", "ep", "etp", "dp", "micro_batch_size", "global_batch_size"),
+}
+"""Whole numbers above zero, or null."""
+EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
+SPLIT = ("tp", "pp", "cp", "dp")
+"""Their product is the number of GPUs."""
+
+
+def completed(rows: Iterable[Any]) -> list[Row]:
+    """What reports need of every row; without a group a row is its own, and a name that comes again gets a number."""
+    found: list[Row] = []
+    names: dict[str, int] = {}
+    for number, row in enumerate(rows):
+        each = _row(row, number)
+        names[each["id"]] = again = names.get(each["id"], 0) + 1
+        if again > 1:
+            each["id"] = f"{each['id']} ({again})"
+        found.append(each)
+    return found
+
+
+def _row(row: Any, number: int) -> Row:
+    if not isinstance(row, dict):
+        row = {"damaged": f"a row is an object of sections, and this is {row!r:.60}"}
+    name = str(row.get("id") or f"row {number}")
+    sections = {key: row.get(key) or {} for key in SECTIONS}
+    wrong = [key for key, section in sections.items() if not isinstance(section, dict)]
+    damaged = row.get("damaged") or (f"{wrong[0]}={sections[wrong[0]]!r:.60} is no object" if wrong else None)
+    sections |= {key: {} for key in wrong}
+    for key, sizes in SIZES.items():
+        sections[key] = sections[key] | {size: _whole(sections[key][size]) for size in sizes if size in sections[key]}
+    return {**row, **sections, "id": name, "group": row.get("group") or name, "damaged": damaged}
+
+
+def _whole(value: Any) -> Any:
+    """``"8"`` and ``8.0`` as 8."""
+    try:
+        number = float(value) if isinstance(value, str | float) else value
+    except ValueError:
+        return value
+    return int(number) if isinstance(number, float) and number.is_integer() else value
+
+
+def number_of(value: Any) -> float | None:
+    """A measured number; null for what is none."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if 0 < number < math.inf else None
+
+
+def with_sizes(row: Row) -> Row:
+    """Every size checked, and the one that the others imply filled in.
+
+    Raises ``NotPredictedError`` with the first that is no size, or with what is not stated.
+    """
+    named = [(part, size, row[part].get(size)) for part, sizes in SIZES.items() for size in sizes]
+    experts = row["model"].get("moe")
+    if experts:
+        if not isinstance(experts, dict):
+            raise NotPredictedError(f"model.moe={experts!r:.60} is no object")
+        missing = [size for size in EXPERTS if experts.get(size) is None]
+        if missing:
+            raise NotPredictedError(f"not stated: moe.{', moe.'.join(missing)}")
+        named += [("model.moe", size, experts[size]) for size in EXPERTS]
+    for part, size, value in named:
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise NotPredictedError(f"{part}.{size}={value!r} is no size")
+    stage = row["job"].get("zero_stage")
+    digits = re.search(r"\d", str(stage))
+    if stage is not None and (digits is None or digits.group() not in "0123"):
+        raise NotPredictedError(f"job.zero_stage={stage!r} is no stage of ZeRO")
+    job = row["job"] if stage is None or digits is None else {**row["job"], "zero_stage": int(digits.group())}
+    return _split({**row, "job": job})
+
+
+def _split(row: Row) -> Row:
+    """One of tp, pp, cp, dp and the number of GPUs follows from the others; without tp, pp or cp stated, 1 is meant."""
+    job, total = row["job"], row["cluster"].get("num_gpus")
+    unknown = [size for size in SPLIT if job.get(size) is None]
+    known = math.prod(job[size] for size in SPLIT if size not in unknown)
+    if total is None:
+        if "dp" in unknown:
+            raise NotPredictedError("not stated: cluster.num_gpus")
+        return {**row, "cluster": {**row["cluster"], "num_gpus": known}}
+    if not unknown:
+        return row
+    if total % known:
+        raise NotPredictedError(f"{_words(job)} do not divide the {total} GPUs")
+    rest = total // known
+    if rest == 1:
+        return row
+    if len(unknown) == 1 or "dp" in unknown:
+        return {**row, "job": {**job, "dp" if "dp" in unknown else unknown[0]: rest}}
+    raise NotPredictedError(f"not stated: {', '.join(unknown)}, which {rest} to a replica share")
+
+
+def contradiction(row: Row) -> str | None:
+    """Sizes of a row that cannot all be right: it is predicted as it stands, and enters no error figure."""
+    job, total = row["job"], row["cluster"].get("num_gpus")
+    if total and all(isinstance(job.get(size), int) for size in SPLIT):
+        used = math.prod(job[size] for size in SPLIT)
+        if used != total:
+            return f"{_words(job)} make {used} GPUs, not {total}"
+    micro, dp, batch = (job.get(size) for size in ("micro_batch_size", "dp", "global_batch_size"))
+    if all(isinstance(size, int) for size in (micro, dp, batch)) and micro * dp > batch:
+        return f"micro_batch_size={micro} on dp={dp} is more than global_batch_size={batch}"
+    return None
+
+
+def _words(job: dict[str, Any]) -> str:
+    return ", ".join(f"{size}={job[size]}" for size in SPLIT if job.get(size) is not None)

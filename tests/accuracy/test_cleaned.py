@@ -1,0 +1,134 @@
+"""Rows as somebody may have written them: read where they can be read one way, else left out by name, never a crash."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.accuracy.cleaned import completed
+from benchmarks.accuracy.hardware import gpu_of
+from benchmarks.accuracy.pipelines import NotPredictedError
+from benchmarks.accuracy.rows import load
+from benchmarks.accuracy.throughput import result_of
+
+ROWS = Path(__file__).with_name("throughput_rows.json")
+RAW = {row["id"]: row for row in json.loads(ROWS.read_text())}
+NAME = "kor22-530B-selsp"
+"""280 A100-80: every size of it is stated."""
+
+
+def changed(**changes: Any) -> Any:
+    """The row with ``section__key=value``, as a file would hold it."""
+    row = copy.deepcopy(RAW[NAME])
+    for name, value in changes.items():
+        section, _, key = name.partition("__")
+        if key:
+            row[section][key] = value
+        else:
+            row[section] = value
+    return result_of(completed([row])[0])
+
+
+PLAIN = changed()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"job__tp": "8"},
+        {"job__tp": 8.0},
+        {"job__tp": None},
+        {"job__dp": None},
+        {"cluster__num_gpus": None},
+        {"job__recompute": "Selective (attention core)"},
+        {"job__zero_stage": str(RAW[NAME]["job"]["zero_stage"])},
+        {"cluster__gpu": "NVIDIA A100-SXM4-80GB"},
+        {"cluster__gpu": "A100 80GB"},
+        {"cluster__inter_node_gbps_per_gpu": str(RAW[NAME]["cluster"]["inter_node_gbps_per_gpu"])},
+    ],
+    ids=str,
+)
+def test_what_can_be_read_one_way_changes_nothing(changes: dict[str, Any]) -> None:
+    result = changed(**changes)
+    assert result.predicted_s == pytest.approx(PLAIN.predicted_s)
+    assert result.counted
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"job__tp": -8}, "job.tp=-8 is no size"),
+        ({"job__micro_batch_size": 0}, "job.micro_batch_size=0 is no size"),
+        ({"model__hidden_size": "wide"}, "model.hidden_size='wide' is no size"),
+        ({"job__zero_stage": 4}, "no stage of ZeRO"),
+        ({"job__precision": "int8"}, "precision 'int8'"),
+        ({"job__precision": "fp8"}, "no rate of fp8 on A100-80"),
+        ({"model__moe": "8x7B"}, "model.moe='8x7B' is no object"),
+        ({"model__moe": {"num_experts": 8}}, "not stated: moe.experts_per_token"),
+        ({"source": "a paper"}, "damaged: source='a paper'"),
+        ({"measured__step_time_s": "12 s", "check": None}, "neither a step time"),
+        ({"measured__step_time_s": -1, "check": None}, "neither a step time"),
+        ({"cluster__gpu": "H100-PCIe"}, "no data-sheet figures of H100-PCIe"),
+        ({"cluster__gpu": "H20-141"}, "no data-sheet figures of H20-141"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_read_is_left_out_by_name(changes: dict[str, Any], words: str) -> None:
+    result = changed(**changes)
+    assert result.predicted_s is None
+    assert words in str(result.skipped)
+
+
+def test_sizes_that_contradict_each_other_are_predicted_and_not_counted() -> None:
+    more = changed(cluster__num_gpus=560)
+    assert more.predicted_s is not None
+    assert not more.counted
+    assert "make 280 GPUs, not 560" in str(more.excluded)
+    assert "more than global_batch_size" in str(changed(job__micro_batch_size=10**4).excluded)
+
+
+def test_a_mode_that_nobody_knows_is_taken_as_not_stated() -> None:
+    assert "recompute" in str(changed(job__recompute="every third tensor").assumed)
+    assert changed(job__recompute=False).assumed is None
+
+
+@pytest.mark.parametrize(
+    ("name", "same"),
+    [("H100-80", "H100"), ("H800-80", "H800"), ("H200-141", "H200"), ("B200-192", "B200"), ("A800", "A800-80")],
+)
+def test_a_part_by_another_name(name: str, same: str) -> None:
+    assert gpu_of(name).name == same
+
+
+@pytest.mark.parametrize("name", ["A100", "B100", "H100 NVL", "TPU v5p", "", "None"])
+def test_another_part_is_refused(name: str) -> None:
+    with pytest.raises(NotPredictedError, match="no data-sheet figures"):
+        gpu_of(name)
+
+
+def test_names_are_told_apart_and_rows_that_are_none_say_so() -> None:
+    rows = completed([RAW[NAME], RAW[NAME], "a row", None, {"id": 7}])
+    assert [row["id"] for row in rows] == [NAME, f"{NAME} (2)", "row 2", "row 3", "7"]
+    assert "damaged" in str(result_of(rows[2]).skipped)
+    assert "neither" in str(result_of(rows[4]).skipped)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("no", "cannot be read as JSON"), ('{"x": 1}', "holds no rows"), ('{"rows": 5}', "holds no rows")],
+)
+def test_a_file_without_rows_is_one_error(text: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    path.write_text(text)
+    command = [sys.executable, "-m", "benchmarks.accuracy", "throughput", "--data", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert load(ROWS)
