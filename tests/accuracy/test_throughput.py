@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,7 +22,12 @@ from benchmarks.accuracy.throughput_page import as_markdown
 from benchmarks.accuracy.throughput_report import report_of
 from benchmarks.accuracy.throughput_rows import run_of
 from benchmarks.accuracy.throughput_strata import constant_mfu_errors, strata, without_own_source
+from kit.cost.bands import OFFLOADED_RUNS, OFFLOADED_TIMES
+from kit.planner.search import make_plan
+from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog.rows import rows
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
 
 ROWS = Path(__file__).with_name("throughput_rows.json")
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -165,6 +171,18 @@ def test_plans_print_the_bands_of_the_accuracy_page() -> None:
     for regime, band in rows("bands").items():
         line = f"| {regime} | {band['rows']} | {band['groups']} | ± {band['width']:.0%} | {band['holds']:.0%} |"
         assert line in page
+
+
+def test_plans_with_offload_say_how_far_those_measured_were_off() -> None:
+    """Every row of the accuracy page with CPU Adam, and no other, is what the words count."""
+    page = (DOCS / "accuracy-throughput.md").read_text()
+    found = re.findall(r"`ds-dcomp-70b-off-\S+-zero3-\S+`: ([\d.]+) s measured, ([\d.]+) predicted", page)
+    times = [float(measured) / float(predicted) for measured, predicted in found]
+    assert (len(times), (round(min(times), 1), round(max(times), 1))) == (OFFLOADED_RUNS, OFFLOADED_TIMES)
+    pins = Pins(engine="deepspeed", zero_stage=3, offload_optimizer="cpu")
+    plan = make_plan(load_model("llama-3-70b"), parse_cluster("8xH100"), JobSpec(), pins)
+    assert plan.predicted.step_time_band is None
+    assert "took 1.9 to 2.2 times as long" in plan.predicted.step_time_evidence
 
 
 def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
