@@ -55,11 +55,18 @@ def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> Non
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "tpp=6"], ["tpp", "tp"]),
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--engine", "megatorn"], ["megatorn", "megatron"]),
         (["plan", "none.yaml"], ["none.yaml", "No such file"]),
+        (["plan", "none.yaml", "--deadline", "3"], ["a recipe names its own"]),
+        (["plan", "llama-3.1-8b", "--deadline", "-1"], ["deadline_days=-1", "above 0"]),
+        (
+            ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "engine=torch", "--engine", "megatron"],
+            ["two engines"],
+        ),
+        (["explain", "llama-3.1-8b", "--gpus", "8xH100", "--what-if", "precision=int4"], ["precision=int4", "bf16"]),
         (["emit", "none.yaml", "--out", "x"], ["none.yaml", "No such file"]),
         (["train", "none"], ["is not a run directory"]),
         (["convert", "model", "none", "--out", "x"], ["none", "hub.json"]),
     ],
-    ids=lambda value: " ".join(value) if value and value[0] in ("plan", "emit", "train", "convert") else "",
+    ids=lambda value: " ".join(value) if value and value[0] in ("plan", "explain", "emit", "train", "convert") else "",
 )
 def test_bad_input_is_one_error_and_exit_code_2(words: list[str], parts: list[str], tmp_path: Path) -> None:
     done = kit(*words, cwd=tmp_path)

@@ -50,7 +50,13 @@ def plan(
     from kit.planner.render import render
     from kit.specs.catalog import load_model
 
+    chooses = any(wish is not None for wish in (deadline, budget, max_gpus, by))
     if is_recipe(model):
+        if chooses:
+            raise SpecError(
+                "--deadline, --budget, --max-gpus and --by choose a cluster, and a recipe names its own; "
+                "use the model's name instead of the recipe"
+            )
         if gpus or seq_length or global_batch_size or total_tokens or precision:
             raise SpecError(
                 "a recipe names its own cluster and job; change them as words: cluster=8xH100 job.seq_length=8192"
@@ -64,7 +70,7 @@ def plan(
             )
         asked = {"seq_length": seq_length, "global_batch_size": global_batch_size, "total_tokens": total_tokens}
         job = job_for(load_model(model), **asked, precision=precision)
-        if any(wish is not None for wish in (deadline, budget, max_gpus, by)):
+        if chooses:
             goal = by or "gpus"
             gpus = _chosen_cluster(model, job, pins_of(engine, fix or []), gpus, goal, deadline, budget, max_gpus)
         if gpus is None:

@@ -55,5 +55,7 @@ def pins_of(engine: str, words: list[str]) -> Pins:
                 f"--fix {word!r} is not of the form key=value; "
                 f"keys are {', '.join(field.name for field in dataclasses.fields(Pins))}"
             )
+        if key == "engine" and engine not in ("auto", text):
+            raise SpecError(f"--engine {engine} and --fix {word} name two engines; leave one of them out")
         data[key] = yaml.parse_text(f"value: {text}", f"--fix {word}").data["value"]
     return yaml.parse(Pins, data, yaml.Document(name="--fix", data={}, lines={}))

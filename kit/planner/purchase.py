@@ -46,6 +46,13 @@ class Wish:
     budget_usd: float | None = None
     max_gpus: int | None = None
 
+    def __post_init__(self) -> None:
+        """Raises ``SpecError`` for a limit that is none."""
+        for name in ("deadline_days", "budget_usd", "max_gpus"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise SpecError(f"{name}={value:g} is no limit; use a number above 0")
+
 
 @dataclass(frozen=True)
 class Offer:
