@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kit.cost.efficiency import usable_gib
+from kit.cost.step_time import StepTimer
 from kit.planner.alternatives import alternatives, split_of
 from kit.planner.candidates import ENGINES
 from kit.planner.compression_remarks import compression_remarks
 from kit.planner.describe import describe
+from kit.planner.fast_paths import fast_paths
 from kit.planner.fp8_remarks import fp8_remarks
 from kit.planner.plan import Decision
+from kit.planner.rules import is_legal
 from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -64,11 +67,27 @@ def _engine(
         others = [candidate for candidate in found.considered if candidate.layout.engine == engine]
         if others:
             other = _cheapest(others)
-            rejected.append(f"{describe(other.layout)}: {cost_of(other, cluster)}")
+            compiled = _compiled(model, cluster, job, pins, other)
+            rejected.append(f"{describe(other.layout)}: {cost_of(other, cluster)}{compiled}")
         else:
             broken = illegal(model, cluster, job, pins, (engine,)).get(engine, ())
             rejected += [f"{engine}: {violation}" for violation in broken[:1]]
     return Decision(rule="engine", chosen=chosen, why=_reason(found.considered, best), rejected=tuple(rejected))
+
+
+def _compiled(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, other: Candidate) -> str:
+    """What a layout of the torch engine would take with what is weighed on request alone (``fast_paths``)."""
+    layout = other.layout
+    if layout.engine != "torch" or layout.tp > 1 or other.step_time_s is None or layout.compile_layers:
+        return ""
+    ways = fast_paths(model, cluster, job, replace(pins, engine="torch"), compiles=True)
+    faster = replace(layout, compile_layers=bool(ways[-1].compile_layers), chunked_loss=bool(ways[-1].chunked_loss))
+    if faster == layout or not is_legal(model, cluster, job, faster):
+        return ""
+    timer = StepTimer(model, cluster, job)
+    now, then = (sum(timer.components_s(each).values()) for each in (layout, faster))
+    seconds = human_seconds(other.step_time_s * then / now, like=other.step_time_s)
+    return f"; {seconds} with compiled blocks and a loss in chunks, which --engine torch weighs too"
 
 
 def _choice(

@@ -81,3 +81,14 @@ def test_a_batch_in_one_piece_is_weighed_though_smaller_ones_do_not_fit() -> Non
     found = search(load_model("llama-3-70b"), parse_cluster("8xH100"), job(global_batch_size=64), pins)
     peaks = {c.layout.gradient_accumulation_steps: c.peak_gib for c in found.considered}
     assert peaks[1] < peaks[8]
+
+
+def test_what_is_weighed_on_request_alone_is_named_with_its_time() -> None:
+    """The fastest of the torch engine is not hidden by what is left out of the contest of engines."""
+    plan = plan_of("llama-3.2-1b", "8xA100-80")
+    said = re.search(r"torch, .*micro batch (\d+) x \d+: .*; ([\d.]+) s with compiled blocks", reason(plan, "engine"))
+    assert said
+    pins = Pins(engine="torch", zero_stage=0, compile_layers=True, chunked_loss=True, micro_batch_size=int(said[1]))
+    asked = make_plan(plan.model, plan.cluster, plan.job, pins)
+    assert asked.predicted.step_time_s == pytest.approx(float(said[2]), rel=0.01)
+    assert "compiled" not in reason(plan_of("mixtral-8x7b", "64xH100", global_batch_size=512), "engine")
