@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.workers import Pool, WorkerError
+from tests.workers import IMPORTED, Pool, WorkerError
 
 
 def _sum_of_ranks(offset):
@@ -67,6 +68,17 @@ def test_results_in_rank_order_and_processes_are_kept(pair):
     assert [value for value, _ in second] == [41, 41]
     assert [pid for _, pid in first] == [pid for _, pid in second]
     assert first[0][1] != first[1][1]
+
+
+def _imported():
+    return [name for name in IMPORTED if name in sys.modules], time.process_time()
+
+
+def test_imports_are_paid_once_for_all_pools(pair):
+    """A pool of plain torch has the other engines too: it is a fork of what imported them, for next to nothing."""
+    for names, seconds in pair.run(_imported):
+        assert names == list(IMPORTED)
+        assert seconds < 4, "the imports alone take 9"
 
 
 @pytest.mark.parametrize(

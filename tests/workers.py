@@ -3,14 +3,16 @@
     results = pool("megatron", 2).run(case, argument, timeout_s=60)     # [result of rank 0, result of rank 1]
 
 A case is a function that a fresh process can import (so defined at the top level of a test module) and
-arguments that pickle. Around each case a worker initialises ``torch.distributed`` and afterwards destroys what
-the case left behind. An exception on any rank, a dead rank and a case that takes too long all raise
+arguments that pickle. All workers of a session are forks of one process, which has imported the engines and has no
+second thread. Around each case a worker initialises ``torch.distributed`` and afterwards destroys what the case left
+behind. An exception on any rank, a dead rank and a case that takes too long all raise
 ``WorkerError`` with what the ranks had to say; the pool is then killed, and the next case starts a new one.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import multiprocessing
 import os
 import pickle
@@ -19,13 +21,20 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 START_TIMEOUT_S = 120
-"""Importing an engine takes about 6 CPU seconds a process; on a busy machine much more."""
+"""The first pool waits for the imports, about 9 CPU seconds; on a busy machine much more."""
 GRACE_S = 5
 """How long the other ranks may still report after one has failed; most hang in a collective by then."""
+
+
+IMPORTED = ("kit.engines.torch.engine", "kit.engines.deepspeed.engine", "kit.engines.megatron.cpu")
+"""What the process imports that workers are forked from; megatron's table of patches is installed in workers alone."""
+AT_IMPORT = {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+"""Read when torch and deepspeed are imported."""
 
 
 class WorkerError(AssertionError):
@@ -63,7 +72,8 @@ class Pool:
         if self._processes and all(process.is_alive() for process in self._processes):
             return
         self.close()
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        _start_fork_server()
         for rank in range(self._world_size):
             ours, theirs = context.Pipe()
             # Not daemonic: megatron's dist_checkpointing starts a Manager process of its own.
@@ -108,6 +118,22 @@ class Pool:
         raise WorkerError(f"{what} failed\n" + "\n".join(report))
 
 
+def _start_fork_server() -> None:
+    """Once a session; what it inherits of our environment is every worker's."""
+    forkserver.set_forkserver_preload([*IMPORTED])
+    given = AT_IMPORT | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    before = {name: os.environ.get(name) for name in given}
+    os.environ.update(given)
+    try:
+        forkserver.ensure_running()
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 _pools: dict[tuple[str, int], Pool] = {}
 
 
@@ -132,8 +158,6 @@ def _serve(connection: Connection, engine: str, rank: int, world_size: int) -> N
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "29500",  # the store is a file; some engines only look whether the variable exists
-        "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": "cpu",
     }
     _answer(connection, lambda: _prepare(engine))
     while True:
@@ -161,8 +185,7 @@ def _prepare(engine: str) -> None:
         from kit.engines.megatron.cpu import install
 
         install()
-    elif engine == "deepspeed":
-        import deepspeed  # noqa: F401  (imported here so that no case pays for it)
+    gc.freeze()  # half a million objects of the imports, which no collection need look at again
 
 
 def _share_gloo_loop() -> None:

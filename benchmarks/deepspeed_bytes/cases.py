@@ -12,7 +12,9 @@ from kit.specs.job import Precision
 from kit.specs.layout import Offload
 
 WORLD_SIZE = 2
-SEQ_LENGTH = 32
+SEQ_LENGTH = 4
+"""Few: activations are gone where tensors are counted, and in bf16 a CPU takes 70 ms for 32 tokens' gradient of a
+matrix's input, 8 ms for 4."""
 
 # Every matrix has a million elements: 1 MiB on each rank in bf16 too, the least that goes to NVMe. There are
 # sixteen, so that ranks own whole ones: stages 1 and 2 keep the whole gradient of a matrix that they own in part.

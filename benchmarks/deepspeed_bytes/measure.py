@@ -7,7 +7,9 @@ a GPU. Storages are counted once, with their padding.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,9 +23,26 @@ Held = dict[str, int]
 """``weights.device`` and the like → bytes. Kinds: weights, gradients, optimizer, buffers, other."""
 
 
+GLOO_S = 0.3
+"""A thread of gloo that has told the waiting one of the end of a collective lets go of its tensors only afterwards."""
+
+
+@contextmanager
+def from_now_on() -> Iterator[None]:
+    """While entered, ``storages`` looks at nothing that there was before: neither at tensors, nor at half a million
+    objects of imports, which takes seconds."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def storages() -> dict[int, int]:
     """Address → bytes of every tensor storage that Python can reach now."""
     found: dict[int, int] = {}
+    time.sleep(GLOO_S)
     gc.collect()
     for thing in gc.get_objects():
         # type(), not isinstance: some lazy modules import things when they are asked for their class.
@@ -34,9 +53,9 @@ def storages() -> dict[int, int]:
     return found
 
 
-def held(engine: DeepSpeedEngine, before: dict[int, int]) -> Held:
-    """Bytes by role and place, of everything that was not there ``before`` the engine was built."""
-    alive = {address: size for address, size in storages().items() if address not in before}
+def held(engine: DeepSpeedEngine) -> Held:
+    """Bytes by role and place, of everything that has come ``from_now_on``."""
+    alive = storages()
     result: Held = {}
     seen: set[int] = set()
     for role, tensor in _roles(engine):

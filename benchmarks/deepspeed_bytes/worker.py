@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.deepspeed_bytes.cases import CASES, MODEL, SEQ_LENGTH, Case
-from benchmarks.deepspeed_bytes.measure import Held, held, storages
+from benchmarks.deepspeed_bytes.measure import Held, from_now_on, held
 from kit.emit.run_directory import write
 from kit.engines.base import MicroBatch
 from kit.engines.deepspeed.engine import DeepSpeedEngine
@@ -28,15 +28,15 @@ def measure(case: Case, directory: Path) -> dict[str, Held]:
     """What is held when the second backward has ended, and after the second step."""
     run = RunSpec(data=DataSpec(train="none"), nvme_path=str(directory))
     rundir = write(case.plan, run, directory / f"rank-{dist.get_rank()}" / case.name)
-    before = storages()
-    engine = DeepSpeedEngine(rundir)
-    engine.forward_backward(_batches(case, 0))
-    engine.apply(LEARNING_RATE)
-    engine.forward_backward(_batches(case, 1))
-    after_backward = held(engine, before)
-    engine.apply(LEARNING_RATE)
-    after_step = held(engine, before)
-    engine.close()
+    with from_now_on():
+        engine = DeepSpeedEngine(rundir)
+        engine.forward_backward(_batches(case, 0))
+        engine.apply(LEARNING_RATE)
+        engine.forward_backward(_batches(case, 1))
+        after_backward = held(engine)
+        engine.apply(LEARNING_RATE)
+        after_step = held(engine)
+        engine.close()
     return {"backward": after_backward, "step": after_step}
 
 
