@@ -198,14 +198,16 @@ def _ends(model: ModelSpec, pins: Pins, pp: int) -> tuple[int | None, int | None
     """Layers of the first and last stage where they are uneven.
 
     The embedding and the loss weigh about as much as a layer each: with one layer fewer at either end, 126 layers make
-    16 stages (Llama 3, arXiv 2407.21783, section 3.3.2).
+    16 stages (Llama 3, arXiv 2407.21783, section 3.3.2). What then still does not divide is missing at the ends too, at
+    the loss first: 61 layers make 3, fourteen times 4, and 2.
     """
     if pins.first_stage_layers or pins.last_stage_layers:
         return pins.first_stage_layers, pins.last_stage_layers
-    each = (model.num_layers + 2) // pp
-    if model.num_layers % pp == 0 or (model.num_layers + 2) % pp or each == 1:
+    each = -(-(model.num_layers + 2) // pp)
+    last, longer = divmod(model.num_layers - (pp - 2) * each, 2)
+    if model.num_layers % pp == 0 or each == 1 or last < 1:
         return None, None
-    return each - 1, each - 1
+    return last + longer, last
 
 
 def _virtual(model: ModelSpec, pins: Pins, pp: int, first: int | None) -> list[int]:
@@ -214,7 +216,7 @@ def _virtual(model: ModelSpec, pins: Pins, pp: int, first: int | None) -> list[i
     if pp == 1:
         return [1]
     if first is not None and not (pins.first_stage_layers or pins.last_stage_layers):
-        return divisors(first + 1)
+        return divisors(first + 1) if (model.num_layers + 2) % pp == 0 else [1]
     return divisors(model.num_layers // pp)
 
 

@@ -10,12 +10,20 @@ from kit.cost.step_time import StepTimer
 from kit.planner.alternatives import alternatives, split_of
 from kit.planner.candidates import ENGINES
 from kit.planner.compression_remarks import compression_remarks
-from kit.planner.describe import describe
+from kit.planner.describe import describe, engine_words
 from kit.planner.fast_paths import fast_paths
 from kit.planner.fp8_remarks import fp8_remarks
 from kit.planner.plan import Decision
 from kit.planner.rules import is_legal
-from kit.planner.weighing import EQUALLY_FAST, Candidate, Found, illegal, step_s
+from kit.planner.weighing import (
+    ENGINES_ALIKE,
+    EQUALLY_FAST,
+    Candidate,
+    Found,
+    engine_simplicity,
+    illegal,
+    step_s,
+)
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Offload, Pins
@@ -184,9 +192,9 @@ def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
     fitting = [rival for rival in rivals if rival.step_time_s is not None]
     if not fitting:
         return "the only value that fits"
-    faster = [rival for rival in fitting if step_s(rival) < step_s(best)]
-    if faster:
-        return f"{_MEANS[name]}; within {EQUALLY_FAST - 1:.0%} of the fastest, and simpler or smaller"
+    behind = step_s(best) / min(step_s(rival) for rival in fitting) - 1
+    if behind > 0:
+        return f"{_MEANS[name]}; {behind:.1%} behind the fastest, and simpler or smaller"
     return f"{_MEANS[name]}; the fastest that fits"
 
 
@@ -211,12 +219,15 @@ def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
     behind = step_s(best) / step_s(fastest) - 1
     if behind == 0:
         return "the fastest that fits"
-    if fastest.layout.engine == best.layout.engine:
+    if engine_simplicity(fastest.layout) == engine_simplicity(best.layout):
         return (
             f"the engine of the fastest layout that fits; this one is {behind:.1%} behind it, within the "
             f"{EQUALLY_FAST - 1:.0%} that predictions do not tell apart, and simpler or smaller"
         )
-    return f"the simplest within {EQUALLY_FAST - 1:.0%} of the fastest ({behind:.1%} behind {fastest.layout.engine})"
+    return (
+        f"the simplest with a layout within {ENGINES_ALIKE - 1:.0%} of the fastest ({behind:.1%} behind "
+        f"{engine_words(fastest.layout)})"
+    )
 
 
 def _remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> Iterable[Decision]:

@@ -5,12 +5,19 @@ from __future__ import annotations
 from kit.specs.layout import Layout
 
 
+def engine_words(layout: Layout) -> str:
+    """The engine, and whose layers it runs where they are another's."""
+    over = layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa"
+    return layout.engine + (" over megatron" if over else "")
+
+
 def describe(layout: Layout) -> str:
     """One line: engine, then every size that is not one."""
-    over = layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa"
-    parts: list[str] = [layout.engine + (" over megatron" if over else "")]
+    parts: list[str] = [engine_words(layout)]
     sizes = ("tp", "cp", "pp", "vp", "ep", "etp")
     parts += [f"{name}={getattr(layout, name)}" for name in sizes if getattr(layout, name) > 1]
+    ends = [str(end) for end in (layout.first_stage_layers, layout.last_stage_layers) if end]
+    parts += [f"ends of {' and '.join(ends)} layers"] if ends else []
     parts += ["sp"] if layout.sp else []
     parts += [f"dp={layout.dp}"]
     parts += [f"ZeRO-{layout.zero_stage}"] if layout.zero_stage else []

@@ -7,8 +7,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 PYTHON="${PYTHON:-python}"
 # Ranks that torchrun starts again must not meet at the addresses of those that died.
 export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"
-# Kernels start in the order they were issued, so that collectives overlap with the matmul before them.
-export CUDA_DEVICE_MAX_CONNECTIONS="${CUDA_DEVICE_MAX_CONNECTIONS:-1}"
 # Segments that grow in place fragment less when sequence lengths or stages differ.
 export PYTORCH_CUDA_ALLOC_CONF="${PYTORCH_CUDA_ALLOC_CONF:-expandable_segments:True}"
 # The last 2,000 collectives of each rank are kept, so that a time-out names the rank that did not come.
