@@ -20,7 +20,7 @@ from tests.deepspeed import cases, plain
 from tests.training import tiny
 from tests.workers import pool
 
-STEPS = 4
+STEPS = 3
 TOLERANCE = 1e-5
 OPTIMIZER = {"offload_optimizer": "nvme"}
 ALL = {"offload_optimizer": "nvme", "offload_param": "nvme"}
@@ -38,7 +38,9 @@ def _async_io():
 
 
 def plan(precision="fp32", **offload):
-    chosen = cases.plan(3, precision=precision, **offload)
+    # In bf16 a CPU takes 70 ms for 32 tokens' gradient of a matrix's input, 8 ms for 4.
+    few = {"seq_length": 4, "micro_batch_size": 1} if precision == "bf16" else {}
+    chosen = cases.plan(3, precision=precision, **few, **offload)
     # A matrix is 1 MiB on each of two ranks.
     width = 2048 if precision == "fp32" else 4096
     wide = {"hidden_size": 256, "ffn_hidden_size": width, "head_dim": 64, "vocab_size": width}
@@ -147,8 +149,8 @@ CHANGES = {"nvme → optimizer on nvme": (ALL, OPTIMIZER), "none → nvme": ({},
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
 def test_training_goes_on_through_the_hub(before, after, start, tmp_path):
     whole, resumed = run(through_the_hub, plan(**before), plan(**after), start, tmp_path)[0]
-    assert plain.curve_error(resumed.losses, whole.losses[3:]) < 1e-6
-    assert plain.curve_error(resumed.norms, whole.norms[3:]) < 1e-6
+    assert plain.curve_error(resumed.losses, whole.losses) < 1e-6
+    assert plain.curve_error(resumed.norms, whole.norms) < 1e-6
     for name, master in whole.masters.items():
         assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
 

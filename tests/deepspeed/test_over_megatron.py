@@ -12,7 +12,7 @@ from kit.emit.run_directory import files_of
 from tests.deepspeed import cases, plain
 from tests.workers import pool
 
-STEPS = 4
+STEPS = 3
 TOLERANCE = 1e-5
 
 
@@ -63,8 +63,8 @@ def test_bf16_is_near_plain_fp32(start, tmp_path):
 
 def test_training_goes_on_through_the_hub(start, tmp_path):
     whole, resumed = run(cases.through_the_hub, plan(2), plan(3, sp=True), start, tmp_path)[0]
-    assert plain.curve_error(resumed.losses, whole.losses[3:]) < 1e-6
-    assert plain.curve_error(resumed.norms, whole.norms[3:]) < 1e-6
+    assert plain.curve_error(resumed.losses, whole.losses) < 1e-6
+    assert plain.curve_error(resumed.norms, whole.norms) < 1e-6
     for name, master in whole.masters.items():
         assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
 

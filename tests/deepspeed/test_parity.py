@@ -11,7 +11,7 @@ from tests.deepspeed import cases, plain
 from tests.training import tiny
 from tests.workers import pool
 
-STEPS = 5
+STEPS = 3
 """``benchmarks.parity.deepspeed`` goes on for 20, on 4 processes too."""
 TOLERANCE = 1e-5
 
