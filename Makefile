@@ -36,6 +36,10 @@ parity: setup  ## some layouts of every kind, really launched against plain torc
 	@$(BIN)/python -m benchmarks.parity
 	@$(BIN)/python -m benchmarks.parity --plant-all
 
+parity-daily: setup  ## a third of `make parity`, another every day: what CI proves of it
+	@$(BIN)/python -m benchmarks.parity --rotate 3
+	@$(BIN)/python -m benchmarks.parity --plant-all --rotate 3
+
 parity-all: parity-deepspeed  ## every layout of both engines against plain torch, on pools of processes, and every fault: forty minutes
 	@$(BIN)/python -m benchmarks.parity.launchers
 	@$(MAKE) --no-print-directory parity-megatron

@@ -4,15 +4,19 @@ python -m benchmarks.parity                        all layouts; exit code 1 if a
 python -m benchmarks.parity --only megatron        those whose name contains the word
 python -m benchmarks.parity --plant megatron-swap-qk        with a fault in it: must end red, with exit code 1
 python -m benchmarks.parity --plant-all            every fault in its layout; exit code 0 if each was caught
+python -m benchmarks.parity --rotate 3             every third of them, others every day (CI)
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -28,6 +32,7 @@ from kit.emit.run_directory import RunDirectory
 
 LAUNCHED = [name for name, fault in FAULTS.items() if fault.case]
 """Faults in cases that are launched; the others show on pools of processes (benchmarks/parity/megatron.py)."""
+Item = TypeVar("Item")
 GRADIENTS = "gradients/step-000001.safetensors"
 
 
@@ -58,8 +63,12 @@ def main() -> int:
                 plants = [
                     (fault, case) for fault in sorted(LAUNCHED) for case in CASES if case.name == FAULTS[fault].case
                 ]
+                if len(plants) != len(LAUNCHED):
+                    console.print("[bold red]stopped:[/bold red] a fault names a layout that is not in cases.py")
+                    return 1
             else:
                 plants = [(arguments.plant, case) for case in _selected(arguments)]
+            plants = todays(plants, arguments.rotate)
             results = []
             references: dict[str, RunDirectory] = {}
             for fault, case in plants:
@@ -75,8 +84,15 @@ def main() -> int:
     red = [result for result in results if not result.agrees]
     console.print(f"{len(results)} cases, {len(red)} disagree")
     if arguments.plant_all:
-        return 0 if results and len(red) == len(results) == len(LAUNCHED) else 1
+        return 0 if results and len(red) == len(results) == len(plants) else 1
     return 1 if red or not results else 0
+
+
+def todays(items: Sequence[Item], parts: int, day: int | None = None) -> list[Item]:
+    """Every ``parts``-th of them; ``parts`` days in a row have all. ``day``: its number in the calendar, today's if
+    None."""
+    first = (datetime.date.today().toordinal() if day is None else day) % parts
+    return list(items[first::parts])
 
 
 def run_case(case: Case, scratch: Path, fault: str | None) -> RunDirectory:
@@ -132,6 +148,7 @@ def _arguments() -> argparse.Namespace:
     group.add_argument("--only", default="", help="layouts whose name contains this")
     group.add_argument("--plant", choices=sorted(LAUNCHED), help="one fault, in the layout where it shows")
     group.add_argument("--plant-all", action="store_true", help="every fault")
+    parser.add_argument("--rotate", type=int, default=1, metavar="N", help="every Nth of them, others every day")
     return parser.parse_args()
 
 
