@@ -70,6 +70,20 @@ def test_results_in_rank_order_and_processes_are_kept(pair):
     assert first[0][1] != first[1][1]
 
 
+def _end_before_its_callback():
+    """As with a communication hook of DDP: what holds the group last is a callback, in a thread of the group."""
+    group = dist.group.WORLD
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.get_future().then(lambda future, group=group: time.sleep(0.5))
+
+
+def test_a_group_is_not_let_go_of_by_its_own_thread(pair):
+    pids = [pid for _, pid in pair.run(_sum_of_ranks, 0)]
+    pair.run(_end_before_its_callback)
+    time.sleep(1)
+    assert [pid for _, pid in pair.run(_sum_of_ranks, 0)] == pids
+
+
 def _imported():
     return [name for name in IMPORTED if name in sys.modules], time.process_time()
 
