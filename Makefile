@@ -29,7 +29,7 @@ ops: setup  ## compile what NVMe offload needs, three minutes and once (libaio-d
 liger: setup  ## Liger and Triton beside the environment, 285 MB, for the test in Triton's interpreter; it is skipped without
 	@test -d .venv/interpreted/triton || $(BIN)/python -m pip install --quiet --no-deps --target .venv/interpreted liger-kernel==0.8.5 triton==3.9.0
 
-test: setup  ## all tests, on two cores in ten minutes
+test: setup  ## all tests, on two cores in twelve minutes
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 parity: setup  ## some layouts of every kind, really launched against plain torch, then planted faults: about six minutes
