@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kit.planner import calibration
 from kit.planner.calibration import Calibration
 from kit.planner.describe import describe
-from kit.planner.nearest import miss, overshoot, short_of_a_node
+from kit.planner.nearest import miss, nearest_miss
 from kit.planner.rule import Violation
 from kit.planner.weighing import Found, illegal, search
 from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
@@ -63,9 +63,9 @@ def nothing_fits(
     known: Calibration = calibration.NONE,
 ) -> str:
     """The nearest miss in GiB, and up to three changes that make it fit."""
-    legal = [candidate.layout for candidate in found.considered]
-    misses = [*legal, *short_of_a_node(model, cluster, job, pins)]
-    nearest = min(misses, key=lambda layout: overshoot(model, cluster, job, layout))
+    nearest = nearest_miss(model, cluster, job, pins, found.considered)
+    if nearest is None:
+        return nothing_legal(model, cluster, job, pins)
     lines = [
         f"{model.name} does not fit on {cluster.num_gpus} x {cluster.gpu.name}: the nearest layout "
         f"({describe(nearest)}) {miss(model, cluster, job, nearest)}"

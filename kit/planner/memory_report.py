@@ -10,7 +10,7 @@ from kit.cost.memory import MemoryReport, peak
 from kit.errors import PlanError
 from kit.planner.describe import describe
 from kit.planner.failure import MOST_CHANGES, changes_that_fit, nothing_legal
-from kit.planner.nearest import overshoot, short_of_a_node
+from kit.planner.nearest import nearest_miss
 from kit.planner.weighing import search
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -60,11 +60,9 @@ def memory_report(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pi
     found = search(model, cluster, job, pins)
     if found.best:
         return report_of(model, cluster, job, found.best.layout)
-    legal = [candidate.layout for candidate in found.considered]
-    misses = [*legal, *short_of_a_node(model, cluster, job, pins)]
-    if not misses:
+    nearest = nearest_miss(model, cluster, job, pins, found.considered)
+    if nearest is None:
         raise PlanError(nothing_legal(model, cluster, job, pins))
-    nearest = min(misses, key=lambda layout: overshoot(model, cluster, job, layout))
     ways = tuple(itertools.islice(changes_that_fit(model, cluster, job, pins), MOST_CHANGES))
     return report_of(model, cluster, job, nearest, ways)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from kit.cost.efficiency import usable_gib
 from kit.cost.memory import peak_gib
 from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.planner.candidates import layouts
 from kit.planner.rules import violations
-from kit.planner.weighing import LAST_RESORTS
+from kit.planner.weighing import LAST_RESORTS, Candidate
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
@@ -27,6 +29,14 @@ def short_of_a_node(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: 
         if (layout.offload_optimizer, layout.offload_param) != ("none", "none")
         and {violation.rule for violation in violations(model, cluster, job, layout)} <= OF_THE_NODE
     ]
+
+
+def nearest_miss(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, considered: Iterable[Candidate]
+) -> Layout | None:
+    """Of the legal layouts that were weighed and those that only their node is too small for; null without any."""
+    misses = [*(candidate.layout for candidate in considered), *short_of_a_node(model, cluster, job, pins)]
+    return min(misses, key=lambda layout: overshoot(model, cluster, job, layout), default=None)
 
 
 def overshoot(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> tuple[int, list[float]]:
