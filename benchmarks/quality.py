@@ -80,10 +80,6 @@ RECOMPUTES = (
     "keep more, so that these sizes fit with full recompute only, a third more compute; twice the context parallelism "
     "does without."
 )
-LATER_CODE = (
-    "35 stages were chosen with full recompute and unfused attention. With fused attention and sequence parallelism "
-    "fewer and larger stages fit, and the bubble is smaller."
-)
 
 PUBLISHED: tuple[Published, ...] = (
     Published(
@@ -136,7 +132,6 @@ PUBLISHED: tuple[Published, ...] = (
         _job(2048, 2520),
         _megatron(tp=8, pp=35),
         SC21,
-        LATER_CODE,
     ),
     Published(
         "GPT 70B, 768 H100",
