@@ -200,31 +200,28 @@ def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
 
 def test_tables_written_short_are_rows_like_others(tmp_path: Path) -> None:
     eager = {"program": {"code": "eager", "reduces_in_full": True}, "setup": {"kernels": "nanotron"}}
+    steps: dict[str, Any] = {
+        "prefix": "table",
+        "common": {
+            "model": row("mlm-h100-weak-16B")["model"],
+            "cluster": {"gpu": "A100-80", "gpus_per_node": 8, "num_gpus": 64},
+            "job": {"engine": "megatron", "zero_stage": 1, "cp": 1, "global_batch_size": 256},
+            "check": {"flops_per_token_gflop": 100.0},
+        },
+        "columns": ["tp", "pp", "micro_batch_size", "recompute", "program", "step_time_s"],
+        "rows": [[2, 2, 1, "none", "eager", 9.0], [2, 2, 1, "none", "eager", 9.2]],
+    }
+    flop_rate = {
+        **steps,
+        "columns": ["tp", "pp", "micro_batch_size", "recompute", "notes", "model_tflops_per_gpu"],
+        "rows": [[4, 1, 2, "full", "CUDA graph full_iteration", 200.0]],
+    }
     table = {
         "independent": True,
         "about": "two runs of one layout, and one of which TFLOP/s are known",
         "programs": {"eager": eager},
-        "groups": [
-            {
-                "prefix": "table",
-                "common": {
-                    "model": row("mlm-h100-weak-16B")["model"],
-                    "cluster": {"gpu": "A100-80", "gpus_per_node": 8, "num_gpus": 64},
-                    "job": {"engine": "megatron", "zero_stage": 1, "cp": 1, "global_batch_size": 256},
-                    "check": {"flops_per_token_gflop": 100.0},
-                },
-                "columns": ["tp", "pp", "micro_batch_size", "recompute", "program", "step_time_s"],
-                "rows": [[2, 2, 1, "none", "eager", 9.0], [2, 2, 1, "none", "eager", 9.2]],
-            },
-        ],
+        "groups": [steps, flop_rate],
     }
-    table["groups"].append(  # type: ignore[attr-defined]
-        {
-            **table["groups"][0],  # type: ignore[index]
-            "columns": ["tp", "pp", "micro_batch_size", "recompute", "notes", "model_tflops_per_gpu"],
-            "rows": [[4, 1, 2, "full", "CUDA graph full_iteration", 200.0]],
-        }
-    )
     path = tmp_path / "table.json"
     path.write_text(json.dumps(table))
     first, again, flops = load(path)
