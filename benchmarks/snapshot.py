@@ -1,0 +1,102 @@
+"""Every number that kit predicts, and every file that it emits, in one JSON; and what changed since another such JSON.
+
+    python -m benchmarks.snapshot --out FILE                     recipes, probe plans, accuracy rows of the tests
+    python -m benchmarks.snapshot --out FILE --data DIR          and the accuracy rows of DIR (*.json)
+    python -m benchmarks.snapshot --compare BEFORE AFTER         exit code 1 where a number or a file differs
+
+A move of code changes nothing here. A correction changes the numbers that it is about, and its commit says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.memory import results_of
+from benchmarks.accuracy.rows import load
+from benchmarks.accuracy.throughput import result_of
+from benchmarks.probe.cases import CASES
+from kit.emit.run_directory import files_of
+from kit.emit.shipped import shipped_plan
+from kit.specs.shipped import recipe_names
+from kit.specs.yaml import to_plain
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def snapshot(data: list[Path]) -> dict[str, Any]:
+    """Numbers and texts by a path of names."""
+    found: dict[str, Any] = {"recipes": {}, "files": {}, "probe": {}, "accuracy": {}}
+    for name in recipe_names():
+        plan = shipped_plan(name)
+        if plan is None:
+            found["recipes"][name] = None
+            continue
+        found["recipes"][name] = {key: to_plain(getattr(plan, key)) for key in ("layout", "predicted")}
+        found["files"][name] = files_of(plan)
+    for case in CASES:
+        found["probe"][case.name] = to_plain(case.plan().predicted)
+    for path in data:
+        found["accuracy"][path.stem] = rows = {}
+        for row in load(path):
+            if "throughput" in path.name:
+                result = result_of(row)
+                rows[row["id"]] = result.components_s | {"step": result.predicted_s, "left out": result.skipped}
+            else:
+                rows[row["id"]] = {
+                    result.statistic: result.components_gib | {"peak": result.predicted_gib, "left out": result.skipped}
+                    for result in results_of(row)
+                }
+    return found
+
+
+def differences(before: Any, after: Any, path: str = "") -> list[tuple[str, Any, Any]]:
+    """(path, before, after) of each value that is not equal to 12 digits."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = list(dict.fromkeys([*before, *after]))
+        return [row for key in keys for row in differences(before.get(key), after.get(key), f"{path}/{key}")]
+    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        pairs = enumerate(zip(before, after, strict=True))
+        return [row for i, (a, b) in pairs for row in differences(a, b, f"{path}/{i}")]
+    if isinstance(before, float) and isinstance(after, float) and math.isclose(before, after, rel_tol=1e-12):
+        return []
+    return [] if before == after else [(path, before, after)]
+
+
+def report(rows: list[tuple[str, Any, Any]], most: int = 40) -> str:
+    """A line a difference, numbers with their ratio; the first ``most``, and how many there are by kind."""
+    lines = []
+    for path, before, after in rows[:most]:
+        both = isinstance(before, (int, float)) and isinstance(after, (int, float))
+        ratio = f"  ({after / before - 1:+.2%})" if both and before else ""
+        lines.append(f"{path}: {str(before)[:60]} -> {str(after)[:60]}{ratio}")
+    kinds = Counter("/".join(path.split("/")[:3:2]) for path, _, _ in rows)
+    return "\n".join([*lines, f"{len(rows)} differ {dict(kinds) or ''}"])
+
+
+def main() -> int:
+    """Write one, or compare two."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--data", type=Path, help="a folder of published measurements, JSON")
+    parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
+    given = parser.parse_args()
+    if given.compare:
+        before, after = (json.loads(path.read_text()) for path in given.compare)
+        rows = differences(before, after)
+        print(report(rows))
+        return 1 if rows else 0
+    accuracy = ROOT / "tests" / "accuracy"
+    data = [accuracy / "rows.json", accuracy / "throughput_rows.json"]
+    data += sorted(given.data.glob("*.json")) if given.data else []
+    given.out.write_text(json.dumps(snapshot(data), indent=1, default=repr) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
