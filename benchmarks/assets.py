@@ -110,7 +110,7 @@ def _write_model(directory: Path, overrides: Sequence[str] = ()) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from kit.engines.hf import hf_config
+    from kit.engines.huggingface.models import hf_config
     from kit.specs.recipe import load_recipe
 
     torch.manual_seed(1234)

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.memory import results_of
+from benchmarks.accuracy.probe.cases import CASES
 from benchmarks.accuracy.rows import load
 from benchmarks.accuracy.throughput import result_of
-from benchmarks.probe.cases import CASES
+from kit.emit.generated import shipped_plan
 from kit.emit.run_directory import files_of
-from kit.emit.shipped import shipped_plan
 from kit.specs.shipped import recipe_names
 from kit.specs.yaml import to_plain
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import kit
-from kit.planner.render import render
+from kit.report.plan_text import render
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 EXAMPLE = re.compile(r"(?<=\$ kit plan )(?P<model>\S+) --gpus (?P<gpus>\S+)\n.*?(?=```)", re.DOTALL)

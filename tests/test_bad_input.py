@@ -14,10 +14,10 @@ import pytest
 
 import kit
 import kit.cli
-import kit.emit.machine
-from kit.emit.preflight import preflight
+import kit.preflight.offload
 from kit.emit.run_directory import RunDirectory, write
 from kit.planner.plan import Plan
+from kit.preflight.run_checks import preflight
 from kit.specs.catalog import parse_cluster
 from kit.specs.run import DataSpec, RunSpec
 from tests.emit.test_preflight import CONFIG
@@ -121,7 +121,7 @@ def test_no_libaio(model, capsys, monkeypatch):
     disk = model.parent / "disk"
     disk.mkdir()
     run = emitted(planned(model, zero_stage=3, offload_optimizer="nvme"), model, disk)
-    monkeypatch.setattr(kit.emit.machine, "find_library", lambda name: None)
+    monkeypatch.setattr(kit.preflight.offload, "find_library", lambda name: None)
     said = answer(["train", str(run)], capsys, monkeypatch)
     assert "libaio-dev" in said
     assert "libaio-devel" in said
@@ -163,7 +163,7 @@ def test_a_config_edited_against_the_plan(model, change, named, capsys, monkeypa
 
 
 def native_checkpoint(path: Path, ranks: int) -> Path:
-    """As ``kit.training.checkpoint.native`` names it; no file of it is read before its manifest fits."""
+    """As ``kit.training.checkpoint.engine_checkpoint`` names it; no file of it is read before its manifest fits."""
     path.mkdir()
     (path / "manifest.json").write_text(json.dumps({"format": "kit-native", "version": 1, "world_size": ranks}))
     return path

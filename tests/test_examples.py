@@ -1,4 +1,5 @@
-"""Scripts that know nothing of kit under the files that it writes. All of them: ``python -m benchmarks.examples``."""
+"""Scripts that know nothing of kit under the files that it writes. All of them: ``python -m
+benchmarks.system_tests.examples``."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ import dataclasses
 
 import pytest
 
-from benchmarks.examples.__main__ import compared
-from benchmarks.examples.cases import ExampleError, launched
-from benchmarks.examples.inputs import prepare
-from benchmarks.examples.plain import plain_torch
+from benchmarks.system_tests.examples.__main__ import compared
+from benchmarks.system_tests.examples.cases import ExampleError, launched
+from benchmarks.system_tests.examples.inputs import prepare
+from benchmarks.system_tests.examples.plain import plain_torch
 
 
 def test_an_accelerator_script_becomes_zero_3_on_two_processes() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.parity.__main__ import LAUNCHED, todays
-from benchmarks.parity.cases import CASES
+from benchmarks.system_tests.parity.__main__ import LAUNCHED, todays
+from benchmarks.system_tests.parity.cases import CASES
 
 
 def test_three_days_have_everything_once() -> None:

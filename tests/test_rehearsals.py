@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from benchmarks import rehearsals
+from benchmarks.system_tests import rehearsals
 
 NAME = "tiny-llama-pretrain-cpu-bf16"
 
 
 def test_a_wrong_export_and_rounded_masters_turn_a_rehearsal_red() -> None:
-    """On one process. Others, and the other engines: ``python -m benchmarks.rehearsals --plant-all``."""
+    """On one process. Others, and the other engines: ``python -m benchmarks.system_tests.rehearsals --plant-all``."""
     record = rehearsals.rehearsed(NAME, ["transposed-query", "rounded-masters"])
     assert rehearsals.caught(["transposed-query", "rounded-masters"], record, NAME) == [True, True]
     assert record["loss_difference"] < 1e-6, "trained right, only exported wrong"

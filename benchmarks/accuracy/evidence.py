@@ -8,7 +8,7 @@ from typing import Any
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NOTHING = 0.01
-"""Bytes a parameter below which a term is nothing (benchmarks/deepspeed_bytes)."""
+"""Bytes a parameter below which a term is nothing (benchmarks/accuracy/deepspeed_bytes)."""
 
 
 def evidence_lines() -> list[str]:
@@ -20,7 +20,7 @@ def _engine_bytes() -> list[str]:
     lines = ["## Engine bytes: DeepSpeed", ""]
     terms = _read("deepspeed-bytes.json")
     if not terms:
-        return [*lines, "No results; `python -m benchmarks.deepspeed_bytes` measures them."]
+        return [*lines, "No results; `python -m benchmarks.accuracy.deepspeed_bytes` measures them."]
     kinds: dict[str, list[float]] = {}
     for term in terms:
         if max(term["predicted"], term["measured"]) >= NOTHING:
@@ -38,7 +38,7 @@ def _probe() -> list[str]:
     lines = ["## Probe: torch-native and Hugging Face implementations", ""]
     rows = _read("probe.json")
     if not rows:
-        return [*lines, "No results; `python -m benchmarks.probe` measures them."]
+        return [*lines, "No results; `python -m benchmarks.accuracy.probe` measures them."]
     kinds: dict[str, list[float]] = {}
     for row in rows:
         if row["states_error"] is not None:

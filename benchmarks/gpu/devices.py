@@ -13,8 +13,8 @@ from typing import Any
 import kit
 from benchmarks.assets import RECIPE, model_variant, prepare
 from benchmarks.gpu.cases import machine
-from benchmarks.parity.cases import COMMON, FAMILIES
-from benchmarks.parity.compare import compare_curves, compare_gradients
+from benchmarks.system_tests.parity.cases import COMMON, FAMILIES
+from benchmarks.system_tests.parity.compare import compare_curves, compare_gradients
 from kit.emit.run_directory import write
 from kit.training.__main__ import process_group
 
@@ -36,7 +36,7 @@ def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[
     from safetensors.torch import save_file
 
     from kit.engines.base import StateKind
-    from kit.training.data.feed import Feed
+    from kit.training.data.loader import Feed
 
     prepare()
     for family in models(device) if engine == "torch" else ("llama",):

@@ -229,7 +229,7 @@ def _model(plan: kit.Plan) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from kit.engines.hf import hf_config
+    from kit.engines.huggingface.models import hf_config
 
     with torch.device(plan.cluster.gpu.device):
         return AutoModelForCausalLM.from_config(hf_config(plan.model), dtype=torch.float32)  # type: ignore[no-untyped-call]

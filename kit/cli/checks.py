@@ -101,15 +101,15 @@ def _machines(hosts: Path | None, plan: Path | None, port: int | None, bandwidth
     import json
     import time
 
-    from kit.diagnose.preflight import PORT, examine, read_hostfile, table
     from kit.emit.run_directory import RunDirectory
+    from kit.preflight import PORT, examine, read_hostfile, table
 
     begin = time.monotonic()
     names = read_hostfile(hosts) if hosts else []
     rundir = RunDirectory.open(plan) if plan else None
     verdicts = examine(names, rundir, port or PORT)
     if bandwidth:
-        from kit.diagnose.preflight.bandwidth import measure
+        from kit.preflight.bandwidth import measure
 
         verdicts = sorted([*measure(names, rundir, port or PORT), *verdicts], key=lambda v: v.state != "failure")
     if as_json:

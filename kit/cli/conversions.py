@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kit.cli.app import app
-from kit.cli.words import OutDir
+from kit.cli.options import OutDir
 from kit.errors import SpecError
 
 convert_app = typer.Typer(

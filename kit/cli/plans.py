@@ -12,7 +12,7 @@ import typer
 
 from kit.api import plan as make_plan
 from kit.cli.app import app
-from kit.cli.words import Overrides, is_recipe, job_for, pins_of
+from kit.cli.options import Overrides, is_recipe, job_for, pins_of
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs import yaml
@@ -47,7 +47,7 @@ def plan(
 
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
-    from kit.planner.render import render
+    from kit.report.plan_text import render
     from kit.specs.catalog import load_model
 
     chooses = any(wish is not None for wish in (deadline, budget, max_gpus, by))
@@ -99,8 +99,8 @@ def explain(
     png: Annotated[Path | None, typer.Option(help="Draw the step and the schedule to this file.")] = None,
 ) -> None:
     """Every decision of a plan, what binds, where the time goes, and what would change."""
-    from kit.planner.explain import explain as explained
-    from kit.planner.explain_png import draw
+    from kit.planner.explain.what_if import explain as explained
+    from kit.report.charts import draw
     from kit.specs.catalog import load_model
 
     pins = Pins()
@@ -170,7 +170,7 @@ def memory(
     job = job_for(spec, seq_length=seq_length, global_batch_size=global_batch_size, precision=precision)
     report = memory_report(spec, parse_cluster(gpus), job, pins_of(engine, [*given, *(fix or [])]))
     if png is not None:
-        from kit.planner.memory_picture import save_png
+        from kit.report.memory_text import save_png
 
         save_png(report, png)
     if as_json:
@@ -178,7 +178,7 @@ def memory(
     else:
         from rich.console import Console
 
-        from kit.planner.memory_picture import picture
+        from kit.report.memory_text import picture
 
         Console(highlight=False, soft_wrap=True).print(picture(report))
 
@@ -187,7 +187,7 @@ def _calibrated(result: Plan, measurements: Path) -> Plan:
     """Learn from a run (of the plan beside the file, or else of this one), keep it, and plan again."""
     from kit.cost import predict
     from kit.planner import calibration
-    from kit.planner.explain import pinned
+    from kit.planner.explain.what_if import pinned
     from kit.planner.search import make_plan as plan_again
 
     beside = measurements.parent / "plan.yaml"
@@ -210,7 +210,7 @@ def _chosen_cluster(
 ) -> str:
     """Print what the node types offer, and return the first."""
     from kit.planner import calibration
-    from kit.planner.purchase import Wish, node_type, offers, render_offers
+    from kit.planner.cluster_selection import Wish, node_type, offers, render_offers
     from kit.specs.catalog import load_model
 
     if by not in ("gpus", "money", "time"):
@@ -224,7 +224,7 @@ def _chosen_cluster(
 
 def _plan_or_recipe(path: Path, overrides: list[str] | None, engine: str, fix: list[str] | None) -> tuple[Plan, Pins]:
     """A saved plan as it is, or a recipe's, planned now; with the choices that were pinned."""
-    from kit.planner.explain import pinned
+    from kit.planner.explain.what_if import pinned
 
     words = [*(overrides or []), *[f"layout.{word}" for word in fix or []]]
     words += [f"layout.engine={engine}"] if engine != "auto" else []

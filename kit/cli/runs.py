@@ -11,7 +11,7 @@ import typer
 
 from kit.api import plan as make_plan
 from kit.cli.app import app
-from kit.cli.words import Overrides, is_recipe, plan_recipe
+from kit.cli.options import Overrides, is_recipe, plan_recipe
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs.recipe import Recipe, load_recipe
@@ -58,8 +58,8 @@ def train(
     ] = None,
 ) -> None:
     """Start this node's processes of a run and wait for them."""
-    from kit.emit.preflight import preflight
     from kit.emit.run_directory import RunDirectory
+    from kit.preflight.run_checks import preflight
 
     if is_recipe(str(target)):
         if out is None:
@@ -132,7 +132,7 @@ def copy_recipe(
     directory: Annotated[Path, typer.Argument(help="New directory; an existing one is never overwritten.")],
 ) -> None:
     """A directory to run from: the recipe in one file, its run directory, and a README with the commands."""
-    from kit.emit.copied import copy_recipe
+    from kit.emit.copy_recipe import copy_recipe
 
     made = copy_recipe(name, directory)
     typer.echo(f"{made}: {', '.join(sorted(path.name for path in made.iterdir()))}; read README.md")
@@ -161,11 +161,11 @@ def _emit(recipe: Recipe, result: Plan, out: Path) -> Any:
 
 def _shipped(write: bool) -> None:
     """``ds_configs/`` and ``launch/`` of the checkout that the recipes come from."""
-    from kit.emit import shipped
+    from kit.emit import generated
     from kit.specs.shipped import recipes_directory
 
     root = recipes_directory().parent
-    lines = shipped.write(root) if write else shipped.check(root)
+    lines = generated.write(root) if write else generated.check(root)
     for line in lines:
         typer.echo(line)
     typer.echo(f"{len(lines)} files {'written or removed' if write else 'differ'}")

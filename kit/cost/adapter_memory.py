@@ -20,7 +20,8 @@ def with_adapters(
     """The base frozen in 16 bits or four; adapters and their states in fp32 (16 bytes with AdamW's moments), sharded by
     FSDP2 as all else, otherwise alike on every rank. Adapters are matrices, all of them.
 
-    Frozen weights are read from disk one by one, in the precision in which they stay (kit/engines/adapters.py,
+    Frozen weights are read from disk one by one, in the precision in which they stay
+    (kit/engines/huggingface/adapters.py,
     build_frozen); autocast has nothing to cast of them. Those in four bits are whole again, one at a time, while
     they are multiplied (bitsandbytes/autograd/_functions.py, MatMul4Bit).
     """
@@ -35,7 +36,7 @@ def with_adapters(
         one = 2.0 * deepspeed_sizes.largest_layer_matrix(model)
         gathered = (gathered[0] + one, gathered[1] + one, gathered[2])
         if layout.engine == "deepspeed" and layout.zero_stage == 3:
-            # Whole weights are quantised, and partitioned afterwards (kit/engines/deepspeed/whole.py).
+            # Whole weights are quantised, and partitioned afterwards (kit/engines/deepspeed/data_parallel.py).
             in_four_bits = memory.parameters[0].dense_matrices / memory.parameters[0].total
             load = NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)
     return replace(

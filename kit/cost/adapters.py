@@ -33,7 +33,7 @@ def _layer(shape: Shape, lora: Lora) -> float:
 
 def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
     """Of a whole Hugging Face model, as its linear layers are cut. Experts are one tensor for all, and get none; those
-    that every token passes do (kit/engines/adapters.py, target_modules)."""
+    that every token passes do (kit/engines/huggingface/adapters.py, target_modules)."""
     h, query = model.hidden_size, model.num_attention_heads * model.head_dim
     key_value = model.num_key_value_heads * model.head_dim
     if model.latent is not None:

@@ -22,7 +22,8 @@ LOSS_BYTES = 12.0
 def loss_bytes(setup: TrainingSetup) -> float:
     """Fullest moment of head and loss; capped logits keep their tanh.
 
-    Chunked (kit/engines/linear_loss.py): logits of a chunk in the compute dtype and in fp32, the capped ones' slope;
+    Chunked (kit/engines/kernels/chunked_loss.py): logits of a chunk in the compute dtype and in fp32, the capped
+    ones' slope;
     of all tokens the gradient of the head's input; and the head's gradient in fp32 with a product in 16 bits.
     """
     if setup.chunked_loss:

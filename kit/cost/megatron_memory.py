@@ -49,7 +49,8 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         waiting=waiting,
         loss=loss,
         after_backward=_beyond_the_first_layer(setup, stage, again + working, outlived + kept if outlived else 0.0),
-        # An export gathers a parameter's shards in fp32, and joins them (kit/engines/megatron/exchange.py).
+        # An export gathers a parameter's shards in fp32, and joins them
+        # (kit/engines/megatron/resharding/huggingface.py).
         save=(8.0 if setup.tp > 1 else 4.0) * planned.largest_parameter if planned else 0.0,
     )
 

@@ -1,4 +1,5 @@
-"""What autograd keeps of kit's torch-native Megatron layer (kit/engines/megatron/layers.py), in bytes, by operator.
+"""What autograd keeps of kit's torch-native Megatron layer (kit/engines/megatron/model/layers.py), in bytes, by
+operator.
 
 megatron-core's linear layers, MLP and experts; norms and attention are torch's own operators. ``shard`` counts a token
 where sequence parallelism splits it, ``token`` where tensor parallelism has gathered it and splits the width instead:

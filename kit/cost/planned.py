@@ -61,8 +61,8 @@ def gpu_generation(name: str) -> Generation:
 
 
 def _attention(model: ModelSpec, implementation: Implementation, generation: Generation) -> Attention:
-    """Torch has no kernel of capped scores (kit/engines/megatron/attention.py). Transformer Engine prefers cuDNN's
-    kernel on Hopper and later, flash-attn before (dot_product_attention/utils.py, get_attention_backend)."""
+    """Torch has no kernel of capped scores (kit/engines/megatron/model/attention.py). Transformer Engine prefers
+    cuDNN's kernel on Hopper and later, flash-attn before (dot_product_attention/utils.py, get_attention_backend)."""
     if implementation == "torch-native" and model.attention_softcap is not None:
         return "unfused"
     if implementation == "transformer-engine" and generation in ("hopper", "blackwell"):

@@ -86,7 +86,8 @@ def _value(state: StateBytes, name: str, default: float) -> float:
 
 def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, adapters: float) -> RankStates:
     """A frozen base has neither gradients nor optimizer state."""
-    # Experts are one tensor for all of them, no linear layer, and are not quantised (kit/engines/adapters.py).
+    # Experts are one tensor for all of them, no linear layer, and are not quantised
+    # (kit/engines/huggingface/adapters.py).
     matrices = parameters.dense_matrices
     rest = parameters.total - matrices
     per_matrix = engine.dense.weights if engine.matrix_weights is None else engine.matrix_weights

@@ -108,8 +108,8 @@ def loss_bytes(setup: TrainingSetup) -> float:
 
 
 def _chunked_loss_bytes(setup: TrainingSetup, entries: float) -> float:
-    """Counted in kit/engines/linear_loss.py: eleven operators on fp32 logits, or compiled three readings in 16 bits and
-    one writing; and for every chunk the head's gradient, a product in 16 bits added to a sum in fp32."""
+    """Counted in kit/engines/kernels/chunked_loss.py: eleven operators on fp32 logits, or compiled three readings in
+    16 bits and one writing; and for every chunk the head's gradient, a product in 16 bits added to a sum in fp32."""
     of_head = 12.0 * setup.shape.hidden_size / chunk_tokens(setup) if setup.lora is None else 0.0
     return ((8.0 if setup.compiled_loss or setup.liger_loss else 44.0) + of_head) * entries
 

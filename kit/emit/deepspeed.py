@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kit.emit.ds_zero import accumulation_dtype, aio_section, zero_section
+from kit.emit.deepspeed_zero import accumulation_dtype, aio_section, zero_section
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
 

@@ -169,7 +169,7 @@ def _experts(model: ModelSpec, layout: Layout) -> dict[str, Any]:
         "moe_token_dispatcher_type": "alltoall",
     }
     if model.traits.router == "sigmoid":
-        # The correction of scores comes with the weights and stays (kit/engines/buffers.py): a rate of 0.
+        # The correction of scores comes with the weights and stays (kit/engines/huggingface/buffers.py): a rate of 0.
         settings |= {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}
         settings |= {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": 0.0}
     if model.router_groups > 1:

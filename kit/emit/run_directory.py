@@ -30,7 +30,7 @@ import kit.emit.accelerate
 import kit.emit.deepspeed
 import kit.emit.megatron
 from kit.emit import environment, hosts, launch, pretrain_gpt, slurm
-from kit.emit.ds_reasons import ds_config_page
+from kit.emit.deepspeed_rationale import ds_config_page
 from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan

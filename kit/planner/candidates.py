@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kit.planner.fast_paths import fast_paths
-from kit.planner.rule import divisors
+from kit.planner.rules.rule import divisors
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import ContextExchange, EngineName, Implementation, Layout, Offload, Pins, Recompute

@@ -9,8 +9,8 @@ from typing import Any
 from kit.cost.memory import MemoryReport, peak
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.failure import MOST_CHANGES, changes_that_fit, nothing_legal
-from kit.planner.nearest import nearest_miss
+from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit, nothing_legal
+from kit.planner.explain.near_miss import nearest_miss
 from kit.planner.weighing import search
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec

@@ -6,8 +6,8 @@ from kit.cost.estimate import predict
 from kit.errors import PlanError
 from kit.planner import calibration
 from kit.planner.calibration import Calibration
-from kit.planner.decisions import decisions
-from kit.planner.failure import nothing_fits, nothing_legal
+from kit.planner.explain.decisions import decisions
+from kit.planner.explain.infeasible import nothing_fits, nothing_legal
 from kit.planner.plan import Plan
 from kit.planner.weighing import search
 from kit.specs.cluster import ClusterSpec

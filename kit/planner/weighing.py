@@ -15,8 +15,8 @@ from kit.cost.step_time import StepTimer
 from kit.planner import calibration
 from kit.planner.calibration import Calibration
 from kit.planner.candidates import ENGINES, Scope, layouts
-from kit.planner.rule import Violation
-from kit.planner.rules import is_legal, violations
+from kit.planner.rules.common import is_legal, violations
+from kit.planner.rules.rule import Violation
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import EngineName, Layout, Pins

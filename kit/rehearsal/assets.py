@@ -8,7 +8,7 @@ import string
 import textwrap
 from pathlib import Path
 
-from kit.planner.twin import VOCAB_SIZE
+from kit.rehearsal.scaled_down import VOCAB_SIZE
 from kit.specs.job import JobSpec
 from kit.specs.model import ModelSpec
 
@@ -23,7 +23,7 @@ def write_model(model: ModelSpec, directory: Path, frozen: bool = False) -> None
     and then runs in fp32 and in bf16 would be of different models."""
     import torch
 
-    from kit.engines.hf import random_model
+    from kit.engines.huggingface.models import random_model
 
     made = random_model(model, SEED)
     if frozen:

@@ -18,8 +18,8 @@ from kit.errors import EngineError
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
-from kit.planner.twin import Twin, twin
 from kit.rehearsal import assets, processes, rounding
+from kit.rehearsal.scaled_down import Twin, twin
 from kit.specs.catalog import parse_cluster
 from kit.specs.layout import Pins
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
@@ -117,8 +117,8 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
 
 def _in_bf16(shrunk: Twin, settings: RunSpec, reference: RunDirectory, directory: Path) -> rounding.InBf16 | None:
     """The twin once more from the start, in one go."""
-    from kit.engines.adapters import InitialAdapters, checkpoint_shapes
-    from kit.engines.hf import HfDirectory
+    from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
+    from kit.engines.huggingface.models import HfDirectory
 
     if shrunk.job_in_bf16 is None:
         return None
@@ -213,7 +213,7 @@ def _in_transformers(hub: Path, directory: Path, shrunk: Twin, base: Path) -> An
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from kit.training.checkpoint.hub import hub_to_hf
+    from kit.training.checkpoint.transfer import hub_to_hf
 
     hub_to_hf(hub, directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
     kind = AutoModelForSeq2SeqLM if shrunk.model.is_encoder_decoder else AutoModelForCausalLM

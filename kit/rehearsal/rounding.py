@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.planner.twin import Twin
+from kit.rehearsal.scaled_down import Twin
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ def compare(
 ) -> InBf16:
     """Of (reference, run in bf16): logged steps, and hub checkpoints at their end. ``start``: the weights before."""
     from kit.engines.base import StateKind
-    from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
+    from kit.training.checkpoint.exchange import HubCheckpoint
 
     exact, rounded = (HubCheckpoint(hub) for hub in hubs)
     masters, moments = StateKind.MASTER, StateKind.EXP_AVG

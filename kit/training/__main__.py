@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 import kit.emit.megatron
-from kit.emit.gpus import check_gpus
 from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
+from kit.preflight.planned_gpus import check_gpus
 from kit.units import to_gib
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateKind
 from kit.training import determinism
-from kit.training.checkpoint.hub import Counters, export_tensors
-from kit.training.clock import Clock
-from kit.training.data.ahead import Ahead, worth_it
-from kit.training.data.feed import Feed
-from kit.training.ending import finish
-from kit.training.events import Events
-from kit.training.metrics import StepMetrics
-from kit.training.peers import Peers
+from kit.training.anomalies.handler import Unsteady, history
+from kit.training.anomalies.spikes import GOING_ON, Stability, Verdict
+from kit.training.checkpoint.manager import Saving
+from kit.training.checkpoint.transfer import Counters, export_tensors
+from kit.training.data.loader import Feed
+from kit.training.data.prefetch import Ahead, worth_it
+from kit.training.finalize import finish
+from kit.training.logging.events import Events
+from kit.training.logging.metrics import StepMetrics
+from kit.training.logging.run_logger import Teller
 from kit.training.profile import Profiler
+from kit.training.rank_sync import Peers
 from kit.training.resume import resume_from
-from kit.training.saving import Saving
 from kit.training.schedule import batch_size, learning_rate, length
-from kit.training.stability import GOING_ON, Stability, Verdict
+from kit.training.step_timing import Clock
 from kit.training.stopping import Reason, Stopping, mark
 from kit.training.summary import Summary, memory_held_gib, peak_gib
-from kit.training.telling.teller import Teller
-from kit.training.unsteady import Unsteady, history
 from kit.training.watchdog import Watchdog
 
 if TYPE_CHECKING:

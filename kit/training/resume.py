@@ -7,10 +7,10 @@ from pathlib import Path
 
 from kit.engines.base import Engine
 from kit.errors import CheckpointError
-from kit.training.checkpoint.agreement import together
-from kit.training.checkpoint.hub import Counters, import_hub
-from kit.training.checkpoint.hub_checkpoint import HUB_JSON
-from kit.training.checkpoint.native import MANIFEST, ForeignError, NativeCheckpoints
+from kit.training.checkpoint.collective import together
+from kit.training.checkpoint.engine_checkpoint import MANIFEST, ForeignError, NativeCheckpoints
+from kit.training.checkpoint.exchange import HUB_JSON
+from kit.training.checkpoint.transfer import Counters, import_hub
 
 START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
 

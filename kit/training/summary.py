@@ -11,7 +11,7 @@ import torch
 
 from kit.engines.base import Engine
 from kit.planner.plan import Plan
-from kit.training.checkpoint.agreement import gather
+from kit.training.checkpoint.collective import gather
 from kit.training.checkpoint.files import write_json
 from kit.units import human_seconds, to_gib
 

@@ -15,11 +15,11 @@ import torch
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import applies, megatron_settings
 from kit.engines.base import MicroBatch, StateKind
-from kit.engines.hf import build_model
+from kit.engines.huggingface.models import build_model
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.hub import Counters, HubCheckpoint, export_hub, import_hub
+from kit.training.checkpoint.transfer import Counters, HubCheckpoint, export_hub, import_hub
 from tests.deepspeed import samples
 from tests.deepspeed.plain import GRAD_CLIP, OPTIMIZER, Curve, learning_rate
 from tests.training import tiny
@@ -116,9 +116,9 @@ def train(
     fault: str | None = None,
     zero: Mapping[str, Any] | None = None,
 ) -> Curve:
-    """A fresh engine for some steps, or one with a fault of benchmarks.parity in it, or with other sizes in ``zero``,
-    the section zero_optimization."""
-    from benchmarks.parity.deepspeed_faults import planted
+    """A fresh engine for some steps, or one with a fault of benchmarks.system_tests.parity in it, or with other sizes
+    in ``zero``, the section zero_optimization."""
+    from benchmarks.system_tests.parity.deepspeed_faults import planted
 
     with planted(fault):
         engine = build(chosen, start, directory, resized(chosen, zero))
@@ -155,7 +155,7 @@ def go_on(
     zero: Mapping[str, Any] | None = None,
 ) -> tuple[Curve, list[str]]:
     """As many steps again from a hub checkpoint; and what is not bit for bit in the engine as it was on disk."""
-    from benchmarks.parity.deepspeed_faults import planted
+    from benchmarks.system_tests.parity.deepspeed_faults import planted
 
     with planted(fault):
         engine = build(chosen, None, directory, resized(chosen, zero))

@@ -1,11 +1,12 @@
-"""The cost model against the tensors in the engine, for a few configurations; benchmarks.deepspeed_bytes has all."""
+"""The cost model against the tensors in the engine, for a few configurations; benchmarks.accuracy.deepspeed_bytes has
+all."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks.deepspeed_bytes.cases import CASES, WORLD_SIZE, Case
-from benchmarks.deepspeed_bytes.compare import page, terms
+from benchmarks.accuracy.deepspeed_bytes.cases import CASES, WORLD_SIZE, Case
+from benchmarks.accuracy.deepspeed_bytes.compare import page, terms
 from tests.workers import pool
 
 FEW = [
@@ -24,7 +25,7 @@ def test_cost_model_and_engine_agree(case, tmp_path):
 
 
 def measure(case, directory):
-    from benchmarks.deepspeed_bytes.worker import measure
+    from benchmarks.accuracy.deepspeed_bytes.worker import measure
 
     return measure(case, directory)
 
@@ -41,7 +42,7 @@ def test_a_tensor_that_nobody_counts_would_show(tmp_path):
 def measure_with_a_leak(case, directory):
     import torch
 
-    from benchmarks.deepspeed_bytes import worker
+    from benchmarks.accuracy.deepspeed_bytes import worker
     from kit.engines.deepspeed.engine import DeepSpeedEngine
 
     class Leaking(DeepSpeedEngine):

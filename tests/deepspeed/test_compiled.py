@@ -16,13 +16,13 @@ def train(chosen, start, directory):
     import torch
     import torch._dynamo.utils
 
-    from kit.engines import compiled
+    from kit.engines.kernels import compiled_blocks
 
     torch._dynamo.reset()
     counters = torch._dynamo.utils.counters
     counters.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "BACKEND", "aot_eager")
+        patch.setattr(compiled_blocks, "BACKEND", "aot_eager")
         curve = cases.train(chosen, start, directory, STEPS)
     return curve, [counters["stats"]["unique_graphs"], len(counters["graph_break"])]
 

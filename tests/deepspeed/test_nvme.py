@@ -55,7 +55,7 @@ def settings(chosen):
 
 
 def saved(directory, chosen):
-    from kit.engines.hf import build_model
+    from kit.engines.huggingface.models import build_model
 
     rundir = tiny.run_directory(directory / "seed", chosen)
     build_model(rundir, torch.float32, "cpu").save_pretrained(directory / "hf")
@@ -143,7 +143,7 @@ def test_what_is_on_disk_is_not_in_memory(trained):
 
 
 CHANGES = {"nvme → optimizer on nvme": (ALL, OPTIMIZER), "none → nvme": ({}, ALL)}
-"""From NVMe to none: ``benchmarks.parity.deepspeed --resumes``."""
+"""From NVMe to none: ``benchmarks.system_tests.parity.deepspeed --resumes``."""
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())

@@ -1,6 +1,6 @@
 """ZeRO over Megatron's tensor parallelism against plain torch, on 2 processes that cut every matrix.
 
-Four processes, with data parallelism beside it: ``python -m benchmarks.parity.deepspeed``.
+Four processes, with data parallelism beside it: ``python -m benchmarks.system_tests.parity.deepspeed``.
 """
 
 from __future__ import annotations

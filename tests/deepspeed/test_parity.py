@@ -6,13 +6,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from kit.engines.buffers import is_buffer
+from kit.engines.huggingface.buffers import is_buffer
 from tests.deepspeed import cases, plain
 from tests.training import tiny
 from tests.workers import pool
 
 STEPS = 3
-"""``benchmarks.parity.deepspeed`` goes on for 20, on 4 processes too."""
+"""``benchmarks.system_tests.parity.deepspeed`` goes on for 20, on 4 processes too."""
 TOLERANCE = 1e-5
 
 

@@ -1,4 +1,5 @@
-"""Ulysses, AutoTP and hpZ against plain torch on 2 processes; all of it is in ``benchmarks.parity.deepspeed``."""
+"""Ulysses, AutoTP and hpZ against plain torch on 2 processes; all of it is in
+``benchmarks.system_tests.parity.deepspeed``."""
 
 from __future__ import annotations
 

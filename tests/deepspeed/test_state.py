@@ -137,7 +137,7 @@ def test_one_process_needs_no_launcher(stage, start, tmp_path, monkeypatch):
 
 def test_random_weights_are_those_of_the_seed(tmp_path):
     """The same as transformers makes, bit for bit; partitioned at birth: as wide, and the same again."""
-    from kit.engines.hf import build_model
+    from kit.engines.huggingface.models import build_model
 
     model = build_model(tiny.run_directory(tmp_path, cases.plan(0)), torch.float32, "cpu")
     whole, partitioned, again = (run(random_weights, cases.plan(stage), tmp_path)[0] for stage in (0, 3, 3))

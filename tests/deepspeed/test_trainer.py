@@ -9,7 +9,7 @@ import math
 import pytest
 
 from kit.emit.deepspeed import ds_config
-from kit.emit.ds_reasons import REASONS, ds_config_page, flat
+from kit.emit.deepspeed_rationale import REASONS, ds_config_page, flat
 from kit.emit.run_directory import files_of
 from kit.emit.trainer import trainer_config, training_arguments
 from tests.deepspeed import cases

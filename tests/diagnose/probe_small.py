@@ -7,7 +7,7 @@ import logging
 import sys
 import warnings
 
-from benchmarks.probe.plans import Case
+from benchmarks.accuracy.probe.plans import Case
 from kit.diagnose.probe.run import probe
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec

@@ -1,4 +1,5 @@
-"""The doctor's reading of logs: of failures provoked here (tests/diagnose/logs, made by benchmarks.failures), and of
+"""The doctor's reading of logs: of failures provoked here (tests/diagnose/logs, made by
+benchmarks.system_tests.failures), and of
 messages that need a GPU or a fabric, as the sources of torch, NCCL and DeepSpeed print them."""
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import kit
-from benchmarks.failures.__main__ import FAILURES, Failure, found, plan_of, provoke
-from kit.diagnose.logs import diagnose, flight
+from benchmarks.system_tests.failures.__main__ import FAILURES, Failure, found, plan_of, provoke
+from kit.diagnose.logs import diagnose, flight_recorder
 from kit.errors import SpecError
 
 ROOT = Path(__file__).parents[2]
@@ -152,7 +153,7 @@ def test_a_record_that_would_run_code_is_not_read(tmp_path: Path) -> None:
             return (Path, (str(tmp_path / "ran"),))
 
     (tmp_path / "rank_0").write_bytes(pickle.dumps({"entries": [Bad()]}))
-    assert flight.records([tmp_path]) == {}
+    assert flight_recorder.records([tmp_path]) == {}
 
 
 def test_one_file_a_rank_names_the_rank(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 
 import kit
-from benchmarks.hosts import lab
-from kit.diagnose.preflight import bandwidth, dcgm, disk, facts, gpus, hosts_checks
-from kit.diagnose.preflight.host_checks import check_host
-from kit.diagnose.preflight.needs import needs_of
-from kit.diagnose.preflight.remote import read_hostfile
-from kit.diagnose.preflight.verdict import Verdict, merged, table
+from benchmarks.system_tests.hosts import lab
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import SpecError
+from kit.preflight import bandwidth, cluster_checks, dcgm, disk, facts, gpus
+from kit.preflight.check_result import Verdict, merged, table
+from kit.preflight.host_checks import check_host
+from kit.preflight.remote import read_hostfile
+from kit.preflight.requirements import needs_of
 from kit.specs.run import CheckpointSpec, DataSpec, RunSpec
 from tests.test_cli import kit as command_line
 
@@ -143,7 +143,7 @@ def test_dcgm_that_is_not_there_or_does_not_answer(tmp_path: Path) -> None:
         if script:
             program.write_text(f"#!/bin/sh\n{script}\n")
             program.chmod(0o755)
-        words = [sys.executable, "-m", "kit.diagnose.preflight.facts", "{}"]
+        words = [sys.executable, "-m", "kit.preflight.facts", "{}"]
         environment = {**os.environ, "PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
         told = subprocess.run(words, capture_output=True, text=True, check=True, env=environment).stdout
         found = json.loads(told)["dcgm"]
@@ -244,13 +244,13 @@ def test_one_byte_of_a_large_file_changes_its_digest(tmp_path: Path) -> None:
 
 def test_hosts_that_differ_are_named(here: dict[str, Any]) -> None:
     three = {f"node-{n}": copy.deepcopy(here) | {"contents": {"/data/train.bin": "a"}, "names": {}} for n in range(3)}
-    for between in hosts_checks.BETWEEN:
+    for between in cluster_checks.BETWEEN:
         assert {verdict.state for verdict in between(three)} == {"ok"}
     three["node-1"]["packages"]["deepspeed"] = "0.18.0"
     three["node-2"]["contents"] = {"/data/train.bin": None}
     three["node-2"]["kernel"] = "5.4"
     three["node-0"]["names"] = {"node-1": [], "node-2": ["10.0.0.3"]}
-    (version, kernel), machine, content, names = (between(three) for between in hosts_checks.BETWEEN)
+    (version, kernel), machine, content, names = (between(three) for between in cluster_checks.BETWEEN)
     assert (version.hosts, version.state) == (("node-1",), "failure")
     assert "deepspeed 0.18.0" in version.said
     assert (kernel.hosts, kernel.state) == (("node-2",), "warning")
@@ -258,14 +258,14 @@ def test_hosts_that_differ_are_named(here: dict[str, Any]) -> None:
     assert content[0].hosts == ("node-2",)
     assert names[0].hosts == ("node-0",)
     three["node-1"]["gpus"] = [vars(gpu) for gpu in gpus.parse(SMI)]
-    assert hosts_checks.machines(three)[0].hosts == ("node-1",)
+    assert cluster_checks.machines(three)[0].hosts == ("node-1",)
 
 
 def test_clocks_and_reach() -> None:
-    found = hosts_checks.clocks({"node-0": 0.0, "node-1": 3.0, "node-2": -400.0})
+    found = cluster_checks.clocks({"node-0": 0.0, "node-1": 3.0, "node-2": -400.0})
     assert [(verdict.hosts, verdict.state) for verdict in found] == [(("node-1",), "warning"), (("node-2",), "failure")]
-    assert hosts_checks.clocks({"node-0": 0.2})[0].state == "ok"
-    closed = hosts_checks.reach({"node-1": {"node-0": "No route to host"}, "node-0": {"node-1": None}}, 29500)
+    assert cluster_checks.clocks({"node-0": 0.2})[0].state == "ok"
+    closed = cluster_checks.reach({"node-1": {"node-0": "No route to host"}, "node-0": {"node-1": None}}, 29500)
     assert [(verdict.hosts, verdict.state) for verdict in closed] == [(("node-1",), "failure")]
 
 
@@ -336,12 +336,13 @@ def test_the_command_line_on_this_machine() -> None:
 
 
 def test_hosts_of_namespaces_differ_where_planted() -> None:
-    """One fault of ``benchmarks.preflight``: real hosts, a real difference; the only test here that needs root."""
+    """One fault of ``benchmarks.system_tests.preflight``: real hosts, a real difference; the only test here that
+    needs root."""
     try:
         lab.check()
     except lab.NoLab as error:
         pytest.skip(f"SKIPPED, nothing was looked at over several hosts: {error}")
-    words = [sys.executable, "-m", "benchmarks.preflight", "content"]
+    words = [sys.executable, "-m", "benchmarks.system_tests.preflight", "content"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, capture_output=True, text=True, timeout=240, env=environment, cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr

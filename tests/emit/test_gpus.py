@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit.emit.gpus import check_gpus, gpus_here
 from kit.emit.run_directory import write
 from kit.errors import EngineError
 from kit.planner.plan import Plan
+from kit.preflight.planned_gpus import check_gpus, gpus_here
 from kit.specs.run import DataSpec, RunSpec
 from tests.emit.test_machine import MODEL
 from tests.test_bad_input import answer

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit.emit.machine import available_gib, check_host_memory, check_nvme, swap_directory
 from kit.errors import RunDirectoryError
 from kit.planner.plan import Plan
+from kit.preflight.offload import available_gib, check_host_memory, check_nvme, swap_directory
 from kit.specs.catalog import parse_cluster
 from kit.specs.run import DataSpec, RunSpec
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import kit
-from kit.emit.preflight import preflight
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import CheckpointError, KitError
+from kit.preflight.run_checks import preflight
 from kit.specs.run import DataSpec, RunSpec
 
 CONFIG = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kit.diagnose.lint import lint
-from kit.emit import shipped
-from kit.emit.copied import copy_recipe
+from kit.emit import generated
+from kit.emit.copy_recipe import copy_recipe
 from kit.emit.run_directory import RunDirectory
 from kit.emit.templates import TEMPLATES
 from kit.errors import KitError, SpecError
@@ -37,7 +37,7 @@ def test_every_recipe_says_what_it_is_for_and_plans(name: str) -> None:
 
 
 def test_committed_files_are_todays() -> None:
-    assert shipped.check(ROOT) == []
+    assert generated.check(ROOT) == []
 
 
 def test_drift_is_noticed_and_mended(tmp_path: Path) -> None:
@@ -47,13 +47,13 @@ def test_drift_is_noticed_and_mended(tmp_path: Path) -> None:
     edited.write_text(edited.read_text().replace('"stage": 2', '"stage": 1'))
     (tmp_path / "ds_configs/zero1.json").unlink()
     (tmp_path / "launch/forgotten.sh").write_text("#!/bin/sh\n")
-    assert shipped.check(tmp_path) == [
+    assert generated.check(tmp_path) == [
         "ds_configs/zero1.json is missing",
         "ds_configs/zero2.json is not what its recipe says today",
         "launch/forgotten.sh follows from no recipe",
     ]
-    assert len(shipped.write(tmp_path)) == 3
-    assert shipped.check(tmp_path) == []
+    assert len(generated.write(tmp_path)) == 3
+    assert generated.check(tmp_path) == []
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 
 from kit.emit.megatron import megatron_settings
-from kit.engines import experts
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
-from kit.engines.buffers import SavedBuffers
+from kit.engines.huggingface import experts
+from kit.engines.huggingface.buffers import SavedBuffers
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
 from tests.training import tiny
@@ -101,8 +101,8 @@ def micro_batches(
 
 
 def train_with_fault(rundir: Any, steps: int, fault: str, packed: bool = False) -> Trajectory:
-    """Inside a worker: ``train`` with a fault of ``benchmarks/parity/faults.py`` in it."""
-    from benchmarks.parity.faults import FAULTS, uproot
+    """Inside a worker: ``train`` with a fault of ``benchmarks/system_tests/parity/faults.py`` in it."""
+    from benchmarks.system_tests.parity.faults import FAULTS, uproot
 
     FAULTS[fault].install()
     try:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from kit.engines.base import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.background import Background
-from kit.training.checkpoint.hub import HubCheckpoint, export_hub, import_hub
-from kit.training.checkpoint.hub_checkpoint import Counters
-from kit.training.checkpoint.native import NativeCheckpoints
+from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+from kit.training.checkpoint.exchange import Counters
+from kit.training.checkpoint.transfer import HubCheckpoint, export_hub, import_hub
 from tests.megatron.cases import LEARNING_RATE, micro_batches
 from tests.training.disk import full_disk
 
@@ -112,14 +112,14 @@ def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
 
 def roundtrip(rundir: Any, hub: Path) -> None:
     """Hugging Face → this layout → a hub checkpoint, in blocks smaller than any matrix."""
-    from kit.engines import placed
+    from kit.engines.io import parallel_safetensors
     from kit.engines.megatron.engine import MegatronEngine
 
-    whole, placed.BLOCK_BYTES = placed.BLOCK_BYTES, 1000
+    whole, parallel_safetensors.BLOCK_BYTES = parallel_safetensors.BLOCK_BYTES, 1000
     engine = MegatronEngine(rundir)
     export_hub(engine, hub, COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
     engine.close()
-    placed.BLOCK_BYTES = whole
+    parallel_safetensors.BLOCK_BYTES = whole
 
 
 def load_plain(rundir: Any, directory: Path) -> list[float]:
@@ -136,7 +136,7 @@ def load_plain(rundir: Any, directory: Path) -> list[float]:
 
 def from_the_start(rundir: Any, model: Path) -> list[float]:
     """The curve of steps 2 and 3 with the weights of a Hugging Face directory."""
-    from kit.engines.hf import HfDirectory
+    from kit.engines.huggingface.models import HfDirectory
     from kit.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(rundir)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.engines import hf
-from kit.engines.buffers import is_buffer
+from kit.engines.huggingface import models
+from kit.engines.huggingface.buffers import is_buffer
 from kit.specs.model import ModelSpec
 from tests.megatron import cases
 
@@ -36,7 +36,7 @@ def saved_model(spec: ModelSpec, path):
     """A transformers model saved to ``path``, with norms, biases and corrections off their neutral values."""
     torch.manual_seed(3)
     attention = "sdpa" if spec.traits.fused_attention else "eager"
-    model = hf.AutoModelForCausalLM.from_config(hf.hf_config(spec), attn_implementation=attention)
+    model = models.AutoModelForCausalLM.from_config(models.hf_config(spec), attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.05)

@@ -80,7 +80,7 @@ def kept_bytes(rundir: Any) -> int:
 
 def rotations(spec: ModelSpec, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Inside a worker: angles of the positions of a row, and of given ones."""
-    from kit.engines.megatron.rope import Rotation
+    from kit.engines.megatron.model.rope import Rotation
 
     rotation = Rotation(
         spec, torch.distributed.new_group([torch.distributed.get_rank()], use_local_synchronization=True)

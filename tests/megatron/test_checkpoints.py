@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.parity.megatron_layouts import FAMILIES
-from kit.engines.hf import HfDirectory
-from kit.training.checkpoint.hub import hub_to_hf
+from benchmarks.system_tests.parity.megatron_layouts import FAMILIES
+from kit.engines.huggingface.models import HfDirectory
+from kit.training.checkpoint.transfer import hub_to_hf
 from tests.megatron import cases, checkpoints
 from tests.training import tiny
 from tests.workers import pool

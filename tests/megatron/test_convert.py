@@ -15,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from kit.engines.base import StateKind
-from kit.engines.hf import HfDirectory
+from kit.engines.huggingface.models import HfDirectory
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
-from kit.training.checkpoint.hub import HubCheckpoint
+from kit.training.checkpoint.transfer import HubCheckpoint
 from tests.megatron import cases, checkpoints
 from tests.training import tiny
 from tests.workers import pool

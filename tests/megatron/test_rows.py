@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch
-from kit.engines.megatron.rows import equally_long, length_unit
+from kit.engines.megatron.microbatches import equally_long, length_unit
 
 
 def config(**sizes):

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kit.emit.megatron import GUARDED, megatron_settings, padded_vocab_size
-from kit.planner.megatron_rules import MEGATRON_FAMILIES
+from kit.planner.rules.megatron import MEGATRON_FAMILIES
 from tests.megatron.shapes import BY_FAMILY
 from tests.training import tiny
 
@@ -39,7 +39,7 @@ def test_every_key_is_accepted_by_megatron_core():
     from megatron.core.models.gpt.gpt_model import GPTModel
     from megatron.core.parallel_state import initialize_model_parallel
 
-    from kit.engines.megatron.model import transformer_config
+    from kit.engines.megatron.model.build import transformer_config
     from kit.engines.megatron.optimizer import optimizer_config
 
     for plan in plans():
@@ -57,7 +57,7 @@ def test_every_key_is_accepted_by_megatron_core():
 def test_fp8_is_emitted_as_the_gpu_has_it():
     import dataclasses
 
-    from kit.engines.megatron.model import transformer_config
+    from kit.engines.megatron.model.build import transformer_config
 
     plan = tiny.plan(
         tiny.model(), job={"precision": "fp8"}, engine="megatron", implementation="transformer-engine", tp=2
@@ -74,7 +74,7 @@ def test_fp8_is_emitted_as_the_gpu_has_it():
 
 
 def test_transformer_engine_is_asked_for_by_name_where_it_is_missing():
-    from kit.engines.megatron.fused import fused_block_spec, plain_name
+    from kit.engines.megatron.model.transformer_engine import fused_block_spec, plain_name
     from kit.errors import EngineError
 
     with pytest.raises(EngineError, match="transformer-engine and it is not installed"):
@@ -86,7 +86,7 @@ def test_transformer_engine_is_asked_for_by_name_where_it_is_missing():
 
 
 def test_an_unknown_value_or_key_is_refused():
-    from kit.engines.megatron.model import transformer_config
+    from kit.engines.megatron.model.build import transformer_config
     from kit.errors import EngineError
 
     settings = megatron_settings(next(plans()))["transformer_config"]

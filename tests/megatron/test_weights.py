@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 
-from kit.engines.hf import tensor_shapes
-from kit.engines.megatron.rope import inverse_frequencies, rotation_factor
+from kit.engines.huggingface.models import tensor_shapes
+from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor
 from kit.engines.megatron.weights import tensor_groups, weight_map
 from kit.engines.megatron.weights.blocks import blocks, whole_shape
-from kit.engines.megatron.weights.rules import GatedRows, GroupedQkv, Vocabulary
+from kit.engines.megatron.weights.sharding import GatedRows, GroupedQkv, Vocabulary
 from kit.errors import EngineError
-from kit.planner.megatron_rules import MEGATRON_FAMILIES as FAMILIES
+from kit.planner.rules.megatron import MEGATRON_FAMILIES as FAMILIES
 from kit.specs.families import FAMILIES as TRAITS
 from tests.megatron.shapes import BY_FAMILY, LONGROPE, YARN
 from tests.training import tiny

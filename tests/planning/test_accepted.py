@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accepted.cases import deepspeed_problems, emitted, megatron_problems, problems, random_plan
-from benchmarks.accepted.parsers import (
+from benchmarks.system_tests.accepted.cases import deepspeed_problems, emitted, megatron_problems, problems, random_plan
+from benchmarks.system_tests.accepted.parsers import (
     refused_by_accelerate,
     refused_by_deepspeed,
     refused_by_fsdp_plugin,

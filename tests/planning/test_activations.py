@@ -14,7 +14,7 @@ from kit.cost.huggingface_layer import layer_bytes, layer_input
 from kit.cost.megatron_layer import layer_terms
 from kit.cost.planned import planned_setup
 from kit.cost.setup import TrainingSetup
-from kit.engines.hf import hf_config
+from kit.engines.huggingface.models import hf_config
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
 from kit.specs.model import FAMILIES, WITH_EXPERTS, Family, ModelSpec

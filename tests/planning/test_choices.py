@@ -9,9 +9,9 @@ import pytest
 
 from kit.cost.pipeline import chunk_layers
 from kit.planner.plan import Plan
-from kit.planner.render import render
 from kit.planner.search import make_plan
 from kit.planner.weighing import ENGINES_ALIKE, EQUALLY_FAST, engine_simplicity, search
+from kit.report.plan_text import render
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from kit.units import human_count, human_seconds

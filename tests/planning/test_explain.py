@@ -12,12 +12,12 @@ from kit.cost.matmul_time import Processor, matmul_s, tile_share
 from kit.cost.operation import GPU_HOURS_PER_FAILURE, checkpoint_bytes, operation
 from kit.errors import PlanError, SpecError
 from kit.planner import calibration
-from kit.planner.explain import bindings, explain, pinned
-from kit.planner.explain_png import draw
+from kit.planner.cluster_selection import Wish, offers, render_offers
+from kit.planner.explain.what_if import bindings, explain, pinned
 from kit.planner.plan import Plan
-from kit.planner.purchase import Wish, offers, render_offers
-from kit.planner.schedule import BACKWARD, picture, simulate
 from kit.planner.search import make_plan
+from kit.report.charts import draw
+from kit.report.pipeline_schedule import BACKWARD, picture, simulate
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from tests.planning.examples import job

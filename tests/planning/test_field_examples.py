@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kit.errors import PlanError
-from kit.planner.explain import explain
+from kit.planner.explain.what_if import explain
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
 from kit.specs.catalog import load_model, parse_cluster

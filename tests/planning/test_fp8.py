@@ -36,7 +36,7 @@ def test_compiled_it_is_faster_and_operator_by_operator_it_is_not() -> None:
 
 
 def test_larger_layers_gain_more() -> None:
-    """Published: 1.12 to 1.25 for 8B on 8 H100 (kit/engines/fp8.py)."""
+    """Published: 1.12 to 1.25 for 8B on 8 H100 (kit/engines/kernels/fp8.py)."""
     sharded = dataclasses.replace(FAST, zero_stage=3, dp=8, gradient_accumulation_steps=4)
     gain = step_s("bf16", sharded, "8xH100", "llama-3.1-8b") / step_s("fp8", sharded, "8xH100", "llama-3.1-8b")
     assert step_s("bf16") / step_s("fp8") < gain < 1.3

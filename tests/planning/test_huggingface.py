@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kit.engines.hf import hf_config
+from kit.engines.huggingface.models import hf_config
 from kit.errors import SpecError
 from kit.specs.catalog import load_model, model_names
 from kit.specs.families import WITH_EXPERTS

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from kit.errors import KitError, PlanError
-from kit.planner.failure import changes_that_fit
-from kit.planner.memory_picture import LOOKS, render_memory, save_png
+from kit.planner.explain.infeasible import changes_that_fit
 from kit.planner.memory_report import memory_report
 from kit.planner.search import make_plan
+from kit.report.memory_text import LOOKS, render_memory, save_png
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
 from tests.planning.examples import cluster, job

@@ -12,7 +12,7 @@ from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.params import count
 from kit.cost.step_time import step_time_components_s
 from kit.errors import PlanError
-from kit.planner.rules import violations
+from kit.planner.rules.common import violations
 from kit.specs.catalog import load_model, parse_cluster
 from tests.planning.examples import deepspeed, job
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks.one_node_70b import CHOICES, NODE, PAGE, outcomes, updated
+from benchmarks.tables.one_node_70b import CHOICES, NODE, PAGE, outcomes, updated
 
 
 def test_the_tables_are_the_planners() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert updated(page) == page, "run: python -m benchmarks.one_node_70b"
+    assert updated(page) == page, "run: python -m benchmarks.tables.one_node_70b"
 
 
 def test_what_the_text_says_is_so() -> None:

@@ -52,7 +52,7 @@ def test_bytes_of_a_matrix(name: OptimizerName) -> None:
 
 @pytest.mark.parametrize(("doubly", "expected"), [(False, NF4_BYTES), (True, NF4_TWICE_BYTES)])
 def test_a_matrix_in_four_bits(doubly: bool, expected: float) -> None:
-    """kit's engines quantise the scales too (kit/engines/adapters.py), litgpt's plain nf4 does not."""
+    """kit's engines quantise the scales too (kit/engines/huggingface/adapters.py), litgpt's plain nf4 does not."""
     weight = torch.ones(ROWS, COLUMNS)
     weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, quant_type="nf4", compress_statistics=doubly)
     quantised = weight.to("cpu")

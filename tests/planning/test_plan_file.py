@@ -9,8 +9,8 @@ import pytest
 
 from kit.errors import SpecError
 from kit.planner.plan import Plan
-from kit.planner.render import WIDTH, render
 from kit.planner.search import make_plan
+from kit.report.plan_text import WIDTH, render
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from tests.planning.examples import job

@@ -6,7 +6,7 @@ import pytest
 
 from kit.cost.operation import operation
 from kit.errors import PlanError, SpecError
-from kit.planner.purchase import Wish, node_type, offers
+from kit.planner.cluster_selection import Wish, node_type, offers
 from kit.planner.search import make_plan
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins

@@ -11,9 +11,9 @@ import pytest
 from kit.errors import SpecError
 from kit.planner import calibration
 from kit.planner.calibration import Calibration
-from kit.planner.explain import explain
+from kit.planner.cluster_selection import Wish, offers
+from kit.planner.explain.what_if import explain
 from kit.planner.plan import Plan
-from kit.planner.purchase import Wish, offers
 from kit.planner.search import make_plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from kit.planner.rule import divisors
-from kit.planner.rules import RULES, is_legal, violations
+from kit.planner.rules.common import RULES, is_legal, violations
+from kit.planner.rules.rule import divisors
 from kit.specs.catalog import load_model
 from tests.planning.examples import cluster, deepspeed, job, megatron
 from tests.planning.rule_cases import LLAMA, Case, filled, of_deepspeed, of_megatron, of_torch, settled

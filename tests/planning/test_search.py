@@ -7,13 +7,13 @@ import random
 
 import pytest
 
-from benchmarks.accepted.cases import CLUSTERS
+from benchmarks.system_tests.accepted.cases import CLUSTERS
 from kit.cost import predict
 from kit.cost.efficiency import usable_gib
 from kit.errors import PlanError
 from kit.planner.candidates import ENGINES, Scope, layouts
 from kit.planner.plan import Plan
-from kit.planner.rules import is_legal, violations
+from kit.planner.rules.common import is_legal, violations
 from kit.planner.search import make_plan
 from kit.planner.weighing import ENGINES_ALIKE, EQUALLY_FAST, search
 from kit.specs.catalog import load_model, model_names, parse_cluster

@@ -8,8 +8,8 @@ import pytest
 
 from kit.cost.params import count
 from kit.errors import SpecError
-from kit.planner.memory_picture import render_memory
 from kit.planner.memory_report import memory_report
+from kit.report.memory_text import render_memory
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
 from tests.planning.examples import cluster, job

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from kit.emit.shipped import shipped_plan
+from kit.emit.generated import shipped_plan
 from kit.planner.search import make_plan
-from kit.planner.twin import MOST_PROCESSES, twin
+from kit.rehearsal.scaled_down import MOST_PROCESSES, twin
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.shipped import recipe_names

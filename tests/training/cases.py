@@ -9,7 +9,7 @@ import torch
 
 from kit.engines.base import StateKind
 from kit.engines.torch.engine import TorchEngine
-from kit.training.checkpoint.hub import Counters, export_hub, import_hub
+from kit.training.checkpoint.transfer import Counters, export_hub, import_hub
 from tests.training import tiny
 from tests.training.batches import micro_batches
 

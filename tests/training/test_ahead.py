@@ -9,8 +9,8 @@ import pytest
 from kit.errors import DataError
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training import loop
-from kit.training.data.ahead import Ahead
-from kit.training.data.feed import Feed
+from kit.training.data.loader import Feed
+from kit.training.data.prefetch import Ahead
 from tests.training import runs, tiny
 
 
@@ -63,7 +63,7 @@ def test_a_run_that_reads_ahead_is_the_same_run(tmp_path, monkeypatch):
     found = []
     for ahead in (False, True):
         monkeypatch.setattr(loop, "worth_it", lambda device, ahead=ahead: ahead)
-        monkeypatch.setattr("kit.training.data.ahead.pin", lambda batch: batch)  # there is nothing to pin for
+        monkeypatch.setattr("kit.training.data.prefetch.pin", lambda batch: batch)  # there is nothing to pin for
         rundir = runs.prepare(
             tmp_path / str(ahead),
             chosen,

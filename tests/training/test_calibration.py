@@ -9,7 +9,7 @@ import yaml
 from typer.testing import CliRunner
 
 from benchmarks.assets import RECIPE
-from benchmarks.overhead import runs as small
+from benchmarks.performance.overhead import runs as small
 from kit.cli import app
 from kit.planner.plan import Plan
 from tests.training import runs

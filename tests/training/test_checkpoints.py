@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.failures.disk import small_disk
+from benchmarks.system_tests.failures.disk import small_disk
 from kit.cost.operation import operation
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import random_state
-from kit.training.checkpoint.room import require_room
+from kit.training.checkpoint.disk_space import require_room
 from kit.training.checkpoint.storage import steps_kept
 from tests.training import runs, tiny
 from tests.workers import pool
@@ -38,7 +38,7 @@ class TestKept:
 
     def test_latest_never_names_one_that_is_not_complete(self, tmp_path, monkeypatch):
         """Looked at each time a file is made durable: at every moment a kill could come."""
-        from kit.training.checkpoint import files, native
+        from kit.training.checkpoint import engine_checkpoint, files
 
         rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
         seen = []
@@ -49,12 +49,12 @@ class TestKept:
             latest = rundir.path / "checkpoints" / "latest"
             if latest.exists():
                 directory = latest.parent / latest.read_text().strip()
-                manifest = native.read_manifest(directory)
+                manifest = engine_checkpoint.read_manifest(directory)
                 files.verify(directory, manifest.files)
                 seen.append(directory.name)
 
         monkeypatch.setattr(files, "fsync", look)
-        monkeypatch.setattr(native, "fsync", look)
+        monkeypatch.setattr(engine_checkpoint, "fsync", look)
         runs.run(rundir, export_hub_at_end=False)
         assert len(set(seen)) == 6
 
@@ -140,7 +140,7 @@ def test_every_generator_goes_on_where_it_was(tmp_path):
 @one_process
 def test_generators_are_part_of_a_run(tmp_path, monkeypatch):
     """A loop that draws from Python's generator in each step draws the same after a resume."""
-    from kit.training.data.feed import Feed
+    from kit.training.data.loader import Feed
 
     drawn = []
     real = Feed.step

@@ -12,11 +12,11 @@ from kit.cost.planned import planned_setup
 from kit.cost.rank_states import rank_states
 from kit.cost.states import BLOCK
 from kit.engines.base import StateKind
-from kit.engines.hf import parameter_shapes
+from kit.engines.huggingface.models import parameter_shapes
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
-from kit.training.checkpoint.hub import export_hub, import_hub
+from kit.training.checkpoint.transfer import export_hub, import_hub
 from tests.training import cases, tiny
 from tests.workers import pool
 
@@ -78,8 +78,8 @@ class TestOneProcess:
         assert curves[0][-1] < 0.2 * curves[0][0]
 
     def test_adapters_too(self, tmp_path):
-        from kit.engines.adapters import adapter_shapes
-        from kit.engines.hf import build_model
+        from kit.engines.huggingface.adapters import adapter_shapes
+        from kit.engines.huggingface.models import build_model
         from kit.specs.job import LoraSpec
 
         build_model(directory(tmp_path / "seed"), torch.float32, "cpu").save_pretrained(tmp_path / "hf")

@@ -15,14 +15,14 @@ from benchmarks.gpu.waits import waits_in_a_step
 from kit.cost.huggingface_layer import loss_bytes
 from kit.cost.planned import planned_setup
 from kit.diagnose.probe.tracker import LiveBytes
-from kit.engines import compiled, linear_loss
 from kit.engines.base import IGNORE_INDEX, StateKind
-from kit.engines.linear_loss import linear_cross_entropy
-from kit.engines.loss import summed_cross_entropy
+from kit.engines.kernels import chunked_loss, compiled_blocks
+from kit.engines.kernels.chunked_loss import linear_cross_entropy
+from kit.engines.kernels.loss import summed_cross_entropy
 from kit.engines.torch import optimizer
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError
-from kit.planner.rules import violations
+from kit.planner.rules.common import violations
 from kit.specs.job import OptimizerSpec
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
@@ -81,8 +81,8 @@ def test_chunks_add_up_to_the_whole(cap, chunk_tokens):
 
 
 def test_a_wrong_derivative_of_the_cap_shows(monkeypatch):
-    right = linear_loss._capped
-    monkeypatch.setattr(linear_loss, "_capped", lambda logits, cap: (right(logits, cap)[0], None))
+    right = chunked_loss._capped
+    monkeypatch.setattr(chunked_loss, "_capped", lambda logits, cap: (right(logits, cap)[0], None))
     expected = with_gradients(plain, *operands(), cap=2.0)
     found = with_gradients(linear_cross_entropy, *operands(), cap=2.0, chunk_tokens=7)
     assert relative_error(found[0], expected[0]) < 1e-6  # the loss alone would not tell
@@ -133,7 +133,7 @@ def test_gradients_are_given_away_once():
 
 def test_peak_of_head_and_loss_is_the_cost_models():
     """A vocabulary large beside the width, several chunks: without any parameters' own bytes."""
-    width, vocabulary, sequences = 8, 8192, 4 * linear_loss.LOSS_CHUNK_TOKENS // tiny.SEQ_LENGTH
+    width, vocabulary, sequences = 8, 8192, 4 * chunked_loss.LOSS_CHUNK_TOKENS // tiny.SEQ_LENGTH
     spec = tiny.model(vocab_size=vocabulary, hidden_size=width, head_dim=2)
     chosen = tiny.plan(spec, micro_batch_size=sequences, chunked_loss=True)
     expected = loss_bytes(planned_setup(spec, chosen.cluster, chosen.job, chosen.layout))
@@ -190,7 +190,7 @@ def traced(rundir: tiny.TinyRunDirectory) -> tuple[dict[str, torch.Tensor], int,
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "BACKEND", "aot_eager")
+        patch.setattr(compiled_blocks, "BACKEND", "aot_eager")
         engine = TorchEngine(rundir)
         for step in range(2):
             engine.forward_backward(cases.batches(engine, rundir, step))
@@ -245,7 +245,7 @@ def test_all_blocks_run_one_compiled_block(tmp_path, monkeypatch, recompute, mos
     backward as inductor does, and runs them without a C++ compiler."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "aot_eager")
     spec, found = tiny.model(num_layers=3), []
     for compile_layers in (False, True):
         chosen = tiny.plan(spec, gradient_accumulation_steps=2, recompute=recompute, compile_layers=compile_layers)
@@ -284,7 +284,7 @@ def test_the_planner_knows_what_both_do():
 
     def predicted(chunked: bool, compiled: bool, **more):
         pins = {"engine": "torch", "micro_batch_size": 1, "recompute": "none"} | more
-        chosen = kit.Pins(**pins, chunked_loss=chunked, compile_layers=compiled)
+        chosen = kit.Pins(**pins, chunked_loss=chunked, compile_layers=compile)
         return kit.plan("llama-3.2-1b", "1xH200", job, chosen).predicted
 
     usual, chunked, compiled_only, both = (
@@ -305,10 +305,10 @@ def test_the_planner_knows_what_both_do():
 
 def test_compiled_slopes_are_the_same(monkeypatch):
     """The function that compile_layers hands to chunked_loss, traced; the remainder of 50 tokens is a length more."""
-    monkeypatch.setattr(compiled, "BACKEND", "aot_eager")
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "aot_eager")
     for cap in (None, 2.0):
         expected = with_gradients(plain, *operands(), cap=cap)
-        slopes = linear_loss.compiled_slopes()
+        slopes = chunked_loss.compiled_slopes()
         found = with_gradients(linear_cross_entropy, *operands(), cap=cap, chunk_tokens=24, slopes=slopes)
         assert max(map(relative_error, found, expected)) < 1e-6
 

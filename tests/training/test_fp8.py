@@ -9,9 +9,9 @@ import re
 import pytest
 import torch
 
-from kit.engines import compiled, fp8
 from kit.engines.base import StateKind
-from kit.engines.hf import build_skeleton
+from kit.engines.huggingface.models import build_skeleton
+from kit.engines.kernels import compiled_blocks, fp8
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError
 from kit.rehearsal.rounding import gradient_bound
@@ -154,13 +154,13 @@ def test_a_native_checkpoint_resumes_to_the_bit(tmp_path):
 
 def compiled_gradients(run):
     """With graphs traced as for a GPU, and run operator by operator."""
-    before, compiled.BACKEND = compiled.BACKEND, "aot_eager"
+    before, compiled_blocks.BACKEND = compiled_blocks.BACKEND, "aot_eager"
     try:
         engine = TorchEngine(run)
         engine.forward_backward(cases.batches(engine, run, 0))
         return cases.state(engine, StateKind.GRADIENT)
     finally:
-        compiled.BACKEND = before
+        compiled_blocks.BACKEND = before
 
 
 def test_compiled_blocks_compute_the_same(tmp_path):

@@ -11,9 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from kit.engines import experts
-from kit.engines.hf import HfDirectory, build_model, check_names, check_shape, hf_config, parameter_shapes
-from kit.engines.shards import SafetensorsSource
+from kit.engines.huggingface import experts
+from kit.engines.huggingface.models import (
+    HfDirectory,
+    build_model,
+    check_names,
+    check_shape,
+    hf_config,
+    parameter_shapes,
+)
+from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, SpecError
 from tests.training import tiny
 

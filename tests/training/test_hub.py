@@ -12,11 +12,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from kit.engines.base import StateKind
-from kit.engines.buffers import is_buffer
+from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import record_of
-from kit.training.checkpoint.hub import HubCheckpoint, export_hub, hub_to_hf, import_hub
+from kit.training.checkpoint.transfer import HubCheckpoint, export_hub, hub_to_hf, import_hub
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
 from tests.training.disk import full_disk

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kit.engines import experts, hf
-from kit.engines.hf import HfDirectory, tensor_shapes
+from kit.engines.huggingface import experts, models
+from kit.engines.huggingface.models import HfDirectory, tensor_shapes
 from kit.errors import CheckpointError
 from kit.training.checkpoint.to_huggingface import write_hf
 from tests.training import tiny
@@ -18,7 +18,7 @@ def saved(tmp_path):
     """(spec, model of transformers, its directory)."""
     spec = tiny.model("gpt_oss", sliding_window=7, full_attention_every=2)
     torch.manual_seed(3)
-    model = hf.AutoModelForCausalLM.from_config(hf.hf_config(spec), attn_implementation="eager")
+    model = models.AutoModelForCausalLM.from_config(models.hf_config(spec), attn_implementation="eager")
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.05)  # biases that are not zero
     model.save_pretrained(tmp_path / "model")

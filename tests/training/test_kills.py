@@ -1,4 +1,5 @@
-"""A few of ``benchmarks.kills``: real kills of real processes, and a planted fault that the comparison must find."""
+"""A few of ``benchmarks.system_tests.kills``: real kills of real processes, and a planted fault that the comparison
+must find."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from argparse import Namespace
 
 import pytest
 
-from benchmarks.kills.__main__ import torment
-from benchmarks.kills.cases import CASES, prepare
+from benchmarks.system_tests.kills.__main__ import torment
+from benchmarks.system_tests.kills.cases import CASES, prepare
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ import torch
 from kit.cost.huggingface_layer import loss_bytes
 from kit.cost.liger_chunks import liger_chunk
 from kit.cost.planned import planned_setup
-from kit.engines import liger
-from kit.engines.linear_loss import linear_cross_entropy
+from kit.engines.kernels import liger
+from kit.engines.kernels.chunked_loss import linear_cross_entropy
 from kit.errors import EngineError
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec

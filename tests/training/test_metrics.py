@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kit.training.metrics import MetricsLog, StepMetrics
+from kit.training.logging.metrics import MetricsLog, StepMetrics
 from tests.training.disk import full_disk
 
 

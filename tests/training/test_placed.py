@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kit.engines import placed
 from kit.engines.base import Part, StateKind
-from kit.engines.placed import PartWriter, PlacedFile, size_hash_and_sum
+from kit.engines.io import parallel_safetensors
+from kit.engines.io.parallel_safetensors import PartWriter, PlacedFile, size_hash_and_sum
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import record_of
-from kit.training.checkpoint.parts import write_parts
+from kit.training.checkpoint.parallel_export import write_parts
 from tests.training.disk import full_disk
 
 TENSORS = {"matrix": torch.rand(17, 9), "vector": torch.rand(11), "transposed": torch.rand(6, 8)}
@@ -41,7 +41,7 @@ def write(engine, directory):
 
 @pytest.mark.parametrize("block_bytes", [40, 8 * 2**20])
 def test_parts_become_the_tensors(tmp_path, monkeypatch, block_bytes):
-    monkeypatch.setattr(placed, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(parallel_safetensors, "BLOCK_BYTES", block_bytes)
     records = write(Halves(), tmp_path)
     assert sorted(records) == ["exp_avg.safetensors", "master.safetensors"]
     for name, record in records.items():
@@ -51,8 +51,10 @@ def test_parts_become_the_tensors(tmp_path, monkeypatch, block_bytes):
 
 
 def test_writes_that_a_file_system_loses_are_noticed(tmp_path, monkeypatch):
-    real = placed.os.pwrite
-    monkeypatch.setattr(placed.os, "pwrite", lambda fd, data, at: real(fd, data, at) if at < 400 else len(data))
+    real = parallel_safetensors.os.pwrite
+    monkeypatch.setattr(
+        parallel_safetensors.os, "pwrite", lambda fd, data, at: real(fd, data, at) if at < 400 else len(data)
+    )
     with pytest.raises(CheckpointError, match=r"does not hold what was written to it"):
         write(Halves(), tmp_path)
 

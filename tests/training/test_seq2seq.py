@@ -13,11 +13,11 @@ from transformers import AutoModelForSeq2SeqLM
 
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
-from kit.engines.hf import build_model
+from kit.engines.huggingface.models import build_model
 from kit.specs.job import OptimizerSpec
-from kit.training.checkpoint.hub import Counters, export_hub, hub_to_hf, import_hub
+from kit.training.checkpoint.transfer import Counters, export_hub, hub_to_hf, import_hub
 from kit.training.data.collate import padded
-from kit.training.data.rows import Row
+from kit.training.data.fine_tuning_rows import Row
 from tests.training import tiny
 from tests.workers import pool
 

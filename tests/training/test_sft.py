@@ -17,15 +17,15 @@ from transformers import PreTrainedTokenizerFast
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
 from kit.engines.base import IGNORE_INDEX, StateKind
-from kit.engines.hf import build_model
+from kit.engines.huggingface.models import build_model
 from kit.errors import DataError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import DataSpec
 from kit.training.data.batches import Share, training_batches
-from kit.training.data.feed import Feed
+from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens, IndexedWriter
+from kit.training.data.loader import Feed
 from kit.training.data.packing import packs
-from kit.training.data.rows import Rows
 from kit.training.data.samples import PackedSamples, RowSamples
 from kit.training.data.tokenise_rows import tokenise_rows
 from tests.training import tiny

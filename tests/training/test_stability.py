@@ -13,8 +13,8 @@ import torch
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError, SpecError
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
+from kit.training.anomalies.spikes import FINE, Stability, Window
 from kit.training.schedule import batch_size, length
-from kit.training.stability import FINE, Stability, Window
 from tests.training import runs, tiny
 
 one_process = pytest.mark.usefixtures("one_process")
@@ -76,7 +76,7 @@ class TestJudging:
 def spoiled(monkeypatch):
     """A function that makes the loss of some steps (by the samples before them) so many times as large as it is."""
     where: dict[int, float] = {}
-    from kit.training.data.feed import Feed
+    from kit.training.data.loader import Feed
 
     real_step, real_loss, now = Feed.step, TorchEngine._loss, [0]
 
@@ -154,7 +154,7 @@ class TestSpikes:
         assert hub["counters"]["samples_skipped"] == 4
         # The steps after are those of a run that never had these samples in its order.
         spoiled.clear()
-        from kit.training.data.feed import Feed
+        from kit.training.data.loader import Feed
 
         real, reference = Feed.step, prepared(tmp_path / "reference")
         patch = pytest.MonkeyPatch()
@@ -192,7 +192,7 @@ class TestNotFinite:
     def broken(self, monkeypatch):
         """From the samples at ``at`` on, one module computes NaN in the way that is asked for."""
         chosen: dict[str, object] = {}
-        from kit.training.data.feed import Feed
+        from kit.training.data.loader import Feed
 
         real_step, real_init = Feed.step, TorchEngine.__init__
 
@@ -243,7 +243,7 @@ class TestNotFinite:
         assert "samples 6 to 7" in str(caught.value)
 
     def test_a_step_costs_no_hook(self, tmp_path, monkeypatch):
-        from kit.training import not_finite
+        from kit.training.anomalies import not_finite
 
         monkeypatch.setattr(not_finite, "_hooks", None)
         runs.run(runs.prepare(tmp_path / "run"))
@@ -310,7 +310,7 @@ class TestBatchRamp:
 @one_process
 def test_determinism_is_asked_of_torch_and_given_back(tmp_path, monkeypatch):
     """put_ without accumulation has no deterministic kernel."""
-    from kit.training.data.feed import Feed
+    from kit.training.data.loader import Feed
 
     real = Feed.step
 

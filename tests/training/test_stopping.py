@@ -58,7 +58,7 @@ class TestARunThatIsStopped:
         assert runs.metrics(rundir) == runs.metrics(whole)
 
     def test_a_signal_between_two_saves(self, tmp_path, monkeypatch):
-        from kit.training.data.feed import Feed
+        from kit.training.data.loader import Feed
 
         real, calls = Feed.step, []
 
@@ -98,7 +98,7 @@ def _hanging(rundir, directory):
     """Rank 1 stays away from a collective of step 2."""
     import torch.distributed as dist
 
-    from kit.training.data.feed import Feed
+    from kit.training.data.loader import Feed
 
     real = Feed.step
 

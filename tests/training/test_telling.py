@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.screens import screen
+from benchmarks.tables.screens import screen
 from kit.errors import CheckpointError
 from kit.rehearsal.processes import free_port
 from kit.specs.run import LoggingSpec
-from kit.training.telling import prometheus
-from kit.training.telling.terminal import Expected, LiveLine, live_line
-from kit.training.telling.trackers import PACKAGES
+from kit.training.logging import prometheus
+from kit.training.logging.terminal import Expected, LiveLine, live_line
+from kit.training.logging.trackers import PACKAGES
 from tests.training import runs
 from tests.training.test_metrics import metrics
 
@@ -125,7 +125,7 @@ class TestARun:
 
     @needs("prometheus_client")
     def test_prometheus_is_asked_while_the_run_goes_on(self, tmp_path, monkeypatch):
-        from kit.training.data.feed import Feed
+        from kit.training.data.loader import Feed
 
         port = free_port()
         asked, real = {}, Feed.step

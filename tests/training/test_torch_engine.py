@@ -12,8 +12,8 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.distributed.tensor import DTensor
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
-from kit.engines.hf import build_model, parameter_shapes
-from kit.engines.inputs import call_arguments
+from kit.engines.huggingface.inputs import call_arguments
+from kit.engines.huggingface.models import build_model, parameter_shapes
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError, EngineError
 from tests.training import cases, tiny

@@ -31,7 +31,7 @@ def spoiled_run(rundir, factor):
     says where it fails."""
     from kit.engines import build_engine
     from kit.errors import KitError
-    from kit.training.data.feed import Feed
+    from kit.training.data.loader import Feed
     from kit.training.loop import train
 
     now = [0]

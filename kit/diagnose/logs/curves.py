@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from kit.diagnose.logs.cause import Cause
+from kit.diagnose.logs.patterns import STEP
 from kit.diagnose.logs.reading import Line
-from kit.diagnose.logs.signs import STEP
 
 SLOW = 1.5
 """A rank whose median step takes this many times the others' is called slow."""

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kit.diagnose.logs import flight
+from kit.diagnose.logs import flight_recorder
 from kit.diagnose.logs.cause import Cause
 from kit.diagnose.logs.curves import divergence, slow_ranks
+from kit.diagnose.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PHASES, SIGNS, STEP, Sign
 from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files, read_lines
-from kit.diagnose.logs.signs import DOWNLOADING, ENDED_BY_LAUNCHER, PHASES, SIGNS, STEP, Sign
 from kit.planner.plan import Plan
 
 TRACEBACK_LINES = 60
@@ -27,8 +27,10 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     With its plan, memory that ran out is told beside what was predicted. Raises ``SpecError``.
     """
     paths = list(paths)
-    recorded = flight.records(paths)
-    files = [list(read_lines(path)) for path in log_files(path for path in paths if not flight.is_record(path))]
+    recorded = flight_recorder.records(paths)
+    files = [
+        list(read_lines(path)) for path in log_files(path for path in paths if not flight_recorder.is_record(path))
+    ]
     causes = [cause for lines in files for cause in _signs(lines)]
     everything = [line for lines in files for line in lines]
     causes = _merged([*_recorded(recorded), *causes, *slow_ranks(everything), *divergence(everything)])
@@ -45,7 +47,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
 
 def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cause]:
     """What the flight records of all ranks show: the collective at which they parted."""
-    parted = flight.missed(recorded)
+    parted = flight_recorder.missed(recorded)
     if parted is None:
         return []
     name = "mismatched-collectives" if parted.differ else "collective-timeout"

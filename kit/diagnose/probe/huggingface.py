@@ -10,13 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 
-from kit.diagnose.probe import stand_ins
+from kit.diagnose.probe import cuda_shims
 from kit.diagnose.probe.result import Held
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
-from kit.engines import adapters, fp8, hf
-from kit.engines.linear_loss import ChunkedLoss
-from kit.engines.loss import summed_cross_entropy
-from kit.engines.torch import sharded
+from kit.engines.huggingface import adapters, models
+from kit.engines.kernels import fp8
+from kit.engines.kernels.chunked_loss import ChunkedLoss
+from kit.engines.kernels.loss import summed_cross_entropy
+from kit.engines.torch import fsdp
 from kit.engines.torch.optimizer import Optimizer
 from kit.planner.plan import Plan
 
@@ -24,24 +25,24 @@ from kit.planner.plan import Plan
 def trace(plan: Plan, stage: int) -> Held:
     """Measure one step of a rank; there is one stage."""
     assert stage == 0
-    with stand_ins.installed(megatron=False), stand_ins.fake_world(0, plan.layout.world_size):
+    with cuda_shims.installed(megatron=False), cuda_shims.fake_world(0, plan.layout.world_size):
         live = LiveBytes()
         # The mesh reads its ranks, so they are real.
-        mesh = sharded.mesh_of(torch.device("cpu"), plan.layout.tp)
+        mesh = fsdp.mesh_of(torch.device("cpu"), plan.layout.tp)
         with FakeTensorMode(allow_non_fake_inputs=True), live:
             return _step(plan, live, mesh)
 
 
 def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     layout, job = plan.layout, plan.job
-    # A frozen base is in the precision of the computation (kit/engines/adapters.py, freeze).
+    # A frozen base is in the precision of the computation (kit/engines/huggingface/adapters.py, freeze).
     whole_precision = job.precision == "fp32" or (layout.engine == "torch" and job.lora is None)
     dtype = torch.float32 if whole_precision else torch.bfloat16
-    model = hf._random_model(plan.model, 0, dtype, torch.device("cpu"))
+    model = models._random_model(plan.model, 0, dtype, torch.device("cpu"))
     if job.lora is not None:
         adapters.adapt(model, job.lora)
         if layout.engine == "deepspeed" and dtype == torch.bfloat16:
-            stand_ins.in_bfloat16(model)  # as DeepSpeed does with all that it is given
+            cuda_shims.in_bfloat16(model)  # as DeepSpeed does with all that it is given
     if job.precision == "fp8" and layout.engine == "torch":
         fp8.convert(model, emulated=False)
     if layout.recompute == "full":
@@ -50,7 +51,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     split = None
     if layout.engine == "torch" and layout.zero_stage:
         compute_dtype = torch.bfloat16 if job.precision != "fp32" else None
-        split = sharded.Sharded(model, layout.zero_stage, compute_dtype, torch.device("cpu"), mesh)
+        split = fsdp.Sharded(model, layout.zero_stage, compute_dtype, torch.device("cpu"), mesh)
     parameters = list(model.parameters())
     local = [_local(parameter) for parameter in parameters]
     live.leave_out(local)

@@ -13,12 +13,12 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from kit.diagnose.probe import stand_ins
+from kit.diagnose.probe import cuda_shims
 from kit.diagnose.probe.result import Held
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
 from kit.emit.megatron import megatron_settings
 from kit.engines.megatron import cpu
-from kit.engines.megatron.model import build_chunks, transformer_config
+from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.planner.plan import Plan
 
@@ -32,7 +32,7 @@ def trace(plan: Plan, stage: int) -> Held:
         _installed.append(True)
     layout = plan.layout
     rank = stage * (layout.world_size // layout.pp)
-    with stand_ins.installed(megatron=True), stand_ins.fake_world(rank, layout.world_size):
+    with cuda_shims.installed(megatron=True), cuda_shims.fake_world(rank, layout.world_size):
         live = LiveBytes()
         live.masked_select_size = partial(_selected, plan.model.experts_per_token)
         with FakeTensorMode(allow_non_fake_inputs=True), live:

@@ -15,11 +15,11 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 
-from kit.engines import experts
 from kit.engines.base import StateKind
+from kit.engines.deepspeed.data_parallel import Whole
 from kit.engines.deepspeed.state import ParameterState
-from kit.engines.deepspeed.whole import Whole
-from kit.engines.hf import build_model
+from kit.engines.huggingface import experts
+from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
 
 if TYPE_CHECKING:

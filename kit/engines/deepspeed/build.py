@@ -15,7 +15,7 @@ from deepspeed.utils import groups
 
 from kit.emit.deepspeed import observers
 from kit.engines.deepspeed import nvme, ops
-from kit.engines.deepspeed.split import Split, split_of
+from kit.engines.deepspeed.strategy import Split, split_of
 from kit.errors import EngineError
 
 if TYPE_CHECKING:

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 
-from kit.engines.adapters import InitialAdapters, checkpoint_shapes
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
-from kit.engines.deepspeed import norms
+from kit.engines.deepspeed import grad_norm
 from kit.engines.deepspeed.build import build_deepspeed, release
-from kit.engines.deepspeed.captured import capture
+from kit.engines.deepspeed.memory_checkpoint import capture
+from kit.engines.deepspeed.nvme_state import Swapped
 from kit.engines.deepspeed.state import parameter_state
-from kit.engines.deepspeed.swapped import Swapped
-from kit.engines.hf import HfDirectory
-from kit.engines.loss import global_tokens, mean_scale, told
+from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
+from kit.engines.huggingface.models import HfDirectory
+from kit.engines.kernels.loss import global_tokens, mean_scale, told
 from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class DeepSpeedEngine:
     def gradient_norm(self) -> float | None:
         """See Engine."""
         if self._scaled_norm is None:
-            self._scaled_norm = norms.scaled_norm(self._engine, self._split)
-            self._norm = norms.told(self._scaled_norm, self._loss_scale)
+            self._scaled_norm = grad_norm.scaled_norm(self._engine, self._split)
+            self._norm = grad_norm.told(self._scaled_norm, self._loss_scale)
         return None if self._engine.fp16_enabled() and not math.isfinite(self._norm) else self._norm
 
     def apply(self, learning_rate: float) -> Norms:
@@ -108,7 +108,7 @@ class DeepSpeedEngine:
                 f"gradient norm {norm} at optimizer step {self.optimizer_steps + 1}; no weight has changed: discard "
                 "this step, or resume before it with a lower learning rate"
             )
-        with norms.known(self._engine, self._scaled_norm):
+        with grad_norm.known(self._engine, self._scaled_norm):
             self._step(scale)
         self._pending, self._scaled_norm = False, None
         if norm is None:  # DeepSpeed has lowered the loss scale

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from kit.emit.machine import check_host_memory, check_nvme, swap_directory
 from kit.engines.deepspeed import ops
+from kit.preflight.offload import check_host_memory, check_nvme, swap_directory
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory

@@ -14,8 +14,8 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder, FusedAdamBuilder
 from torch.utils.cpp_extension import _get_build_directory
 
-from kit.emit.machine import NO_LIBAIO
 from kit.errors import EngineError
+from kit.preflight.offload import NO_LIBAIO
 
 SILENT_S = 60
 """After it, a lock that no process here has open is a dead builder's: a living one has, from the first moment."""

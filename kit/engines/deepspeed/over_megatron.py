@@ -22,13 +22,13 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from kit.engines.base import MicroBatch, StateKind, TensorSource
-from kit.engines.deepspeed.split import Split
 from kit.engines.deepspeed.state import ParameterState
-from kit.engines.megatron.exchange import Exchange
+from kit.engines.deepspeed.strategy import Split
 from kit.engines.megatron.forward import forward
-from kit.engines.megatron.model import build_chunks, transformer_config
-from kit.engines.megatron.outbox import Outbox
-from kit.engines.megatron.places import Place
+from kit.engines.megatron.model.build import build_chunks, transformer_config
+from kit.engines.megatron.resharding.groups import Place
+from kit.engines.megatron.resharding.huggingface import Exchange
+from kit.engines.megatron.resharding.p2p import Outbox
 from kit.engines.megatron.weights.random import RandomSource
 
 if TYPE_CHECKING:

@@ -44,7 +44,7 @@ def parameter_state(engine: DeepSpeedEngine) -> ParameterState:
     optimizer = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         if optimizer.swap_optimizer or optimizer.params_in_nvme_and_cpu:
-            from kit.engines.deepspeed.swapped import Swapped
+            from kit.engines.deepspeed.nvme_state import Swapped
 
             return Swapped(engine)
         return FullyPartitioned(engine)

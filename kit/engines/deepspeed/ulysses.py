@@ -16,8 +16,8 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kit.engines.base import MicroBatch
-from kit.engines.deepspeed.whole import Whole
-from kit.engines.loss import summed_cross_entropy
+from kit.engines.deepspeed.data_parallel import Whole
+from kit.engines.kernels.loss import summed_cross_entropy
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory

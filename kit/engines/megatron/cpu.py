@@ -185,8 +185,8 @@ def _flash_backward(
 
 
 PATCHES: tuple[Patch, ...] = (
-    Patch("kit.engines.megatron.ring.flash_forward", "ring.py", "aten's kernel of the device", _flash_forward),
-    Patch("kit.engines.megatron.ring.flash_backward", "ring.py", "and its backward", _flash_backward),
+    Patch("kit.engines.megatron.model.cp_ring.flash_forward", "ring.py", "aten's kernel of the device", _flash_forward),
+    Patch("kit.engines.megatron.model.cp_ring.flash_backward", "ring.py", "and its backward", _flash_backward),
     Patch(
         "torch.cuda.current_device",
         "tensor_parallel/layers.py",

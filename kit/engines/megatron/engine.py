@@ -15,15 +15,15 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from kit.engines.base import LossSum, MicroBatch, Norms, Part, StateKind, TensorSource
-from kit.engines.hf import HfDirectory
-from kit.engines.megatron import native
-from kit.engines.megatron.exchange import Exchange
+from kit.engines.huggingface.models import HfDirectory
+from kit.engines.megatron.checkpoint import engine_checkpoint
 from kit.engines.megatron.forward import forward
-from kit.engines.megatron.model import build_chunks, transformer_config
+from kit.engines.megatron.microbatches import equally_long, length_unit, whole_rounds
+from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
-from kit.engines.megatron.parts import parts
-from kit.engines.megatron.places import places
-from kit.engines.megatron.rows import equally_long, length_unit, whole_rounds
+from kit.engines.megatron.resharding.export import parts
+from kit.engines.megatron.resharding.groups import places
+from kit.engines.megatron.resharding.huggingface import Exchange
 from kit.engines.megatron.weights.random import RandomSource
 from kit.errors import EngineError
 
@@ -126,7 +126,7 @@ class MegatronEngine:
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote, on this layout or another. Raises CheckpointError."""
-        self.set_optimizer_steps(native.load(directory, self._exchange))
+        self.set_optimizer_steps(engine_checkpoint.load(directory, self._exchange))
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
         """Stream one kind of state under Hugging Face names; see ``Engine``."""
@@ -177,8 +177,8 @@ class MegatronEngine:
         del self._exchange, self._states, self._optimizer, self._chunks
         parallel_state.destroy_model_parallel()
 
-    def _snapshot(self, copy: bool) -> native.Snapshot:
-        return native.snapshot(self._exchange, self._optimizer.param_groups, copy)
+    def _snapshot(self, copy: bool) -> engine_checkpoint.Snapshot:
+        return engine_checkpoint.snapshot(self._exchange, self._optimizer.param_groups, copy)
 
     def _overlap_gradients(self) -> None:
         """Reduce gradients during backward, but of the last micro batch only (megatron.training's wiring)."""

@@ -6,7 +6,7 @@ import torch
 from megatron.core import parallel_state
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch
-from kit.engines.megatron.context import local_part
+from kit.engines.megatron.model.cp_all_gather import local_part
 
 
 def forward(model: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,7 +20,8 @@ def forward(model: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, to
         local_part(whole, 1, group).to(device, non_blocking=True)
         for whole in (batch.input_ids, batch.labels, positions)
     )
-    # The documents stay whole, and on the CPU: their boundaries are read in Python (kit/engines/megatron/attention.py).
+    # The documents stay whole, and on the CPU: their boundaries are read in Python
+    # (kit/engines/megatron/model/attention.py).
     output = model(
         input_ids,
         position_ids,

@@ -14,7 +14,7 @@ import torch
 
 from kit.cost.states import BLOCK
 from kit.engines.base import StateKind
-from kit.engines.torch.sharded import own_slice
+from kit.engines.torch.fsdp import own_slice
 from kit.errors import EngineError
 from kit.specs.job import OptimizerSpec
 

@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from kit.engines import experts
-from kit.engines.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
-from kit.engines.buffers import SavedBuffers
-from kit.engines.compiled import compile_layers, prefer_cudnn
-from kit.engines.documents import attend_by_document
-from kit.engines.fp8 import convert
-from kit.engines.hf import HfDirectory, build_model, check_names, check_shape
-from kit.engines.inputs import call_arguments, known_documents
-from kit.engines.linear_loss import ChunkedLoss
-from kit.engines.loss import global_tokens, mean_scale, summed_cross_entropy, told
-from kit.engines.shards import SafetensorsSource
+from kit.engines.huggingface import experts
+from kit.engines.huggingface.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
+from kit.engines.huggingface.buffers import SavedBuffers
+from kit.engines.huggingface.inputs import call_arguments, known_documents
+from kit.engines.huggingface.models import HfDirectory, build_model, check_names, check_shape
+from kit.engines.huggingface.packed_attention import attend_by_document
+from kit.engines.io.sharded_safetensors import SafetensorsSource
+from kit.engines.kernels.chunked_loss import ChunkedLoss
+from kit.engines.kernels.compiled_blocks import compile_layers, prefer_cudnn
+from kit.engines.kernels.fp8 import convert
+from kit.engines.kernels.loss import global_tokens, mean_scale, summed_cross_entropy, told
 from kit.engines.torch.compression import Compression
-from kit.engines.torch.native import Native
+from kit.engines.torch.ddp import Replicated
+from kit.engines.torch.engine_checkpoint import Native
+from kit.engines.torch.fsdp import Sharded, keep_gradients_in_bf16, mesh_of
 from kit.engines.torch.optimizer import Optimizer
-from kit.engines.torch.replicated import Replicated
-from kit.engines.torch.sharded import Sharded, keep_gradients_in_bf16, mesh_of
 from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from kit.engines.base import StateKind
 from kit.engines.torch.eight_bit import EightBitAdamW
-from kit.engines.torch.sharded import own_slice
+from kit.engines.torch.fsdp import own_slice
 from kit.specs.job import OptimizerSpec
 
 

@@ -10,14 +10,14 @@ import torch
 from safetensors import SafetensorError
 
 from kit.engines.base import StateKind, TensorSource
-from kit.engines.hf import HfDirectory, check_names, tensor_shapes
-from kit.engines.shards import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
+from kit.engines.huggingface.models import HfDirectory, check_names, tensor_shapes
+from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
+from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_manifest
+from kit.training.checkpoint.exchange import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
 from kit.training.checkpoint.files import FileRecord, new_directory, verify, write_json
-from kit.training.checkpoint.hub_checkpoint import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
-from kit.training.checkpoint.native import MANIFEST, STATE, read_manifest
 from kit.training.checkpoint.to_huggingface import DTYPES, hub_to_hf, write_hf
 
 FORMATS = ("hf", "hub", "megatron")
@@ -127,7 +127,7 @@ def write_megatron(opened: Opened, out: Path, dtype: torch.dtype) -> None:
 
     Raises CheckpointError or OSError.
     """
-    from kit.engines.megatron import offline
+    from kit.engines.megatron.checkpoint import offline
 
     counters = opened.counters
     common: dict[str, object] = {"checkpoint_version": 3.0, "iteration": counters.step}
@@ -171,7 +171,7 @@ def _torch_dist_directory(path: Path) -> Path | None:
 
 
 def _open_megatron(path: Path, directory: Path, model: str | None) -> Opened:
-    from kit.engines.megatron import offline, torch_dist
+    from kit.engines.megatron.checkpoint import offline, torch_dist
 
     counters = None
     if (path / MANIFEST).is_file():

@@ -7,7 +7,7 @@ from pathlib import Path
 from kit.cost.operation import STORAGE_USD_PER_GB_MONTH, checkpoint_width
 from kit.planner.plan import Plan
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint.native import kept
+from kit.training.checkpoint.engine_checkpoint import kept
 from kit.units import GB
 
 HUB_BYTES = 12

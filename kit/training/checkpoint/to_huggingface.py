@@ -16,15 +16,15 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
-from kit.engines import experts, interleaved
 from kit.engines.base import StateKind, TensorSource
-from kit.engines.buffers import is_buffer
-from kit.engines.hf import build_skeleton, check_names, hf_config, tensor_shapes
-from kit.engines.shards import SafetensorsWriter, plan_files
+from kit.engines.huggingface import experts, fused_experts
+from kit.engines.huggingface.buffers import is_buffer
+from kit.engines.huggingface.models import build_skeleton, check_names, hf_config, tensor_shapes
+from kit.engines.io.sharded_safetensors import SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
+from kit.training.checkpoint.exchange import HubCheckpoint
 from kit.training.checkpoint.files import new_directory, write_json
-from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
 from kit.units import GIB
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -91,7 +91,7 @@ def write_hf(
     """Write any source of weights as such a model; see ``hub_to_hf``."""
     shapes = tensor_shapes(model)
     check_names(shapes, source)
-    if model.family in interleaved.FAMILIES:
+    if model.family in fused_experts.FAMILIES:
         shapes = {name: tuple(parameter.shape) for name, parameter in build_skeleton(model).named_parameters()}
         source = experts.Fused(model, source, list(shapes))
     extras = _extras(extras_from)

@@ -8,12 +8,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from kit.engines import adapters
 from kit.engines.base import StateKind
-from kit.engines.hf import HfDirectory, build_skeleton, check_names, tensor_shapes
+from kit.engines.huggingface import adapters
+from kit.engines.huggingface.models import HfDirectory, build_skeleton, check_names, tensor_shapes
 from kit.errors import CheckpointError
+from kit.training.checkpoint.exchange import HubCheckpoint
 from kit.training.checkpoint.files import new_directory
-from kit.training.checkpoint.hub_checkpoint import HubCheckpoint
 
 
 def hub_to_peft(hub: HubCheckpoint, directory: Path, dtype: torch.dtype, base: Path | None = None) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch
-from kit.training.data.rows import Row
+from kit.training.data.fine_tuning_rows import Row
 
 MULTIPLE = 8
 """Lengths are rounded up to it: matrix products on tensor cores are fastest at multiples of 8 in 16 bits."""

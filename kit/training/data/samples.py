@@ -11,9 +11,9 @@ import torch
 from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.errors import DataError
 from kit.training.data.collate import packed, padded
+from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.packing import packs
-from kit.training.data.rows import Row, Rows
 
 
 class Samples(Protocol):

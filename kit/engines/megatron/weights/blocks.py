@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kit.engines.megatron.weights.rules import Piece, Rule, Shape
+from kit.engines.megatron.weights.sharding import Piece, Rule, Shape
 from kit.specs.model import ModelSpec
 
 

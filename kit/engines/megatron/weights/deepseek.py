@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from kit.engines.megatron.weights import llama
+from kit.engines.megatron.weights.mapping import Entry
 from kit.engines.megatron.weights.moe import experts
-from kit.engines.megatron.weights.rules import GatedRows, Replicated, Rule, Sliced
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.sharding import GatedRows, Replicated, Rule, Sliced
 from kit.specs.model import ModelSpec
 
 _LAYER, _BLOCK = "decoder.layers.{layer}.", "model.layers.{layer}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kit.engines.megatron.weights import deepseek, gemma, gpt2, gpt_neox, gpt_oss, llama, moe, phi3, qwen2, qwen3
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.mapping import Entry
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from kit.engines.megatron.weights import llama
+from kit.engines.megatron.weights.mapping import Entry
 from kit.engines.megatron.weights.qwen3 import QK_NORMS
-from kit.engines.megatron.weights.rules import Replicated
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.sharding import Replicated
 from kit.specs.model import ModelSpec
 
 _LAYER = "decoder.layers.{layer}."

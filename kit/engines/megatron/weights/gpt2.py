@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights.rules import Fused, GroupedQkv, Replicated, Rule, Sliced, Transposed, Vocabulary
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.mapping import Entry
+from kit.engines.megatron.weights.sharding import Fused, GroupedQkv, Replicated, Rule, Sliced, Transposed, Vocabulary
 from kit.specs.model import ModelSpec
 
 _LAYER = "decoder.layers.{layer}."

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights.rules import Replicated, Rule, Sliced, Vocabulary
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.mapping import Entry
+from kit.engines.megatron.weights.sharding import Replicated, Rule, Sliced, Vocabulary
 from kit.specs.model import ModelSpec
 
 _LAYER = "decoder.layers.{layer}."

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from kit.engines.megatron.weights import llama
+from kit.engines.megatron.weights.mapping import Entry
 from kit.engines.megatron.weights.moe import experts
 from kit.engines.megatron.weights.qwen2 import QKV_BIAS
-from kit.engines.megatron.weights.rules import GatedRows, Replicated, Rule, Sliced
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.sharding import GatedRows, Replicated, Rule, Sliced
 from kit.specs.model import ModelSpec
 
 _LAYER, _BLOCK = "decoder.layers.{layer}.", "model.layers.{layer}."
@@ -31,5 +31,5 @@ _ALL = (
 
 
 def entries(model: ModelSpec) -> tuple[Entry, ...]:
-    """The whole map; of experts as kit names them (kit/engines/interleaved.py)."""
+    """The whole map; of experts as kit names them (kit/engines/huggingface/fused_experts.py)."""
     return llama.entries(model, _ALL)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from kit.engines.megatron.weights import llama
+from kit.engines.megatron.weights.mapping import Entry
 from kit.engines.megatron.weights.qwen3 import QK_NORMS
-from kit.engines.megatron.weights.rules import GatedRows, Replicated, Sliced
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.sharding import GatedRows, Replicated, Sliced
 from kit.specs.model import ModelSpec
 
 _WITHOUT_MLP = tuple(entry for entry in llama.LAYER if ".mlp." not in entry.megatron)
 
 
 def experts(block: str, gate: str, up: str, down: str) -> tuple[Entry, ...]:
-    """Names on disk below a layer: transformers' own fused parameters have others (kit/engines/experts.py)."""
+    """Names on disk below a layer: transformers' own fused parameters have others
+    (kit/engines/huggingface/experts.py)."""
     megatron = "decoder.layers.{layer}.mlp."
     one = f"model.layers.{{layer}}.{block}.experts.{{expert}}"
     return (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from kit.engines.megatron.weights import llama
-from kit.engines.megatron.weights.rules import Fused, GatedRows, GroupedQkv
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.mapping import Entry
+from kit.engines.megatron.weights.sharding import Fused, GatedRows, GroupedQkv
 from kit.specs.model import ModelSpec
 
 

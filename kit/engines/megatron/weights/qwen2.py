@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from kit.engines.megatron.weights import llama
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.mapping import Entry
 from kit.specs.model import ModelSpec
 
 QKV_BIAS = dataclasses.replace(

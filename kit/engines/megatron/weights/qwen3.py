@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kit.engines.megatron.weights import llama
-from kit.engines.megatron.weights.rules import Replicated
-from kit.engines.megatron.weights.table import Entry
+from kit.engines.megatron.weights.mapping import Entry
+from kit.engines.megatron.weights.sharding import Replicated
 from kit.specs.model import ModelSpec
 
 QK_NORMS = tuple(

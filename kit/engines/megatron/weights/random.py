@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kit.engines.hf import tensor_shapes
+from kit.engines.huggingface.models import tensor_shapes
 from kit.specs.model import ModelSpec
 
 INITIALIZER_RANGE = 0.02

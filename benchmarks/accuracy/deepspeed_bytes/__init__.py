@@ -1,0 +1,1 @@
+"""What DeepSpeed really holds, beside what the cost model says: ``python -m benchmarks.accuracy.deepspeed_bytes``."""

@@ -1,0 +1,51 @@
+"""One rank: ``python -m benchmarks.performance.loading.worker RUN_DIR OUT.json``, started by torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is first imported
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.performance.loading.memory import Peak, return_freed_memory
+from kit.emit.run_directory import RunDirectory
+from kit.engines.base import StateKind
+from kit.engines.deepspeed.engine import DeepSpeedEngine
+from kit.engines.torch.engine import TorchEngine
+from kit.training.__main__ import leave
+
+
+def main() -> None:
+    """Load, export the masters as a hub checkpoint would, and write what both took."""
+    torch.set_num_threads(1)
+    return_freed_memory()
+    dist.init_process_group("gloo")
+    rundir = RunDirectory.open(sys.argv[1])
+    with Peak() as loading:
+        engine = (TorchEngine if rundir.plan.layout.engine == "torch" else DeepSpeedEngine)(rundir)
+    held = engine.held_bytes()
+    with Peak() as exporting:
+        for _, tensor in engine.export_state(StateKind.MASTER):
+            del tensor
+    found = {
+        "held": sum(held.values()),
+        "kept": loading.kept,
+        "loading": loading.grown,
+        "exporting": exporting.grown,
+    }
+    everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, found)
+    if dist.get_rank() == 0:
+        Path(sys.argv[2]).write_text(json.dumps(everyone), encoding="utf-8")
+    engine.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
+    leave(0)

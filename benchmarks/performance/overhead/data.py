@@ -1,0 +1,104 @@
+"""How fast samples come, and how long a set takes to open."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+import kit
+from benchmarks.performance.overhead import runs
+from kit.specs.job import JobSpec
+from kit.training.data.batches import Share, training_batches
+from kit.training.data.fine_tuning_rows import Rows
+from kit.training.data.indexed import HEADER, MAGIC, VERSION, IndexedTokens, IndexedWriter
+from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
+
+SEQ_LENGTH = 4096
+VOCABULARY = 128_256
+SEQUENCES = (10**3, 10**5, 10**7)
+"""Documents of the sets that are opened."""
+SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Of one kind of samples, by one thread."""
+
+    kind: str
+    tokens_per_s: float
+
+
+def needed_tokens_per_s() -> float:
+    """What one H100 takes that trains a model of a billion parameters, by the planner's own prediction."""
+    return kit.plan(
+        "llama-3.2-1b", "1xH100", JobSpec(seq_length=SEQ_LENGTH, global_batch_size=16)
+    ).predicted.tokens_per_s
+
+
+def rates(directory: Path) -> list[Rate]:
+    """Text, padded rows and packed rows; processor time of this thread, so that a busy machine does not count."""
+    text = directory / "text"
+    with IndexedWriter(text, tokenizer="none", vocab_size=VOCABULARY) as writer:
+        writer.add_document(np.random.default_rng(1).integers(0, VOCABULARY, 8_000_000))  # type: ignore[arg-type]
+    chat = directory / "chat"
+    generator = np.random.default_rng(2)
+    with IndexedWriter(chat, tokenizer="none", vocab_size=VOCABULARY, objective="sft") as writer:
+        for _ in range(4000):
+            writer.add_row([generator.integers(0, VOCABULARY, n).tolist() for n in generator.integers(50, 800, 2)])
+    rows = Rows(IndexedTokens(chat), "sft", SEQ_LENGTH, VOCABULARY)
+    kinds: dict[str, Samples] = {
+        "pretraining": GptSamples(IndexedTokens(text), SEQ_LENGTH, VOCABULARY),
+        "sft, padded": RowSamples(rows, SEQ_LENGTH),
+        "sft, packed": PackedSamples(rows, SEQ_LENGTH),
+    }
+    return [Rate(kind, _rate(samples, bucketed=kind != "pretraining")) for kind, samples in kinds.items()]
+
+
+def _rate(samples: Samples, bucketed: bool) -> float:
+    share = Share(micro_batch_size=2, gradient_accumulation_steps=8, dp_rank=0, dp_size=1)
+    tokens, step = 0, 0
+    training_batches(samples, 1, 0, share, bucketed)
+    began = time.thread_time()
+    while time.thread_time() - began < SECONDS:
+        step += 1
+        batches = training_batches(samples, 1, step * share.global_batch_size, share, bucketed)
+        tokens += sum(int((batch.labels >= 0).sum()) if bucketed else batch.labels.numel() for batch in batches)
+    return tokens / (time.thread_time() - began)
+
+
+def opening(directory: Path) -> list[tuple[int, float]]:
+    """(documents, milliseconds to open a set and read its first and last sample), the best of several.
+
+    The tokens are a hole in a file: 80 GB of them take no room.
+    """
+    found = []
+    for count in SEQUENCES:
+        prefix = directory / f"set-{count}"
+        _write_hollow(prefix, count)
+        times = []
+        for _ in range(7):
+            began = time.perf_counter()
+            samples = GptSamples(IndexedTokens(prefix), SEQ_LENGTH, runs.VOCAB_SIZE)
+            samples[0], samples[len(samples) - 1]
+            times.append(time.perf_counter() - began)
+        found.append((count, 1000 * min(times)))
+        for suffix in (".bin", ".idx"):
+            Path(f"{prefix}{suffix}").unlink()
+    return found
+
+
+def _write_hollow(prefix: Path, count: int) -> None:
+    """A pair whose tokens are all zero, in Megatron's format: documents of SEQ_LENGTH int16 tokens."""
+    with open(f"{prefix}.bin", "wb") as file:
+        file.truncate(2 * SEQ_LENGTH * count)
+    with open(f"{prefix}.idx", "wb") as file:
+        file.write(HEADER.pack(MAGIC, VERSION, 8, count, count + 1))
+        np.full(count, SEQ_LENGTH, "<i4").tofile(file)
+        (np.arange(count, dtype="<i8") * 2 * SEQ_LENGTH).tofile(file)
+        np.arange(count + 1, dtype="<i8").tofile(file)
+
+
+__all__ = ["needed_tokens_per_s", "opening", "rates"]

@@ -1,0 +1,128 @@
+"""Our own time and our own instructions in every step, with the engine's taken away."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from benchmarks.performance.overhead import runs
+from kit.engines.base import LossSum, MicroBatch, Norms
+from kit.engines.torch.engine import TorchEngine
+from kit.training.data.loader import Feed
+from kit.training.loop import train
+from tests.training.alone import process_group_of_one
+
+STEPS = 60
+COUNTED = (3, 6)
+"""Bytecodes are counted over two lengths of a run: their difference has no start and no end in it."""
+
+
+@dataclass(frozen=True)
+class Own:
+    """Medians over the steps of a run, in milliseconds."""
+
+    wall_ms: float
+    """From the end of an engine's call to the beginning of the next, reading data included."""
+    cpu_ms: float
+    """The same as this thread's processor time: what other programs on the machine do not change."""
+    engine_ms: float
+
+
+class Timed(TorchEngine):
+    """The engine, with the clock stopped while it works."""
+
+    def __init__(self, rundir: Any) -> None:
+        super().__init__(rundir)
+        self.calls: list[tuple[str, float, float, float, float]] = []
+        """(call, wall and processor time at its begin and end)."""
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
+        """As the engine's."""
+        return self._timed("forward_backward", lambda: super(Timed, self).forward_backward(micro_batches))
+
+    def gradient_norm(self) -> float:
+        """As the engine's."""
+        return self._timed("gradient_norm", lambda: super(Timed, self).gradient_norm())
+
+    def apply(self, learning_rate: float) -> Norms:
+        """As the engine's."""
+        return self._timed("apply", lambda: super(Timed, self).apply(learning_rate))
+
+    def _timed(self, name: str, work: Callable[[], Any]) -> Any:
+        wall, cpu = time.perf_counter(), time.thread_time()
+        result = work()
+        self.calls.append((name, wall, time.perf_counter(), cpu, time.thread_time()))
+        return result
+
+
+def own_time(directory: Path) -> Own:
+    """Of a run that logs and judges every step, and saves none."""
+    with process_group_of_one():
+        rundir = runs.emit(directory / "timed", f"run.steps={STEPS}")
+        engine = Timed(rundir)
+        train(engine, rundir, export_hub_at_end=False)
+        engine.close()
+    turns: list[tuple[float, float, float]] = []
+    begins = [index for index, call in enumerate(engine.calls) if call[0] == "forward_backward"]
+    for begin, end in itertools.pairwise(begins):
+        calls = engine.calls[begin : end + 1]
+        gaps = [(after[1] - before[2], after[3] - before[4]) for before, after in itertools.pairwise(calls)]
+        inside = sum(call[2] - call[1] for call in calls[:-1])
+        turns.append((sum(wall for wall, _ in gaps), sum(cpu for _, cpu in gaps), inside))
+    middle = [1000 * statistics.median(column) for column in zip(*turns[2:], strict=True)]
+    return Own(*middle)
+
+
+def bytecodes(directory: Path) -> tuple[float, float]:
+    """Python bytecodes of one step: (our loop, a bare loop), engine and data included in both.
+
+    Hardware counts no instructions in most virtual machines; the interpreter's own count repeats everywhere.
+    """
+    ours, bare = [], []
+    with process_group_of_one():
+        for steps in COUNTED:
+            rundir = runs.emit(directory / f"counted-{steps}", f"run.steps={steps}")
+            engine = TorchEngine(rundir)
+            ours.append(_count(lambda engine=engine, rundir=rundir: train(engine, rundir, export_hub_at_end=False)))
+            engine.close()
+            engine = TorchEngine(rundir)
+            feed = Feed.open(rundir.plan, rundir.run, engine)
+            bare.append(_count(lambda engine=engine, feed=feed, steps=steps: _bare(engine, feed, steps)))
+            engine.close()
+    more = COUNTED[1] - COUNTED[0]
+    return (ours[1] - ours[0]) / more, (bare[1] - bare[0]) / more
+
+
+def _bare(engine: TorchEngine, feed: Feed, steps: int) -> None:
+    """What a loop cannot do without."""
+    for step in range(steps):
+        loss = engine.forward_backward(feed.step(step * feed.share.global_batch_size))
+        norms = engine.apply(1e-3)
+        assert loss.mean > 0
+        assert norms.gradient > 0
+
+
+def _count(work: Callable[[], object]) -> int:
+    count = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal count
+        if event == "call":
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        elif event == "opcode":
+            count += 1
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(None)
+    return count

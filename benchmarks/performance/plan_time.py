@@ -1,0 +1,89 @@
+"""How long a cold ``kit plan`` or ``kit memory`` takes: one process a measurement, imports included.
+
+    python -m benchmarks.performance.plan_time [--runs 5]
+
+Prints the median and the fastest of some runs, and fails where a median is above its promise: half a second, two for
+16,384 GPUs. Then searches ever more layouts inside one process: the time must not grow faster than their number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from kit.planner.weighing import search
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+
+PROMISE_S = 0.5
+CASES = (
+    ("llama-3.1-8b", "8xH100", "512"),
+    ("llama-3-70b", "64xA100-80", "512"),
+    ("llama-3.1-405b", "1024xH100", "2048"),
+)
+LARGEST, LARGEST_PROMISE_S = ("llama-3.1-405b", "16384xH100", "2048"), 2.0
+PARTS: tuple[dict[str, Any], ...] = (
+    *({"engine": "megatron", "tp": tp, "recompute": "full"} for tp in (1, 2, 4, 8)),
+    *({"engine": "megatron", "tp": tp} for tp in (1, 2, 4, 8)),
+    {"engine": "megatron"},
+    {},
+)
+"""Pins that leave ever more layouts of one model on one cluster to be weighed."""
+LINEAR = 1.1
+"""Exponent of the time over the number of layouts; a tenth more than one for what caches no longer hold."""
+
+
+def cold_s(verb: str, model: str, gpus: str, global_batch_size: str) -> float:
+    """Seconds of one ``kit plan`` or ``kit memory`` in a new process. Raises CalledProcessError where it fails."""
+    command = [sys.executable, "-m", "kit", verb, model, "--gpus", gpus, "--global-batch-size", global_batch_size]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - start
+
+
+def growth() -> float:
+    """Search Mixtral on 64 GPUs with more and more of its layouts, print a line each; the slope of log time over log
+    layouts. Processor time, the least of three."""
+    model, cluster = load_model("mixtral-8x7b"), parse_cluster("64xH100")
+    points = []
+    for pins in PARTS:
+        seconds = []
+        for _ in range(3):
+            start = time.process_time()
+            found = search(model, cluster, JobSpec(global_batch_size=1024), Pins(**pins))
+            seconds.append(time.process_time() - start)
+        weighed = len(found.considered)
+        points.append((math.log(weighed), math.log(min(seconds))))
+        words = ", ".join(f"{key}={value}" for key, value in pins.items()) or "all"
+        each = min(seconds) / weighed
+        print(f"{weighed:>6} layouts weighed ({words}): {min(seconds):.3f} s, {each * 1e6:.0f} µs each")
+    return statistics.linear_regression([x for x, _ in points], [y for _, y in points]).slope
+
+
+def main() -> int:
+    """0 where every median keeps the promise and the search grows no faster than what it looks at."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    runs = parser.parse_args().runs
+    kept = True
+    promises = [*((*each, PROMISE_S) for each in itertools.product(("plan", "memory"), CASES))]
+    for verb, case, promise_s in [*promises, ("plan", LARGEST, LARGEST_PROMISE_S)]:
+        seconds = [cold_s(verb, *case) for _ in range(runs)]
+        median = statistics.median(seconds)
+        kept = kept and median <= promise_s
+        times = f"median {median * 1e3:4.0f} ms, fastest {min(seconds) * 1e3:4.0f} ms"
+        print(f"{verb:>6} {case[0]:>16} on {case[1]:<12} {times}")
+    slope = growth()
+    print(f"time grows with the number of layouts to the power of {slope:.2f}; at most {LINEAR} is wanted")
+    return 0 if kept and slope <= LINEAR else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

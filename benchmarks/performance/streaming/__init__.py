@@ -1,0 +1,1 @@
+"""Speed and host memory of weights into and out of Megatron layouts: ``python -m benchmarks.performance.streaming``."""

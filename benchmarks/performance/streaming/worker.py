@@ -1,0 +1,155 @@
+"""One rank: ``python -m benchmarks.performance.streaming.worker RUN_DIR SCRATCH OUT.json``, started by torchrun."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.performance.loading.memory import Peak
+from kit.emit.run_directory import RunDirectory
+from kit.engines.base import StateKind
+from kit.engines.huggingface.models import HfDirectory
+from kit.engines.megatron import cpu
+from kit.training.__main__ import leave
+from kit.training.checkpoint.background import Background
+from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+from kit.training.checkpoint.exchange import Counters
+from kit.training.checkpoint.transfer import export_hub
+
+REPEATS = 3
+BLOCK = 16 * 2**20
+TARGET = 256 * 2**20
+COUNTERS = Counters(step=1, samples_seen=1, tokens_seen=1, optimizer_steps=1)
+
+
+def main() -> None:
+    """Import, export and native checkpoints, each beside a plain copy of the same bytes by the same processes."""
+    torch.set_num_threads(1)
+    # Freed blocks go back to the system at once: a heap that only grows would be measured instead of tensors.
+    ctypes.CDLL(None).mallopt(-1, 0)  # M_TRIM_THRESHOLD
+    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
+    dist.init_process_group("gloo")
+    cpu.install()
+    from kit.engines.megatron.engine import MegatronEngine
+
+    rundir, scratch = RunDirectory.open(sys.argv[1]), Path(sys.argv[2])
+    engine = MegatronEngine(rundir)
+    source = HfDirectory(rundir.run.model_path or "")
+    for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
+        engine.import_state(kind, source)  # moments that exist, with numbers in them
+    files = sorted(Path(rundir.run.model_path or "").glob("*.safetensors"))
+    found: dict[str, Any] = {"own_bytes": sum(engine.held_bytes().values())}
+    found["import"] = side_by_side(
+        lambda: engine.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path or "")),
+        lambda: read_plainly(files, everything=rundir.plan.layout.dp > 1),
+        lambda: forget(files),
+    )
+    hub = scratch / "hub"
+
+    def export() -> None:
+        export_hub(engine, hub, COUNTERS, model=rundir.plan.model)
+
+    def clean() -> None:
+        dist.barrier()
+        if engine.is_main:
+            shutil.rmtree(hub, ignore_errors=True)
+            shutil.rmtree(scratch / "plain", ignore_errors=True)
+            (scratch / "plain").mkdir(parents=True)
+        dist.barrier()
+
+    found["export"] = side_by_side(export, lambda: write_plainly(files, scratch / "plain", copies=3), clean)
+    clean()
+    found["native"] = native(engine, rundir, scratch / "checkpoints")
+    everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, found)
+    if dist.get_rank() == 0:
+        Path(sys.argv[3]).write_text(json.dumps(everyone), encoding="utf-8")
+    engine.close()
+    dist.destroy_process_group()
+
+
+def side_by_side(work: Callable[[], None], plain: Callable[[], None], before: Callable[[], None]) -> dict[str, float]:
+    """Median seconds of each, taken in turn, and the most host memory that the work needed on this rank."""
+    times: dict[str, list[float]] = {"work_s": [], "plain_s": []}
+    grown = 0
+    for _ in range(REPEATS):
+        for name, what in (("work_s", work), ("plain_s", plain)):
+            before()
+            dist.barrier()
+            with Peak() as peak:
+                started = time.perf_counter()
+                what()
+                dist.barrier()
+                times[name].append(time.perf_counter() - started)
+            if name == "work_s":
+                grown = max(grown, peak.grown)
+    return {name: statistics.median(each) for name, each in times.items()} | {"grown": grown}
+
+
+def native(engine: Any, rundir: RunDirectory, root: Path) -> dict[str, float]:
+    """How long training stops for a native checkpoint, written at once and in a thread, and how long that takes."""
+    plan = rundir.plan
+    checkpoints = NativeCheckpoints(root, plan.digest, plan.layout.world_size, keep_last=1, model=plan.model_digest)
+    started = time.perf_counter()
+    checkpoints.save(engine, COUNTERS)
+    at_once = time.perf_counter() - started
+    background = Background(checkpoints)
+    started = time.perf_counter()
+    background.start(engine, COUNTERS)
+    background.wait()
+    return {"at_once_s": at_once, "stall_s": background.stalls_s[0], "thread_s": time.perf_counter() - started}
+
+
+def forget(files: list[Path]) -> None:
+    """Have the kernel drop its copy of the files, so that both sides read from the disk."""
+    if dist.get_rank() == 0:
+        for path in files:
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def read_plainly(files: list[Path], everything: bool) -> None:
+    """The bytes that this rank needs, into memory that is there already and no cache holds."""
+    memory = memoryview(bytearray(TARGET))
+    for path in files:
+        start, end = (0, path.stat().st_size) if everything else _share(path)
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            while start < end:
+                at = start % (TARGET - BLOCK)
+                start += file.readinto(memory[at : at + min(BLOCK, end - start)]) or 0
+
+
+def write_plainly(files: list[Path], directory: Path, copies: int) -> None:
+    """This rank's share of the bytes, to the disk for good, as often as a hub checkpoint has kinds of state."""
+    for number in range(copies):
+        for path in files:
+            start, end = _share(path)
+            with path.open("rb") as file, (directory / f"{number}-{dist.get_rank()}-{path.name}").open("wb") as out:
+                file.seek(start)
+                while start < end:
+                    out.write(block := file.read(min(BLOCK, end - start)))
+                    start += len(block)
+                out.flush()
+                os.fsync(out.fileno())
+
+
+def _share(path: Path) -> tuple[int, int]:
+    size, rank, world = path.stat().st_size, dist.get_rank(), dist.get_world_size()
+    return size * rank // world, size * (rank + 1) // world
+
+
+if __name__ == "__main__":
+    main()
+    leave(0)

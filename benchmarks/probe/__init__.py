@@ -1,1 +1,0 @@
-"""The cost model against the probe, full-size plans: ``python -m benchmarks.probe``."""

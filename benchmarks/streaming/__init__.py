@@ -1,1 +1,0 @@
-"""Speed and host memory of weights into and out of Megatron layouts: ``python -m benchmarks.streaming``."""

@@ -1,0 +1,165 @@
+"""Random models, clusters, jobs and legal layouts that fit; and what must hold of a plan without asking any engine."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from kit.cost.efficiency import usable_gib
+from kit.cost.estimate import predict
+from kit.diagnose.lint.known_keys import KnownKeys, accelerate_keys, deepspeed_keys
+from kit.emit.accelerate import accelerate_config
+from kit.emit.accelerate import applies as by_accelerate
+from kit.emit.deepspeed import ds_config
+from kit.emit.megatron import applies as megatron_applies
+from kit.emit.megatron import megatron_settings
+from kit.errors import KitError
+from kit.planner.candidates import ENGINES, Scope, layouts
+from kit.planner.plan import Plan
+from kit.planner.rules.common import is_legal
+from kit.planner.rules.rule import divisors
+from kit.specs.catalog import load_model, model_names, parse_cluster
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import EngineName, Pins
+
+CLUSTERS = (
+    "1xH100",
+    "8xH100",
+    "2x4xA100-40",
+    "64xA100-80",
+    "256xH100",
+    "8xH200",
+    "p4d.24xlarge:4",
+    "4xRTX-4090",
+    "1xTitan-RTX",
+    "hgx-h200:2",
+    "3x8xH100",
+    "4xcpu",
+    "2xcpu",
+)
+TRIES = 40
+"""Layouts looked at for one case; a case of which none is legal and fits counts as refused."""
+
+
+def random_plan(seed: int) -> Plan | None:
+    """A plan of a random legal layout that fits, not only of the best one; null where there was none."""
+    rng = random.Random(seed)
+    model, cluster = load_model(rng.choice(model_names())), parse_cluster(rng.choice(CLUSTERS))
+    job = JobSpec(
+        seq_length=rng.choice([256, 512, 1024, 2048, 4096, 8192]),
+        global_batch_size=rng.choice([64, 96, 256, 510, 512, 1024]),
+        precision=rng.choice(["fp32", "bf16", "bf16", "fp16"]),
+    )
+    engine = rng.choice(ENGINES)
+    offload = engine == "deepspeed" and rng.random() < 0.4
+    offered = layouts(model, cluster, job, _pins(rng, engine, cluster), engine, Scope(offload=offload, nvme=offload))
+    for _, layout in zip(range(TRIES), _shuffled(rng, offered), strict=False):
+        if not is_legal(model, cluster, job, layout):
+            continue
+        predicted = predict(model, cluster, job, layout)
+        if predicted.peak_gib <= usable_gib(cluster.gpu):
+            return Plan(model=model, cluster=cluster, job=job, layout=layout, predicted=predicted, decisions=())
+    return None
+
+
+def _pins(rng: random.Random, engine: EngineName, cluster: ClusterSpec) -> Pins:
+    """Enough of them that few layouts are left."""
+    if engine != "megatron":
+        return Pins(engine=engine, recompute=rng.choice([None, "none", "full"]))
+    tp = rng.choice(divisors(cluster.gpus_per_node))
+    rest = [pp for pp in divisors(cluster.num_gpus // tp) if pp <= 16]
+    return Pins(engine=engine, tp=tp, pp=rng.choice(rest), cp=rng.choice([1, 1, 2]))
+
+
+def _shuffled(rng: random.Random, offered: Iterator[Any]) -> Iterator[Any]:
+    """In random order, of the first few hundred."""
+    some = [layout for _, layout in zip(range(200), offered, strict=False)]
+    rng.shuffle(some)
+    return iter(some)
+
+
+# ---------------------------------------------------------------- what must hold
+
+
+def emitted(plan: Plan) -> dict[str, dict[str, Any]]:
+    """The settings files of a plan, parsed."""
+    files: dict[str, dict[str, Any]] = {}
+    if plan.layout.engine == "deepspeed":
+        files["ds_config.json"] = ds_config(plan)
+    if by_accelerate(plan):
+        files["accelerate.yaml"] = accelerate_config(plan)
+    if megatron_applies(plan):
+        files["megatron.yaml"] = megatron_settings(plan)
+    return files
+
+
+def problems(plan: Plan) -> list[str]:
+    """Everything wrong that can be seen without an engine."""
+    layout, job = plan.layout, plan.job
+    found = []
+    if layout.world_size != plan.cluster.num_gpus:
+        found.append(f"world size {layout.world_size} is not {plan.cluster.num_gpus}")
+    if layout.micro_batch_size * layout.gradient_accumulation_steps * layout.dp != job.global_batch_size:
+        found.append(f"micro batch · accumulation · dp is not {job.global_batch_size}")
+    if plan.predicted.peak_gib > usable_gib(plan.cluster.gpu):
+        found.append("does not fit")
+    try:
+        files = emitted(plan)
+    except KitError as error:
+        return [*found, f"cannot be emitted: {error}"]
+    if "ds_config.json" in files:
+        found += deepspeed_problems(files["ds_config.json"], plan)
+    if "accelerate.yaml" in files:
+        found += unknown_keys(files["accelerate.yaml"], accelerate_keys())
+        if files["accelerate.yaml"]["num_processes"] != plan.cluster.num_gpus:
+            found.append("accelerate.yaml: num_processes")
+    if "megatron.yaml" in files:
+        found += megatron_problems(files["megatron.yaml"], plan)
+    return found
+
+
+def deepspeed_problems(config: Mapping[str, Any], plan: Plan) -> list[str]:
+    """Keys that DeepSpeed would ignore without a word, and the batch at the world size that it will see."""
+    found = unknown_keys(config, deepspeed_keys())
+    batch, micro = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
+    steps = config.get("gradient_accumulation_steps")
+    if (batch, micro, steps) != (
+        plan.job.global_batch_size,
+        plan.layout.micro_batch_size,
+        plan.layout.gradient_accumulation_steps,
+    ):
+        found.append(f"ds_config.json: batch {batch}, micro batch {micro}, accumulation {steps}")
+    return found
+
+
+def megatron_problems(settings: Mapping[str, Any], plan: Plan) -> list[str]:
+    """What TransformerConfig takes and the model build, or nobody, refuses."""
+    found, config = [], settings["transformer_config"]
+    sizes, model = settings["parallel_state"], plan.model
+    pp = sizes["pipeline_model_parallel_size"]
+    vp = sizes.get("virtual_pipeline_model_parallel_size") or 1
+    if config["num_layers"] % (pp * vp) and not config.get("pipeline_model_parallel_layout"):
+        found.append(f"megatron.yaml: {config['num_layers']} layers on {pp}·{vp} chunks")
+    tp = sizes["tensor_model_parallel_size"]
+    groups = config.get("num_query_groups") or model.num_attention_heads
+    if config["num_attention_heads"] % tp or (groups % tp and tp % groups):
+        found.append(f"megatron.yaml: {groups} query groups on tp={tp}")
+    if config.get("sequence_parallel") and (tp == 1 or plan.job.seq_length % (tp * plan.layout.cp)):
+        found.append("megatron.yaml: sequence parallelism")
+    return found
+
+
+def unknown_keys(config: Mapping[str, Any], known: KnownKeys, path: tuple[str, ...] = ()) -> list[str]:
+    """Dotted keys that the reader does not know."""
+    inside = known.inside(path)
+    if inside is None:
+        return []
+    found = []
+    for key, value in config.items():
+        if key not in inside:
+            found.append(f"{known.reader} knows no {'.'.join((*path, key))}")
+        elif isinstance(value, Mapping):
+            found += unknown_keys(value, known, (*path, key))
+    return found

@@ -1,0 +1,140 @@
+"""The real parsers, on many configurations in one process."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import yaml
+
+
+def refused_by_deepspeed(configs: Iterable[tuple[dict[str, Any], int]]) -> list[str]:
+    """What DeepSpeedConfig says against (config, data-parallel size): exceptions, and warnings that name a key."""
+    import deepspeed
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    # Compiled at start for inference alone, minutes long, and behind a lock that a killed build leaves.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Without a process group DeepSpeedConfig takes world size 1, whatever it is told.
+    deepspeed.init_distributed("gloo", auto_mpi_discovery=False)
+    heard = _Heard()
+    logger = logging.getLogger("DeepSpeed")
+    logger.addHandler(heard)
+    found = []
+    for config, dp in configs:
+        mpu = SimpleNamespace(get_data_parallel_world_size=lambda dp=dp: dp)
+        heard.messages.clear()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                parsed = DeepSpeedConfig(dict(config), mpu)
+        except Exception as error:  # whatever a parser raises is a refusal
+            found.append(f"DeepSpeed at dp={dp}: {error!r}"[:400])
+            continue
+        batch = parsed.train_batch_size
+        if batch != config["train_batch_size"] or parsed.world_size != dp:
+            found.append(f"DeepSpeed reads batch {batch} on {parsed.world_size} ranks")
+        found += [f"DeepSpeed warns: {message}" for message in heard.messages if _names_a_key(message, config)]
+    logger.removeHandler(heard)
+    return found
+
+
+class _Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(level=logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _names_a_key(message: str, config: dict[str, Any]) -> bool:
+    keys = {*config, *(key for value in config.values() if isinstance(value, dict) for key in value)}
+    return any(key in message for key in keys)
+
+
+def refused_by_accelerate(texts: Iterable[str]) -> list[str]:
+    """What accelerate's loader says against YAML texts."""
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    found = []
+    with tempfile.TemporaryDirectory(prefix="kit-accelerate-") as directory:
+        file = Path(directory) / "accelerate.yaml"
+        for text in texts:
+            file.write_text(text, encoding="utf-8")
+            try:
+                load_config_from_file(str(file))
+            except Exception as error:  # whatever a parser raises is a refusal
+                found.append(f"accelerate: {error!r}"[:400])
+    return found
+
+
+def refused_by_fsdp_plugin(texts: Iterable[str]) -> list[str]:
+    """What ``accelerate launch`` makes of the fsdp_config of YAML texts, and its plugin of that: the plugin reads
+    environment variables that the launcher writes, so a key that neither knows falls away in silence."""
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser, prepare_multi_gpu_env
+    from accelerate.utils import FullyShardedDataParallelPlugin
+
+    found = []
+    with tempfile.TemporaryDirectory(prefix="kit-accelerate-") as directory:
+        file = Path(directory) / "accelerate.yaml"
+        for text in texts:
+            file.write_text(text, encoding="utf-8")
+            asked = yaml.safe_load(text)["fsdp_config"]
+            before = dict(os.environ)
+            try:
+                arguments = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+                os.environ.update(prepare_multi_gpu_env(_validate_launch_command(arguments)[0]))
+                plugin = FullyShardedDataParallelPlugin()
+            except Exception as error:  # whatever a parser raises is a refusal
+                found.append(f"accelerate's FSDP plugin: {error!r}"[:400])
+                continue
+            finally:
+                os.environ.clear()
+                os.environ.update(before)
+            found += [f"accelerate's FSDP plugin: {problem}" for problem in _unlike(plugin, asked)]
+    return found
+
+
+def _unlike(plugin: Any, asked: dict[str, Any]) -> list[str]:
+    """Keys whose value the plugin has not."""
+    words = dict(asked)
+    kinds = {"fsdp_auto_wrap_policy": "transformer_auto_wrap_policy", "fsdp_state_dict_type": "SHARDED_STATE_DICT"}
+    has = {
+        "fsdp_auto_wrap_policy": getattr(plugin.auto_wrap_policy, "__name__", None),
+        "fsdp_state_dict_type": plugin.state_dict_type.name,
+        "fsdp_version": plugin.fsdp_version,
+    }
+    words |= {key: kinds[key] for key in kinds if key in words}
+    values = {key: has.get(key, getattr(plugin, key.removeprefix("fsdp_"), None)) for key in words}
+    return [f"{key}={asked[key]!r} is {values[key]!r}" for key in words if values[key] != words[key]]
+
+
+def refused_by_megatron(all_settings: Iterable[dict[str, Any]]) -> list[str]:
+    """What TransformerConfig, the optimizer's config and the signatures that take the rest say."""
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.parallel_state import initialize_model_parallel
+
+    from kit.engines.megatron.model.build import transformer_config
+    from kit.engines.megatron.optimizer import optimizer_config
+
+    found = []
+    for settings in all_settings:
+        try:
+            inspect.signature(initialize_model_parallel).bind(**settings["parallel_state"])
+            inspect.signature(GPTModel.__init__).bind(None, None, None, **settings["model"])
+            if "distributed_data_parallel" in settings:  # not where DeepSpeed reduces and steps
+                DistributedDataParallelConfig(**settings["distributed_data_parallel"])
+                optimizer_config(settings["optimizer"])
+            transformer_config(settings["transformer_config"])
+        except Exception as error:  # whatever a parser raises is a refusal
+            found.append(f"megatron-core: {error!r}"[:400])
+    return found

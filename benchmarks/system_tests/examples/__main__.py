@@ -1,0 +1,99 @@
+"""``python -m benchmarks.system_tests.examples``: every script of examples/ under every configuration, on two CPU
+processes.
+
+Each must become the engine, the stage and the number of processes that its configuration says, and give the losses of
+the same script on one process without any, which are plain torch's. Writes the figures of docs/own-scripts.md when all
+did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.assets import ROOT
+from benchmarks.system_tests.examples.cases import LAYOUTS, SCRIPTS, ExampleError, Facts, alone, launched
+from benchmarks.system_tests.examples.inputs import STEPS, prepare
+from benchmarks.system_tests.examples.plain import plain_torch
+
+LOSS_BOUND, NORM_BOUND = 1e-5, 1e-4
+"""Relative, of each step: processes add in another order. Doubled gradients move norms by one, losses hardly."""
+PAGE = ROOT / "docs" / "own-scripts.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.system_tests.examples", description=__doc__)
+    parser.add_argument("--script", choices=SCRIPTS, action="append", help="only this one; repeatable")
+    parser.add_argument("--layout", choices=LAYOUTS, action="append", help="only this one; repeatable")
+    arguments = parser.parse_args()
+    scripts, layouts = arguments.script or SCRIPTS, arguments.layout or list(LAYOUTS)
+    directory, failed, begin = prepare(), False, time.monotonic()
+    rows: dict[str, dict[str, tuple[float, float]]] = {}
+    for script in scripts:
+        rows[script] = {}
+        try:
+            reference = alone(script, directory)
+            if script == "accelerate_loop":
+                errors = compared(reference, plain_torch(directory), "one process")
+                print(f"  {script:16} {'one process':22} {_said(errors)} of plain torch", flush=True)
+        except ExampleError as error:
+            failed = True
+            print(f"  {script:16} {'one process':22} FAILED: {error}", flush=True)
+            continue
+        for layout in layouts:
+            try:
+                rows[script][layout] = compared(launched(script, layout, directory), reference, layout)
+                print(f"  {script:16} {layout:22} {_said(rows[script][layout])} of one process", flush=True)
+            except ExampleError as error:
+                failed = True
+                print(f"  {script:16} {layout:22} FAILED: {error}", flush=True)
+    agree = sum(len(cells) for cells in rows.values())
+    minutes = (time.monotonic() - begin) / 60
+    print(f"{agree} of {len(scripts) * len(layouts)} cells agree, in {minutes:.1f} minutes", flush=True)
+    if not failed and not arguments.script and not arguments.layout:
+        write(rows, PAGE)
+    return int(failed)
+
+
+def compared(found: Facts, reference: Facts, what: str) -> tuple[float, float]:
+    """Largest relative difference of a loss, and of a gradient norm. Raises ExampleError where one is too large."""
+    if not len(found.losses) == len(found.norms) == len(reference.losses) == STEPS:
+        raise ExampleError(f"{what}: {len(found.losses)} losses and {len(found.norms)} norms of {STEPS} steps")
+    loss, norm = _largest(found.losses, reference.losses), _largest(found.norms, reference.norms)
+    if not (loss <= LOSS_BOUND and norm <= NORM_BOUND):
+        raise ExampleError(f"{what}: {found} where the reference is {reference}")
+    return loss, norm
+
+
+def _largest(found: Sequence[float], expected: Sequence[float]) -> float:
+    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
+
+
+def _said(errors: tuple[float, float]) -> str:
+    return f"losses within {errors[0]:.0e}, gradient norms within {errors[1]:.0e}"
+
+
+def write(rows: dict[str, dict[str, tuple[float, float]]], page: Path) -> None:
+    """The figures into the page, between its marks."""
+    layouts = list(next(iter(rows.values())))
+    table = [
+        "| script | " + " | ".join(layouts) + " |",
+        "|---|" + "---|" * len(layouts),
+        *(
+            f"| [{script}.py](../examples/{script}.py) | "
+            + " | ".join("{:.0e}, {:.0e}".format(*row[layout]) for layout in layouts)
+            + " |"
+            for script, row in rows.items()
+        ),
+    ]
+    head, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    page.write_text("\n".join([head + begin, *table, end + tail]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""Which scripts run under which configurations, and how they are started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.assets import ROOT
+from benchmarks.system_tests.examples.inputs import (
+    BLOCK,
+    EPS,
+    GLOBAL_BATCH,
+    LEARNING_RATE,
+    MICRO_BATCH,
+    STEPS,
+    plan_for,
+)
+from kit.emit.run_directory import files_of
+from kit.emit.trainer import training_arguments
+from kit.specs.layout import Pins
+
+EXAMPLES = ROOT / "examples"
+TIME_LIMIT_S = 400
+
+LAYOUTS: dict[str, Pins] = {
+    "ZeRO-1": Pins(engine="deepspeed", zero_stage=1),
+    "ZeRO-2": Pins(engine="deepspeed", zero_stage=2),
+    "ZeRO-3": Pins(engine="deepspeed", zero_stage=3),
+    "ZeRO-3 + CPU offload": Pins(engine="deepspeed", zero_stage=3, offload_optimizer="cpu", offload_param="cpu"),
+    "FSDP2": Pins(engine="torch", zero_stage=3),
+}
+"""Two processes each."""
+
+OF_TRAINER = 0.0
+"""Weight decay of scripts with a Trainer: its own optimizer spares norms and biases, DeepSpeed's, which it makes where
+ds_config.json names one, decays all that it is given (transformers/integrations/deepspeed.py)."""
+
+_REPORT = '{"engine"'
+
+SCRIPTS = ("accelerate_loop", "trainer", "trl_sft", "trl_dpo")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a script said of itself at its end, the main rank's."""
+
+    engine: str
+    zero_stage: int | None
+    processes: int
+    losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    """Of the gradients of each step, before clipping."""
+
+
+class ExampleError(AssertionError):
+    """A script failed, or did not become what its configuration says."""
+
+
+def alone(script: str, directory: Path) -> Facts:
+    """The script on one process, without a launcher and without a configuration."""
+    accumulation = GLOBAL_BATCH // MICRO_BATCH
+    arguments = _arguments(script, directory, accumulation)
+    return _run([sys.executable, str(EXAMPLES / f"{script}.py"), *arguments], directory)
+
+
+def launched(script: str, layout: str, directory: Path) -> Facts:
+    """The script under the emitted files of a layout, on two processes, by ``accelerate launch``."""
+    pins = LAYOUTS[layout]
+    fsdp = pins.engine == "torch"
+    # A plan for GPUs, because kit starts torch on CPU processes by torchrun; accelerate is then told to use CPUs.
+    decay = {} if script == "accelerate_loop" else {"weight_decay": OF_TRAINER}
+    plan = plan_for(directory, pins, cluster="2xA100-40" if fsdp else "2xcpu", **decay)
+    place = directory / f"{script} {layout}"
+    place.mkdir(exist_ok=True)
+    for name, text in files_of(plan).items():
+        (place / name).write_text(text, encoding="utf-8")
+    arguments = _arguments(script, directory, plan.layout.gradient_accumulation_steps)
+    if script != "accelerate_loop":
+        planned = {key: value for key, value in training_arguments(plan).items() if key != "use_cpu"}
+        arguments = [*arguments, *(word for key, value in planned.items() for word in (f"--{key}", _word(value)))]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
+    facts = _run([*command, str(EXAMPLES / f"{script}.py"), *arguments], place, launched=True)
+    expected = ("FSDP" if fsdp else "DeepSpeedEngine", None if fsdp else pins.zero_stage, 2)
+    found = (facts.engine, facts.zero_stage, facts.processes)
+    if found[1:] != expected[1:] or not found[0].startswith(expected[0]):
+        raise ExampleError(f"{script} under {layout}: {found} was started where {expected} was configured")
+    return facts
+
+
+def _arguments(script: str, directory: Path, accumulation: int) -> list[str]:
+    model = str(directory / "model")
+    if script == "accelerate_loop":
+        sizes = {
+            "block": BLOCK,
+            "batch": MICRO_BATCH,
+            "accumulation": accumulation,
+            "steps": STEPS,
+            "lr": LEARNING_RATE,
+            "eps": EPS,
+        }
+        words = [word for key, value in sizes.items() for word in (f"--{key}", str(value))]
+        return ["--model", model, "--text", str(directory / "text.txt"), *words]
+    data = {
+        "trainer": ["--text", str(directory / "text.txt"), "--block", str(BLOCK)],
+        "trl_sft": ["--chats", str(directory / "chats.jsonl")],
+        "trl_dpo": ["--preferences", str(directory / "preferences.jsonl")],
+    }[script]
+    # As ds_config.json has them; under a launcher they are given once more, by the plan.
+    common = {
+        "output_dir": directory / "out",
+        "max_steps": STEPS,
+        "logging_steps": 1,
+        "lr_scheduler_type": "constant",
+        "report_to": "none",
+        "save_strategy": "no",
+        "per_device_train_batch_size": MICRO_BATCH,
+        "gradient_accumulation_steps": accumulation,
+        "learning_rate": LEARNING_RATE,
+        "adam_beta2": 0.95,
+        "adam_epsilon": EPS,
+        "weight_decay": OF_TRAINER,
+        "disable_tqdm": "true",
+        "bf16": "false",
+    }
+    return ["--model", model, *data, *(word for key, value in common.items() for word in (f"--{key}", str(value)))]
+
+
+def _word(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _run(command: list[str], place: Path, launched: bool = False) -> Facts:
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "DS_SKIP_CUDA_CHECK": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    environment.pop("DS_ACCELERATOR", None)
+    if launched:
+        environment |= {"ACCELERATE_TORCH_DEVICE": "cpu"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "gloo"), environment["PYTHONPATH"]])
+    done = subprocess.run(
+        command, cwd=place, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
+    )
+    reports = list(_reports(done.stdout))
+    if done.returncode or len(reports) != 1:
+        raise ExampleError(
+            f"{' '.join(command)} ended with {done.returncode} and {len(reports)} reports, one is expected\n"
+            f"{done.stdout[-1500:]}\n{done.stderr[-3500:]}"
+        )
+    found = reports[0]
+    losses, norms = tuple(found["losses"]), tuple(found["norms"])
+    return Facts(found["engine"], found["zero_stage"], found["processes"], losses, norms)
+
+
+def _reports(output: str) -> Iterator[dict[str, Any]]:
+    """What scripts said of themselves. Other processes may write on the same line."""
+    decoder, begin = json.JSONDecoder(), output.find(_REPORT)
+    while begin >= 0:
+        found, end = decoder.raw_decode(output, begin)
+        yield found
+        begin = output.find(_REPORT, end)

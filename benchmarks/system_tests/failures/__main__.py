@@ -1,0 +1,183 @@
+"""Provoke every failure, read the logs, and say whether the doctor found the cause.
+
+    python -m benchmarks.system_tests.failures [NAME…] [--keep DIRECTORY] [--markdown]
+
+Each is a real job of two processes over gloo, started by torchrun, that fails in its own way (``worker.py``). Exit
+code 1 where a cause was not provoked or not found first, or on another rank, in another phase or at another step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.system_tests.failures import kit_run, memory
+from benchmarks.system_tests.failures.disk import small_disk
+from benchmarks.system_tests.hosts import lab
+from kit.diagnose.logs import Cause, diagnose
+from kit.planner.plan import Plan
+
+LIMIT_S = 120
+DISK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Failure:
+    """What is done to a job and what must be said of it."""
+
+    name: str
+    planted: str
+    cause: str
+    rank: int | None = 1
+    says: str = ""
+    """Words that the meaning must hold."""
+    phase: str | None = None
+    """What the rank was doing, where that is told."""
+    steps: tuple[int, ...] = ()
+    """The first step that shows it is one of these; empty where that does not matter."""
+
+
+FAILURES = (
+    Failure("killed", "kill -9 of rank 1", "killed"),
+    Failure(
+        "skipped",
+        "rank 1 stays away from a collective",
+        "collective-timeout",
+        0,
+        "rank 1 did not come to all_reduce number 5",
+    ),
+    Failure("downloads", "rank 1 downloads while rank 0 waits", "collective-timeout", 0, "while rank 1 downloaded"),
+    Failure("mismatched", "rank 1 reduces another shape", "mismatched-collectives"),
+    Failure("nan", "NaN in the weights of rank 1 at step 3", "not-a-number", None, steps=(4,)),
+    Failure("diverges", "the rate far too high from step 13", "loss-divergence", None, steps=(14, 15, 16, 17, 18)),
+    Failure("slow", "rank 1 sleeps half a second a step", "slow-rank"),
+    Failure("data", "the data set ends", "data-exhausted", None),
+    Failure("disk-full", "a checkpoint on a disk of 16 MiB", "disk-full"),
+    Failure("longer-batch", "a longer batch on rank 1", "host-out-of-memory", 1, "and no other", "forward"),
+    Failure("backward", "rank 1's gradients do not fit", "host-out-of-memory", phase="backward"),
+    Failure("optimizer", "rank 1's moments do not fit", "host-out-of-memory", phase="optimizer step"),
+    Failure(
+        "kit-run", "no room for rank 1 of a run of kit's", "host-out-of-memory", 1, "the plan predicted", "forward"
+    ),
+    Failure("oom-kill", "the kernel ends rank 1, whose control group is full", "killed", 1, "out-of-memory killer"),
+    Failure("missing-op", "rank 1 has no compiler for an operator", "missing-op"),
+    Failure("dead-node", "the host of rank 1 goes, with its kernel's network", "dead-node", None),
+)
+
+
+def main() -> int:
+    """0 where every cause was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [failure.name for failure in FAILURES]
+    parser.add_argument("names", nargs="*", choices=[*known, []], metavar="NAME", help=f"of {', '.join(known)}")
+    parser.add_argument("--keep", type=Path, help="leave the logs in this new directory")
+    parser.add_argument("--markdown", action="store_true")
+    arguments = parser.parse_args()
+    chosen = [failure for failure in FAILURES if not arguments.names or failure.name in arguments.names]
+    if arguments.keep is not None and arguments.keep.exists():
+        parser.error(f"--keep {arguments.keep} exists already; name a new directory")
+    keep = arguments.keep or Path(tempfile.mkdtemp())
+    keep.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    missed = 0
+    if arguments.markdown:
+        print("| provoked | found first | on rank | said |\n|---|---|---|---|")
+    for failure in chosen:
+        try:
+            causes = provoke(failure, keep / failure.name)
+        except (lab.NoLab, subprocess.TimeoutExpired) as error:
+            print(f"NOT PROVOKED {failure.name}: {error}", flush=True)
+            missed += 1
+            continue
+        right = found(failure, causes)
+        missed += not right
+        first = causes[0] if causes else None
+        if arguments.markdown and first:
+            ranks = ", ".join(map(str, first.ranks)) or "–"
+            where = "".join(f", {word}" for word in (first.phase, first.when) if word)
+            print(f"| {failure.planted} | `{first.cause}` | {ranks}{where} | {first.meaning} |", flush=True)
+        if not right or not arguments.markdown:
+            print(f"{'ok    ' if right else 'MISSED'} {failure.name}: {failure.planted}\n  {first or 'nothing found'}")
+            sys.stdout.flush()
+    print(f"{len(chosen)} failures provoked, {missed} missed, {time.monotonic() - begin:.0f} s")
+    if arguments.keep is None:
+        shutil.rmtree(keep)
+    return 1 if missed else 0
+
+
+def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...]:
+    """Run the job and read its logs. Raises ``NoLab`` where this machine cannot provoke it."""
+    directory.mkdir()
+    log = directory / "job.log"
+    if failure.name == "dead-node":
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.system_tests.failures.dead_node", str(directory)], timeout=LIMIT_S
+        )
+        if done.returncode == 3:
+            raise lab.NoLab("hosts cannot be made here; see above")
+    else:
+        told = kit_run.fail(directory) if failure.name == "kit-run" else _job(failure.name, directory)
+        log.write_text(_without_places(told, directory), encoding="utf-8")
+    return diagnose([log, *directory.rglob("flight_*")], plan_of(failure))
+
+
+def plan_of(failure: Failure) -> Plan | None:
+    """Of the runs that are kit's own."""
+    return kit_run.planned() if failure.name == "kit-run" else None
+
+
+def found(failure: Failure, causes: tuple[Cause, ...]) -> bool:
+    """Whether the first cause is the planted one, on the planted rank, in the right words, phase and step."""
+    if not causes or causes[0].cause != failure.cause or failure.says not in causes[0].meaning:
+        return False
+    first = causes[0]
+    if failure.phase not in (None, first.phase) or (failure.steps and first.step not in failure.steps):
+        return False
+    return failure.rank is None or failure.rank in first.ranks
+
+
+def _without_places(text: str, directory: Path) -> str:
+    """Logs are kept with the tests, and where this checkout and its interpreter lie is nobody's business."""
+    places = {f"{Path.cwd()}/": "", str(directory): "DIRECTORY", str(Path(sys.prefix).resolve()): ".venv"}
+    places |= {sys.prefix: ".venv", sys.base_prefix: "PYTHON"}
+    for place in sorted(places, key=len, reverse=True):
+        text = text.replace(place, places[place])
+    return text
+
+
+def _job(name: str, directory: Path) -> str:
+    """What two processes print that fail in this way."""
+    words = ["--nproc-per-node", "2", "--standalone", "-m", "benchmarks.system_tests.failures.worker", name]
+    disk = directory / "disk"
+    with ExitStack() as around:
+        group = around.enter_context(memory.small_group(name == "oom-kill"))
+        if group is None:
+            raise lab.NoLab("only root can make a control group, and not in every container")
+        try:
+            if name == "disk-full":
+                around.enter_context(small_disk(disk, DISK_BYTES))
+            else:
+                disk.mkdir()
+        except OSError as error:
+            raise lab.NoLab(f"no small disk: {error}") from None
+        run = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", *words, str(disk)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200", "KIT_SMALL_GROUP": group},
+        )
+    return run.stdout + run.stderr
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,152 @@
+"""Emitted launch files on two and three hosts, beside one process: ``python -m benchmarks.system_tests.hosts [NAME…]``.
+
+Hosts are namespaces on this machine (``lab.py``), whose own names stand for 127.0.1.1 as on Debian. Each case writes a
+run directory and its hostfile, launches it over ssh, and compares loss and gradient norm of every step with one process
+of plain torch. Exit code 1 where a curve leaves its bound, 3 where this machine cannot have hosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from benchmarks import runs
+from benchmarks.assets import RECIPE, prepare
+from benchmarks.system_tests.hosts import lab
+from benchmarks.system_tests.hosts.cases import CASES, COMMON, REFERENCE, STEPS, Case
+from benchmarks.system_tests.hosts.judge import BOUNDS, agree, differences
+from kit.emit.run_directory import RunDirectory
+from kit.rehearsal.processes import metrics
+
+LIMIT_S = 420
+"""The first run of a fresh machine compiles DeepSpeed's operators."""
+OPENMPI = {"mpirun": "openmpi-bin"}
+
+
+def main() -> int:
+    """Enter namespaces, run, judge."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(case.name for case in CASES)}")
+    parser.add_argument("--plant", action="store_true", help="train with another rate: every comparison must fail")
+    arguments = parser.parse_args()
+    chosen = [case for case in CASES if not arguments.names or case.name in arguments.names]
+    unknown = set(arguments.names) - {case.name for case in CASES}
+    if unknown:
+        parser.error(f"no case is called {', '.join(sorted(unknown))}")
+    if not lab.inside():
+        try:
+            lab.check(OPENMPI if any(case.name == "openmpi" for case in chosen) else None)
+        except lab.NoLab as error:
+            print(f"NOT RUN: {error}", file=sys.stderr)
+            return 3
+        prepare()
+        return lab.enter("benchmarks.system_tests.hosts", sys.argv[1:])
+    return run(chosen, arguments.plant)
+
+
+def run(cases: list[Case], plant: bool) -> int:
+    """All cases beside one reference; 0 where all agree, or with ``plant`` all differ."""
+    wrong = 0
+    with tempfile.TemporaryDirectory(prefix="kit-hosts-") as scratch, lab.hosts(["node-0", "node-1", "node-2"]):
+        root = Path(scratch)
+        reference = runs.emit(RECIPE, root / "reference", [*COMMON, *REFERENCE])
+        runs.train(reference)
+        print(
+            f"| launch | hosts | steps | largest difference of loss | of gradient norm | seconds |\n{'|---' * 6}|",
+            flush=True,
+        )
+        for case in cases:
+            begin = time.monotonic()
+            try:
+                found = launch(case, root / case.name, ("job.learning_rate=6.1e-3",) if plant else ())
+            except runs.RunFailed as error:
+                print(f"FAILED {case.name}: {error}", flush=True)
+                wrong += 1
+                continue
+            worst = differences(metrics(found.path), metrics(reference.path), STEPS)
+            wrong += agree(worst) == plant
+            cells = [case.title, str(case.num_hosts), str(STEPS), f"{worst['loss']:.1e}", f"{worst['grad_norm']:.1e}"]
+            print(f"| {' | '.join(cells)} | {time.monotonic() - begin:.0f} |", flush=True)
+    print(f"bounds {BOUNDS}; {len(cases)} launches, {wrong} {'agree in spite of the fault' if plant else 'wrong'}")
+    return 1 if wrong else 0
+
+
+def launch(case: Case, directory: Path, more: tuple[str, ...]) -> RunDirectory:
+    """Emit, write the hostfile, start over ssh, wait. Raises ``RunFailed``."""
+    cluster = directory.with_suffix(".yaml")
+    cluster.write_text(
+        f"node: 1xcpu\nnum_nodes: {case.num_hosts}\ngpus_per_node: 1\ninter_node_gbytes_per_s: 1\n", encoding="utf-8"
+    )
+    rundir = runs.emit(RECIPE, directory, [*COMMON, *case.overrides, f"cluster={cluster}", *more])
+    names = [f"node-{number}" for number in range(case.num_hosts)]
+    (directory / "hostfile").write_text("".join(f"{name} slots=1\n" for name in names), encoding="utf-8")
+    log = directory / "log.txt"
+    processes = [
+        _start(name, case.script.format(rank=number, first=names[0]), directory, log)
+        for number, name in enumerate(names)
+        if case.on_every_host or number == 0
+    ]
+    if case.kill_rank_at_step is not None:
+        _kill_a_worker(directory, case.kill_rank_at_step, processes)
+    deadline = time.monotonic() + LIMIT_S
+    for process in processes:
+        try:
+            code = process.wait(timeout=max(1.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            code = None
+        if code != 0:
+            for other in processes:
+                other.kill()
+            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+            raise runs.RunFailed(f"{'no end' if code is None else f'exit code {code}'}:\n" + "\n".join(lines[-40:]))
+    return rundir
+
+
+def _start(host: str, script: str, directory: Path, log: Path) -> subprocess.Popen[bytes]:
+    root = Path(__file__).resolve().parents[3]
+    environment = {
+        "PYTHON": sys.executable,
+        "PYTHONPATH": str(root),
+        "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        "TOKENIZERS_PARALLELISM": "false",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "DS_ACCELERATOR": "cpu",
+    }
+    with log.open("ab") as stream:
+        words = lab.remote(host, f"cd {directory} && {script}", environment)
+        return subprocess.Popen(words, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL)
+
+
+def _kill_a_worker(directory: Path, step: int, processes: list[subprocess.Popen[bytes]]) -> None:
+    """SIGKILL to the newest worker of this run (one of a host that is not the first) once ``step`` is logged."""
+    deadline = time.monotonic() + LIMIT_S
+    while not (rows := metrics(directory)) or rows[-1]["step"] < step:
+        if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
+            raise runs.RunFailed(f"step {step} was not reached")
+        time.sleep(0.01)
+    workers = [process for process in psutil.process_iter(["cmdline"]) if _is_worker(process, directory)]
+    if not workers:
+        raise runs.RunFailed("no worker found to kill")
+    workers[-1].kill()
+
+
+def _is_worker(process: psutil.Process, directory: Path) -> bool:
+    words = process.info["cmdline"] or []
+    started = words[1:] if words else []
+    if "torch.distributed.run" in started or "kit.training" not in " ".join(started):
+        return False
+    try:
+        return process.cwd() == str(directory) and "python" in Path(words[0]).name
+    except psutil.Error:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(lab.told(main))

@@ -1,0 +1,208 @@
+"""Faults planted into a rehearsal's twin, on any engine: proof that a rehearsal can fail, and in which of its figures.
+
+Each takes an engine, built, and makes it wrong, in the exact run, in the run in bf16, or in both. They reach the
+processes through ``planted/sitecustomize.py``. Runs do not see each other: faults of different ones go in together.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+EXACT, IN_BF16 = "twin", "twin-bf16"
+"""Run directories of a rehearsal."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One mistake."""
+
+    install: Callable[[Any], None]
+    shows: Mapping[str, str]
+    """Run directory in which it is planted → the rehearsal's figure in which it must show."""
+
+
+def environment(faults: Sequence[str]) -> dict[str, str]:
+    """What a rehearsal's environment must have for its twin to be planted."""
+    path = [str(ROOT / "benchmarks" / "system_tests" / "planted"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "KIT_PLANT": ",".join(faults), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def plant(faults: str, run_directory: str) -> None:
+    """In the process of a rank, before it builds its engine: those of the faults that belong to this run."""
+    import kit.engines
+
+    build = kit.engines.build_engine
+    chosen = [FAULTS[name] for name in faults.split(",") if run_directory in FAULTS[name].shows]
+
+    def planted(rundir: Any) -> Any:
+        engine = build(rundir)
+        for fault in chosen:
+            fault.install(engine)
+        return engine
+
+    kit.engines.build_engine = planted
+
+
+def _double_gradients(engine: Any) -> None:
+    """Twice the gradient: with Adam, losses hardly notice."""
+    from benchmarks.system_tests.parity.faults import FAULTS as of_engines
+
+    name = type(engine).__name__.removesuffix("Engine").lower()
+    if name == "deepspeed":
+        of_engines["deepspeed-double-gradients"].install()
+        return
+    if name == "megatron":
+        # The engine is built, so its configuration holds the function that the parity fault would replace.
+        finalize = engine._config.finalize_model_grads_func
+
+        def twice(chunks: Any, *args: Any, **keywords: Any) -> None:
+            finalize(chunks, *args, **keywords)
+            for chunk in chunks:
+                chunk.scale_gradients(2.0)
+
+        engine._config.finalize_model_grads_func = twice
+        return
+    from kit.engines.torch import engine as of_torch
+
+    # Before the norm is taken, which comes over with the loss; the losses stay right.
+    scale = of_torch.mean_scale
+    of_torch.mean_scale = lambda tokens, ranks: 2 * scale(tokens, ranks)
+
+
+def _double_learning_rate(engine: Any) -> None:
+    """A schedule that counts something twice."""
+    apply = engine.apply
+    engine.apply = lambda learning_rate: apply(2 * learning_rate)
+
+
+def _rounded_masters(engine: Any) -> None:
+    """Masters in bf16: what is smaller than a bit of a weight is lost at every step."""
+    import torch
+
+    from kit.engines.base import StateKind
+
+    apply = engine.apply
+
+    def rounded(learning_rate: float) -> Any:
+        norms = apply(learning_rate)
+        masters = _gathered(engine, StateKind.MASTER)
+        engine.import_state(StateKind.MASTER, _Held({k: v.to(torch.bfloat16).float() for k, v in masters.items()}))
+        return norms
+
+    engine.apply = rounded
+
+
+def _lost_optimizer_state(engine: Any) -> None:
+    """A resumed run starts with moments of zero, as where a checkpoint forgot them."""
+    import torch
+
+    from kit.engines.base import StateKind
+
+    load = engine.load
+
+    def loaded(directory: Path) -> None:
+        load(directory)
+        for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
+            moments = _gathered(engine, kind)
+            engine.import_state(kind, _Held({name: torch.zeros_like(tensor) for name, tensor in moments.items()}))
+
+    engine.load = loaded
+
+
+def _transposed_query(engine: Any) -> None:
+    """An export writes the query projection transposed, as with a wrong rule of a weight map; it stays square."""
+    _change_export(
+        engine,
+        "q_proj.weight",
+        lambda tensor: tensor.T.contiguous(),
+        lambda part: replace(part, row=part.column, column=part.row, values=part.values.T),
+    )
+
+
+def _doubled_head(engine: Any) -> None:
+    """An export adds up the ranks' copies of the head, where it should take one."""
+    _change_export(
+        engine, "lm_head.weight", lambda tensor: 2 * tensor, lambda part: replace(part, values=2 * part.values)
+    )
+
+
+def _change_export(engine: Any, ending: str, of_tensor: Callable[[Any], Any], of_part: Callable[[Any], Any]) -> None:
+    """``of_part``: the same change of a part of the tensor, where an engine exports by parts."""
+    from kit.engines.base import StateKind
+
+    def wrong(export: Callable[[Any], Iterator[tuple[str, Any]]]) -> Callable[[Any], Iterator[tuple[str, Any]]]:
+        def changed(kind: Any) -> Iterator[tuple[str, Any]]:
+            for name, tensor in export(kind):
+                hit = kind is StateKind.MASTER and tensor is not None and name.endswith(ending)
+                yield name, of_tensor(tensor) if hit else tensor
+
+        return changed
+
+    engine.export_state = wrong(engine.export_state)
+    if hasattr(engine, "export_owned"):
+        engine.export_owned = wrong(engine.export_owned)
+    if hasattr(engine, "export_parts"):
+        parts = engine.export_parts
+
+        def changed_parts(kinds: Any) -> Iterator[Any]:
+            for part in parts(kinds):
+                hit = part.kind is StateKind.MASTER and part.name.endswith(ending)
+                yield of_part(part) if hit else part
+
+        engine.export_parts = changed_parts
+
+
+def _gathered(engine: Any, kind: Any) -> dict[str, Any]:
+    """All tensors of one kind, on every rank."""
+    import torch.distributed as dist
+
+    mine = {name: tensor.clone() for name, tensor in engine.export_state(kind) if tensor is not None}
+    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return {name: tensor for found in everyone for name, tensor in found.items()}
+
+
+class _Held:
+    """A source of tensors that are in memory."""
+
+    def __init__(self, tensors: Mapping[str, Any]) -> None:
+        self._tensors = tensors
+
+    def names(self) -> Sequence[str]:
+        return list(self._tensors)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensors[name].shape)
+
+    def read(self, name: str) -> Any:
+        return self._tensors[name]
+
+    def read_flat(self, name: str, start: int, length: int) -> Any:
+        return self.read(name).flatten()[start : start + length]
+
+    def read_block(self, name: str, dim: int, start: int, length: int) -> Any:
+        return self.read(name).narrow(dim, start, length)
+
+
+FAULTS: dict[str, Fault] = {
+    "double-gradients": Fault(_double_gradients, {EXACT: "norm_difference", IN_BF16: "in_bf16.norm_difference"}),
+    "double-learning-rate": Fault(_double_learning_rate, {IN_BF16: "in_bf16.update_difference"}),
+    "rounded-masters": Fault(_rounded_masters, {IN_BF16: "in_bf16.rounded_masters"}),
+    "lost-optimizer-state": Fault(_lost_optimizer_state, {EXACT: "norm_difference"}),
+    "transposed-query": Fault(_transposed_query, {EXACT: "weight_difference"}),
+    "doubled-head": Fault(_doubled_head, {EXACT: "exported_difference"}),
+}
+TOGETHER = (
+    ("double-gradients",),
+    ("lost-optimizer-state", "double-learning-rate"),
+    ("transposed-query", "rounded-masters"),
+    ("doubled-head",),
+)
+"""Rehearsals that show all of them: gradients, resume, weights, export; and in bf16 gradients, optimizer, masters."""

@@ -1,0 +1,75 @@
+"""Runs that change engine or layout half-way, beside one that does not: ``python -m benchmarks.system_tests.relay``.
+
+The same tiny Llama on the same text, really launched: ZeRO-3 → Megatron TP2 and Megatron with the distributed
+optimizer → ZeRO-2 through hub checkpoints, with Adam's state; Megatron TP2 → PP2 from the native checkpoint. Loss and
+gradient norm of every later step are compared with those of one process of plain torch. Exit code 1 where a curve
+leaves its bound.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks import runs
+from benchmarks.assets import RECIPE, prepare
+from kit.emit.run_directory import RunDirectory
+
+HALF, WHOLE = 6, 12
+HUB_BOUND = 1e-3
+NATIVE_BOUND = 1e-4
+COMMON = (f"run.steps={WHOLE}", f"run.checkpoint.every_steps={HALF}", "run.logging.gradients_at_steps=[]")
+TORCH = ("layout.micro_batch_size=4",)
+ZERO3 = ("cluster=2xcpu", "layout.engine=deepspeed", "layout.zero_stage=3", "layout.micro_batch_size=4")
+ZERO2 = ("cluster=2xcpu", "layout.engine=deepspeed", "layout.zero_stage=2", "layout.micro_batch_size=4")
+_MEGATRON = ("cluster=2xcpu", "layout.engine=megatron", "layout.micro_batch_size=4")
+TP2 = (*_MEGATRON, "layout.tp=2", "layout.sp=true")
+DP2 = (*_MEGATRON, "layout.tp=1", "layout.pp=1", "layout.cp=1", "layout.zero_stage=1")
+PP2 = (*_MEGATRON, "layout.tp=1", "layout.pp=2", "layout.vp=1")
+LEGS = (
+    ("ZeRO-3 → Megatron TP2, hub", ZERO3, TP2, f"hub-step-{HALF:08d}", HUB_BOUND),
+    ("Megatron DP2, distributed optimizer → ZeRO-2, hub", DP2, ZERO2, f"hub-step-{HALF:08d}", HUB_BOUND),
+    ("Megatron TP2 → PP2, native", TP2, PP2, f"step-{HALF:08d}", NATIVE_BOUND),
+)
+
+
+def main() -> int:
+    """Run, print a table, judge."""
+    prepare()
+    failed = False
+    with tempfile.TemporaryDirectory(prefix="kit-relay-") as scratch:
+        root = Path(scratch)
+        expected = _launch(root / "reference", TORCH)
+        print(f"| from → to | steps compared | largest difference of loss | of gradient norm | bound |\n{'|---' * 5}|")
+        for number, (name, first, second, checkpoint, bound) in enumerate(LEGS):
+            half = _launch(root / f"{number}a", first, "--stop-at-step", str(HALF))
+            where = str(half.path / "checkpoints" / checkpoint)
+            found = _launch(root / f"{number}b", second, "--resume", where)
+            errors = {key: _largest(found, expected, key) for key in ("loss", "grad_norm")}
+            failed |= not max(errors.values()) <= bound
+            print(
+                f"| {name} | {HALF + 1}–{WHOLE} | {errors['loss']:.1e} | {errors['grad_norm']:.1e} | {bound:.0e} |",
+                flush=True,
+            )
+    return 1 if failed else 0
+
+
+def _launch(path: Path, words: tuple[str, ...], *arguments: str) -> RunDirectory:
+    rundir = runs.emit(RECIPE, path, [*COMMON, *words])
+    runs.train(rundir, *arguments)
+    return rundir
+
+
+def _largest(found: RunDirectory, expected: RunDirectory, key: str) -> float:
+    """Largest relative difference over the second half; infinite where a step is missing."""
+    theirs = {row["step"]: row[key] for row in runs.metrics(expected)}
+    ours = {row["step"]: row[key] for row in runs.metrics(found)}
+    steps = range(HALF + 1, WHOLE + 1)
+    if not set(steps) <= ours.keys():
+        return float("inf")
+    return max(abs(ours[step] - theirs[step]) / abs(theirs[step]) for step in steps)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,124 @@
+"""``recipes/README.md``: every recipe with its plan's predictions and the evidence there is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.tables import field_example
+from kit.emit.generated import shipped_plan
+from kit.planner.describe import describe
+from kit.planner.plan import Plan
+from kit.specs.catalog import node_names, parse_cluster
+from kit.specs.recipe import load_recipe
+from kit.specs.shipped import headline, recipe_names, recipe_path
+
+WHOLE = "all of them"
+"""Key of the last whole run in the evidence."""
+
+
+def table(evidence: dict[str, Any]) -> str:
+    """``recipes/README.md``."""
+    rows = []
+    for name in recipe_names():
+        plan = shipped_plan(name)
+        if plan is None:
+            rows.append(f"| [{name}]({name}.yaml) | has no plan yet: see its head | | | | | | | | |")
+        else:
+            rows.append(_row(name, plan, evidence.get(name)))
+    last = f"The last whole run of `make rehearse-all`: {whole_run(evidence[WHOLE])}.\n\n" if WHOLE in evidence else ""
+    what = "\n".join(f"- **{name}**: {headline(recipe_path(name))}" for name in recipe_names())
+    return f"""# Recipes
+
+Written by `python -m benchmarks.system_tests.rehearsals`; do not edit it here. `kit recipes copy NAME DIR` gives a
+directory to run from, `kit rehearse NAME` proves a recipe again.
+
+{last}Evidence, in rising order: *accepted*: every engine's own parser took its files. *rehearsed*: its twin (same
+engine, kinds of parallelism, ZeRO stage, offload and recompute, tiny) trained on CPU processes, was killed,
+resumed on plain torch's curve in fp32, and its export loaded in transformers: loss, gradient norm, loss of the export
+and exported weights differ by the parts given. Then it trained once more in the recipe's own precision, bf16 (for fp16
+too: a CPU has none), and came as near to that curve as rounding allows ("in bf16": loss, gradient norm, Adam's first
+moments, what was added to the weights). `kit rehearse` lists what was replaced, and `make rehearse-faults` proves that
+each figure can turn red. *measured*: ran at full size on the named hardware; none has yet. Memory, speed and cost are
+predictions ([how good they are](../docs/accuracy.md)). Hardware that has no price, as a DGX box, costs what the
+cheapest node with the same GPU in the catalog does, by the GPU; "–" where no such node has a price.
+
+| recipe | layout | GiB a GPU | tokens/s | days | cost | checkpoint | evidence | date | again |
+|---|---|---|---|---|---|---|---|---|---|
+{chr(10).join(rows)}
+
+{field_example.section()}
+## What each is for
+
+{what}
+"""
+
+
+def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> str:
+    predicted = plan.predicted
+    peak = max(stage.peak_gib for stage in predicted.memory)
+    share = 1.0
+    run = load_recipe(recipe_path(name)).run
+    if run is not None and run.steps is not None:  # it ends before its budget
+        share = run.steps * plan.layout.global_batch_size * plan.job.seq_length / plan.job.total_tokens
+    days = f"{predicted.days * share:.3g}"
+    cost = "–" if (usd := _cost_usd(plan)) is None else f"${usd * share:,.0f}"
+    checkpoint = "–" if predicted.operation is None else _size(predicted.operation.checkpoint_gb)
+    return (
+        f"| [{name}]({name}.yaml) | {describe(plan.layout)} | {peak:.0f} of {plan.cluster.gpu.memory_gib:.0f} "
+        f"| {predicted.tokens_per_s:,.0f} | {days} | {cost} | {checkpoint} | {_evidence(plan, record)} "
+        f"| `kit rehearse {name}` |"
+    )
+
+
+def _size(gb: float) -> str:
+    return f"{gb:,.0f} GB" if gb >= 1 else f"{gb * 1000:.0f} MB"
+
+
+def _evidence(plan: Plan, record: dict[str, Any] | None) -> str:
+    """Two cells: what was shown, and when."""
+    if record is None or record.get("layout") != describe(plan.layout):
+        return "accepted | "
+    when = f"{record['date']} at {record['commit']}"
+    if not record["passed"]:
+        return f"accepted; its rehearsal differs, see evidence.json | {when}"
+    return f"rehearsed: {summary(record)} | {when}"
+
+
+def summary(record: dict[str, Any]) -> str:
+    """One line of numbers."""
+    figures = [
+        f"{record['processes']} processes",
+        f"loss {record['loss_difference']:.0e}",
+        f"norm {record['norm_difference']:.0e}",
+        f"export {record['exported_difference']:.0e}",
+    ]
+    if "weight_difference" in record:
+        figures.append(f"weights {record['weight_difference']:.0e}")
+    if (rounded := record.get("in_bf16")) is not None:
+        figures.append(
+            f"in {rounded.get('precision', 'bf16')} loss {rounded['loss_difference']:.0e}, "
+            f"norm {rounded['norm_difference']:.0e}, "
+            f"moments {rounded['moment_difference']:.0e}, update {rounded['update_difference']:.0e}"
+        )
+    return f"{', '.join(figures)}; {record['seconds']:.0f} s"
+
+
+def whole_run(record: dict[str, Any]) -> str:
+    """One line: how long all of them took."""
+    return (
+        f"{record['passed']} of {record['recipes']} recipes rehearsed, 1 to {record['most_processes']} processes each, "
+        f"in {record['minutes']:.0f} minutes on {record['cores']} cores, {record['date']} at {record['commit']}"
+    )
+
+
+def _cost_usd(plan: Plan) -> float | None:
+    """Of the whole token budget, on the plan's own nodes or on rented ones with the same GPU; None: not known."""
+    if plan.predicted.cost_usd is not None:
+        return plan.predicted.cost_usd
+    nodes = [parse_cluster(name) for name in node_names()]
+    hourly = [
+        node.price_per_node_hour_usd / node.gpus_per_node
+        for node in nodes
+        if node.gpu == plan.cluster.gpu and node.price_per_node_hour_usd is not None
+    ]
+    return min(hourly) * plan.cluster.num_gpus * plan.predicted.days * 24 if hourly else None

@@ -1,0 +1,223 @@
+"""What failures look like in logs: each sign is a pattern, each cause a set of signs with its meaning and its fix.
+
+Patterns were taken from failures provoked here (``benchmarks/system_tests/failures``) and from the messages in the
+sources of torch 2.13 (c10d, elastic, CUDACachingAllocator), gloo, NCCL and DeepSpeed 0.19.8.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A cause of failure as one line shows it."""
+
+    cause: str
+    pattern: re.Pattern[str]
+    weight: int
+    """How near to the root: 3 is a cause by itself, 2 usually one, 1 a consequence of something on another rank."""
+    meaning: str
+    fix: str
+
+
+def _sign(cause: str, pattern: str, weight: int, meaning: str, fix: str) -> Sign:
+    return Sign(cause, re.compile(pattern), weight, meaning, fix)
+
+
+SIGNS: tuple[Sign, ...] = (
+    _sign(
+        "gpu-out-of-memory",
+        r"(?:torch\.|torch\.cuda\.)?OutOfMemoryError|CUDA out of memory|HIP out of memory",
+        3,
+        "a GPU ran out of memory",
+        "smaller micro_batch_size, recompute: full, a higher ZeRO stage or offload; kit memory shows the largest part",
+    ),
+    _sign(
+        "host-out-of-memory",
+        r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|Cannot allocate memory|MemoryError\b|"
+        r"oom-kill|Out of memory: Killed",
+        3,
+        "the host ran out of memory",
+        "offload less or to NVMe, fewer data workers, or nodes with more memory; kit memory shows what a node needs",
+    ),
+    _sign(
+        "thread-limit",
+        r"can't start new thread|pthread_create (?:failed|returned)|fork: (?:retry: )?Resource temporarily unavailable|"
+        r"BlockingIOError: \[Errno 11\]",
+        3,
+        "no more threads or processes may be started on that host",
+        "raise ulimit -u and the pids limit of its container or job, start fewer data workers; where address space is "
+        "limited (ulimit -v) it means memory",
+    ),
+    _sign(
+        "dead-node",
+        r"STEP \d+\.\S+ .*DUE TO NODE FAILURE|srun: error: Node failure on \S+|"
+        r"Connection to \S+ closed by remote host|client_loop: send disconnect|Timeout, server \S+ not responding|"
+        r"No route to host|Host is down|UNAVAILABLE.*node.*(?:lost|dead)",
+        3,
+        "a node went away: power, kernel, network, or its scheduler's daemon",
+        "kit doctor --hosts hostfile says which does not answer; drain it, start again with --resume auto on others",
+    ),
+    _sign(
+        "hung",
+        r"rank \d+ hangs: .* has taken \d+ s",
+        2,
+        "a step did not end, and kit's watchdog ended the run",
+        "stacks/ of the run directory shows where each rank stood, flight/ in which collective: look at the odd one",
+    ),
+    _sign(
+        "killed",
+        r"exitcode: -9\b|Signal 9 \(SIGKILL\)|exit(?:s with| )? ?(?:return )?code = ?-9|died with <Signals.SIGKILL",
+        2,
+        "a process was killed from outside: most often by the host's out-of-memory killer, else the scheduler",
+        "look for 'Out of memory: Killed' in dmesg of that host, and at the scheduler's limits; then kit train RUN "
+        "--resume auto",
+    ),
+    _sign(
+        "crashed",
+        r"exitcode: -(?:6|7|11)\b|Signal (?:6|7|11) \(SIG\w+\)|Segmentation fault",
+        2,
+        "a process crashed in native code",
+        "read what it printed last; SIGBUS often means /dev/shm is full, SIGABRT a failed check in a library",
+    ),
+    _sign(
+        "collective-timeout",
+        r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
+        r"Timed out waiting \d+ms for|Some NCCL operations have failed or timed out|DistBackendError.*[Tt]imeout",
+        2,
+        "ranks waited for a collective that not all of them joined",
+        "look at the rank that did not wait: what was it doing?",
+    ),
+    _sign(
+        "mismatched-collectives",
+        r"op\.preamble\.length <= op\.nbytes|Detected mismatch between collectives on ranks|"
+        r"CollectiveFingerPrint|differing (?:sizes|shapes) across ranks|"
+        r"Tensors? .*(?:shape|size)s? .* (?:across|on) ranks",
+        3,
+        "ranks called different collectives, or with different shapes",
+        "find the branch that only some ranks take (a rank-dependent if, unequal batches, an unused parameter); "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the call",
+    ),
+    _sign(
+        "peer-gone",
+        r"Connection (?:reset|closed) by peer|Broken pipe|ncclRemoteError|"
+        r"NCCL WARN .*(?:socket|Connection).*(?:closed|refused)",
+        1,
+        "a connection broke because the process at its other end had gone",
+        "the cause is in the log of the rank that went first",
+    ),
+    _sign(
+        "disk-full",
+        r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b",
+        3,
+        "a disk is full",
+        "make room, or keep fewer checkpoints (run.checkpoint.keep_last); the newest complete checkpoint is untouched",
+    ),
+    _sign(
+        "not-a-number",
+        r"(?i)\bloss[ =:]+(?:nan|-?inf)\b|grad(?:ient)?[ _]norm[ =:]+(?:nan|inf)|"
+        r"(?:loss|gradient norm) (?:is|was) (?:nan|inf|not finite)|not a finite number|"
+        r"Function '\w+Backward\d*' returned nan",
+        3,
+        "the loss or a gradient is no number any more",
+        "resume from a checkpoint before that step with a lower rate or without that data; in fp16 look at the loss "
+        "scale, or use bf16",
+    ),
+    _sign(
+        "loss-scale",
+        r"(?i)loss scale.*(?:minimum|already at min)|OVERFLOW!.*[Ss]kipping step.*reducing to (?:0|1)\b|"
+        r"Current loss scale already at minimum",
+        3,
+        "fp16 overflows at every loss scale",
+        "use bf16 where the GPU has it; else look for the module that overflows, or lower the rate",
+    ),
+    _sign(
+        "data-exhausted",
+        r"StopIteration|DataLoader worker .* exited unexpectedly|the data set has no more|"
+        r"has fewer (?:samples|tokens|sequences)",
+        2,
+        "the data ended before the run",
+        "fewer run.steps, more data, or let the data be read more than once",
+    ),
+    _sign(
+        "missing-op",
+        r"Error building extension '(\w+)'|CUDA_HOME does not exist|Ninja is required|libaio|async_io requires|"
+        r"CUDAMismatchException|No module named '(?:transformer_engine|flash_attn|deepspeed)",
+        3,
+        "an operator or a package is missing or did not compile",
+        "install it (async_io: apt-get install libaio-dev; compilers: g++ and ninja; CUDA_HOME: the toolkit of torch's "
+        "CUDA version)",
+    ),
+    _sign(
+        "port-in-use",
+        r"EADDRINUSE|[Aa]ddress already in use",
+        3,
+        "the rendezvous port is taken, often by a process that a former run left",
+        "end that process (ss -ltnp shows it), or set another MASTER_PORT",
+    ),
+    _sign(
+        "ssh",
+        r"Host key verification failed|Permission denied \(publickey|ssh: connect to host|pdsh@\S+: .*(?:exited|error)",
+        3,
+        "the launcher could not log in to a node",
+        "ssh to it by hand once (known hosts, keys), or start each node's launch.sh through Slurm",
+    ),
+    _sign(
+        "rendezvous",
+        r"RendezvousTimeoutError|RendezvousConnectionError|The client socket has timed out|"
+        r"failed to connect to .*(?:rendezvous|TCPStore)|DistNetworkError",
+        2,
+        "the processes did not find each other",
+        "MASTER_ADDR must be an address of node 0 that the others reach, the port open, /etc/hosts without the own "
+        "name on 127.0.1.1, and GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME the right interface",
+    ),
+    _sign(
+        "slow-network",
+        r"NET/Plugin ?: ?(?:No plugin found|.*[Pp]lugin.*not found)|Using network Socket\b",
+        2,
+        "NCCL uses plain TCP: the fabric's plugin (EFA, InfiniBand) was not found",
+        "install aws-ofi-nccl or the InfiniBand libraries where NCCL looks, and check LD_LIBRARY_PATH on every node",
+    ),
+    _sign(
+        "gpu-fault",
+        r"NVRM: Xid \(.*?\): (\d+)|uncorrectable ECC error|GPU has fallen off the bus|"
+        r"CUDA error: (?:an illegal memory access|device-side assert|unspecified launch)",
+        3,
+        "a GPU or its driver reported a fault",
+        "Xid 48, 63, 64, 79, 94 and 95 are hardware: drain that node; a device-side assert is an index out of range "
+        "(token ids against vocab_size)",
+    ),
+    _sign(
+        "config",
+        r"DeepSpeedConfigError|Check batch related parameters|pydantic_core\._pydantic_core\.ValidationError|"
+        r"Please correct the following DeepSpeed config values",
+        3,
+        "a configuration was refused",
+        "kit lint on the file says which key and what to write",
+    ),
+    _sign(
+        "wrong-processes",
+        r"processes were started where the plan has",
+        3,
+        "another number of processes was started than planned",
+        "start it by launch.sh, or plan again for the GPUs at hand",
+    ),
+)
+ENDED_BY_LAUNCHER = re.compile(r"Unable to shutdown process (\d+) via \S+, forcefully exiting")
+"""torch/distributed/elastic/multiprocessing/api.py: what it then kills did nothing wrong but wait."""
+DOWNLOADING = re.compile(r"(?i)\bdownloading\b|fetching \d+ files|Downloading shards")
+STEP = re.compile(r"(?i)\bstep[ =:]+(\d+)(?:/\d+)?\b.*?\b(?:work|compute)[_ ]time(?:_s)?[ =:]+([\d.]+)")
+"""A line that tells how long a rank itself worked at a step; the step's whole time is the same on all that wait."""
+PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "optimizer step",
+        re.compile(r"\b(?:optimizer|optim|adamw?)\b.*\bstep\b|_take_model_step|in step\b|optimizer\.step|in apply\b"),
+    ),
+    ("backward", re.compile(r"\.backward\(|in backward\b|autograd.*backward|run_backward")),
+    ("loading the model", re.compile(r"from_pretrained|in build_model|load_state_dict|import_state|zero\.Init")),
+    ("checkpoint", re.compile(r"save_checkpoint|in save\b|torch\.save|checkpoint/")),
+    ("forward", re.compile(r"in forward\b|\.forward\(|_call_impl")),
+)
+"""Where a traceback stands; the first that matches, innermost frames first."""

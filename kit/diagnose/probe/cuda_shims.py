@@ -1,0 +1,194 @@
+"""What stands in for CUDA and for a network while fake tensors run: one table, each row with its reason.
+
+Memory must be that of a GPU. Where torch takes another operator on a CPU, that of CUDA is put in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+
+
+class FusedRmsNorm(torch.autograd.Function):
+    """torch's RMSNorm on CUDA keeps its input and the reciprocal root (aten/native/layer_norm.cpp, _fused_rms_norm);
+    on a CPU it is a chain of operators that keep more."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(value, weight, value.new_empty(value.shape[:-1], dtype=torch.float32))
+        return torch.empty_like(value)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        value, weight, _ = ctx.saved_tensors
+        return torch.empty_like(value), torch.empty_like(weight)
+
+
+def _rms_norm(module: torch.nn.RMSNorm, value: torch.Tensor) -> torch.Tensor:
+    return FusedRmsNorm.apply(value, module.weight)
+
+
+class FusedAttention(torch.autograd.Function):
+    """What CUDA's memory-efficient kernel keeps where values are narrower than keys (latent attention) or a mask is
+    learned (T5's positions); on a CPU torch would materialise the scores."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        batch, heads, length, _ = query.shape
+        # (batch, sequence, head, width) in memory, as the kernels write it
+        output = query.new_empty(batch, length, heads, value.shape[-1]).transpose(1, 2)
+        sums = query.new_empty(batch, heads, length, dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, sums, bias)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, _, _, bias = ctx.saved_tensors
+        of_bias = None
+        if bias is not None and ctx.needs_input_grad[3]:
+            # Of every sequence, then summed (aten/native/transformers/cuda/attention_backward.cu, grad_bias).
+            batch, heads, length, _ = query.shape
+            of_bias = bias.new_empty(batch, heads, length, key.shape[2]).sum_to_size(bias.shape)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), of_bias
+
+
+def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def attention(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        mask = kwargs.get("attn_mask", args[0] if args else None)
+        learned = mask is not None and mask.requires_grad
+        if not learned and (query.shape[-1] == value.shape[-1] or query.shape[1] != key.shape[1]):
+            return original(query, key, value, *args, **kwargs)
+        return FusedAttention.apply(query, key, value, mask if learned else None)
+
+    return attention
+
+
+def _gathered_objects(out: list[Any], value: Any, group: Any = None) -> None:
+    out[:] = [value] * len(out)
+
+
+def _fake_group(original: Callable[..., Any]) -> Callable[..., Any]:
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{**kwargs, "backend": None})
+
+    return new_group
+
+
+class _Coalesced:
+    """Collectives one by one instead of together: the fake group knows no others."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def __enter__(self) -> _Coalesced:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        return None
+
+    def wait(self) -> None:
+        """Nothing is under way."""
+
+
+def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return original(*args, **kwargs)
+
+    return run
+
+
+def _even_routing(dispatcher: Any, routing_map: torch.Tensor) -> numpy.ndarray[Any, Any]:
+    """``MoEAlltoAllTokenDispatcher.preprocess`` where every expert gets as many tokens as every other. Counts are
+    numpy's: they are read, and a fake tensor has no values."""
+    ep, tp, local = dispatcher.ep_size, dispatcher.tp_size, dispatcher.num_local_experts
+    dispatcher.num_out_tokens = routing_map.size(0) * dispatcher.config.moe_router_topk
+    each = dispatcher.num_out_tokens // dispatcher.num_experts
+    if ep > 1 or tp > 1:
+        dispatcher.input_splits = numpy.full((ep,), each * local)
+        dispatcher.output_splits = numpy.full((ep,), each * local)
+        dispatcher.output_splits_tp = numpy.full((tp,), each * local * ep)
+    if local > 1:
+        dispatcher.num_global_tokens_per_local_expert = numpy.full((tp * ep, local), each)
+    return numpy.full((local,), each * tp * ep)
+
+
+def in_bfloat16(module: torch.nn.Module) -> torch.nn.Module:
+    """The original swaps tensors, which torch refuses for fake ones that something refers to."""
+    for part in module.modules():
+        for name, parameter in part.named_parameters(recurse=False):
+            if parameter.dtype == torch.float32:
+                converted = torch.nn.Parameter(parameter.detach().to(torch.bfloat16))
+                converted.__dict__.update(parameter.__dict__)
+                setattr(part, name, converted)
+    return module
+
+
+@contextmanager
+def installed(megatron: bool) -> Iterator[None]:
+    """The table, for as long as a probe runs."""
+    table: list[tuple[Any, str, Any]] = [
+        (torch.nn.RMSNorm, "forward", _rms_norm),
+        (F, "scaled_dot_product_attention", _attention(F.scaled_dot_product_attention)),
+        (dist, "all_gather_object", _gathered_objects),
+        # FSDP2 joins its mesh with that of tensor parallelism, and a mesh reads its ranks.
+        (DeviceMesh, "_concatenate", staticmethod(_on_real_tensors(DeviceMesh._concatenate))),
+        (dist, "new_group", _fake_group(dist.new_group)),  # gloo groups have no fake counterpart
+    ]
+    if not megatron:
+        from transformers import masking_utils
+
+        # A fake mask is not read, as a traced one is not; a real one would be, and no sequence is packed or padded.
+        table += [
+            (masking_utils, "is_tracing", lambda *_: False),
+            (masking_utils, "find_packed_sequence_indices", lambda *_: None),
+            # peft moves what it makes to where it is already, which swaps tensors, as below.
+            (torch.nn.Module, "to", lambda module, *_, **__: module),
+        ]
+    if megatron:
+        import megatron.core.distributed.param_and_grad_buffer as buffers
+        import megatron.core.optimizer.optimizer as optimizers
+        from megatron.core.transformer.moe.token_dispatcher import MoEAlltoAllTokenDispatcher
+
+        from kit.engines.megatron.model import attention
+
+        table += [
+            (buffers, "_coalescing_manager", _Coalesced),
+            (optimizers, "get_grad_norm_fp32", lambda *_, **__: 1.0),  # reads numbers
+            (torch.nn.Module, "bfloat16", in_bfloat16),
+            # A bias that is a class of its own cannot be fake. The diagonal's place changes no size.
+            (attention, "causal_lower_right", lambda *_: None),
+            (MoEAlltoAllTokenDispatcher, "preprocess", _even_routing),
+        ]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in table]
+    for owner, name, value in table:
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+@contextmanager
+def fake_world(rank: int, size: int) -> Iterator[None]:
+    """A process group of any size in which this process is one rank and nothing is sent."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()

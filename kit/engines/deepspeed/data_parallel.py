@@ -1,0 +1,167 @@
+"""Every rank computes its own samples with a Hugging Face model; the base of what DeepSpeed splits of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import get_accelerator
+from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
+
+from kit.engines.base import MicroBatch, StateKind, TensorSource
+from kit.engines.deepspeed.state import FullyPartitioned, ParameterState
+from kit.engines.deepspeed.strategy import Split
+from kit.engines.huggingface import experts
+from kit.engines.huggingface.adapters import build_frozen, freeze_partitioned, trainable
+from kit.engines.huggingface.buffers import SavedBuffers
+from kit.engines.huggingface.inputs import call_arguments, known_documents
+from kit.engines.huggingface.models import build_model, check_names, check_shape
+from kit.engines.huggingface.packed_attention import attend_by_document
+from kit.engines.kernels.chunked_loss import ChunkedLoss
+from kit.engines.kernels.compiled_blocks import compile_layers
+from kit.engines.kernels.loss import summed_cross_entropy
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Whole(Split):
+    """All ranks are data-parallel."""
+
+    def __init__(self, rundir: RunDirectory) -> None:
+        self.rundir = rundir
+        self._spec = rundir.plan.model
+        self.chunked: ChunkedLoss | None = None
+        self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
+
+    def build(self, settings: dict[str, Any]) -> torch.nn.Module:
+        """Stage 3: partitioned parameter by parameter while it is built, so that no rank ever holds it whole.
+
+        transformers then initialises it module by module on rank 0, in another order than a whole model: random weights
+        of stage 3 are as good as those of the other stages, but not the same. Below stage 3 the model is built in fp32;
+        DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
+        """
+        layout = self.rundir.plan.layout
+        # Stage 3 clones masters from what is partitioned here, so under autocast that is fp32.
+        precision = "fp32" if layout.autocast or layout.zero_stage < 3 else self.rundir.plan.job.precision
+        device = torch.device(get_accelerator().current_device_name())
+        lora = self.rundir.plan.job.lora
+        # bitsandbytes quantises whole weights: those of QLoRA are partitioned afterwards, by deepspeed.initialize.
+        partitioned = layout.zero_stage == 3 and not (lora and lora.four_bit)
+        with _zero3_announced(settings, partitioned):
+            if lora is not None and not partitioned:
+                model = build_frozen(self.rundir, device)
+            else:
+                model = build_model(self.rundir, DTYPES[precision], device)
+        if layout.recompute == "full":
+            model.activation_checkpointing_enable({"use_reentrant": False})
+        if lora is not None and partitioned:
+            freeze_partitioned(model, self.rundir)
+        if self.rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
+            attend_by_document(model, self._spec)
+        if layout.compile_layers:
+            compile_layers(model)
+        if layout.chunked_loss:
+            self.chunked = ChunkedLoss(model, compiled=layout.compile_layers)
+        return model
+
+    def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
+        """See Split."""
+        self.engine, self.state = engine, state
+        # Tied parameters come once, under the name that transformers saves: the first.
+        self.parameters = trainable(engine.module)
+        # Those of a model with adapters are loaded with its frozen weights.
+        self.buffers = SavedBuffers(torch.nn.Module() if self.rundir.plan.job.lora else engine.module)
+
+    def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
+        """See Split."""
+        device = self.engine.device
+        labels = micro_batch.labels.to(device, non_blocking=True)
+        arguments = call_arguments(micro_batch, device)
+        with known_documents(micro_batch):
+            if self.chunked is not None:
+                with self.chunked.of(labels):
+                    return cast("torch.Tensor", self.engine(**arguments).logits)
+            return summed_cross_entropy(self.engine(**arguments).logits, labels)
+
+    def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
+        """See Split."""
+        for name, whole in self._each(kind):
+            yield from experts.split(self._spec, name, _copied(whole) if dist.get_rank() == 0 else None)
+        yield from ((name, tensor if dist.get_rank() == 0 else None) for name, tensor in self.buffers.export(kind))
+
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """See ``ParallelExport``. Every rank is given every tensor by ZeRO: they take turns in writing them."""
+        ranks = dist.get_world_size()
+        return {
+            on_disk: number % ranks
+            for number, name in enumerate(self.parameters)
+            for on_disk in experts.names_on_disk(self._spec, name)
+        } | dict.fromkeys(self.buffers.shapes, 0)
+
+    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        """See ``ParallelExport``."""
+        for number, (name, whole) in enumerate(self._each(kind)):
+            if number % dist.get_world_size() == dist.get_rank():
+                for on_disk, tensor in experts.split(self._spec, name, _copied(whole)):
+                    assert tensor is not None
+                    yield on_disk, tensor
+        if dist.get_rank() == 0:
+            yield from self.buffers.export(kind)
+
+    def _each(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+        read = self.state.gradient if kind is StateKind.GRADIENT else partial(self.state.get, kind=kind)
+        for name, parameter in self.parameters.items():
+            yield name, self.join(name, read(parameter))
+
+    def load(self, kind: StateKind, source: TensorSource) -> None:
+        """See Split. Raises CheckpointError where names or shapes are not the model's."""
+        shapes = {name: self.shape(name) for name in self.parameters}
+        source = experts.Fused(self._spec, source, list(shapes))
+        check_names(shapes | self.buffers.shapes, source)
+        self.buffers.load(kind, source)
+        for name, parameter in self.parameters.items():
+            check_shape(name, shapes[name], source.shape(name))
+            self.put(name, parameter, kind, source)
+
+    def put(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.Fused) -> None:
+        """Set one parameter from ``source``; at stage 3 only this rank's part is read."""
+        if isinstance(self.state, FullyPartitioned):
+            part = source.read_flat(name, *self.state.own_range(parameter))
+            self.state.put_part(parameter, kind, part.float())
+        else:
+            self.state.put(parameter, kind, source.read(name).float())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of the whole parameter, as transformers has it."""
+        parameter = self.parameters[name]
+        return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+    def join(self, name: str, held: torch.Tensor) -> torch.Tensor:
+        """What ZeRO's ranks hold together of a parameter → the whole parameter."""
+        return held
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+@contextmanager
+def _zero3_announced(settings: dict[str, Any], stage3: bool) -> Iterator[None]:
+    """transformers enters zero.Init, and gathers module by module to initialise, while such an object exists."""
+    # transformers keeps a weak reference: the name must stay bound until the model is built.
+    announcement = HfDeepSpeedConfig(settings) if stage3 else None
+    try:
+        yield
+    finally:
+        if announcement is not None:
+            unset_hf_deepspeed_config()

@@ -1,0 +1,75 @@
+"""The gradient norm between backward and step, by DeepSpeed's own functions: a step can still be left out then.
+
+DeepSpeed's optimizers compute it inside ``step``. Here it is computed before, and ``step`` is handed the value, so that
+it is not computed twice. AdamW alone is emitted: Muon, which replaces gradients before their norm is taken, would not
+get the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from deepspeed import DeepSpeedEngine
+from deepspeed.moe.utils import split_params_grads_into_shared_and_expert_params
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.utils import (
+    combine_grad_norm_groups,
+    get_global_norm,
+    get_global_norm_of_tensors,
+    get_weight_norm,
+)
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+from kit.engines.deepspeed.strategy import Split
+
+
+@torch.no_grad()
+def scaled_norm(engine: DeepSpeedEngine, split: Split) -> torch.Tensor | float:
+    """Collective. As the optimizer's ``step`` would take it: with fp16's loss scale in it, and not finite or negative
+    where any gradient is not finite."""
+    optimizer: Any = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):  # stage3.py, step
+        return combine_grad_norm_groups(optimizer._get_norm_groups())
+    if isinstance(optimizer, DeepSpeedZeroOptimizer):  # stage_1_and_2.py, step
+        if optimizer.cpu_offload:
+            optimizer._wait_for_offload_copies()
+        return optimizer.scaled_global_norm()
+    if isinstance(optimizer, BF16_Optimizer):  # bf16_optimizer.py, step
+        gradients, _ = optimizer.get_grads_for_norm()
+        return get_global_norm_of_tensors(input_tensors=gradients, mpu=optimizer.mpu, norm_type=optimizer.norm_type)
+    if isinstance(optimizer, FP16_UnfusedOptimizer):  # fp16/unfused_optimizer.py, step
+        gradients = (split_params_grads_into_shared_and_expert_params(group)[0] for group in optimizer.fp16_groups)
+        return get_global_norm([get_weight_norm(group, mpu=optimizer.mpu) for group in gradients if group])
+    return split.gradient_norm(engine)  # stage 0 in fp32 clips and forgets (engine.py, _take_model_step)
+
+
+def told(norm: torch.Tensor | float, loss_scale: float) -> float:
+    """For people: without the loss scale; infinite where it is not finite."""
+    value = float(norm) / loss_scale  # the one place where the host waits for it
+    return value if math.isfinite(value) and value >= 0 else math.inf
+
+
+@contextmanager
+def known(engine: DeepSpeedEngine, norm: torch.Tensor | float | None) -> Iterator[None]:
+    """While entered, ZeRO's optimizers take this for their scaled norm; None: they compute it."""
+    optimizer: Any = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        name, answer = "_get_norm_groups", lambda: [norm]
+    elif isinstance(optimizer, DeepSpeedZeroOptimizer):
+        name, answer = "scaled_global_norm", lambda: norm
+    else:
+        name = ""  # stage 0 is for small models: its norm may be computed twice
+    if norm is None or not name:
+        yield
+        return
+    setattr(optimizer, name, answer)
+    try:
+        yield
+    finally:
+        delattr(optimizer, name)

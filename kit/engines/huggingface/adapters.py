@@ -1,0 +1,255 @@
+"""Low-rank adapters through peft: a frozen model, adapters injected into its linear layers, their names on disk.
+
+Adapters are named as in peft's files (``base_model.model.….lora_A.weight``) everywhere outside of an engine; they are
+what is trained, saved and exported. The frozen weights come from ``run.model_path`` whenever an engine is built.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from kit.engines.base import StateKind, TensorSource
+from kit.engines.huggingface import experts
+from kit.engines.huggingface.buffers import SavedBuffers
+from kit.engines.huggingface.models import (
+    HfDirectory,
+    build_skeleton,
+    check_names,
+    check_shape,
+    fill_buffers,
+    tensor_shapes,
+)
+from kit.errors import EngineError
+from kit.specs.job import LoraSpec
+from kit.specs.model import ModelSpec
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+PREFIX = "base_model.model."
+"""What peft puts before a model's own names."""
+_ADAPTER = "default"
+"""peft's name of the adapter, which is part of parameters' names in memory and not on disk."""
+_ATTENTION = ("attn", "attention", "Attention")
+"""Parts of the names of transformers' attention modules."""
+
+
+def build_frozen(rundir: RunDirectory, device: torch.device) -> PreTrainedModel:
+    """The plan's model on ``device`` with the weights of ``run.model_path``, frozen, and adapters.
+
+    Tensor by tensor from disk, in the computation's precision or nf4: beside what stays, no more than one weight is
+    held at a time. Raises EngineError without a path: adapters on random weights are of no use.
+    """
+    model = build_skeleton(rundir.plan.model)
+    fill_buffers(model, device)
+    dtype = torch.bfloat16 if rundir.plan.job.precision == "bf16" else torch.float32
+    lora = _lora(rundir)
+    load_frozen(model, rundir.plan.model, _source(rundir), device, dtype, lora.four_bit)
+    adapt(model, lora)
+    return model
+
+
+def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory) -> None:
+    """The same for a model that zero.Init has partitioned already: each rank reads its part of every weight."""
+    load_partitioned(model, rundir.plan.model, _source(rundir))
+    adapt(model, _lora(rundir))
+
+
+def _source(rundir: RunDirectory) -> HfDirectory:
+    if rundir.run.model_path is None:
+        raise EngineError(
+            "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
+        )
+    return HfDirectory(rundir.run.model_path)
+
+
+def _lora(rundir: RunDirectory) -> LoraSpec:
+    assert rundir.plan.job.lora is not None
+    return rundir.plan.job.lora
+
+
+def adapt(model: PreTrainedModel, lora: LoraSpec) -> None:
+    """Freeze ``model`` and inject adapters, in place: A random, B zero (see ``InitialAdapters``), both fp32."""
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(peft_config(lora, target_modules(model, lora)), model, _ADAPTER)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(f".{_ADAPTER}." in name)
+        if parameter.requires_grad and not hasattr(parameter, "ds_id"):
+            parameter.data = parameter.data.float()
+
+
+def peft_config(lora: LoraSpec, targets: Sequence[str]) -> Any:
+    """peft's configuration, for injection and for ``adapter_config.json``."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=sorted(targets), bias="none"
+    )
+
+
+def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
+    """Last names of the linear layers that get adapters (``q_proj``, …), as ``adapter_config.json`` lists them.
+
+    Experts are one tensor for all of them, not linear layers, and get none. Raises EngineError where nothing is left.
+    """
+    head = model.get_output_embeddings()
+    names = {
+        name.rpartition(".")[2]
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, Conv1D))
+        and module is not head
+        and (lora.targets == "all-linear" or any(part in name for part in _ATTENTION))
+    }
+    if not names:
+        raise EngineError(
+            f"lora.targets={lora.targets} finds no linear layer in {type(model).__name__}; use all-linear"
+        )
+    return sorted(names)
+
+
+def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """Adapters by their names on disk; without any, all parameters by their own."""
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return {name_on_disk(name): parameter for name, parameter in named.items()}
+
+
+def name_on_disk(name: str) -> str:
+    """A parameter's name in memory → in peft's files; those that are no adapter's keep theirs."""
+    middle = f".{_ADAPTER}."
+    return PREFIX + name.replace(middle, ".") if middle in name else name
+
+
+def adapter_shapes(model: ModelSpec, lora: LoraSpec) -> dict[str, tuple[int, ...]]:
+    """Name on disk → shape of every adapter. Allocates nothing."""
+    skeleton = build_skeleton(model)
+    adapt(skeleton, lora)
+    return {name: tuple(parameter.shape) for name, parameter in trainable(skeleton).items()}
+
+
+def checkpoint_shapes(model: ModelSpec, lora: LoraSpec | None) -> dict[str, tuple[int, ...]]:
+    """Name → shape of what a checkpoint holds: all of the model, or its adapters. Allocates nothing."""
+    return tensor_shapes(model) if lora is None else adapter_shapes(model, lora)
+
+
+class InitialAdapters:
+    """A ``TensorSource`` of adapters as they start: B zero, A as peft draws it (Kaiming with a = √5: uniform within
+    1/√inputs), from a seed and the name alone, so that every layout starts from the same ones."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
+        self._shapes, self._seed = shapes, seed
+
+    def names(self) -> Sequence[str]:
+        """All adapters."""
+        return list(self._shapes)
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor, fp32, on the CPU."""
+        shape = self._shapes[name]
+        if ".lora_B." in name:
+            return torch.zeros(shape)
+        generator = torch.Generator().manual_seed(self._seed * 2**32 + zlib.crc32(name.encode()))
+        return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(shape[1])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Its shape."""
+        return self._shapes[name]
+
+    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
+        """Part of the flattened tensor."""
+        return self.read(name).flatten()[start : start + length]
+
+
+@torch.no_grad()
+def load_frozen(
+    model: PreTrainedModel,
+    spec: ModelSpec,
+    source: TensorSource,
+    device: torch.device,
+    dtype: torch.dtype,
+    four_bit: bool = False,
+) -> None:
+    """Give every parameter of a model without memory (on meta) its value, in ``dtype`` on ``device``; the weights of
+    linear layers but the head in nf4 where ``four_bit``. Raises CheckpointError where names or shapes are not the
+    model's."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    fused, buffers = experts.Fused(spec, source, list(shapes)), SavedBuffers(model)
+    check_names(shapes | buffers.shapes, fused)
+    buffers.load(StateKind.MASTER, fused)
+    owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
+    for module in model.modules():
+        for key, parameter in module.named_parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append((module, key))
+    quantised = _to_quantise(model) if four_bit else set()
+    # Quantised weights last: their modules are replaced, and take the biases with them.
+    for name, parameter in sorted(model.named_parameters(), key=lambda named: named[0] in quantised):
+        check_shape(name, shapes[name], fused.shape(name))
+        value = fused.read(name).to(device=device, dtype=dtype, copy=True)  # what is read is a view of the file
+        if name in quantised:
+            _quantise(model, name.removesuffix(".weight"), value, dtype)
+            continue
+        frozen = torch.nn.Parameter(value, requires_grad=False)
+        for module, key in owners[id(parameter)]:  # several where it is tied
+            setattr(module, key, frozen)
+
+
+@torch.no_grad()
+def load_partitioned(model: PreTrainedModel, spec: ModelSpec, source: TensorSource) -> None:
+    """Set all weights of a model under zero.Init: each rank reads its own part. Raises like ``load_frozen``."""
+    shapes = {name: tuple(p.ds_shape) for name, p in model.named_parameters()}
+    fused, buffers = experts.Fused(spec, source, list(shapes)), SavedBuffers(model)
+    check_names(shapes | buffers.shapes, fused)
+    buffers.load(StateKind.MASTER, fused)
+    for name, parameter in model.named_parameters():
+        check_shape(name, shapes[name], fused.shape(name))
+        length = parameter.partition_numel()
+        start = length * torch.distributed.get_rank(parameter.ds_process_group)
+        part = fused.read_flat(name, start, length)
+        parameter.ds_tensor.data[: part.numel()].copy_(part)
+
+
+def scale_bytes(model: torch.nn.Module) -> int:
+    """Bytes of the scales of quantised weights, which are tensors beside the parameters."""
+    states = [p.quant_state for p in model.parameters() if getattr(p, "quant_state", None) is not None]
+    return sum(state.absmax.nbytes + (0 if state.state2 is None else state.state2.absmax.nbytes) for state in states)
+
+
+def _to_quantise(model: PreTrainedModel) -> set[str]:
+    head = model.get_output_embeddings()
+    modules = model.named_modules()
+    return {f"{name}.weight" for name, module in modules if isinstance(module, torch.nn.Linear) and module is not head}
+
+
+def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dtype: torch.dtype) -> None:
+    """Put a layer in nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314) in place of linear layer ``name``."""
+    try:
+        from bitsandbytes.nn import Linear4bit, Params4bit
+    except ImportError as error:
+        raise EngineError("lora.four_bit needs bitsandbytes; install it with: pip install 'kit[lora]'") from error
+
+    linear = model.get_submodule(name)
+    assert isinstance(linear, torch.nn.Linear)
+    quantised = Linear4bit(
+        linear.in_features,
+        linear.out_features,
+        bias=linear.bias is not None,
+        compute_dtype=compute_dtype,
+        quant_type="nf4",
+        device="meta",
+    )
+    # Evaluation on some CPUs would pack the weights anew, for good, with scales in bf16.
+    quantised.support_avx512bf16_for_cpu = False
+    weight = Params4bit(value, requires_grad=False, quant_type="nf4", compress_statistics=True)
+    quantised.weight = weight.to(value.device)  # it is this call that quantises
+    quantised.weight.module = quantised
+    quantised.quant_state = quantised.weight.quant_state
+    quantised.bias = linear.bias
+    parent, _, child = name.rpartition(".")
+    setattr(model.get_submodule(parent), child, quantised)

@@ -1,0 +1,51 @@
+"""What is peculiar to encoder-decoders in transformers: T5's ties, and what old files hold twice."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from transformers import T5Config, T5ForConditionalGeneration
+
+from kit.engines.io.sharded_safetensors import SafetensorsSource
+from kit.errors import CheckpointError
+
+
+class UntiedT5(T5ForConditionalGeneration):
+    """T5 1.1. The class of transformers ties head and embedding unless it finds both on disk, and with
+    tie_word_embeddings=false it parts the two stacks' embeddings too (modeling_t5.py, _tied_weights_keys)."""
+
+    _tied_weights_keys: ClassVar[dict[str, str]] = {
+        "encoder.embed_tokens.weight": "shared.weight",
+        "decoder.embed_tokens.weight": "shared.weight",
+    }
+
+    def __init__(self, config: T5Config) -> None:
+        config = copy.deepcopy(config)
+        config.tie_word_embeddings = True
+        super().__init__(config)
+
+
+def drop_copies(names: dict[str, Any]) -> None:
+    """Leave out what old files hold twice: each stack's copy of the embedding; and the constant added to logits."""
+    for prefix in ("", "model."):
+        for copy_of_shared in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+            names.pop(prefix + copy_of_shared, None)
+    # Old files of T5 also have this; modeling_t5.py ignores it (_keys_to_ignore_on_load_unexpected).
+    names.pop("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", None)
+    for name in (_LOGITS_BIAS, "model." + _LOGITS_BIAS):
+        names.pop(name, None)
+
+
+def check_logits_bias(directory: Path, files: Mapping[str, Path]) -> None:
+    """BART's final_logits_bias is a buffer that nobody trains, and zero. Raises CheckpointError where it is not."""
+    if _LOGITS_BIAS in files and SafetensorsSource(files).read(_LOGITS_BIAS).any():
+        raise CheckpointError(
+            f"{directory} adds a constant to its logits (final_logits_bias is not zero), which is not trained here; "
+            "use a model without"
+        )
+
+
+_LOGITS_BIAS = "final_logits_bias"

@@ -1,0 +1,250 @@
+"""Hugging Face models: configuration from a ModelSpec, construction without a network, weights from a directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from kit.engines.base import TensorSource
+from kit.engines.huggingface import encoder_decoder, fused_experts
+from kit.engines.huggingface.buffers import SavedBuffers
+from kit.engines.huggingface.experts import shapes_on_disk
+from kit.engines.huggingface.fused_experts import Strided
+from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
+from kit.errors import CheckpointError, SpecError
+from kit.specs.hf_keys import KEYS
+from kit.specs.huggingface import config_from_model
+from kit.specs.model import ENCODER_DECODER, ModelSpec
+
+if TYPE_CHECKING:
+    from kit.emit.run_directory import RunDirectory
+
+
+def hf_config(model: ModelSpec) -> PreTrainedConfig:
+    """The configuration of the transformers class that computes ``model``.
+
+    No special token ids are set (they belong to a tokenizer, not to a shape), and dropout is 0: pretraining reads
+    each token about once. Raises SpecError where the class cannot take the shape.
+    """
+    try:
+        config = AutoConfig.for_model(
+            **config_from_model(model), bos_token_id=None, eos_token_id=None, pad_token_id=None, use_cache=True
+        )
+    except (ValueError, StrictDataclassError) as error:
+        raise SpecError(f"transformers refuses the shape of {model.name}: {' '.join(str(error).split())}") from error
+    if model.family == "t5":
+        # The class makes it true whatever it is given, and scales outputs or not by what it was given.
+        config.tie_word_embeddings = model.tied_embeddings
+    return config
+
+
+def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
+    """A model of the plan's shape with random weights from ``run.seed``, in ``dtype`` on ``device``, in train mode.
+
+    The same seed, dtype and kind of device give the same weights on every rank; the caller's random state is left
+    as it was. Nothing is downloaded. ``device="meta"`` allocates nothing.
+    """
+    return _random_model(rundir.plan.model, rundir.run.seed, dtype, torch.device(device))
+
+
+def random_model(model: ModelSpec, seed: int) -> PreTrainedModel:
+    """A model of this shape with random weights, fp32, on the CPU."""
+    return _random_model(model, seed, torch.float32, torch.device("cpu"))
+
+
+def build_skeleton(model: ModelSpec) -> PreTrainedModel:
+    """The model without any memory: its modules, and the names and shapes of its parameters."""
+    return _random_model(model, 0, torch.float32, torch.device("meta"))
+
+
+@torch.no_grad()
+def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Memory on ``device`` and values for the buffers of a model built on meta: RoPE frequencies and the like, which
+    no checkpoint holds. Parameters that have memory and stand beside a buffer get random values again: set them after.
+    """
+    for module in model.modules():
+        buffers = dict(module.named_buffers(recurse=False))
+        for name, buffer in buffers.items():
+            if buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
+        if buffers:
+            model._init_weights(module)
+
+
+def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Hugging Face name → shape of every tensor that transformers saves (a tied one once). Allocates nothing.
+
+    Experts have the names they have on disk (``kit/engines/huggingface/experts.py``).
+    """
+    return _parameter_shapes(model, build_skeleton(model))
+
+
+def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """As ``parameter_shapes``, and the buffers that are saved beside them (``kit/engines/huggingface/buffers.py``)."""
+    skeleton = build_skeleton(model)
+    return _parameter_shapes(model, skeleton) | SavedBuffers(skeleton).shapes
+
+
+def _parameter_shapes(model: ModelSpec, skeleton: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, parameter in skeleton.named_parameters():
+        shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
+    return shapes
+
+
+def transformer_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The blocks that repeat, in order: of an encoder-decoder those of both stacks, the encoder's first."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def check_names(expected: Mapping[str, tuple[int, ...]], source: TensorSource) -> None:
+    """Raises CheckpointError unless ``source`` has exactly the names of ``expected``."""
+    present = set(source.names())
+    if missing := sorted(expected.keys() - present):
+        raise CheckpointError(
+            f"{len(missing)} tensors of the model are missing from the checkpoint, first {missing[0]}; "
+            f"use a checkpoint of the same model, complete"
+        )
+    if foreign := sorted(present - expected.keys()):
+        raise CheckpointError(
+            f"the checkpoint has {len(foreign)} tensors that the model has not, first {foreign[0]}; "
+            f"use a checkpoint of the same model"
+        )
+
+
+def check_shape(name: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
+    """Raises CheckpointError unless the shapes are equal."""
+    if tuple(expected) != tuple(found):
+        raise CheckpointError(
+            f"tensor {name} has shape {list(found)} in the checkpoint and {list(expected)} in the model; "
+            f"use a checkpoint of the same model"
+        )
+
+
+class HfDirectory(SafetensorsSource):
+    """The weights of a Hugging Face model directory, sharded or not, under the names of today's transformers.
+
+    Old files are met half-way: a missing base prefix (GPT-2 on the hub says ``wte.weight``) is added, buffers that
+    were once saved (causal masks, inverse frequencies) are left out, and so is the output projection of a model
+    with tied embeddings. Raises CheckpointError where there is no config.json or no safetensors file.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        directory = Path(path)
+        config = _read_config(directory)
+        files = _weight_files(directory)
+        family = config.get("model_type")
+        prefix = _PREFIXES.get(str(family), "model.")
+        renames = {
+            stored if stored.startswith((prefix, "lm_head.", "embed_out.")) else prefix + stored: stored
+            for stored in files
+            if not stored.endswith(_BUFFERS)
+        }
+        two_stacks = family in ENCODER_DECODER
+        if two_stacks:
+            encoder_decoder.drop_copies(renames)
+        # transformers writes only what differs from a class's defaults; those of two stacks are tied. Of T5 it writes
+        # "tied" in any case (see hf_config).
+        default = KEYS[family].defaults.get("tied_embeddings", False) if family in KEYS else two_stacks
+        tied = config.get("tie_word_embeddings", default)
+        if tied and config.get("scale_decoder_outputs", True):
+            renames.pop("lm_head.weight", None)
+        self._parts: dict[str, Strided] = {}
+        if family in fused_experts.FAMILIES:
+            _check_not_quantised(directory, files)
+            for name in list(renames):
+                parts = fused_experts.parts(name, int(config["num_local_experts"]))
+                renames |= dict.fromkeys(parts, renames[name])
+                self._parts |= parts
+                if parts:
+                    del renames[name]
+        super().__init__({name: files[stored] for name, stored in renames.items()}, renames)
+        if two_stacks:
+            encoder_decoder.check_logits_bias(directory, files)
+
+    def read(self, name: str) -> torch.Tensor:
+        """See SafetensorsSource."""
+        if name not in self._parts:
+            return super().read(name)
+        found: torch.Tensor = self._get(name, lambda file, stored: self._parts[name].of(file.get_tensor(stored)))
+        return found
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See SafetensorsSource."""
+        stored = super().shape(name)
+        return self._parts[name].shape(stored) if name in self._parts else stored
+
+    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
+        """See SafetensorsSource; of what lies interleaved all is read."""
+        if name not in self._parts:
+            return super().read_flat(name, start, length)
+        return self.read(name).flatten()[start : start + length]
+
+    def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
+        """See SafetensorsSource."""
+        if name not in self._parts:
+            return super().read_block(name, dim, start, length)
+        part = self._parts[name]
+        found: torch.Tensor = self._get(
+            name, lambda file, stored: part.read_block(file.get_slice(stored), dim, start, length)
+        )
+        return found
+
+
+def _check_not_quantised(directory: Path, files: Mapping[str, Path]) -> None:
+    if quantised := next((name for name in files if name.endswith("_blocks")), None):
+        raise CheckpointError(
+            f"{quantised} in {directory} is quantised (mxfp4), which is not trained; save the model again after "
+            "from_pretrained(…, quantization_config=Mxfp4Config(dequantize=True))"
+        )
+
+
+_PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox.", "t5": ""}
+_BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+"""Endings of names that older versions of transformers saved as buffers."""
+
+
+def _read_config(directory: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((directory / "config.json").read_text()))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{directory} has no readable config.json ({error}); give the directory of a downloaded model"
+        ) from error
+
+
+def _weight_files(directory: Path) -> dict[str, Path]:
+    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
+    if index.exists():
+        return {name: directory / file for name, file in read_weight_map(index).items()}
+    if single.exists():
+        return dict.fromkeys(file_names(single), single)
+    raise CheckpointError(
+        f"{directory} has neither model.safetensors nor its index; pickled weights (.bin, .pt) are not read: "
+        f"convert them with transformers' save_pretrained"
+    )
+
+
+def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    cuda_devices = (
+        [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
+    )
+    with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
+        torch.manual_seed(seed)
+        attention = "sdpa" if model.traits.fused_attention else "eager"
+        config, options = hf_config(model), {"dtype": dtype, "attn_implementation": attention}
+        if model.family == "t5" and not model.tied_embeddings:
+            built = encoder_decoder.UntiedT5._from_config(config, **options)
+        elif model.is_encoder_decoder:
+            built = AutoModelForSeq2SeqLM.from_config(config, **options)
+        else:
+            built = AutoModelForCausalLM.from_config(config, **options)
+    built.train()
+    return built

@@ -1,0 +1,148 @@
+"""Safetensors files that several processes write at once, each its own parts of the tensors, where they belong."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+import xxhash
+
+from kit.engines.io.sharded_safetensors import header
+
+BLOCK_BYTES = 8 * 2**20
+_FLUSH_BYTES = 64 * 2**20
+_HASHED_WORDS = 2**18
+_WORD = np.dtype(np.uint32)
+
+
+@dataclass(frozen=True)
+class PlacedFile:
+    """One file of fp32 tensors, known before anything is in it."""
+
+    path: Path
+    shapes: Mapping[str, Sequence[int]]
+    """Of its tensors, in their order."""
+    _head: bytes = field(init=False, repr=False)
+    starts: Mapping[str, int] = field(init=False, repr=False)
+    """Where each tensor begins, in bytes."""
+
+    def __post_init__(self) -> None:
+        head, starts = header({name: (torch.float32, shape) for name, shape in self.shapes.items()})
+        object.__setattr__(self, "_head", head)
+        object.__setattr__(self, "starts", starts)
+
+    def create(self) -> int:
+        """With its header and room for the rest; returns the sum of its words. Raises OSError."""
+        size = len(self._head) + sum(4 * math.prod(shape) for shape in self.shapes.values())
+        with open(self.path, "wb") as file:
+            file.write(self._head)
+            file.truncate(size)
+        return _words(np.frombuffer(self._head, _WORD))
+
+
+class PartWriter:
+    """Writes parts into files that exist; one is open at a time, and the disk works while the next bytes are copied."""
+
+    def __init__(self) -> None:
+        self._file: PlacedFile | None = None
+        self._descriptor = -1
+        self._unflushed = 0
+        self._disk = ThreadPoolExecutor(max_workers=1)
+        self._flushing: list[Future[None]] = []
+        self.sums: dict[Path, int] = {}
+        """File → sum of the words written to it, modulo 2**32."""
+
+    def write(self, file: PlacedFile, name: str, row: int, column: int, values: torch.Tensor) -> None:
+        """``values``: (rows, columns) of the tensor from there on; a vector is one column. Raises OSError."""
+        self._switch(file)
+        shape = file.shapes[name]
+        width = math.prod(shape) // shape[0]
+        step = max(1, BLOCK_BYTES // (4 * values.shape[1]))
+        for first, block in zip(range(0, values.shape[0], step), values.split(step), strict=True):
+            start = file.starts[name] + 4 * ((row + first) * width + column)
+            array = _rows(block)
+            if values.shape[1] == width:
+                self._put(array, start)
+            else:
+                self._put_lines(array, start, 4 * width)
+            self.sums[file.path] = (self.sums.get(file.path, 0) + _words(array.view(_WORD))) % 2**32
+
+    def finish(self) -> None:
+        """Until everything is on the disk for good. Raises OSError."""
+        self._switch(None)
+        try:
+            for each in self._flushing:
+                each.result()
+        finally:
+            self._disk.shutdown()
+
+    def abandon(self) -> None:
+        """Close what a failure left; the caller removes the files."""
+        self._switch(None)
+        self._disk.shutdown()
+
+    def _switch(self, file: PlacedFile | None) -> None:
+        if file is self._file:
+            return
+        if self._file is not None:
+            self._flushing.append(self._disk.submit(_close, self._descriptor))
+        self._file, self._unflushed = None, 0
+        if file is not None:  # where it cannot be opened, none is open, and none is closed twice
+            self._descriptor = os.open(file.path, os.O_WRONLY)
+            self._file = file
+
+    def _put_lines(self, array: np.ndarray, start: int, stride: int) -> None:
+        """Its rows, each so many bytes after the one before."""
+        size = array.shape[1] * array.itemsize
+        for number, line in enumerate(array):
+            if os.pwrite(self._descriptor, line, start + number * stride) != size:
+                self._put(line, start + number * stride)  # again, until all of it is there or there is an error
+        self._wrote(array.nbytes)
+
+    def _put(self, array: np.ndarray, start: int) -> None:
+        rest = memoryview(array).cast("B")
+        while rest:
+            written = os.pwrite(self._descriptor, rest, start)
+            rest, start = rest[written:], start + written
+        self._wrote(array.nbytes)
+
+    def _wrote(self, num_bytes: int) -> None:
+        self._unflushed += num_bytes
+        if self._unflushed >= _FLUSH_BYTES and (not self._flushing or self._flushing[-1].done()):
+            self._flushing.append(self._disk.submit(os.fdatasync, self._descriptor))
+            self._unflushed = 0
+
+
+def size_hash_and_sum(path: Path) -> tuple[int, str, int]:
+    """Of a file as it can be read: bytes, XXH3 hash, sum of its words modulo 2**32. Raises OSError."""
+    digest, total = xxhash.xxh3_128(), 0
+    # Mapped, not read: most of it is still in the kernel's cache, from where it need not be copied.
+    words = np.memmap(path, _WORD, mode="r")
+    for block in np.split(words, range(_HASHED_WORDS, len(words), _HASHED_WORDS)):
+        digest.update(block)
+        total += _words(block)
+    return words.nbytes, digest.hexdigest(), total % 2**32
+
+
+def _rows(block: torch.Tensor) -> np.ndarray:
+    """fp32 on the host, each row in one piece."""
+    block = block.float().cpu()
+    array: np.ndarray = (block if block.stride(1) == 1 or block.shape[1] == 1 else block.contiguous()).numpy()
+    return array if array.shape[1] > 1 else np.ascontiguousarray(array)
+
+
+def _words(array: np.ndarray) -> int:
+    return int(np.add.reduce(array, axis=None, dtype=_WORD))
+
+
+def _close(descriptor: int) -> None:
+    try:
+        os.fdatasync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,170 @@
+"""Megatron checkpoints without its processes: full tensors under Hugging Face names ↔ torch_dist, in one process.
+
+A parameter is put together, or taken apart, by the rules of the weight map as a single tensor-parallel rank would hold
+it. In memory: one Megatron parameter, one block as it was stored, one Hugging Face tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kit.engines.base import BlockSource, StateKind, TensorSource
+from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
+from kit.engines.megatron.checkpoint import torch_dist
+from kit.engines.megatron.checkpoint.names import WEIGHT, Stored, stored
+from kit.engines.megatron.checkpoint.torch_dist import Checkpoint, ReadBlock, WriteBlock
+from kit.engines.megatron.weights import Group, tensor_groups, weight_map
+from kit.engines.megatron.weights.blocks import whole_shape
+from kit.engines.megatron.weights.sharding import Shape, Vocabulary
+from kit.errors import CheckpointError
+from kit.specs.model import ModelSpec
+
+
+class MegatronSource:
+    """A ``TensorSource`` over one kind of state of a torch_dist checkpoint, of any program and layout.
+
+    Weights are the fp32 masters where the checkpoint has them. Raises CheckpointError for another model.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, kind: StateKind, model: ModelSpec) -> None:
+        self._checkpoint, self._kind, self._model = checkpoint, kind, model
+        self._shapes = tensor_shapes(model)
+        groups = list(tensor_groups(weight_map(model), model))
+        self._place = {name: (group, i) for group in groups for i, name in enumerate(group.hugging_face)}
+        self._held: tuple[str, torch.Tensor] | None = None
+
+    def names(self) -> Sequence[str]:
+        """All of the model, in the order in which Megatron's parameters are read once each."""
+        return list(self._place)
+
+    def read(self, name: str) -> torch.Tensor:
+        """The whole tensor, in the dtype on disk."""
+        if name not in self._place:
+            raise CheckpointError(f"tensor {name} is not one of {self._model.name}'s")
+        group, index = self._place[name]
+        shapes = [self._shapes[each] for each in group.hugging_face]
+        whole = self._whole(group, shapes)
+        full = torch.empty(shapes[index], dtype=whole.dtype)
+        for piece in group.rule.pieces(shapes, self._model, 1, 0):
+            if piece.tensor == index:
+                target = (full.t() if piece.transposed else full).narrow(piece.dim, piece.start, piece.length)
+                target.copy_(whole.narrow(piece.dim, piece.at, piece.length))
+        return full
+
+    def _whole(self, group: Group, shapes: list[Shape]) -> torch.Tensor:
+        if self._held is not None and self._held[0] == group.megatron:
+            return self._held[1]
+        self._held = None  # before the next one is there
+        where = self._stored(group)
+        shape = whole_shape(group.rule, shapes, self._model)
+        if group.frozen and self._kind is not StateKind.MASTER:
+            return torch.zeros(shape)
+        whole: list[torch.Tensor] = []
+
+        def take(offsets: tuple[int, ...], part: torch.Tensor) -> None:
+            if not whole:
+                whole.append(torch.empty(shape, dtype=part.dtype))
+            target = whole[0]
+            inner = part.reshape(part.shape[len(where.index) :])
+            for dim, (offset, size) in enumerate(zip(offsets[len(where.index) :], inner.shape, strict=True)):
+                target = target.narrow(dim, offset, size)
+            target.copy_(inner)
+
+        self._checkpoint.read(
+            [
+                ReadBlock(
+                    key=where.key,
+                    shape=where.counts + shape,
+                    offsets=where.index + (0,) * len(shape),
+                    sizes=(1,) * len(where.index) + shape,
+                    take=take,
+                    padded=len(where.index) if isinstance(group.rule, Vocabulary) else None,
+                )
+            ]
+        )
+        self._held = group.megatron, whole[0]
+        return whole[0]
+
+    def _stored(self, group: Group) -> Stored:
+        """Masters, or where there are none the model's own weights."""
+        where = stored(group.megatron, self._kind, self._model)
+        if where.key not in self._checkpoint.tensors and self._kind is StateKind.MASTER:
+            return stored(group.megatron, WEIGHT, self._model)
+        return where
+
+
+def has_moments(checkpoint: Checkpoint, model: ModelSpec) -> bool:
+    """Whether Adam's state is in the checkpoint."""
+    first = weight_map(model)[0].megatron
+    kinds = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+    return all(stored(first, kind, model).key in checkpoint.tensors for kind in kinds)
+
+
+def write(
+    directory: Path,
+    model: ModelSpec,
+    sources: Mapping[StateKind, TensorSource],
+    dtype: torch.dtype,
+    common: Mapping[str, Any],
+) -> None:
+    """Write a torch_dist checkpoint into an existing empty directory: weights in ``dtype``, and where moments are
+    among the sources also the optimizer's fp32 state. Raises CheckpointError or OSError."""
+    shapes = tensor_shapes(model)
+    for source in sources.values():
+        check_names(shapes, source)
+        if isinstance(source, BlockSource):
+            for name, shape in shapes.items():
+                check_shape(name, shape, source.shape(name))
+    kinds: list[tuple[str, StateKind, torch.dtype]] = [(WEIGHT, StateKind.MASTER, dtype)]
+    if len(sources) > 1:
+        kinds += [(kind.value, kind, torch.float32) for kind in sources]
+    torch_dist.write(directory, list(_blocks(model, shapes, sources, kinds)), common)
+
+
+def _blocks(
+    model: ModelSpec,
+    shapes: Mapping[str, Shape],
+    sources: Mapping[StateKind, TensorSource],
+    kinds: Sequence[tuple[str, StateKind, torch.dtype]],
+) -> Iterator[WriteBlock]:
+    for group in tensor_groups(weight_map(model), model):
+        of_group = [shapes[name] for name in group.hugging_face]
+        shape = whole_shape(group.rule, of_group, model)
+        for stored_kind, kind, dtype in kinds[:1] if group.frozen else kinds:
+            dtype = torch.float32 if group.frozen else dtype
+            where = stored(group.megatron, stored_kind, model)
+            yield WriteBlock(
+                key=where.key,
+                shape=where.counts + shape,
+                offsets=where.index + (0,) * len(shape),
+                sizes=(1,) * len(where.index) + shape,
+                dtype=dtype,
+                read=partial(_put_together, sources[kind], group, of_group, shape, model, dtype),
+            )
+
+
+def _put_together(
+    source: TensorSource,
+    group: Group,
+    shapes: list[Shape],
+    shape: Shape,
+    model: ModelSpec,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The whole Megatron parameter."""
+    pieces = group.rule.pieces(shapes, model, 1, 0)
+    whole = torch.empty(shape, dtype=dtype)
+    for index, name in enumerate(group.hugging_face):
+        tensor = source.read(name)
+        check_shape(name, shapes[index], tuple(tensor.shape))
+        for piece in pieces:
+            if piece.tensor == index:
+                block = tensor.narrow(piece.disk_dim, piece.start, piece.length)
+                target = whole.narrow(piece.dim, piece.at, piece.length)
+                target.copy_(block.t() if piece.transposed else block)
+    return whole

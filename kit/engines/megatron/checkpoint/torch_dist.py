@@ -1,0 +1,222 @@
+"""megatron-core's ``torch_dist`` format, written and read block by block through torch's own checkpoint library.
+
+A checkpoint is a directory with torch.distributed.checkpoint's files, ``common.pt`` (what is not sharded) and
+``metadata.json`` (which format this is): megatron-core, dist_checkpointing/core.py and strategies/torch.py. Its
+own writer spawns processes and copies everything; its reader wants the whole model at once. Here a block is written
+and read at a time, in any number of processes.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
+from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, LoadPlan, SavePlan, save
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+from kit.engines.megatron.checkpoint.safe_unpickle import Contents, plain_values
+from kit.errors import CheckpointError
+
+COMMON = "common.pt"
+
+
+@dataclass(frozen=True)
+class WriteBlock:
+    """One block to write: where it lies in the tensor ``key``, and how to get it when its turn comes."""
+
+    key: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+    read: Callable[[], torch.Tensor]
+    """→ the block, on any device; called once."""
+
+
+@dataclass(frozen=True)
+class ReadBlock:
+    """One block to read, and what to do with the parts of it as they come."""
+
+    key: str
+    shape: tuple[int, ...]
+    """The whole tensor must have this shape; more along ``padded`` is allowed."""
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    take: Callable[[tuple[int, ...], torch.Tensor], None]
+    """(offsets inside the block, part)."""
+    padded: int | None = None
+    """A dimension that others pad: the vocabulary."""
+
+
+def write(
+    directory: Path,
+    blocks: Sequence[WriteBlock],
+    common: Mapping[str, Any],
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Collective over ``group`` (None: all ranks; without torch.distributed: this process). Write a checkpoint.
+
+    ``directory`` exists and is empty, on a file system that all ranks see. May run in a thread if ``group`` is its
+    own. Raises CheckpointError or OSError.
+    """
+    try:
+        save(
+            {},
+            storage_writer=FileSystemWriter(directory, thread_count=1),
+            planner=_SavePlanner(blocks),
+            process_group=group,
+            no_dist=not dist.is_initialized(),
+        )
+    except CheckpointException as error:  # a BaseException: it collects what all ranks met
+        causes = [f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()]
+        raise CheckpointError(f"{directory} could not be written: {'; '.join(causes)}") from error
+    if not dist.is_initialized() or dist.get_rank(group) == 0:
+        torch.save(dict(common), directory / COMMON)
+        save_config(CheckpointingConfig("torch_dist"), str(directory))
+
+
+class Checkpoint:
+    """A checkpoint on disk. Opening reads its table of contents, with an unpickler that knows only the classes of it.
+
+    Raises CheckpointError where that is missing, damaged, or holds anything else.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._reader = FileSystemReader(directory)
+        try:
+            data = (directory / ".metadata").read_bytes()
+            self._metadata: Metadata = Contents(io.BytesIO(data)).load()
+            self.tensors: dict[str, TensorStorageMetadata] = {
+                key: found
+                for key, found in self._metadata.state_dict_metadata.items()
+                if isinstance(found, TensorStorageMetadata)
+            }
+        except (OSError, pickle.UnpicklingError, EOFError, AttributeError, IndexError) as error:
+            raise CheckpointError(
+                f"{directory} is not a torch_dist checkpoint of Megatron ({error}); give the directory with .metadata "
+                f"and *.distcp in it"
+            ) from error
+
+    def common(self) -> dict[str, Any]:
+        """What is not sharded, as far as it is plain values; empty where there is none. Raises CheckpointError."""
+        path = self.directory / COMMON
+        try:
+            found = plain_values(path) if path.exists() else {}
+        except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read ({' '.join(str(error).split())[:300]}); copy it again, complete"
+            ) from error
+        return found if isinstance(found, dict) else {}
+
+    def optimizer_steps(self) -> int | None:
+        """Adam's step count; None where nothing says it, as in a checkpoint without an optimizer."""
+        steps = (group.get("step") for group in _param_groups(self.common().get("optimizer")))
+        return max((step for step in steps if isinstance(step, int)), default=None)
+
+    def read(self, blocks: Iterable[ReadBlock]) -> None:
+        """Read blocks, in parts as they were written: one part is in memory. Raises CheckpointError."""
+        planner = _LoadPlanner(self.tensors)
+        for block in blocks:
+            planner.add(block)
+        try:
+            self._reader.set_up_storage_reader(self._metadata, is_coordinator=True)
+            self._reader.read_data(LoadPlan(planner.items), planner).wait()
+        except (OSError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise CheckpointError(
+                f"{self.directory} cannot be read ({' '.join(str(error).split())[:300]}); copy it again, complete"
+            ) from error
+
+
+def _param_groups(node: Any) -> Iterator[dict[str, Any]]:
+    """Of the optimizer, or of each where there are several."""
+    if isinstance(node, dict) and isinstance(node.get("param_groups"), list):
+        yield from (group for group in node["param_groups"] if isinstance(group, dict))
+    elif isinstance(node, dict):
+        for inner in node.values():
+            yield from _param_groups(inner)
+
+
+class _SavePlanner(DefaultSavePlanner):
+    """Plans the blocks it was given instead of a state dict."""
+
+    def __init__(self, blocks: Sequence[WriteBlock]) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+        self._blocks = {(block.key, block.offsets): block for block in blocks}
+        assert len(self._blocks) == len(blocks)
+
+    def create_local_plan(self) -> SavePlan:
+        return SavePlan([_write_item(block) for block in self._blocks.values()])
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor:
+        block = self._blocks[write_item.index.fqn, tuple(write_item.index.offset or ())]
+        return block.read().reshape(block.sizes)
+
+
+class _LoadPlanner(DefaultLoadPlanner):
+    """Hands each part that was read to the block it belongs to."""
+
+    def __init__(self, tensors: Mapping[str, TensorStorageMetadata]) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self._blocks: dict[tuple[str, tuple[int, ...]], ReadBlock] = {}
+        self.items: list[ReadItem] = []
+
+    def add(self, block: ReadBlock) -> None:
+        if block.key not in self._tensors:
+            raise CheckpointError(
+                f"tensor {block.key} is not in the checkpoint; it has {len(self._tensors)} other tensors: "
+                f"use a checkpoint of the same model"
+            )
+        found = self._tensors[block.key]
+        for dim, (have, want) in enumerate(zip(found.size, block.shape, strict=False)):
+            if len(found.size) != len(block.shape) or have < want or (have > want and dim != block.padded):
+                raise CheckpointError(
+                    f"tensor {block.key} has shape {list(found.size)} in the checkpoint and {list(block.shape)} in the "
+                    f"model; use a checkpoint of the same model"
+                )
+        chunk = ChunkStorageMetadata(offsets=torch.Size(block.offsets), sizes=torch.Size(block.sizes))
+        items = create_read_items_for_chunk_list(block.key, found, [chunk])
+        if sum(item.lengths.numel() for item in items) != chunk.sizes.numel():
+            raise CheckpointError(f"tensor {block.key} is not complete in the checkpoint; write or copy it again")
+        self._blocks[block.key, tuple(block.offsets)] = block
+        self.items += items
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        dtype = self._tensors[read_item.dest_index.fqn].properties.dtype
+        return torch.empty(read_item.lengths, dtype=dtype)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        index = read_item.dest_index
+        self._blocks[index.fqn, tuple(index.offset or ())].take(tuple(read_item.dest_offsets), tensor)
+
+
+def _write_item(block: WriteBlock) -> WriteItem:
+    offsets = torch.Size(block.offsets)
+    return WriteItem(
+        index=MetadataIndex(block.key, offsets),
+        type=WriteItemType.SHARD,
+        tensor_data=TensorWriteData(
+            chunk=ChunkStorageMetadata(offsets=offsets, sizes=torch.Size(block.sizes)),
+            properties=TensorProperties(dtype=block.dtype),
+            size=torch.Size(block.shape),
+        ),
+    )

@@ -1,0 +1,132 @@
+"""This rank's chunks of a GPTModel whose logits and loss are those of the Hugging Face model of the same shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from kit.engines.megatron.model.layers import block_spec
+from kit.engines.megatron.model.rope import Rotation, TwoRotations
+from kit.engines.megatron.model.transformer_engine import fused_block_spec
+from kit.errors import EngineError
+from kit.specs.model import ModelSpec
+
+_ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
+# gate·σ(1.702·gate); the clamps and the 1 that is added to up are megatron-core's (transformer/mlp.py, glu).
+_ACTIVATIONS["clamped_swiglu"] = lambda gate: gate * torch.sigmoid(1.702 * gate)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class LanguageModel(GPTModel):
+    """GPTModel that leaves padding rows of the vocabulary out of the loss, and rotates by positions it is given.
+
+    Zero rows would still add ``exp(0)`` each to the denominator of the softmax: about ln(128/126) nats for 126
+    tokens padded to 128.
+    """
+
+    def __init__(self, *args: Any, unpadded_vocab_size: int, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        local_rows = self.vocab_size // self.tp_group.size()
+        first_row = self.tp_group.rank() * local_rows
+        self._real_rows = max(0, min(local_rows, unpadded_vocab_size - first_row))
+
+    def forward(
+        self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, rotate: bool = False, **kwargs: Any
+    ) -> torch.Tensor:
+        """As GPTModel's; ``position_ids`` (batch, sequence of this rank); ``rotate``: they are not just 0, 1, 2, …"""
+        if self.position_embedding_type == "rope":
+            self.rotary_pos_emb.positions = position_ids if rotate else None
+        return super().forward(input_ids, position_ids, *args, **kwargs)
+
+    def compute_language_model_loss(self, labels: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """``labels`` (batch, sequence), ``logits`` (sequence, batch, vocabulary / tp) → fp32 (batch, sequence)."""
+        if self._real_rows < logits.shape[-1]:
+            logits[..., self._real_rows :] = -torch.inf
+        return super().compute_language_model_loss(labels, logits)
+
+
+def transformer_config(settings: Mapping[str, Any]) -> TransformerConfig:
+    """``transformer_config`` of megatron.yaml → megatron-core's class, names resolved. Raises EngineError."""
+    if settings.get("calculate_per_token_loss") is not True:
+        raise EngineError(
+            f"transformer_config.calculate_per_token_loss={settings.get('calculate_per_token_loss')} in megatron.yaml: "
+            f"losses are divided by the global number of tokens; set it to true"
+        )
+    resolved = {
+        **settings,
+        "activation_func": _named(_ACTIVATIONS, settings, "activation_func"),
+        "params_dtype": _named(_DTYPES, settings, "params_dtype"),
+        # The engine sets every weight afterwards. perform_initialization=False would say so too, but then parameters
+        # lack tensor_model_parallel (tensor_parallel/layers.py), and the gradient norm of a sharded model is wrong.
+        "init_method": _leave,
+        "output_layer_init_method": _leave,
+    }
+    if settings.get("window_size") is not None:
+        resolved["window_size"] = tuple(settings["window_size"])
+    if "pipeline_dtype" in settings:
+        resolved["pipeline_dtype"] = _named(_DTYPES, settings, "pipeline_dtype")
+    try:
+        return TransformerConfig(**resolved)
+    except (TypeError, ValueError, AssertionError) as error:
+        raise EngineError(f"megatron-core refuses transformer_config in megatron.yaml: {error}") from error
+
+
+def build_chunks(
+    model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], implementation: str = "torch-native"
+) -> list[torch.nn.Module]:
+    """One module per virtual pipeline stage of this rank, on the current device, weights not yet set."""
+    stages: list[int | None] = list(range(config.virtual_pipeline_model_parallel_size or 0)) or [None]
+    return [_chunk(model, config, settings, stage, implementation) for stage in stages]
+
+
+def _chunk(
+    model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], vp_stage: int | None, implementation: str
+) -> torch.nn.Module:
+    fused = implementation == "transformer-engine"
+    chunk = LanguageModel(
+        config,
+        fused_block_spec(config, vp_stage) if fused else block_spec(model, config, vp_stage),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        vp_stage=vp_stage,
+        unpadded_vocab_size=model.vocab_size,
+        **settings,
+    )
+    if not model.learned_positions:
+        rotation = Rotation if model.local_rope_theta is None else TwoRotations
+        chunk.rotary_pos_emb = rotation(model, chunk.pg_collection.cp)
+    if model.traits.scaled_embedding and chunk.pre_process:
+        # The factor in the dtype of the weights, as transformers has it (Gemma2TextScaledWordEmbedding).
+        factor = torch.tensor(model.hidden_size**0.5).to(config.params_dtype).item()
+        chunk.embedding.register_forward_hook(lambda _module, _inputs, output: output * factor)
+    if model.logit_softcap is not None and chunk.post_process:
+        chunk.output_layer.register_forward_hook(partial(_capped, model.logit_softcap))
+    if not config.bf16:
+        return chunk
+    wrapped = Float16Module(config, chunk)
+    for router in (module for module in wrapped.modules() if isinstance(module, TopKRouter)):
+        router._maintain_float32_expert_bias()  # before weights come in: it does so itself in its first forward only
+    return wrapped
+
+
+def _capped(cap: float, _module: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+    return cap * torch.tanh(output[0] / cap), output[1]
+
+
+def _leave(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _named(table: Mapping[str, Any], settings: Mapping[str, Any], key: str) -> Any:
+    if settings[key] not in table:
+        raise EngineError(f"{key}={settings[key]} in megatron.yaml is not known; use {' or '.join(table)}")
+    return table[settings[key]]

@@ -1,0 +1,227 @@
+"""Transformer layers of megatron-core built from torch alone: no Transformer Engine, no apex.
+
+The linear layers, the MLP and the layer itself are megatron-core's own. Ours are the two parts for which it
+offers torch code that refuses what we need: norms (``transformer/torch_norm.py`` refuses sequence parallelism) and
+the core attention (``transformer/dot_product_attention.py`` materialises the scores and refuses context parallelism);
+and what some families have and it has not, which the model's traits choose (kit/specs/families.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from megatron.core.tensor_parallel.layers import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLP, MLPSubmodules
+from megatron.core.transformer.moe import moe_utils
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
+from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+    get_transformer_layer_offset,
+)
+from megatron.core.transformer.utils import is_layer_window_attention
+
+from kit.engines.megatron.model import cp_all_gather
+from kit.engines.megatron.model.attention import Scores, causal_attention
+from kit.engines.megatron.model.cp_ring import ring_attention
+from kit.engines.megatron.model.layer_variants import (
+    ExpertRowParallelLinear,
+    NormedRowParallelLinear,
+    ParallelResidualLayer,
+)
+from kit.engines.megatron.model.mla import LatentAttention
+from kit.engines.megatron.model.norms import NORMS
+from kit.engines.megatron.model.rope import rotation_factor, score_factor
+from kit.errors import EngineError
+from kit.specs.model import ModelSpec
+
+
+class CausalAttention(torch.nn.Module):
+    """Causal softmax attention by torch's ``scaled_dot_product_attention``, grouped-query heads included.
+
+    With a sliding window (``TransformerConfig.window_size``; in all layers or all but every so many) in blocks that
+    skip what no query of them sees.
+    """
+
+    softcap: float | None = None
+    """Of the model: see ``core_attention``."""
+    rotation_factor: float = 1.0
+    """Of rotated queries and keys, each: of the scores its square."""
+    has_sinks: bool = False
+    """Whether each head has a score more, which is learned and adds nothing."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int = 1,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+        **_: Any,
+    ) -> None:
+        super().__init__()
+        assert pg_collection is not None
+        self.ring = cp_comm_type == "p2p"
+        self.context_group = pg_collection.cp
+        windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
+        # (to the left, to the right), the token itself not counted (transformer_config.py, window_size)
+        window = config.window_size[0] + 1 if windowed else None
+        if self.rotation_factor != 1:
+            softmax_scale = (softmax_scale or config.kv_channels**-0.5) * self.rotation_factor**2
+        self.scores = Scores(softmax_scale, window, self.softcap)
+        self.sinks: torch.nn.Parameter | None = None
+        if self.has_sinks:
+            heads = config.num_attention_heads // pg_collection.tp.size()
+            sinks = torch.empty(heads, dtype=config.params_dtype, device=torch.cuda.current_device())
+            self.sinks = torch.nn.Parameter(sinks)
+            set_tensor_model_parallel_attributes(self.sinks, is_parallel=True, dim=0, stride=1)
+        self.dropout = config.attention_dropout
+        self.sequence_parallel = config.sequence_parallel
+        if self.ring and self.dropout:
+            raise EngineError(
+                f"attention_dropout={self.dropout} with cp_comm_type=p2p, which has none; use 0.0, or all_gather"
+            )
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> torch.Tensor:
+        """(sequence, batch, heads, head_dim), keys and values with fewer heads → (sequence, batch, heads·head_dim).
+
+        ``attention_mask``, which megatron-core hands down to every layer unread, and through recompute, is None or the
+        documents of ``causal_attention``: (batch, whole sequence) on every rank.
+        """
+        assert (attention_bias, packed_seq_params) == (None, None)
+        learned = self.scores if self.sinks is None else dataclasses.replace(self.scores, sinks=self.sinks)
+        if not (self.training and self.dropout):
+            return self._attend(query, key, value, learned, attention_mask)
+        # Ranks of a tensor-parallel group have different heads, so each draws from a state of its own
+        # (tensor_parallel/random.py). With sequence parallelism the whole block does so already
+        # (transformer_block.py, rng_context), and a second fork inside it is one that recompute does not find again.
+        with nullcontext() if self.sequence_parallel else get_cuda_rng_tracker().fork():
+            scores = dataclasses.replace(learned, dropout=self.dropout)
+            return self._attend(query, key, value, scores, attention_mask)
+
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scores: Scores,
+        documents: torch.Tensor | None,
+    ) -> torch.Tensor:
+        if self.ring and documents is None:
+            attended = ring_attention(query, key, value, self.context_group, scores.scale)
+        elif self.context_group.size() > 1:
+            attended = cp_all_gather.attention(query, key, value, self.context_group, scores, documents)
+        else:
+            attended = causal_attention(query, key, value, scores, documents)
+        return attended.flatten(2)
+
+
+class RotatedAttention(SelfAttention):
+    """Self-attention whose rotation depends on the layer: of the angles of both kinds it takes those of its own."""
+
+    def forward(self, *args: Any, rotary_pos_emb: torch.Tensor, **kwargs: Any) -> Any:
+        """``rotary_pos_emb``: (2, sequence, batch or 1, 1, head_dim); of layers that see all, of those with windows."""
+        windowed = self.core_attention.scores.window is not None
+        return super().forward(*args, rotary_pos_emb=rotary_pos_emb[int(windowed)], **kwargs)
+
+
+def core_attention(model: ModelSpec) -> type[CausalAttention]:
+    """The class above for a model: megatron-core's configuration has no place for everything."""
+    of_model = {
+        "softcap": model.attention_softcap,
+        "rotation_factor": rotation_factor(model),
+        "has_sinks": model.traits.attention_sinks,
+    }
+    return type("CausalAttention", (CausalAttention,), of_model)
+
+
+def block_spec(model: ModelSpec, config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
+    """The layers and the final norm of this pipeline stage's model chunk."""
+    first = get_transformer_layer_offset(config, vp_stage)
+    numbers = range(first, first + get_num_layers_to_build(config, vp_stage=vp_stage))
+    layers = {has_experts: _layer(model, config, has_experts) for has_experts in (False, True)}
+    return TransformerBlockSubmodules(
+        layer_specs=[layers[model.has_experts(number)] for number in numbers], layer_norm=NORMS[config.normalization]
+    )
+
+
+def _layer(model: ModelSpec, config: TransformerConfig, has_experts: bool) -> ModuleSpec:
+    norm = NORMS[config.normalization]
+    last = NormedRowParallelLinear if model.traits.norm_placement == "both" else RowParallelLinear
+    linear = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=last)
+    return ModuleSpec(
+        module=ParallelResidualLayer if model.parallel_residual else TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=norm,
+            self_attention=_attention(model, config, last),
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=norm,
+            mlp=_experts(model, linear) if has_experts else ModuleSpec(module=MLP, submodules=linear),
+            mlp_bda=get_bias_dropout_add,
+        ),
+    )
+
+
+def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParallelLinear]) -> ModuleSpec:
+    if model.latent is not None:
+        # Scores grow with the factor by which positions are stretched (modeling_deepseek_v3.py, yarn_apply_mscale).
+        factor = score_factor(model)
+        parts = {"latent": model.latent, "core_attention": core_attention(model)}
+        return ModuleSpec(
+            module=LatentAttention, params={**parts, "softmax_scale": factor * model.latent.query_head_dim**-0.5}
+        )
+    qk_norm = NORMS[config.normalization] if config.qk_layernorm else IdentityOp
+    return ModuleSpec(
+        module=SelfAttention if model.local_rope_theta is None else RotatedAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=ColumnParallelLinear,
+            core_attention=core_attention(model),
+            linear_proj=last,
+            q_layernorm=qk_norm,
+            k_layernorm=qk_norm,
+        ),
+    )
+
+
+def _experts(model: ModelSpec, linear: MLPSubmodules) -> ModuleSpec:
+    """A router and experts, which a rank computes one after the other; beside them those that compute every token."""
+    if not moe_utils.HAVE_TE:
+        # router_gating_linear compares this name with None, but without Transformer Engine it does not exist.
+        moe_utils.te_general_gemm = None
+    shared = ModuleSpec(module=SharedExpertMLP, submodules=linear)
+    one = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=ExpertRowParallelLinear)
+    return ModuleSpec(
+        module=MoELayer,
+        submodules=MoESubmodules(
+            experts=ModuleSpec(module=SequentialMLP, submodules=one),
+            shared_experts=shared if model.num_shared_experts else None,
+        ),
+    )

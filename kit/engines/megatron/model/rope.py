@@ -1,0 +1,134 @@
+"""Rotary position embedding: the frequencies of transformers itself, so that scaled variants cannot drift apart.
+
+Positions are those of the row, or start again in every document of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from kit.engines.huggingface.models import hf_config
+from kit.errors import EngineError
+from kit.specs.model import ModelSpec
+
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+"""Kinds of RoPE that are a set of frequencies and one factor; longrope has a second set for long sequences."""
+
+
+class Rotation(RotaryEmbedding):
+    """megatron-core's rotary embedding with other frequencies, and for one forward pass with other positions."""
+
+    def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup, local: bool = False) -> None:
+        super().__init__(kv_channels=model.head_dim, rotary_percent=1.0, cp_group=cp_group)
+        # megatron-core knows one set of Llama-3 factors only (rotary_pos_embedding.py, _apply_scaling).
+        self.inv_freq = self._short = inverse_frequencies(model, local).to(self.inv_freq.device)
+        longrope = (model.rope_scaling or {}).get("rope_type") == "longrope"
+        self._long = inverse_frequencies(model, long=True).to(self._short.device) if longrope else self._short
+        self._original = _original_length(model)
+        self.positions: torch.Tensor | None = None
+        """(batch, sequence of this rank); None: 0, 1, 2, … in every row."""
+
+    def forward(self, max_seq_len: int, **kwargs: Any) -> torch.Tensor:
+        """(sequence of this rank, 1 or batch, 1, head_dim): angles."""
+        if self._long is not self._short:
+            longest = max_seq_len if self.positions is None else self._longest(self.positions)
+            self.inv_freq = self._long if longest > self._original else self._short
+        if self.positions is None:
+            return super().forward(max_seq_len, **kwargs)
+        angles = self.positions.t()[..., None] * self.inv_freq
+        return torch.cat((angles, angles), dim=-1).unsqueeze(2)
+
+    def _longest(self, positions: torch.Tensor) -> int:
+        """Length of the longest document, of which this rank may have a part: as transformers takes it, over all rows
+        (modeling_rope_utils.py, longrope_frequency_update)."""
+        longest = positions.max() + 1
+        if self.cp_group.size() > 1:
+            torch.distributed.all_reduce(longest, torch.distributed.ReduceOp.MAX, group=self.cp_group)
+        return int(longest)
+
+
+class TwoRotations(torch.nn.Module):
+    """Of layers that see all positions, and of those with a window: megatron-core hands one tensor to all layers."""
+
+    def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup) -> None:
+        super().__init__()
+        self._both = torch.nn.ModuleList(Rotation(model, cp_group, local) for local in (False, True))
+        self.get_rotary_seq_len = self._both[0].get_rotary_seq_len
+
+    @property
+    def positions(self) -> torch.Tensor | None:
+        """As ``Rotation.positions``."""
+        return self._both[0].positions
+
+    @positions.setter
+    def positions(self, positions: torch.Tensor | None) -> None:
+        for rotation in self._both:
+            rotation.positions = positions
+
+    def forward(self, max_seq_len: int, **kwargs: Any) -> torch.Tensor:
+        """(2, sequence of this rank, 1 or batch, 1, head_dim)."""
+        return torch.stack([rotation(max_seq_len, **kwargs) for rotation in self._both])
+
+
+def inverse_frequencies(model: ModelSpec, local: bool = False, long: bool = False) -> torch.Tensor:
+    """fp32, (rotated part of head_dim / 2): radians per position of each pair of dimensions; ``local``: of layers with
+    a window, which have a base of their own and no scaling; ``long``: for longrope's long sequences.
+
+    Raises EngineError for kinds of scaling that frequencies alone cannot express.
+    """
+    kind = (model.rope_scaling or {}).get("rope_type", "default")
+    if kind not in _KINDS:
+        raise EngineError(
+            f"rope_type={kind} of {model.name}: the Megatron engine computes {', '.join(_KINDS)}; "
+            f"use engine torch or deepspeed"
+        )
+    if kind == "default" or local:
+        base = model.local_rope_theta if local else model.rope_theta
+        width = int(_rotated_width(model) * model.partial_rotary_factor)
+        return 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
+    return _scaled(model, kind, long)[0]
+
+
+def rotation_factor(model: ModelSpec) -> float:
+    """What rotated queries and keys are multiplied with where positions are stretched (yarn, longrope). Raises
+    EngineError where it is not 1 and not all of a head is rotated: it is then none of the scores."""
+    kind = (model.rope_scaling or {}).get("rope_type", "default")
+    if kind == "default" or kind not in _KINDS:
+        return 1.0
+    factor = _scaled(model, kind)[1]
+    if factor != 1 and (model.latent is not None or model.partial_rotary_factor != 1):
+        raise EngineError(
+            f"rope_type={kind} of {model.name} multiplies parts of queries and keys by {factor:.4f}, which the "
+            "Megatron engine does not; use engine torch or deepspeed"
+        )
+    return factor
+
+
+def _scaled(model: ModelSpec, kind: str, long: bool = False) -> tuple[torch.Tensor, float]:
+    options: dict[str, Any] = {"layer_type": "full_attention"} if model.local_rope_theta else {}
+    if long and kind == "longrope":
+        options["seq_len"] = _original_length(model) + 1
+    frequencies, factor = ROPE_INIT_FUNCTIONS[kind](hf_config(model), **options)
+    return frequencies, float(factor)
+
+
+def _original_length(model: ModelSpec) -> int:
+    """Positions before they were stretched; all, where nothing says so (kit/specs/hf_special.py too)."""
+    return int((model.rope_scaling or {}).get("original_max_position_embeddings", model.max_position_embeddings))
+
+
+def _rotated_width(model: ModelSpec) -> int:
+    return model.head_dim if model.latent is None else model.latent.rope_head_dim
+
+
+def score_factor(model: ModelSpec) -> float:
+    """What latent attention's scores are multiplied by where positions are stretched by yarn: its mscale, squared
+    (transformers, modeling_deepseek_v3.py, yarn_apply_mscale)."""
+    scaling = model.rope_scaling or {}
+    mscale, factor = scaling.get("mscale_all_dim", 0), scaling.get("factor", 1)
+    return (0.1 * mscale * math.log(factor) + 1.0) ** 2 if mscale and factor > 1 else 1.0

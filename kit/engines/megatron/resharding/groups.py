@@ -1,0 +1,73 @@
+"""Who holds a parameter: the ranks it is cut over, and those with the same part.
+
+Experts are cut over, and repeated on, other ranks than the rest of a layer (megatron-core, parallel_state.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.optimizer import ChainedOptimizer
+
+from kit.engines.base import StateKind
+from kit.engines.megatron.resharding.optimizer_state import LocalState
+from kit.engines.megatron.resharding.p2p import Outbox
+
+
+class ShardState(Protocol):
+    """The state of this rank's tensor-parallel shards, whoever shares it out further; see ``LocalState``."""
+
+    @property
+    def distributed(self) -> bool:
+        """Whether ``collect`` can put the parts of a shard into a tensor of the caller's."""
+
+    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+        """Of this rank's shard."""
+
+    def collect(
+        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
+    ) -> torch.Tensor | None:
+        """fp32, this rank's shard, on rank ``to`` of the data-parallel ranks, which all call it; None elsewhere."""
+
+    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
+        """Whether this rank keeps any of it."""
+
+    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
+        """Set rows (``dim`` 0) or columns (1) of the shard from ``at`` on; blocks cover it, each element once."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One way of holding parameters, seen from this rank."""
+
+    tensor: dist.ProcessGroup
+    """Ranks over which each parameter is cut."""
+    data: dist.ProcessGroup
+    """Ranks that hold the same part."""
+    state: ShardState
+
+
+def places(optimizer: ChainedOptimizer, chunks: Sequence[torch.nn.Module]) -> tuple[Place, Place]:
+    """Collective. For dense parameters, and for experts: the same without expert parallelism."""
+    params = [param for chunk in chunks for param in chunk.parameters()]
+    first, *rest = optimizer.chained_optimizers
+    data = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    tensor = parallel_state.get_tensor_model_parallel_group()
+    if not rest:
+        dense = Place(tensor, data, LocalState(first, data, params))
+        return dense, dense
+    (second,) = rest
+    dense = Place(tensor, data, LocalState(first, data, [p for p in params if _is_dense(p)]))
+    data = parallel_state.get_expert_data_parallel_group()
+    experts = LocalState(second, data, [p for p in params if not _is_dense(p)])
+    return dense, Place(parallel_state.get_expert_tensor_parallel_group(), data, experts)
+
+
+def _is_dense(param: torch.nn.Parameter) -> bool:
+    """distributed_data_parallel.py: what is marked otherwise is reduced over the ranks of its expert only."""
+    return bool(getattr(param, "allreduce", True))

@@ -1,0 +1,140 @@
+"""Every rank holds a slice: FSDP2, torch's own ZeRO (torch.distributed.fsdp.fully_shard), with or without tensor
+parallelism inside.
+
+Stage 2 keeps a layer's gathered parameters from forward to backward, stage 3 frees and gathers them again; both
+shard gradients and moments, and reduce-scatter the gradients of every micro batch, so that no rank ever holds all of
+them. With tensor parallelism the ranks of a group compute the same samples; data-parallel groups lie across.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from transformers import PreTrainedModel
+
+from kit.engines.huggingface.models import fill_buffers, transformer_layers
+from kit.engines.torch.tensor_parallel import cut
+
+
+def mesh_of(device: torch.device, tp: int) -> DeviceMesh:
+    """All ranks, (dp, tp): those of a tensor-parallel group are neighbours."""
+    return init_device_mesh(device.type, (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
+
+
+class Sharded:
+    """Parameters, gradients and moments as DTensors, split on their first dimension over data-parallel ranks."""
+
+    local_state_differs = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        zero_stage: int,
+        compute_dtype: torch.dtype | None,
+        device: torch.device,
+        mesh: DeviceMesh,
+    ) -> None:
+        """``model``: on ``device``, or on meta, then without values: ``fill`` every parameter. ``compute_dtype``:
+        parameters are gathered in it; gradients are always reduced in fp32. ``mesh``: of ``mesh_of``."""
+        if mesh["tp"].size() > 1:
+            # It advises one collective over both dimensions where tensors are gathered whole: for checkpoints only.
+            logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+            cut(model, mesh["tp"])
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+        for layer in transformer_layers(model):
+            fully_shard(layer, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=zero_stage == 3)
+        # The root holds embedding and output projection: they are needed again at once when backward starts.
+        fully_shard(model, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False)
+        if next(model.parameters()).is_meta:
+            model.to_empty(device=device)
+            fill_buffers(model, device)
+        self._model = model
+        self.dp_rank, self.dp_size = mesh.get_local_rank("dp"), mesh["dp"].size()
+        self.tokens_group: dist.ProcessGroup = mesh.get_group("dp")
+        """Ranks whose micro batches make up the step, each token once."""
+
+    def resumed_after(self, steps: int) -> None:
+        """Nothing depends on it."""
+
+    def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
+        """Logits."""
+        return self._model(**arguments).logits
+
+    def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
+        """Nothing to hold back: sharded gradients are summed micro batch by micro batch."""
+        return nullcontext()
+
+    def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
+        """Of all gradients, each element counted once."""
+        by_mesh: dict[Any, list[torch.Tensor]] = {}
+        for gradient in gradients:
+            mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
+            by_mesh.setdefault((mesh, gradient.dtype), []).append(gradient)
+        norms = [self.full(_norm(group)) for group in by_mesh.values()]
+        return torch.linalg.vector_norm(torch.stack(norms))
+
+    def full(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Collective: gathers the whole tensor on every rank."""
+        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+    def local(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's slice."""
+        return own_slice(tensor)
+
+    def fill(self, target: torch.Tensor, full: torch.Tensor) -> None:
+        """Each rank takes its slice of what it read itself: no communication."""
+        assert isinstance(target, DTensor)
+        # From the innermost mesh dimension on: tensor parallelism has cut first, FSDP shards what that left.
+        for dimension in reversed(range(target.device_mesh.ndim)):
+            placement = target.placements[dimension]
+            if isinstance(placement, Replicate):
+                continue
+            size, rank = target.device_mesh.size(dimension), target.device_mesh.get_local_rank(dimension)
+            full = _part(full, size, rank, placement.dim)
+        target.to_local().copy_(full)
+
+
+def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """Of one mesh and dtype, in fp32."""
+    if gradients[0].dtype is torch.float32:
+        return torch.nn.utils.get_total_norm(gradients)
+    # get_total_norm would answer in their own dtype.
+    each = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
+    return torch.linalg.vector_norm(torch.stack(each))
+
+
+def keep_gradients_in_bf16(parameters: Iterable[torch.nn.Parameter]) -> None:
+    """Of FSDP2's parameters: as soon as they are reduced, which is done in fp32. Vectors keep theirs.
+
+    FSDP2 calls the hooks of its slices (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce).
+    """
+
+    def shorten(parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        parameter.grad = None
+        parameter.grad = gradient.to(torch.bfloat16)
+
+    for parameter in parameters:
+        if parameter.ndim > 1:
+            parameter.grad_dtype = None  # any
+            parameter.register_post_accumulate_grad_hook(shorten)
+
+
+def _part(tensor: torch.Tensor, parts: int, rank: int, dim: int) -> torch.Tensor:
+    """As torch.chunk, whose last parts may be missing: empty here."""
+    chunks: Sequence[torch.Tensor] = tensor.chunk(parts, dim)
+    return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
+
+
+def own_slice(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of a tensor, which may be spread over ranks or not."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

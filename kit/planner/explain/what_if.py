@@ -1,0 +1,216 @@
+"""Why a plan is as it is, what holds it back, and what would change if something else were given."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kit.cost.efficiency import usable_gib
+from kit.errors import PlanError, SpecError
+from kit.planner import calibration
+from kit.planner.calibration import Calibration
+from kit.planner.describe import describe
+from kit.planner.plan import Plan
+from kit.planner.search import make_plan
+from kit.report.pipeline_schedule import picture
+from kit.report.plan_text import WIDTH, render
+from kit.specs import yaml
+from kit.specs.catalog import parse_cluster
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from kit.units import human_count, human_seconds
+
+BAR = 50
+MOST_STAGES, MOST_MICRO_BATCHES = 8, 16
+"""Of the picture of the schedule: larger ones are drawn with these."""
+
+
+@dataclass(frozen=True)
+class Binding:
+    """One thing that limits a plan."""
+
+    what: str
+    share: float
+    """Of the step, or of the memory."""
+    words: str
+
+
+def explain(plan: Plan, pins: Pins | None = None, what_if: tuple[str, ...] = ()) -> str:
+    """Plain text: the plan, its decisions, what binds, where a step's time goes, the schedule, and what-ifs.
+
+    Other plans are corrected by the runs on record (``calibration.load``) where this one was, so that they compare.
+    """
+    known = calibration.load() if calibration.is_corrected(plan.predicted) else calibration.NONE
+    blocks = [
+        render(plan),
+        _bindings(plan),
+        _breakdown(plan),
+        _schedule(plan),
+        _without_pins(plan, pins or pinned(plan), known),
+        *(_what_if(plan, pins or pinned(plan), word, known) for word in what_if),
+    ]
+    return "\n\n".join(block for block in blocks if block)
+
+
+def pinned(plan: Plan) -> Pins:
+    """The choices that the plan calls pinned."""
+    names = {field.name for field in dataclasses.fields(Pins)}
+    chosen = {decision.rule for decision in plan.decisions if decision.why == "pinned"} & names
+    return Pins(**{name: getattr(plan.layout, name) for name in chosen})
+
+
+# ---------------------------------------------------------------- what binds
+
+
+def bindings(plan: Plan) -> tuple[Binding, ...]:
+    """What takes time beside the work itself, the largest first; then memory."""
+    layout, cluster = plan.layout, plan.cluster
+    inside = cluster.gpus_per_node
+    links = {
+        "tensor_parallel": ("NVLink" if layout.tp <= inside else "fabric", "tensor-parallel exchanges"),
+        "context_parallel": ("NVLink" if layout.tp * layout.cp <= inside else "fabric", "context-parallel exchanges"),
+        "expert_parallel": ("NVLink" if layout.ep * layout.etp <= inside else "fabric", "tokens to experts and back"),
+        "data_parallel": ("NVLink" if cluster.num_nodes == 1 else "fabric", "gradients and weights of replicas"),
+        "pipeline_transfer": ("NVLink" if cluster.num_nodes == 1 else "fabric", "activations between stages"),
+        "pipeline_bubble": ("bubble", "stages that wait for the first and last micro batches"),
+        "compute": ("compute", "products, attention and element-wise operators"),
+        "recompute": ("compute", "forward passes done again to save memory"),
+        "launch": ("host processor", "kernels that are issued more slowly than they run"),
+        "offload": ("host memory and PCIe", "optimizer state and weights away from the GPU"),
+        "optimizer": ("GPU memory bandwidth", "the optimizer's step"),
+    }
+    step = plan.predicted.step_time_s
+    found: dict[str, tuple[float, list[str]]] = {}
+    for name, seconds in plan.predicted.step_time_components_s.items():
+        what, words = links.get(name, (name, name))
+        share, parts = found.get(what, (0.0, []))
+        if seconds > 0:
+            found[what] = (share + seconds / step, [*parts, words])
+    times = [Binding(what, share, ", ".join(parts)) for what, (share, parts) in found.items()]
+    peak, usable = plan.predicted.peak_gib, usable_gib(cluster.gpu)
+    memory = Binding("memory", peak / usable, f"{peak:.1f} of {usable:.1f} GiB usable on a GPU")
+    host = plan.predicted.host_ram_gib_per_node
+    known = cluster.host_ram_gib
+    hosts = [Binding("host RAM", host / known, f"{host:.0f} of {known:.0f} GiB of a node")] if host and known else []
+    return (*sorted(times, key=lambda binding: -binding.share), memory, *hosts)
+
+
+def _bindings(plan: Plan) -> str:
+    found = bindings(plan)
+    lines = [f"what binds: {found[0].what}"]
+    lines += [
+        f"  {binding.share:>6.1%}  {binding.what}: {binding.words}" for binding in found if binding.share >= 0.001
+    ]
+    return "\n".join(lines)
+
+
+def _breakdown(plan: Plan) -> str:
+    step = plan.predicted.step_time_s
+    lines = [f"a step of {human_seconds(step)}"]
+    for name, seconds in plan.predicted.step_time_components_s.items():
+        if seconds >= 0.001 * step:
+            bar = "#" * max(1, round(BAR * seconds / step))
+            lines.append(f"  {name.replace('_', ' '):<18}{human_seconds(seconds):>9}  {bar}")
+    return "\n".join(lines)
+
+
+def _schedule(plan: Plan) -> str:
+    layout = plan.layout
+    if layout.pp == 1:
+        return ""
+    stages, batches, vp = shown(plan)
+    less = (stages, batches, vp) != (layout.pp, layout.gradient_accumulation_steps, layout.vp)
+    head = "schedule (digits: forward of a micro batch, letters: its backward, dots: idle)"
+    if less:
+        head += f", drawn with {stages} of {layout.pp} stages, {batches} of {layout.gradient_accumulation_steps} "
+        head += "micro batches" + (f", {vp} of {layout.vp} virtual stages" if vp != layout.vp else "")
+    return f"{head}\n{picture(stages, vp, batches)}"
+
+
+def shown(plan: Plan) -> tuple[int, int, int]:
+    """(stages, micro batches, virtual stages) of a picture that fits."""
+    layout = plan.layout
+    stages = min(layout.pp, MOST_STAGES)
+    vp = min(layout.vp, 2)
+    batches = min(layout.gradient_accumulation_steps, MOST_MICRO_BATCHES)
+    return stages, (batches // stages * stages or batches) if vp > 1 else batches, vp
+
+
+# ---------------------------------------------------------------- other plans
+
+
+def _without_pins(plan: Plan, pins: Pins, known: Calibration) -> str:
+    if pins == Pins():
+        return ""
+    try:
+        free = make_plan(plan.model, plan.cluster, plan.job, known=known)
+    except PlanError:
+        return ""
+    if free.layout == plan.layout:
+        return "left to the planner, the same layout would be chosen"
+    return "\n".join([f"left to the planner: {describe(free.layout)}", *_changes(plan, free)])
+
+
+def _what_if(plan: Plan, pins: Pins, word: str, known: Calibration) -> str:
+    """``gpus=16xH200``, a key of the job (``seq_length=131072``), or a choice of the layout (``tp=4``)."""
+    key, equals, text = word.partition("=")
+    if not equals:
+        raise SpecError(f"--what-if {word!r} is not of the form key=value, such as gpus=16xH200 or seq_length=131072")
+    cluster, job = plan.cluster, plan.job
+    given = yaml.parse_text(f"{key}: {text}", "--what-if")
+    if key in ("gpus", "cluster"):
+        cluster = parse_cluster(text)
+    elif key in {field.name for field in dataclasses.fields(job)}:
+        job = yaml.parse(JobSpec, {**yaml.to_plain(job), **given.data}, given)
+    elif key in {field.name for field in dataclasses.fields(Pins)}:
+        pins = yaml.parse(Pins, {**yaml.to_plain(pins), **given.data}, given)
+    else:
+        raise SpecError(f"--what-if {word!r}: {key!r} is neither gpus, nor a key of the job, nor one of the layout")
+    head = f"what if {word}"
+    try:
+        other = make_plan(plan.model, cluster, job, pins, known)
+    except PlanError as refused:
+        if pins == Pins() or key in {field.name for field in dataclasses.fields(Pins)}:
+            return f"{head}: no plan\n" + textwrap.indent(str(refused), "  ")
+        try:
+            other = make_plan(plan.model, cluster, job, known=known)
+        except PlanError as refused_too:
+            return f"{head}: no plan\n" + textwrap.indent(str(refused_too), "  ")
+        head += ", pins left to the planner (with them there is no plan)"
+    return "\n".join([f"{head}: {describe(other.layout)}", *_changes(plan, other)])
+
+
+def _changes(before: Plan, after: Plan) -> list[str]:
+    step = before.predicted.step_time_s
+    rows: list[tuple[str, float, float, Callable[[float], str]]] = [
+        ("step", step, after.predicted.step_time_s, lambda value: human_seconds(value, like=step)),
+        ("tokens/s a GPU", _speed(before), _speed(after), human_count),
+        ("MFU", before.predicted.mfu, after.predicted.mfu, lambda value: f"{value:.1%}"),
+        ("peak GiB", before.predicted.peak_gib, after.predicted.peak_gib, lambda value: f"{value:.1f}"),
+        ("days", before.predicted.days, after.predicted.days, lambda value: f"{value:.3g}"),
+    ]
+    lines = [
+        f"  {name:<16}{show(old):>10} → {show(new):<10} {new / old - 1:+.1%}" for name, old, new, show in rows if old
+    ]
+    costs = before.predicted.cost_usd, after.predicted.cost_usd
+    if costs[0] and costs[1]:
+        lines.append(f"  {'USD':<16}{costs[0]:>10,.0f} → {costs[1]:<10,.0f} {costs[1] / costs[0] - 1:+.1%}")
+    ours, theirs = before.predicted.step_time_components_s, after.predicted.step_time_components_s
+    shares = {
+        name: theirs.get(name, 0.0) / after.predicted.step_time_s - seconds / before.predicted.step_time_s
+        for name, seconds in ours.items()
+    }
+    moved = sorted((name for name in shares if abs(shares[name]) >= 0.01), key=lambda name: -abs(shares[name]))
+    if moved:
+        parts = ", ".join(f"{name.replace('_', ' ')} {shares[name]:+.1%}" for name in moved[:4])
+        lines += textwrap.wrap(f"shares of the step: {parts}", WIDTH, initial_indent="  ", subsequent_indent="    ")
+    return lines
+
+
+def _speed(plan: Plan) -> float:
+    return plan.predicted.tokens_per_s / plan.cluster.num_gpus
+
+
+__all__ = ["Binding", "bindings", "explain", "pinned", "shown"]

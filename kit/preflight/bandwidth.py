@@ -1,0 +1,172 @@
+"""Measured speeds beside what a plan assumed, and what the difference does to **this** plan's step.
+
+The verdict is the cost model's: the same layout predicted again with the measured link, so that a slow link which the
+layout hardly uses is no failure, and one that it lives on is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kit.cost.efficiency import shared
+from kit.cost.estimate import predict
+from kit.emit.run_directory import RunDirectory
+from kit.planner.plan import Plan
+from kit.preflight.check_result import Verdict, failure, ok, skipped, warning
+from kit.preflight.offload import uses_nvme
+from kit.preflight.remote import HERE, LIMIT_S, Place, run
+from kit.specs.cluster import ClusterSpec
+
+COLLECTIVE_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
+COLLECTIVE_S = 1.0
+COLLECTIVES_LIMIT_S = 150
+DISK_BYTES = 512 << 20
+SLOWER_WARNING, SLOWER_FAILURE = 1.1, 1.5
+"""Of the predicted step: within its error, and no longer the plan that was bought."""
+
+
+def measure(hosts: Sequence[str], rundir: RunDirectory | None, port: int) -> list[Verdict]:
+    """Disks of every host, then collectives over all of them."""
+    plan = rundir.plan if rundir else None
+    places = [Place(host) for host in hosts] or [Place(HERE)]
+    found: list[Verdict] = []
+    if rundir is not None:
+        found += [_disk(place, rundir) for place in places]
+    try:
+        speeds = collectives(places, plan, port)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        fix = "the measurement is a small torch job: what stops it stops a run; look at the log above"
+        return [*found, failure("collectives", HERE, f"did not run: {error}"[:400], fix)]
+    return [*found, *judged(speeds, plan)]
+
+
+def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[str, float]:
+    """GB/s by name. Raises ``OSError`` with what the first failing rank said."""
+    per_node = 2 if plan is None else max(1, plan.layout.world_size // plan.cluster.num_nodes)
+    device = "cpu" if plan is None else plan.cluster.gpu.device
+    world = per_node * len(places)
+    if world == 1:
+        return {}
+    first = "127.0.0.1" if places[0].host == HERE else places[0].host
+    processes = []
+    for node, place in enumerate(places):
+        interface = "lo" if place.host == HERE else _interface(place, first)
+        for local in range(per_node):
+            environment = {
+                "RANK": str(node * per_node + local),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(per_node),
+                "MASTER_ADDR": first,
+                "MASTER_PORT": str(port),
+                **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
+            }
+            words = ["-m", "kit.preflight.collectives", str(COLLECTIVE_BYTES[device]), str(COLLECTIVE_S)]
+            processes.append(
+                subprocess.Popen(
+                    place.words(words, environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                )
+            )
+    try:
+        outputs = [process.communicate(timeout=COLLECTIVES_LIMIT_S) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, (_, told) in zip(processes, outputs, strict=True):
+        if process.returncode != 0:
+            raise OSError((told.strip().splitlines() or ["no word"])[-1])
+    speeds: dict[str, float] = json.loads(outputs[0][0].splitlines()[-1])
+    return speeds
+
+
+def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[Verdict]:
+    """A verdict for each kind of link."""
+    found = []
+    for where, field in (("inside", "intra_node_gbytes_per_s"), ("between", "inter_node_gbytes_per_s")):
+        measured = {name: value for name, value in speeds.items() if name.endswith(where)}
+        check = f"{'node' if where == 'inside' else 'fabric'}-bandwidth"
+        if not measured:
+            found.append(skipped(check, HERE, f"one rank {where} nodes: nothing to measure"))
+            continue
+        said = ", ".join(f"{name.removesuffix('_' + where)} {value:.2f} GB/s" for name, value in measured.items())
+        if plan is None:
+            found.append(ok(check, HERE, f"{said} (no plan to compare with)"))
+            continue
+        efficiency = shared().intra_node_link if where == "inside" else shared().inter_node_link
+        assumed = getattr(plan.cluster, field) * efficiency
+        reached: Any = {field: min(measured.values()) / efficiency}
+        changed = dataclasses.replace(plan.cluster, **reached)
+        found.append(_verdict(check, HERE, f"{said}; the plan assumed {assumed:.2f}", plan, changed))
+    copies = {name: speeds[name] for name in ("host_to_device", "device_to_host") if name in speeds}
+    if copies:
+        said = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in copies.items()) + " GB/s"
+        if plan is None:
+            found.append(ok("host-copy", HERE, said))
+        else:
+            assumed = plan.cluster.gpu.pcie_gbytes_per_s * shared().host_link
+            gpu = dataclasses.replace(plan.cluster.gpu, pcie_gbytes_per_s=min(copies.values()) / shared().host_link)
+            changed = dataclasses.replace(plan.cluster, gpu=gpu)
+            found.append(_verdict("host-copy", HERE, f"{said}; the plan assumed {assumed:.1f}", plan, changed))
+    else:
+        found.append(skipped("host-copy", HERE, "no GPU to copy to: memory of the host is all there is"))
+    return found
+
+
+def _disk(place: Place, rundir: RunDirectory) -> Verdict:
+    """NVMe against what the plan's swapping needs; a disk for checkpoints is only told."""
+    plan = rundir.plan
+    swaps = uses_nvme(plan)
+    path = rundir.run.nvme_path if swaps and rundir.run.nvme_path else str(rundir.path)
+    check = "nvme" if swaps else "disk-speed"
+    try:
+        done = run(place, ["-m", "kit.preflight.disk", path, str(DISK_BYTES)])
+    except subprocess.TimeoutExpired:
+        return warning(check, place.host, f"{path}: half a GiB took more than {LIMIT_S} s", "look at the disk")
+    if done.returncode != 0:
+        told = (done.stderr.strip().splitlines() or ["no word"])[-1]
+        if swaps:
+            return failure(check, place.host, f"{path}: {told}", "a directory on a disk of the node's own")
+        return skipped(check, place.host, f"{path}: {told}")
+    return judged_disk(json.loads(done.stdout), plan, place.host)
+
+
+def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> Verdict:
+    """GB/s written and read, against what swapping to NVMe was planned with; without swapping they are only told."""
+    said = f"writes {speed['write']:.2f}, reads {speed['read']:.2f} GB/s"
+    if not uses_nvme(plan):
+        return ok("disk-speed", host, said)
+    assumed = plan.cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s
+    changed = dataclasses.replace(plan.cluster, nvme_gbytes_per_s=min(speed.values()))
+    return _verdict("nvme", host, f"{said}; the plan assumed {assumed:.1f}", plan, changed)
+
+
+def _verdict(check: str, host: str, said: str, plan: Plan, changed: ClusterSpec) -> Verdict:
+    """What the measured speed makes of the predicted step."""
+    before = predict(plan.model, plan.cluster, plan.job, plan.layout).step_time_s
+    after = predict(plan.model, changed, plan.job, plan.layout).step_time_s
+    ratio = after / before
+    said = f"{said}: this plan's step takes {ratio:.2f} of its prediction ({after:.3g} s)"
+    fix = "look at the link (cables, ib_write_bw, plugin in NCCL's log), or plan again with what was measured"
+    if ratio > SLOWER_FAILURE:
+        return failure(check, host, said, fix)
+    return warning(check, host, said, fix) if ratio > SLOWER_WARNING else ok(check, host, said)
+
+
+def _interface(place: Place, first: str) -> str | None:
+    """The interface of a host that leads to the others: gloo would take what its own name stands for."""
+    script = (
+        "import socket, subprocess, sys\n"
+        "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+        "mine = subprocess.run(['hostname', '-I'], capture_output=True, text=True).stdout.split()\n"
+        "s.connect((sys.argv[1], 9)); a = s.getsockname()[0]\n"
+        "a = mine[0] if a.startswith('127.') and mine else a\n"
+        "for line in subprocess.run(['ip', '-o', '-4', 'addr'], capture_output=True, text=True).stdout.splitlines():\n"
+        "    w = line.split()\n"
+        "    if w[3].split('/')[0] == a: print(w[1])\n"
+    )
+    done = run(place, ["-c", script, first])
+    return done.stdout.split()[0] if done.returncode == 0 and done.stdout.split() else None

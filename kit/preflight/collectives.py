@@ -1,0 +1,104 @@
+"""One rank of a measurement of collectives: ``python -m kit.preflight.collectives BYTES SECONDS``.
+
+Environment as torchrun sets it. All-reduce and all-gather among the ranks of a node, and among all; rank 0 prints JSON:
+bus bandwidths in GB/s, as nccl-tests count them. NCCL where there are GPUs, gloo otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+ROUNDS_AT_LEAST = 3
+
+
+def main(words: list[str]) -> None:
+    """Measure and print."""
+    size_bytes, seconds = int(words[0]), float(words[1])
+    import torch
+    import torch.distributed as dist
+
+    on_gpus = torch.cuda.is_available()
+    local, per_node = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if on_gpus:
+        torch.cuda.set_device(local)
+    torch.set_num_threads(1)
+    dist.init_process_group("nccl" if on_gpus else "gloo", timeout=timedelta(seconds=60))
+    rank, world = dist.get_rank(), dist.get_world_size()
+    device = torch.device("cuda", local) if on_gpus else torch.device("cpu")
+    node_groups = [dist.new_group(list(range(first, first + per_node))) for first in range(0, world, per_node)]
+    found: dict[str, float] = {}
+    for where, group, size in (("inside", node_groups[rank // per_node], per_node), ("between", None, world)):
+        if size == 1 or (where == "between" and world == per_node):
+            continue
+        whole = torch.zeros(size_bytes // 4 // size * size, device=device)
+        part = torch.zeros(whole.numel() // size, device=device)
+
+        def reduce(whole: torch.Tensor = whole, group: dist.ProcessGroup | None = group) -> None:
+            dist.all_reduce(whole, group=group)
+
+        def gather(
+            whole: torch.Tensor = whole, part: torch.Tensor = part, group: dist.ProcessGroup | None = group
+        ) -> None:
+            dist.all_gather_into_tensor(whole, part, group=group)
+
+        moved = (size - 1) / size * whole.numel() * 4
+        for name, collective, volume in (("all_reduce", reduce, 2 * moved), ("all_gather", gather, moved)):
+            found[f"{name}_{where}"] = volume / _seconds_each(collective, seconds) / 1e9
+    if on_gpus:
+        found |= _host_copy(seconds)
+    if rank == 0:
+        print(json.dumps(found), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # gloo's threads can abort a process that finalises
+
+
+def _seconds_each(collective: Callable[[], None], seconds: float) -> float:
+    """Of one collective, after a first one; all ranks make as many rounds, because rank 0 says how many."""
+    import torch
+    import torch.distributed as dist
+
+    def timed(rounds: int) -> float:
+        dist.barrier()
+        begin = time.perf_counter()
+        for _ in range(rounds):
+            collective()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return (time.perf_counter() - begin) / rounds
+
+    timed(1)
+    rounds = torch.tensor([max(ROUNDS_AT_LEAST, min(200, int(seconds / max(timed(1), 1e-6))))])
+    if torch.cuda.is_available():
+        rounds = rounds.cuda()
+    dist.broadcast(rounds, 0)
+    return timed(int(rounds.item()))
+
+
+def _host_copy(seconds: float) -> dict[str, float]:
+    """GB/s of pinned copies to the device and back: what offload lives on."""
+    import torch
+
+    host = torch.zeros(64 << 20, pin_memory=True)
+    there = torch.zeros_like(host, device="cuda")
+    found = {}
+    for name, target, source in (("host_to_device", there, host), ("device_to_host", host, there)):
+        target.copy_(source)
+        torch.cuda.synchronize()
+        begin, rounds = time.perf_counter(), 0
+        while time.perf_counter() - begin < seconds:
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+            rounds += 1
+        found[name] = rounds * host.numel() * 4 / (time.perf_counter() - begin) / 1e9
+    return found
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

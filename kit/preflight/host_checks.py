@@ -1,0 +1,298 @@
+"""Checks of one machine: its facts → verdicts. Each is a small function; ``needs`` is None without a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kit.preflight.check_result import Verdict, failure, ok, skipped, warning
+from kit.preflight.requirements import Needs
+from kit.units import to_gib
+
+Facts = dict[str, Any]
+LEAST_SHM_GIB = 1.0
+"""NCCL takes some 10 MiB a pair of GPUs, data workers pass whole batches: less than this fails with SIGBUS."""
+LEAST_FILES = 65536
+"""Sockets of all ranks, shards and data files: NCCL opens hundreds a rank."""
+MEMLOCK_GIB = 1.0
+"""RDMA registers host memory; the default of 8 MiB stops it ("Unable to register memory")."""
+DRIVER_FOR_CUDA = {11: 450, 12: 525, 13: 580}
+"""CUDA's major version → oldest driver branch (docs.nvidia.com, CUDA compatibility, minor version compatibility)."""
+HOT_C = 88.0
+USED_MIB = 1024.0
+"""More than a context of another process that ended badly."""
+
+
+def packages(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """What the engine imports is installed."""
+    wanted = needs.packages if needs else ("torch",)
+    missing = [name for name in wanted if not facts["packages"].get(name)]
+    if missing:
+        return failure(
+            "packages", host, f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)} there"
+        )
+    return ok("packages", host, ", ".join(f"{name} {facts['packages'][name]}" for name in wanted))
+
+
+def compilers(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """DeepSpeed compiles CPU Adam and asynchronous I/O on first use."""
+    if needs is None or not needs.cpu_adam:
+        return skipped("compilers", host, "no plan that compiles operators")
+    tools = facts["tools"]
+    absent = [fix for tool, fix in (("g++", "apt-get install g++"), ("ninja", "pip install ninja")) if not tools[tool]]
+    if needs.nvme_gib and not facts["libaio"]:
+        absent.append("apt-get install libaio-dev (Red Hat: libaio-devel)")
+    if needs.cuda and not tools["nvcc"]:
+        absent.append(f"the CUDA toolkit {facts['torch_cuda']} (nvcc)")
+    if absent:
+        return failure("compilers", host, "DeepSpeed's operators cannot be compiled", "; ".join(absent))
+    return ok("compilers", host, f"g++ {tools['g++']}, ninja {tools['ninja']}")
+
+
+def cuda(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """torch's CUDA against the driver, and against nvcc where something is compiled."""
+    if needs is not None and not needs.cuda:
+        return skipped("cuda", host, "the plan is for CPU processes")
+    built, gpus, nvcc = facts["torch_cuda"], facts["gpus"], facts["tools"]["nvcc"]
+    if gpus is None:
+        if needs is not None:
+            return failure(
+                "cuda", host, "no nvidia-smi, and the plan is for GPUs", "install the driver, or plan for cpu"
+            )
+        return skipped("cuda", host, "no nvidia-smi")
+    if isinstance(gpus, dict):
+        return failure("cuda", host, gpus["error"], "the driver does not answer: dmesg, then reboot or drain the node")
+    if built is None:
+        return failure("cuda", host, "torch is built for CPUs", "install torch from the index of your CUDA version")
+    major = int(built.split(".")[0])
+    oldest = DRIVER_FOR_CUDA.get(major)
+    driver = gpus[0]["driver"] if gpus else "0"
+    if oldest is not None and int(driver.split(".")[0]) < oldest:
+        fix = f"a driver of branch {oldest} or newer, or torch built for an older CUDA"
+        return failure("cuda", host, f"torch is built for CUDA {built}, the driver is {driver}", fix)
+    if needs is not None and needs.cpu_adam and nvcc and nvcc.split(".")[0] != str(major):
+        fix = f"CUDA toolkit {built}, or DS_SKIP_CUDA_CHECK=1 if you know that they agree"
+        return failure("cuda", host, f"nvcc is {nvcc} and torch is built for CUDA {built}: DeepSpeed refuses", fix)
+    return ok("cuda", host, f"torch for CUDA {built}, driver {driver}, NCCL {facts['nccl'] or 'of torch'}")
+
+
+def gpu_count(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """As many GPUs as the plan has on a node, of the planned memory."""
+    gpus = facts["gpus"]
+    if needs is None or not needs.cuda or not isinstance(gpus, list):
+        return skipped("gpus", host, "no plan for GPUs, or no GPU")
+    if len(gpus) < needs.gpus_per_node:
+        fix = "look for a GPU that fell off the bus (dmesg, Xid 79); drain the node, or plan for fewer"
+        return failure("gpus", host, f"{len(gpus)} GPUs, the plan has {needs.gpus_per_node} a node", fix)
+    smallest = min(gpu["memory_total_mib"] or 0.0 for gpu in gpus) / 1024
+    if smallest < needs.gpu_gib:
+        fix = "plan for the GPUs that are there: kit plan RECIPE cluster=local"
+        said = f"{gpus[0]['name']} has {smallest:.1f} GiB, the plan's peak is {needs.gpu_gib:.1f}"
+        return failure("gpus", host, said, fix)
+    return ok("gpus", host, f"{len(gpus)} x {gpus[0]['name']}, {smallest:.1f} GiB")
+
+
+def gpu_health(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """Uncorrected memory errors, rows that wait for retirement, clocks held down by heat or power."""
+    gpus = facts["gpus"]
+    if not isinstance(gpus, list) or not gpus:
+        return skipped("gpu-health", host, "no GPU")
+    for gpu in gpus:
+        name = f"GPU {gpu['index']}"
+        if (gpu["uncorrected_ecc_errors"] or 0) > 0 or gpu["retired_pages_pending"]:
+            said = f"{name}: {gpu['uncorrected_ecc_errors'] or 0:.0f} uncorrected memory errors"
+            fix = "reset the GPU (nvidia-smi -r) with no job on it; if they come back, drain the node"
+            return failure(
+                "gpu-health", host, said + (", retirement pending" if gpu["retired_pages_pending"] else ""), fix
+            )
+        if gpu["slowed_by_hardware"] or (gpu["temperature_c"] or 0) >= HOT_C:
+            said = f"{name}: slowed by its hardware at {gpu['sm_mhz']:.0f} of {gpu['max_sm_mhz']:.0f} MHz, "
+            said += f"{gpu['temperature_c']:.0f} °C" if gpu["temperature_c"] is not None else "temperature unknown"
+            return failure(
+                "gpu-health", host, said, "power or cooling: every rank waits for the slowest; drain the node"
+            )
+    return ok(
+        "gpu-health", host, f"no memory errors, not slowed, {max(gpu['temperature_c'] or 0 for gpu in gpus):.0f} °C"
+    )
+
+
+def gpu_clocks(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """Nobody has held a GPU's clock or power below what it was made for, and all of a machine are alike."""
+    gpus = facts["gpus"]
+    if not isinstance(gpus, list) or not gpus:
+        return skipped("gpu-clocks", host, "no GPU")
+    for gpu in gpus:
+        for what, unit, found, made_for, fix in (
+            ("clock", "MHz", gpu["set_mhz"], gpu["default_mhz"], "nvidia-smi -rac"),
+            ("power limit", "W", gpu["power_limit_w"], gpu["default_power_limit_w"], "nvidia-smi -pl {:.0f}"),
+        ):
+            if found is not None and made_for is not None and found < made_for:
+                said = f"GPU {gpu['index']}: its {what} is set to {found:.0f} {unit}, {made_for:.0f} by default"
+                return warning("gpu-clocks", host, said, f"{fix.format(made_for)}: every rank waits for the slowest")
+    fastest = {gpu["max_sm_mhz"] for gpu in gpus}
+    if len(fastest) > 1:
+        said = (
+            f"GPUs of {', '.join(f'{mhz or 0:.0f}' for mhz in sorted(fastest, key=lambda mhz: mhz or 0))} MHz at most"
+        )
+        return warning(
+            "gpu-clocks", host, said, "every rank waits for the slowest: leave it out (CUDA_VISIBLE_DEVICES)"
+        )
+    return ok("gpu-clocks", host, f"up to {max(mhz or 0 for mhz in fastest):.0f} MHz, nothing held down")
+
+
+def dcgm(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """NVIDIA's own quick diagnosis, where it is installed."""
+    found = facts["dcgm"]
+    if found is None:
+        return skipped("dcgm", host, "dcgmi is not installed; nvidia-smi's figures stand alone")
+    if isinstance(found, dict):
+        return warning("dcgm", host, found["error"], "systemctl status nvidia-dcgm")
+    for problem in sorted(found, key=lambda problem: not problem["failed"]):
+        where = f" (GPU {problem['gpu']})" if problem["gpu"] else ""
+        said = f"{problem['test']}{where}: {problem['said']}"
+        if problem["failed"]:
+            return failure("dcgm", host, said, "dcgmi diag -r 3 with no job on it; if it fails again, drain the node")
+        return warning("dcgm", host, said, "a setting of the node: mend it, then dcgmi diag -r 1")
+    return ok("dcgm", host, "its quick tests pass")
+
+
+def gpu_memory(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """Nobody else's process holds memory."""
+    gpus = facts["gpus"]
+    if not isinstance(gpus, list) or not gpus:
+        return skipped("gpu-memory", host, "no GPU")
+    for gpu in gpus:
+        free_gib = ((gpu["memory_total_mib"] or 0) - (gpu["memory_used_mib"] or 0)) / 1024
+        used = gpu["memory_used_mib"] or 0
+        if (needs is not None and free_gib < needs.gpu_gib) or used > USED_MIB:
+            said = f"GPU {gpu['index']}: {used / 1024:.1f} GiB are taken, {free_gib:.1f} free"
+            said += f", the plan takes {needs.gpu_gib:.1f}" if needs else ""
+            fix = "nvidia-smi shows whose process it is; a former run that did not end: kill it"
+            short = needs is not None and free_gib < needs.gpu_gib
+            return failure("gpu-memory", host, said, fix) if short else warning("gpu-memory", host, said, fix)
+    return ok("gpu-memory", host, "all free")
+
+
+def host_memory(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """Enough is available for what is offloaded."""
+    available = to_gib(facts["memory"]["MemAvailable"])
+    if needs is not None and available < needs.host_gib:
+        fix = "end other programs, use more nodes, or offload to nvme"
+        return failure("host-memory", host, f"{available:.1f} GiB available, the plan takes {needs.host_gib:.1f}", fix)
+    return ok(
+        "host-memory", host, f"{available:.1f} GiB available" + (f" of {needs.host_gib:.1f} needed" if needs else "")
+    )
+
+
+def shared_memory(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """/dev/shm, where NCCL and data workers pass data between processes."""
+    free = to_gib(facts["shm_free_bytes"])
+    if free < LEAST_SHM_GIB:
+        fix = "mount -o remount,size=16G /dev/shm; in Docker --shm-size=16g or --ipc=host"
+        return failure("shm", host, f"/dev/shm has {free:.2f} GiB free; processes die of SIGBUS when it is full", fix)
+    return ok("shm", host, f"{free:.1f} GiB free")
+
+
+def limits(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """ulimits: open files, and locked memory where there is RDMA."""
+    files, locked = facts["limits"]["nofile"], facts["limits"]["memlock"]
+    if 0 <= files < 4096:
+        return failure("ulimits", host, f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit")
+    if (
+        isinstance(facts["gpus"], list)
+        and needs is not None
+        and needs.num_nodes > 1
+        and 0 <= locked < MEMLOCK_GIB * 2**30
+    ):
+        fix = "ulimit -l unlimited, in limits.conf, slurmd's unit (LimitMEMLOCK) or --ulimit memlock=-1"
+        return failure("ulimits", host, f"{locked >> 20} MiB of locked memory: RDMA cannot register its buffers", fix)
+    if 0 <= files < LEAST_FILES:
+        return warning("ulimits", host, f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit")
+    return ok("ulimits", host, f"{files} open files")
+
+
+def own_name(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """What the host's own name stands for: gloo and others announce that address to the other nodes."""
+    found = facts["addresses_of_own_name"]
+    if not found:
+        fix = f"add it to /etc/hosts with an address that others reach ({', '.join(facts['addresses'][:1])})"
+        return failure("own-name", host, f"{facts['hostname']} has no address", fix)
+    if all(address.startswith("127.") for address in found):
+        said = f"{facts['hostname']} stands for {found[0]} on itself: others are told to reach it there"
+        fix = "take it off that line of /etc/hosts; kit's launch files name the interface instead (GLOO_SOCKET_IFNAME)"
+        several = needs is not None and needs.num_nodes > 1
+        return warning("own-name", host, said, fix) if several else ok("own-name", host, f"{found[0]}, one node")
+    return ok("own-name", host, ", ".join(found))
+
+
+def port(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """Nothing listens on the rendezvous port yet."""
+    taken = [number for number, free in facts["ports"].items() if not free]
+    if taken:
+        fix = "ss -ltnp shows whose it is, often a former run's; end it, or set another MASTER_PORT"
+        return failure("port", host, f"port {', '.join(taken)} is taken", fix)
+    return ok("port", host, f"{', '.join(facts['ports'])} free")
+
+
+def hub(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """Ranks that download while others wait are a classic time-out; kit's runs read local files alone."""
+    if needs is None or needs.downloads:
+        said = "a token is there" if facts["hub_token"] else "no token: gated models cannot be downloaded"
+        return ok("hub", host, said) if facts["hub_token"] else warning("hub", host, said, "hf auth login, or HF_TOKEN")
+    return ok("hub", host, "not needed: model and data are local files")
+
+
+def directories(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+    """Checkpoints can be written, as many as are kept; swap files have room."""
+    if needs is None:
+        return skipped("disk", host, "no plan")
+    wanted = {needs.checkpoint_directory: needs.checkpoints_gib}
+    if needs.nvme_path and needs.nvme_gib:
+        wanted[needs.nvme_path] = needs.nvme_gib
+    for path, gib in wanted.items():
+        found = facts["writable"].get(path, {"error": "not looked at"})
+        if "error" in found:
+            return failure(
+                "disk", host, f"{path}: {found['error']}", "make it writable there, or emit elsewhere (--out)"
+            )
+        free = to_gib(found["free_bytes"])
+        if free < gib:
+            fix = "make room, keep fewer (run.checkpoint.keep_last), or another disk"
+            return failure("disk", host, f"{path}: {free:.1f} GiB free, {gib:.1f} needed for all that is kept", fix)
+    return ok("disk", host, "; ".join(f"{gib:.2f} GiB fit" for gib in wanted.values()))
+
+
+CHECKS: tuple[Callable[[Facts, Needs | None, str], Verdict], ...] = (
+    packages,
+    compilers,
+    cuda,
+    gpu_count,
+    gpu_health,
+    gpu_clocks,
+    dcgm,
+    gpu_memory,
+    host_memory,
+    shared_memory,
+    limits,
+    own_name,
+    port,
+    hub,
+    directories,
+)
+
+
+def check_host(facts: Facts, needs: Needs | None, host: str) -> list[Verdict]:
+    """Every check; one whose fact could not be had says why."""
+    found = []
+    for check in CHECKS:
+        try:
+            found.append(check(facts, needs, host))
+        except (KeyError, TypeError) as error:
+            broken = [
+                f"{name}: {fact['error']}" for name, fact in facts.items() if isinstance(fact, dict) and "error" in fact
+            ]
+            if not broken:
+                raise
+            said = f"cannot be looked at ({'; '.join(broken)})"
+            found.append(warning(check.__name__.replace("_", "-"), host, said, f"look there by hand ({error})"))
+    return found

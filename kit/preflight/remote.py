@@ -1,0 +1,144 @@
+"""Programs on other hosts by ssh, and ``facts`` of all of them at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kit.errors import SpecError
+from kit.preflight.check_result import Verdict, failure
+
+HERE = "localhost"
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
+LIMIT_S = 25
+AT_ONCE = 64
+FACTS = "kit.preflight.facts"
+SOCKETS = str(Path(__file__).with_name("sockets.py").resolve())
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host that programs are run on; the name ``localhost`` is this process's own machine, without ssh."""
+
+    host: str
+
+    def words(self, arguments: Sequence[str], environment: Mapping[str, str] | None = None) -> list[str]:
+        """A command line that runs this interpreter there with these arguments; paths must be the same everywhere."""
+        given = dict(environment or {})
+        if path := os.environ.get("PYTHONPATH"):
+            given.setdefault("PYTHONPATH", os.path.abspath(path) if os.pathsep not in path else path)
+        own = [sys.executable, *arguments]
+        if self.host == HERE:
+            return ["env", *(f"{name}={value}" for name, value in given.items()), *own]
+        command = " ".join(shlex.quote(word) for word in ["env", *(f"{k}={v}" for k, v in given.items()), *own])
+        return [*SSH, self.host, command]
+
+
+def read_hostfile(path: Path) -> list[str]:
+    """Host names of a hostfile, in order. Raises SpecError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}; give the hostfile of the job (name slots=8, one a line)") from None
+    hosts = [line.split()[0] for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not hosts:
+        raise SpecError(f"{path}: no host in it; write one a line, as in: node-0 slots=8")
+    if double := sorted({host for host in hosts if hosts.count(host) > 1}):
+        raise SpecError(f"{path}: {', '.join(double)} stands there twice; a host is one line, with all its slots")
+    return hosts
+
+
+def all_facts(places: Sequence[Place], request: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Verdict]]:
+    """Host → its facts; and a failure for each that could not be asked."""
+
+    def ask(place: Place) -> dict[str, Any] | Verdict:
+        try:
+            done = run(place, ["-m", FACTS, json.dumps(request)])
+        except subprocess.TimeoutExpired:
+            return failure(
+                "ssh", place.host, f"no answer in {LIMIT_S} s", "log in by hand; a file system may hang there"
+            )
+        if done.returncode != 0:
+            return _why(place.host, done)
+        facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return facts
+
+    answers = dict(zip((place.host for place in places), at_once(ask, places), strict=True))
+    facts = {host: answer for host, answer in answers.items() if not isinstance(answer, Verdict)}
+    return facts, [answer for answer in answers.values() if isinstance(answer, Verdict)]
+
+
+def clock_skews(places: Sequence[Place]) -> dict[str, float]:
+    """Seconds that each clock is ahead of this one's, less what the way there may explain."""
+
+    def ask(place: Place) -> float:
+        before = time.time()
+        done = run(place, ["-c", "import time; print(time.time())"])
+        after = time.time()
+        if done.returncode != 0:
+            return 0.0
+        skew = float(done.stdout) - (before + after) / 2
+        surely = max(0.0, abs(skew) - (after - before) / 2)
+        return surely if skew > 0 else -surely
+
+    return dict(zip((place.host for place in places), at_once(ask, places), strict=True))
+
+
+def connections(places: Sequence[Place], port: int) -> dict[str, dict[str, str | None]]:
+    """Each host connects to the first and to the next: the rendezvous, and the ring."""
+    names = [place.host for place in places]
+    listeners = [
+        subprocess.Popen(
+            place.words([SOCKETS, "listen", str(port), str(LIMIT_S)]),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for place in places
+    ]
+    try:
+        for listener in listeners:
+            assert listener.stdout is not None
+            listener.stdout.readline()
+
+        def ask(index: int) -> dict[str, str | None]:
+            targets = sorted({names[0], names[(index + 1) % len(names)]} - {names[index]})
+            done = run(places[index], [SOCKETS, "connect", str(port), "3", *targets])
+            found: dict[str, str | None] = json.loads(done.stdout) if done.returncode == 0 else {}
+            return found
+
+        return dict(zip(names, at_once(ask, range(len(places))), strict=True))
+    finally:
+        for listener in listeners:
+            listener.communicate(timeout=LIMIT_S)  # its input ends, and so does it, there too
+
+
+def run(place: Place, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run it there. Raises TimeoutExpired."""
+    return subprocess.run(place.words(arguments), capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
+    """All of them side by side, in order."""
+    with ThreadPoolExecutor(max_workers=min(AT_ONCE, max(1, len(items)))) as pool:
+        return list(pool.map(function, items))
+
+
+def _why(host: str, done: subprocess.CompletedProcess[str]) -> Verdict:
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    last = lines[-1].strip()[:160]
+    if done.returncode == 255:
+        return failure("ssh", host, last, "ssh to it by hand once: name, known hosts, key (ssh-copy-id); then again")
+    if "No module named" in last or "No such file" in last:
+        return failure("environment", host, last, "the same interpreter and kit at the same path on every node")
+    return failure("environment", host, last, "run kit doctor there by hand")

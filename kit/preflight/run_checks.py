@@ -1,0 +1,259 @@
+"""What can be known before any process starts: files that a run names exist and fit the plan. Imports no torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import kit.emit.megatron
+from kit.cost.params import count
+from kit.emit.commands import convert_data
+from kit.emit.run_directory import RunDirectory
+from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError
+from kit.preflight.offload import check_host_memory, check_libaio, check_nvme
+from kit.preflight.planned_gpus import check_gpus, gpus_here
+from kit.specs.catalog import load_model
+from kit.units import to_gib
+
+PACKAGES = {
+    "torch": ("torch", "transformers"),
+    "deepspeed": ("torch", "transformers", "deepspeed", "accelerate"),
+    "megatron": ("torch", "transformers"),
+}
+"""What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
+STATE_BYTES_PER_PARAMETER = 12
+"""fp32 master weight and two moments: what one checkpoint writes."""
+
+
+def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
+    """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
+    problems: list[str] = []
+    for check in (
+        _packages,
+        _gpus,
+        _model,
+        _train_data,
+        _validation_data,
+        _disk,
+        _nvme,
+        _libaio,
+        _host_memory,
+        _asynchronous,
+    ):
+        try:
+            check(rundir)
+        except KitError as error:
+            problems.append(str(error))
+    if resume_from is not None:
+        _checkpoint(rundir, resume_from)
+    if problems:
+        raise RunDirectoryError("\n".join(problems))
+
+
+def _checkpoint(rundir: RunDirectory, path: Path) -> None:
+    """A hub checkpoint fits every layout, an engine's own files as many ranks as wrote them; Megatron's fit any."""
+    if (path / "hub.json").is_file():
+        return
+    manifest = path / "manifest.json"
+    if not manifest.is_file():
+        raise CheckpointError(
+            f"--resume {path}: not a checkpoint (no hub.json, no manifest.json); give auto, or a hub-step-… or "
+            f"step-… directory"
+        )
+    try:
+        writers = int(json.loads(manifest.read_text(encoding="utf-8"))["world_size"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"--resume {path}: manifest.json is damaged ({error}); give another, or auto") from None
+    layout = rundir.plan.layout
+    if layout.engine != "megatron" and writers != layout.world_size:
+        raise CheckpointError(
+            f"--resume {path}: written by {writers} ranks where the plan has {layout.world_size}, and "
+            f"layout.engine={layout.engine} reads its own files on as many as wrote them; resume from a hub checkpoint "
+            f"(hub-step-…) of that run"
+        )
+
+
+def _packages(rundir: RunDirectory) -> None:
+    """The planned engine is installed here; planning alone needs none."""
+    engine = rundir.plan.layout.engine
+    lora = rundir.plan.job.lora
+    adapters = () if lora is None else ("peft", "bitsandbytes") if lora.four_bit else ("peft",)
+    if absent := [name for name in adapters if not _is_installed(name)]:
+        raise EngineError(f"job.lora needs {', '.join(absent)}, not installed; use: pip install 'kit[lora]'")
+    if rundir.plan.job.optimizer.name == "adamw-8bit" and not _is_installed("bitsandbytes"):
+        raise EngineError(
+            "optimizer.name=adamw-8bit needs bitsandbytes, not installed; use: pip install 'kit[eight-bit]'"
+        )
+    if engine == "torch" and rundir.plan.job.precision == "fp8" and not _is_installed("torchao"):
+        raise EngineError(
+            "precision=fp8 on layout.engine=torch needs torchao, not installed; use: pip install 'kit[torchao]'"
+        )
+    if rundir.plan.layout.loss_kernel == "liger" and not _is_installed("liger_kernel"):
+        raise EngineError(
+            "layout.loss_kernel=liger needs liger-kernel, not installed; use: pip install liger-kernel, or leave it out"
+        )
+    needed = PACKAGES[engine]
+    if kit.emit.megatron.applies(rundir.plan):
+        needed += ("megatron.core",)
+    if rundir.plan.layout.implementation == "transformer-engine":
+        needed += ("transformer_engine",)
+    missing = [name for name in needed if not _is_installed(name)]
+    if missing:
+        raise EngineError(
+            f"layout.engine={engine} needs {', '.join(missing)}, not installed for {Path(sys.executable).name}; "
+            f"install torch for your GPU first, then: pip install 'kit[{engine}]'"
+        )
+
+
+def _gpus(rundir: RunDirectory) -> None:
+    """The GPUs are those of the plan; where nvidia-smi is not there the worker asks torch."""
+    if (found := gpus_here()) is not None:
+        check_gpus(rundir.plan, found)
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # the parent package of a dotted name is missing
+        return False
+
+
+def _model(rundir: RunDirectory) -> None:
+    """The model to start from has the planned shape, and its tokenizer no more tokens than the model."""
+    if rundir.run.model_path is None:
+        if rundir.plan.job.lora is not None:
+            raise RunDirectoryError(
+                "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
+            )
+        return
+    path = Path(rundir.run.model_path)
+    if not (path / "config.json").is_file():
+        raise RunDirectoryError(
+            f"run.model_path={path}: no config.json there; give a Hugging Face model directory, "
+            "or null for random weights"
+        )
+    found, planned = load_model(str(path)), rundir.plan.model
+    for field in (
+        "family",
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "tied_embeddings",
+    ):
+        if getattr(found, field) != getattr(planned, field):
+            raise RunDirectoryError(
+                f"run.model_path={path}: {field}={getattr(found, field)} where the plan has {getattr(planned, field)}; "
+                "plan that model (model: its directory) or give the planned one"
+            )
+    tokenizer = path / "tokenizer.json"
+    if tokenizer.is_file():
+        tokens = _tokenizer_size(tokenizer)
+        if tokens > planned.vocab_size:
+            raise DataError(
+                f"{tokenizer} has {tokens} tokens and the model's vocab_size is {planned.vocab_size}; "
+                "use the model's own tokenizer, or a model with a larger embedding"
+            )
+
+
+def _tokenizer_size(path: Path) -> int:
+    """Largest token id plus one, added tokens included, from a ``tokenizer.json``."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as a tokenizer: {error}") from None
+    vocab = data.get("model", {}).get("vocab", {})
+    ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
+    ids += [token["id"] for token in data.get("added_tokens", [])]
+    return max(ids, default=-1) + 1
+
+
+def _train_data(rundir: RunDirectory) -> None:
+    _data("run.data.train", rundir.run.data.train, rundir)
+
+
+def _validation_data(rundir: RunDirectory) -> None:
+    if rundir.run.data.validation is not None:
+        _data("run.data.validation", rundir.run.data.validation, rundir)
+
+
+def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
+    """The pair exists, is long enough for one sample, and holds no token that the model lacks."""
+    name = Path(prefix).name
+    for suffix in (".bin", ".idx"):
+        if not Path(prefix + suffix).is_file():
+            raise DataError(
+                f"{key}={prefix}: {name}{suffix} is missing; write the pair with: "
+                + convert_data(rundir.plan.job.objective, "TEXT", "DIRECTORY", name)
+            )
+    sidecar = Path(prefix + ".json")
+    if not sidecar.is_file():
+        return
+    facts: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
+    if facts["max_token_id"] >= rundir.plan.model.vocab_size:
+        raise DataError(
+            f"{key}={prefix}: holds token {facts['max_token_id']} and the model's vocab_size is "
+            f"{rundir.plan.model.vocab_size}; "
+            "tokenise the text with this model's tokenizer"
+        )
+    written_for, wanted = facts.get("objective", "pretrain"), rundir.plan.job.objective
+    if written_for != wanted:
+        raise DataError(
+            f"{key}={prefix}: was written for objective={written_for} and the job has {wanted}; "
+            f"write it with: kit convert data … --objective {wanted}"
+        )
+    if wanted != "pretrain" and facts["longest"] > rundir.plan.job.seq_length + (wanted == "sft"):
+        raise DataError(
+            f"{key}={prefix}: its longest row has {facts['longest']} tokens and "
+            f"job.seq_length={rundir.plan.job.seq_length}; raise it, or cut rows with: kit convert data … --seq-length"
+        )
+    if wanted == "pretrain" and facts["num_tokens"] <= rundir.plan.job.seq_length:
+        raise DataError(
+            f"{key}={prefix}: {facts['num_tokens']} tokens make no sample of "
+            f"job.seq_length={rundir.plan.job.seq_length}; "
+            "give more text or shorter sequences"
+        )
+
+
+def _nvme(rundir: RunDirectory) -> None:
+    check_nvme(rundir.plan, rundir.run, rundir.path)
+
+
+def _libaio(rundir: RunDirectory) -> None:
+    check_libaio(rundir.plan)
+
+
+def _host_memory(rundir: RunDirectory) -> None:
+    check_host_memory(rundir.plan)
+
+
+def _asynchronous(rundir: RunDirectory) -> None:
+    layout = rundir.plan.layout
+    if rundir.run.checkpoint.asynchronous and "nvme" in (layout.offload_optimizer, layout.offload_param):
+        raise EngineError(
+            "run.checkpoint.asynchronous=true with state on NVMe: a checkpoint is first copied to host memory, which "
+            "state on NVMe does not fit into; use false"
+        )
+
+
+def _disk(rundir: RunDirectory) -> None:
+    """Room for one checkpoint; without it the run would train for hours and lose everything."""
+    if rundir.plan.job.lora is not None:
+        return  # adapters are a hundredth of the model
+    needed = STATE_BYTES_PER_PARAMETER * count(rundir.plan.model).total
+    free = shutil.disk_usage(rundir.path).free
+    if free < needed:
+        raise CheckpointError(
+            f"{rundir.path.name} is on a disk with {to_gib(free):.1f} GiB free "
+            f"and one checkpoint takes {to_gib(needed):.1f} GiB; "
+            "make room or put the run directory elsewhere (--out)"
+        )
+    if not os.access(rundir.path, os.W_OK):
+        raise CheckpointError(f"{rundir.path.name} is not writable; checkpoints and metrics are written there")

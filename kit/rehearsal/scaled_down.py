@@ -1,0 +1,183 @@
+"""A plan shrunk to a few CPU processes: the same engine and kinds of parallelism, a tiny model of the same family.
+
+Every size above one becomes two, interleaved pipelines four stages of two; what a CPU cannot do is replaced, by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from kit.planner.describe import describe
+from kit.planner.plan import Plan
+from kit.specs.catalog import parse_cluster
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec, LoraSpec, Precision
+from kit.specs.layout import Layout, Pins
+from kit.specs.model import ModelSpec
+
+VOCAB_SIZE = 256
+"""Bytes: any text is data, without a tokenizer."""
+HEAD_DIM = 8
+HEADS = 4
+SEQ_LENGTH = 64
+EPS = 1e-4
+"""Adam's epsilon: with 1e-8 its first steps are the sign of the gradient, and rounding decides where that is small."""
+MOST_PROCESSES = 16
+_NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its matrix products need Transformer Engine"}
+_EMULATED = "matrix products in fp8 -> emulated: operands rounded to 8 bits by torchao, multiplied in fp32"
+
+
+@dataclass(frozen=True)
+class Twin:
+    """What is run in place of a plan, and how far it stands for it."""
+
+    model: ModelSpec
+    cluster: ClusterSpec
+    job: JobSpec
+    pins: Pins
+    replaced: tuple[str, ...]
+    """Settings that a CPU cannot run or that would blur the comparison: ``what -> by what``."""
+    covers: str
+    """The twin's layout in one line."""
+    job_in_bf16: JobSpec | None
+    """The same job in the recipe's own precision, as near as a CPU comes to it; None for a recipe in fp32."""
+    pins_in_bf16: Pins
+
+
+def twin(plan: Plan) -> Twin:
+    """The twin of a plan. Pure; raises nothing that the plan's own rules did not raise."""
+    layout, replaced = _small(plan.layout)
+    model = _tiny(plan.model, layout)
+    job, replaced_in_job = _short(plan.job, layout)
+    pins = Pins(**{key: getattr(layout, key) for key in _pinned() if hasattr(layout, key)})
+    in_bf16 = plan.job.precision != "fp32"
+    rounded: Precision = "fp8" if _emulates(plan.job, plan.layout) else "bf16"
+    return Twin(
+        model=model,
+        cluster=parse_cluster(f"{layout.world_size}xcpu"),
+        job=job,
+        pins=pins,
+        replaced=(*replaced, *replaced_in_job),
+        covers=describe(layout),
+        job_in_bf16=dataclasses.replace(job, precision=rounded) if in_bf16 else None,
+        pins_in_bf16=dataclasses.replace(pins, autocast=plan.layout.autocast) if in_bf16 else pins,
+    )
+
+
+def _pinned() -> list[str]:
+    return [field.name for field in dataclasses.fields(Pins)]
+
+
+def _small(layout: Layout) -> tuple[Layout, list[str]]:
+    replaced: list[str] = []
+    changes: dict[str, Any] = {name: min(2, getattr(layout, name)) for name in ("tp", "cp", "ep", "etp", "vp")}
+    changes["pp"] = layout.pp if layout.pp == 1 else 4 if layout.vp > 1 else 2
+    uneven = layout.first_stage_layers or layout.last_stage_layers
+    if uneven:
+        # One end shorter than the other shows a shift of layers that even ends would hide.
+        changes |= {"first_stage_layers": 1, "last_stage_layers": 2 if changes["pp"] == 2 else 1, "vp": 1}
+    inner = changes["tp"] * changes["cp"] * changes["pp"]
+    wanted = 4 if layout.zero_hpz > 1 else min(2, layout.dp)
+    changes["dp"] = max(1, min(wanted, MOST_PROCESSES // inner))
+    if changes["dp"] < min(2, layout.dp):
+        replaced.append(f"dp={layout.dp} -> 1: {MOST_PROCESSES} processes are the limit")
+    changes["zero_hpz"] = min(2, layout.zero_hpz)
+    changes["micro_batch_size"] = min(2, layout.micro_batch_size)
+    changes["gradient_accumulation_steps"] = max(changes["pp"], min(2, layout.gradient_accumulation_steps))
+    lossy = {"zero_quantized_weights": False, "zero_quantized_gradients": False, "gradient_compression": "none"}
+    lossy |= {"gradient_dtype": "fp32"}
+    for name, plain in lossy.items():
+        if getattr(layout, name) != plain:
+            replaced.append(
+                f"{name}={getattr(layout, name)} -> {plain}: its kernels are for CUDA, or it changes numbers"
+            )
+            changes[name] = plain
+    kernels = {"compile_layers": False, "attention_kernel": "default", "loss_kernel": "torch"}
+    for name, plain in kernels.items():
+        if getattr(layout, name) != plain:
+            replaced.append(f"{name}={getattr(layout, name)} -> {plain}: it makes or chooses kernels for CUDA")
+            changes[name] = plain
+    if layout.autocast:
+        changes["autocast"] = False  # of fp32 there is none; the run in bf16 has it
+    if layout.implementation == "transformer-engine":
+        replaced.append("implementation=transformer-engine -> torch-native: its kernels are for CUDA")
+        changes["implementation"] = "torch-native"
+    return dataclasses.replace(layout, **changes), replaced
+
+
+def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
+    """The same family and traits (grouped queries, ties, experts, windows), every width as small as it splits."""
+    layers = max(2, layout.pp * layout.vp)
+    if layout.first_stage_layers and layout.last_stage_layers:
+        layers = layout.first_stage_layers + layout.last_stage_layers + 2 * (layout.pp - 2)
+    grouped = model.num_key_value_heads < model.num_attention_heads
+    changes: dict[str, Any] = {
+        "name": f"twin-of-{model.name}",
+        "num_layers": layers,
+        "hidden_size": HEADS * HEAD_DIM,
+        "ffn_hidden_size": 64,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 2 if grouped else HEADS,
+        "head_dim": HEAD_DIM,
+        "vocab_size": VOCAB_SIZE,
+        "max_position_embeddings": max(256, 2 * SEQ_LENGTH),
+    }
+    if model.encoder_layers:
+        changes["encoder_layers"] = 2
+    if model.num_experts:
+        changes |= {
+            "num_experts": 4,
+            "experts_per_token": 2,
+            "moe_ffn_hidden_size": 32 if model.family != "mixtral" else 64,
+        }
+        changes |= {"num_shared_experts": min(1, model.num_shared_experts)}
+        changes |= {"first_dense_layers": min(1, model.first_dense_layers)}
+        if model.router_groups > 1:
+            changes |= {"num_experts": 8, "router_groups": 2, "router_top_groups": 1}
+    if model.latent is not None:
+        compressed = None if model.latent.q_lora_rank is None else 2 * HEAD_DIM
+        changes["latent"] = dataclasses.replace(
+            model.latent,
+            q_lora_rank=compressed,
+            kv_lora_rank=2 * HEAD_DIM,
+            nope_head_dim=HEAD_DIM,
+            rope_head_dim=HEAD_DIM,
+            value_head_dim=HEAD_DIM,
+        )
+        changes |= {"head_dim": 2 * HEAD_DIM, "num_key_value_heads": HEADS}
+    if model.sliding_window is not None:
+        changes["sliding_window"] = SEQ_LENGTH // 2
+    return dataclasses.replace(model, **changes)
+
+
+def _short(job: JobSpec, layout: Layout) -> tuple[JobSpec, list[str]]:
+    replaced = []
+    if job.precision != "fp32":
+        replaced.append(f"precision={job.precision} -> fp32 for the exact curve, which rounding would blur")
+    if _emulates(job, layout):
+        replaced.append(_EMULATED)
+    elif job.precision in _NOT_ON_A_CPU:
+        replaced.append(f"precision={job.precision} -> bf16 for the rounded curve: {_NOT_ON_A_CPU[job.precision]}")
+    if job.optimizer.eps != EPS:
+        replaced.append(f"optimizer.eps={job.optimizer.eps:g} -> {EPS:g}: else Adam's first steps are signs")
+    lora: LoraSpec | None = job.lora and dataclasses.replace(job.lora, rank=min(4, job.lora.rank), dropout=0.0)
+    return (
+        dataclasses.replace(
+            job,
+            seq_length=SEQ_LENGTH,
+            global_batch_size=layout.global_batch_size,
+            total_tokens=10**9,
+            precision="fp32",
+            learning_rate=1e-3,
+            optimizer=dataclasses.replace(job.optimizer, eps=EPS),
+            lora=lora,
+        ),
+        replaced,
+    )
+
+
+def _emulates(job: JobSpec, layout: Layout) -> bool:
+    """Whether processors compute the plan's fp8 (kit/engines/kernels/fp8.py)."""
+    return job.precision == "fp8" and layout.engine == "torch"

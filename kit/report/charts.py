@@ -1,0 +1,75 @@
+"""The picture of ``kit explain --png``: where a step's time goes, and the pipeline's schedule. Needs matplotlib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from kit.errors import SpecError
+from kit.planner.describe import describe
+from kit.planner.explain.what_if import shown
+from kit.planner.plan import Plan
+from kit.report.pipeline_schedule import simulate
+from kit.units import human_seconds
+
+
+def draw(plan: Plan, path: Path) -> None:
+    """Write a PNG; an existing file is not overwritten. Raises ``SpecError``."""
+    if path.exists():
+        raise SpecError(f"{path} exists already and is not overwritten; choose another name, or remove it yourself")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SpecError("--png needs matplotlib, which is not installed: pip install 'kit[demo]'") from None
+    panels = 2 if plan.layout.pp > 1 else 1
+    figure = Figure(figsize=(11, 2.6 * panels + 0.6), layout="constrained")
+    axes: Any = figure.subplots(panels, 1, squeeze=False)
+    _breakdown(plan, axes[0][0])
+    if panels == 2:
+        _schedule(plan, axes[1][0])
+    figure.suptitle(f"{plan.model.name} on {plan.cluster.num_gpus} x {plan.cluster.gpu.name}: {describe(plan.layout)}")
+    try:
+        figure.savefig(path, format="png", dpi=110)
+    except OSError as error:
+        raise SpecError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _breakdown(plan: Plan, axis: Any) -> None:
+    left = 0.0
+    for name, seconds in plan.predicted.step_time_components_s.items():
+        if seconds >= 0.001 * plan.predicted.step_time_s:
+            axis.barh(0, seconds, left=left, label=f"{name.replace('_', ' ')} {human_seconds(seconds)}")
+            left += seconds
+    axis.set_yticks([])
+    axis.set_xlabel("seconds of a step")
+    axis.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)
+
+
+COLORS = {"forward": ("lightsteelblue", "steelblue"), "backward": ("mediumaquamarine", "seagreen")}
+"""Of a pass, by the parity of its virtual stage; none of the step's own colours."""
+
+
+def _schedule(plan: Plan, axis: Any) -> None:
+    stages, batches, vp = shown(plan)
+    named = set()
+    for entry in simulate(stages, vp, batches):
+        way, parity = "backward" if entry.backward else "forward", entry.chunk % 2
+        label = way if vp == 1 else f"{way}, virtual stage {entry.chunk + 1}"
+        axis.barh(
+            entry.stage,
+            entry.end - entry.start,
+            left=entry.start,
+            color=COLORS[way][parity],
+            edgecolor="white",
+            height=0.9,
+            label=None if label in named else label,
+        )
+        named.add(label)
+    axis.set_yticks(range(stages))
+    axis.invert_yaxis()
+    axis.set_ylabel("stage")
+    axis.set_xlabel(
+        f"time of forward passes of a chunk; white: idle ({stages} of {plan.layout.pp} stages, {batches} of "
+        f"{plan.layout.gradient_accumulation_steps} micro batches, {vp} of {plan.layout.vp} virtual stages drawn)"
+    )
+    axis.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)

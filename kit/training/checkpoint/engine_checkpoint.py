@@ -1,0 +1,295 @@
+"""Checkpoints on the way: an engine's own format, in directories that are complete or absent.
+
+    checkpoints/step-00000020/manifest.json    plan hash, world size, counters, size + hash of every file
+    checkpoints/step-00000020/state/           what ``Engine.save`` wrote
+    checkpoints/step-00000020/random/          every rank's random generators (``random_state``)
+    checkpoints/latest                         name of the newest, for people and scripts; loading looks itself
+
+Some engines pickle. So only files that a manifest of ours vouches for are ever handed to ``Engine.load``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from kit.engines.base import Engine, FitsEveryLayout
+from kit.errors import CheckpointError
+from kit.training.checkpoint import random_state
+from kit.training.checkpoint.collective import share, together
+from kit.training.checkpoint.disk_space import require_room
+from kit.training.checkpoint.exchange import Counters
+from kit.training.checkpoint.files import (
+    FileRecord,
+    files_below,
+    fsync,
+    partial_name,
+    publish,
+    record_of,
+    records_from_json,
+    verify,
+    write_json,
+)
+
+MANIFEST = "manifest.json"
+STATE = "state"
+RANDOM = "random"
+ROOM_MARGIN = 1.05
+"""Over the size of the checkpoint before: manifests and file systems take a little too."""
+FORMAT = "kit-native"
+VERSION = 2
+_NAME = re.compile(r"step-(\d{8})")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What ``manifest.json`` says."""
+
+    plan_hash: str
+    world_size: int
+    model: str
+    """Engine and digest of the model; an engine that reads every layout asks for nothing more."""
+    counters: Counters
+    files: dict[str, FileRecord]
+
+
+@dataclass(frozen=True)
+class NativeCheckpoints:
+    """The native checkpoints of one run. Every method that takes an engine is collective."""
+
+    root: Path
+    plan_hash: str
+    world_size: int
+    keep_last: int
+    model: str = ""
+    """See ``Manifest``; empty: only the same plan."""
+    keep_every_steps: int | None = None
+    """Checkpoints of multiples of this are never removed."""
+    expected_bytes: int = 0
+    """Of the first checkpoint; later ones are taken to be as large as the one before."""
+    say: Callable[[str], None] = print
+    """Called on the main rank with what a person should know."""
+
+    def steps(self) -> list[int]:
+        """Steps that have a directory, newest first; whether they are good shows on loading."""
+        if not self.root.is_dir():
+            return []
+        matches = [_NAME.fullmatch(path.name) for path in self.root.iterdir() if path.is_dir()]
+        return sorted((int(match.group(1)) for match in matches if match), reverse=True)
+
+    def directory(self, step: int) -> Path:
+        """Where the checkpoint of a step lies."""
+        return self.root / f"step-{step:08d}"
+
+    def save(self, engine: Engine, counters: Counters) -> None:
+        """Write a checkpoint, then remove those that need not be kept.
+
+        Raises CheckpointError on every rank (a full disk, say) and leaves what was there before.
+        """
+        self.write(engine.save, counters, engine.is_main, random=random_state.capture())
+
+    def bytes_of(self, step: int) -> int | None:
+        """What the files of a checkpoint take; None where its manifest cannot be read."""
+        try:
+            return sum(record.bytes for record in read_manifest(self.directory(step)).files.values())
+        except CheckpointError:
+            return None
+
+    def write(
+        self,
+        save: Callable[[Path], None],
+        counters: Counters,
+        is_main: bool,
+        group: dist.ProcessGroup | None = None,
+        random: random_state.RandomState | None = None,
+    ) -> None:
+        """As ``save``, by a function that writes the engine's files, collectively over ``group``.
+
+        ``random``: of this rank, at the moment that the state is of."""
+        directory = self.directory(counters.step)
+        partial = partial_name(directory)
+        doing = f"writing the checkpoint {directory}"
+        try:
+            together(is_main, lambda: self._start(partial), doing, group=group)
+            # An engine may raise anything where a disk is full (torch.save: RuntimeError).
+            together(True, lambda: _fill(partial, save, random), doing, failures=(Exception,), group=group)
+            records = together(True, lambda: _my_records(partial), doing, group=group)
+            manifest = {
+                "format": FORMAT,
+                "version": VERSION,
+                "plan_hash": self.plan_hash,
+                "world_size": self.world_size,
+                "model": self.model,
+                "counters": dataclasses.asdict(counters),
+                "files": {name: dataclasses.asdict(r) for share in records for name, r in sorted(share.items())},
+            }
+            together(is_main, lambda: self._publish(partial, directory, manifest), doing, group=group)
+        except CheckpointError:
+            if is_main:
+                shutil.rmtree(partial, ignore_errors=True)
+            raise
+
+    def load_newest(self, engine: Engine) -> Counters | None:
+        """Load the newest good checkpoint; None where there is none at all.
+
+        A damaged one is renamed to ``….damaged`` and the one before it is tried. Raises CheckpointError where none
+        is good, or where the newest is of another plan or world size.
+        """
+        steps = together(engine.is_main, self.steps, f"reading {self.root}")[0]
+        damage: list[str] = []
+        for step in steps:
+            directory = self.directory(step)
+            try:
+                manifest = self._verified(engine, directory)
+            except _DamagedError as error:
+                damage.append(str(error))
+                together(engine.is_main, lambda d=directory: _set_aside(d), f"renaming {directory}")
+                if engine.is_main:
+                    self.say(f"checkpoint {directory.name} is not usable: {error}; trying the one before it")
+                continue
+            _load(engine, directory, manifest)
+            return manifest.counters
+        if damage:
+            raise CheckpointError(
+                f"no checkpoint in {self.root} is usable ({damage[0]}); "
+                f"resume from a hub checkpoint, or start in a new run directory"
+            )
+        return None
+
+    def load(self, engine: Engine, directory: Path) -> Counters:
+        """Load one checkpoint, of this run or another. Raises CheckpointError where it is damaged, or of another plan
+        or world size and the engine cannot read other layouts."""
+        try:
+            manifest = self._verified(engine, directory)
+        except _DamagedError as error:
+            raise CheckpointError(f"{error}; use an earlier checkpoint or --resume auto") from error
+        _load(engine, directory, manifest)
+        return manifest.counters
+
+    def _start(self, partial: Path) -> None:
+        """Room first: a disk that is found full half-way has cost the time of half a checkpoint."""
+        shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+        before = next((size for size in map(self.bytes_of, self.steps()) if size is not None), None)
+        require_room(self.root, int((before or self.expected_bytes) * ROOM_MARGIN))
+        (partial / STATE).mkdir(parents=True)
+        (partial / RANDOM).mkdir()
+
+    def _verified(self, engine: Engine, directory: Path) -> Manifest:
+        """Each rank hashes its share of the files; all of them come to the same verdict."""
+        try:
+            manifest = together(engine.is_main, lambda: read_manifest(directory), f"reading {directory}")[0]
+            together(
+                True, lambda: verify(directory, dict(share(sorted(manifest.files.items())))), f"reading {directory}"
+            )
+        except CheckpointError as error:
+            raise _DamagedError(str(error)) from error
+        if isinstance(engine, FitsEveryLayout) and self.model and manifest.model == self.model:
+            return manifest
+        if manifest.plan_hash != self.plan_hash:
+            raise ForeignError(
+                f"{directory} was written under plan {manifest.plan_hash[:12]} and this is {self.plan_hash[:12]}; "
+                f"native checkpoints fit one plan: resume from a hub checkpoint (hub-step-…) of that run instead; "
+                f"kit train THAT_RUN --resume auto --stop-at-step {manifest.counters.step} writes one",
+                manifest.counters.step,
+            )
+        if manifest.world_size != self.world_size:
+            raise ForeignError(
+                f"{directory} was written by {manifest.world_size} ranks and there are {self.world_size}; native "
+                f"checkpoints fit one world size: resume from a hub checkpoint (hub-step-…) of that run instead",
+                manifest.counters.step,
+            )
+        return manifest
+
+    def _publish(self, partial: Path, directory: Path, manifest: dict[str, Any]) -> None:
+        write_json(partial / MANIFEST, manifest)
+        # A directory of this step is from before a step back to an older checkpoint: the run has made it again.
+        _remove(directory)
+        publish(partial, directory)
+        latest = self.root / ".latest.partial"
+        latest.write_text(directory.name + "\n", encoding="utf-8")
+        latest.replace(self.root / "latest")
+        fsync(self.root)
+        there = self.steps()
+        for step in sorted(set(there) - set(kept(there, self.keep_last, self.keep_every_steps))):
+            _remove(self.directory(step))
+
+
+def kept(steps: Sequence[int], last: int, every: int | None) -> list[int]:
+    """Which of the steps, newest first, stay: the ``last`` ones, and for good every so many steps."""
+    return [step for n, step in enumerate(steps) if n < last or (every is not None and step % every == 0)]
+
+
+class ForeignError(CheckpointError):
+    """A checkpoint is good and of another plan or world size."""
+
+    def __init__(self, words: str, step: int) -> None:
+        super().__init__(words)
+        self.step = step
+
+
+class _DamagedError(Exception):
+    """A checkpoint is not what its manifest says, or has none: an older one may do."""
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def _fill(partial: Path, save: Callable[[Path], None], random: random_state.RandomState | None) -> None:
+    save(partial / STATE)
+    if random is not None:
+        random_state.write(random, partial / RANDOM, _rank())
+
+
+def _load(engine: Engine, directory: Path, manifest: Manifest) -> None:
+    """On another layout a rank has no generators of its own to go on with."""
+    engine.load(directory / STATE)
+    if manifest.world_size == (dist.get_world_size() if dist.is_initialized() else 1) and any(
+        name.startswith(f"{RANDOM}/") for name in manifest.files
+    ):
+        together(True, lambda: random_state.read(directory / RANDOM, _rank()), f"reading {directory}")
+
+
+def _my_records(partial: Path) -> dict[str, FileRecord]:
+    return {str(path.relative_to(partial)): record_of(path) for path in share(files_below(partial))}
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Raises CheckpointError where it is missing or damaged."""
+    path = directory / MANIFEST
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if (data["format"], data["version"]) != (FORMAT, VERSION):
+            raise CheckpointError(f"{path} is not of format {FORMAT}, version {VERSION}")
+        return Manifest(
+            plan_hash=str(data["plan_hash"]),
+            world_size=int(data["world_size"]),
+            model=str(data.get("model", "")),
+            counters=Counters(**data["counters"]),
+            files=records_from_json(data["files"]),
+        )
+    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path} is missing or damaged ({error})") from error
+
+
+def _set_aside(directory: Path) -> None:
+    damaged = directory.with_name(f"{directory.name}.damaged")
+    shutil.rmtree(damaged, ignore_errors=True)
+    directory.rename(damaged)
+
+
+def _remove(directory: Path) -> None:
+    """Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
+    if directory.exists():
+        going = directory.with_name(f".{directory.name}.removed")
+        shutil.rmtree(going, ignore_errors=True)
+        directory.rename(going)
+        shutil.rmtree(going)

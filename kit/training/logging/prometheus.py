@@ -1,0 +1,82 @@
+"""Metrics for Prometheus, on a port of the main rank: off unless asked for, and on loopback unless told otherwise."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from kit.errors import EngineError
+from kit.planner.plan import Plan
+from kit.training.logging.metrics import StepMetrics
+
+GAUGES = {
+    "kit_step": ("step", "Optimizer steps done"),
+    "kit_loss": ("loss", "Training loss of the last step, nats per token"),
+    "kit_validation_loss": ("validation_loss", "Held-out loss where it was last measured, nats per token"),
+    "kit_gradient_norm": ("grad_norm", "Gradient norm before clipping"),
+    "kit_learning_rate": ("learning_rate", "Learning rate"),
+    "kit_loss_scale": ("loss_scale", "Loss scale of fp16"),
+    "kit_samples_seen": ("samples_seen", "Sequences seen"),
+    "kit_step_seconds": ("step_time_s", "Data, forward, backward and optimizer of the last step"),
+    "kit_data_seconds": ("data_s", "Waiting for data, slowest rank"),
+    "kit_forward_backward_seconds": ("forward_backward_s", "Forward and backward"),
+    "kit_optimizer_seconds": ("optimizer_s", "Optimizer step"),
+    "kit_loop_seconds": ("loop_s", "The training loop's own time between steps"),
+    "kit_checkpoint_stall_seconds": ("checkpoint_s", "Training stood still for a checkpoint"),
+    "kit_tokens_per_second": ("tokens_per_s", "Over all GPUs"),
+    "kit_tokens_per_second_per_gpu": ("tokens_per_s_per_gpu", "Per GPU"),
+    "kit_mfu_ratio": ("mfu", "Model FLOPs utilisation, causal attention"),
+    "kit_memory_peak_gib": ("memory_gib", "Peak of the fullest GPU"),
+    "kit_eta_seconds": ("eta_s", "Until the last step"),
+}
+"""Exported name → (field of a step's metrics, help)."""
+PREDICTED = {
+    "kit_predicted_memory_peak_gib": "Peak of the fullest GPU as planned",
+    "kit_predicted_step_seconds": "Step time as planned",
+    "kit_total_steps": "Steps of the whole run",
+}
+EVENTS = "kit_events"
+"""Counter, exported as kit_events_total: steps with an event, by kind."""
+
+
+class Prometheus:
+    """One endpoint. Raises EngineError where prometheus_client is missing or the port is taken."""
+
+    def __init__(self, port: int, address: str, plan: Plan, total_steps: int) -> None:
+        if importlib.util.find_spec("prometheus_client") is None:
+            raise EngineError(
+                "run.logging.prometheus_port needs the package prometheus_client; install it, or use null"
+            )
+        import prometheus_client as client
+
+        self.registry = registry = client.CollectorRegistry()
+        labels = {"model": plan.model.name, "engine": plan.layout.engine}
+        self._labels = list(labels.values())
+        self._gauges = {
+            name: client.Gauge(name, text, list(labels), registry=registry) for name, (_, text) in GAUGES.items()
+        }
+        self._events = client.Counter(EVENTS, "Steps with an event", [*labels, "event"], registry=registry)
+        values = (plan.predicted.peak_gib, plan.predicted.step_time_s, total_steps)
+        for (name, text), value in zip(PREDICTED.items(), values, strict=True):
+            client.Gauge(name, text, list(labels), registry=registry).labels(*self._labels).set(value)
+        try:
+            self._server, self._thread = client.start_http_server(port, address, registry)
+        except OSError as error:
+            raise EngineError(
+                f"run.logging.prometheus_port={port} on {address} cannot be opened ({error.strerror}); choose another"
+            ) from None
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Set every gauge that the step has a number for."""
+        for name, (field, _) in GAUGES.items():
+            value: Any = getattr(metrics, field)
+            if value is not None:
+                self._gauges[name].labels(*self._labels).set(value)
+        if metrics.event is not None:
+            self._events.labels(*self._labels, metrics.event.split(":")[0]).inc()
+
+    def close(self) -> None:
+        """Free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

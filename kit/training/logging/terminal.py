@@ -1,0 +1,112 @@
+"""The run on a terminal: one line that lives, or plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kit.training.logging.metrics import StepMetrics
+from kit.units import human_count, human_seconds
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a line compares with."""
+
+    total_steps: int
+    peak_gib: float
+    step_time_s: float
+
+
+class Terminal(Protocol):
+    """What the loop says things to."""
+
+    def step(self, metrics: StepMetrics, due: bool) -> None:
+        """A step was made; ``due``: one of those that get a line where lines stay."""
+
+    def say(self, text: str) -> None:
+        """A sentence that stays."""
+
+    def close(self) -> None:
+        """No more is said."""
+
+
+def terminal(expected: Expected) -> Terminal:
+    """The live line where standard output is a terminal."""
+    return LiveLine(expected) if sys.stdout.isatty() else PlainLines(expected)
+
+
+class PlainLines:
+    """For files and pipes."""
+
+    def __init__(self, expected: Expected) -> None:
+        self._expected = expected
+
+    def step(self, metrics: StepMetrics, due: bool) -> None:
+        """See Terminal."""
+        if due:
+            print(metrics.line(self._expected.total_steps), flush=True)
+
+    def say(self, text: str) -> None:
+        """See Terminal."""
+        print(text, flush=True)
+
+    def close(self) -> None:
+        """See Terminal."""
+
+
+class LiveLine:
+    """One line that is written over; what is said stands above it."""
+
+    def __init__(self, expected: Expected, console: Any = None) -> None:
+        from rich.live import Live
+
+        self._expected = expected
+        self._live = Live(console=console, refresh_per_second=4, redirect_stdout=True, redirect_stderr=True)
+        self._live.start()
+
+    def step(self, metrics: StepMetrics, due: bool) -> None:
+        """See Terminal. Rendering happens a few times a second, in a thread of rich's."""
+        from rich.text import Text
+
+        self._live.update(Text(live_line(metrics, self._expected), no_wrap=False))
+
+    def say(self, text: str) -> None:
+        """See Terminal."""
+        self._live.console.print(text, markup=False, highlight=False)
+
+    def close(self) -> None:
+        """See Terminal."""
+        self._live.stop()
+
+
+def live_line(metrics: StepMetrics, expected: Expected) -> str:
+    """Loss, speed, memory beside the prediction, where the time goes, and how long it will take."""
+    step_ms = 1000 * metrics.step_time_s
+    shares = " ".join(
+        f"{name} {100 * seconds / metrics.step_time_s:.0f}%"
+        for name, seconds in (
+            ("fwd+bwd", metrics.forward_backward_s),
+            ("optim", metrics.optimizer_s),
+            ("data wait", metrics.data_s),
+        )
+        if seconds is not None and metrics.step_time_s > 0
+    )
+    parts = [
+        f"step {metrics.step}/{expected.total_steps}",
+        f"loss {metrics.loss:.4f}",
+        (metrics.event or "overflow, skipped") if metrics.grad_norm is None else f"norm {metrics.grad_norm:.3g}",
+        f"lr {metrics.learning_rate:.3g}",
+        f"{human_count(metrics.tokens_per_s_per_gpu or metrics.tokens_per_s)} tok/s/GPU",
+    ]
+    if metrics.mfu is not None:
+        parts.append(f"MFU {100 * metrics.mfu:.1f}%")
+    if metrics.memory_gib is not None:
+        parts.append(f"peak {metrics.memory_gib:.1f} of {expected.peak_gib:.1f} GiB predicted")
+    else:
+        parts.append(f"{expected.peak_gib:.2g} GiB predicted")
+    parts.append(f"{step_ms:.0f} ms ({shares}; predicted {1000 * expected.step_time_s:.0f})")
+    if metrics.eta_s is not None:
+        parts.append(f"ETA {human_seconds(metrics.eta_s)}")
+    return " | ".join(parts)

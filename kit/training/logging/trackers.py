@@ -1,0 +1,120 @@
+"""TensorBoard, Weights & Biases, MLflow and Trackio, through accelerate's trackers: each is one class there."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import netrc
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.errors import EngineError
+from kit.planner.plan import Plan
+from kit.training.logging.metrics import StepMetrics
+
+FOLDER = "trackers"
+"""In the run directory: what is kept on disk."""
+
+
+class Trackers:
+    """Those of one run, on the main rank. One that fails while training is dropped with a word; the run goes on."""
+
+    def __init__(self, names: Sequence[str], rundir: Path, plan: Plan, say: Callable[[str], None] = print) -> None:
+        """Raises EngineError where a tracker's package is not installed, or it cannot start."""
+        self._say = say
+        self._live: dict[str, Any] = {}
+        for name in names:
+            self._live[name] = _start(name, rundir, plan)
+
+    def step(self, metrics: StepMetrics) -> None:
+        """All numbers of a step."""
+        if not self._live:
+            return
+        values = {f"train/{key}": value for key, value in dataclasses.asdict(metrics).items() if _is_number(value)}
+        for name, tracker in list(self._live.items()):
+            try:
+                tracker.log(values, step=metrics.step)
+            except Exception as error:  # a tracker's server may raise anything
+                self._say(f"tracker {name} failed at step {metrics.step} and is left out from here on: {error!r}")
+                del self._live[name]
+
+    def close(self) -> None:
+        """Send what is left."""
+        for name, tracker in self._live.items():
+            try:
+                tracker.finish()
+            except Exception as error:
+                self._say(f"tracker {name} could not be closed: {error!r}")
+        self._live = {}
+
+
+PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
+
+
+def missing(names: Sequence[str]) -> list[str]:
+    """Packages of these trackers that are not installed."""
+    return [PACKAGES[name] for name in names if importlib.util.find_spec(PACKAGES[name]) is None]
+
+
+def _start(name: str, rundir: Path, plan: Plan) -> Any:
+    from accelerate import PartialState, tracking
+
+    if absent := missing([name]):
+        raise EngineError(
+            f"run.logging.trackers names {name}, which needs the package {absent[0]}; install it, or leave {name} out"
+        )
+    folder = rundir / FOLDER
+    project = plan.model.name
+    classes: dict[str, Callable[[], Any]] = {
+        "tensorboard": lambda: tracking.TensorBoardTracker(rundir.name, logging_dir=str(folder / "tensorboard")),
+        # Offline writes to disk, for ``wandb sync`` later; without a login a batch job could not answer its question.
+        "wandb": lambda: tracking.WandBTracker(project, name=rundir.name, dir=str(folder), mode=_wandb_mode()),
+        "mlflow": lambda: tracking.MLflowTracker(experiment_name=project, run_name=rundir.name),
+        "trackio": lambda: tracking.TrackioTracker(project, name=rundir.name),
+    }
+    try:
+        folder.mkdir(exist_ok=True)
+        _stay_in(folder)
+        # accelerate's trackers write to its log, which asks who is the main rank; the process group is there already.
+        PartialState(cpu=plan.cluster.gpu.device == "cpu")
+        tracker = classes[name]()
+        tracker.start()
+        if name != "tensorboard":  # whose writer would open a second run for the settings
+            tracker.store_init_configuration(_settings(plan))
+    except Exception as error:
+        raise EngineError(
+            f"tracker {name} does not start: {' '.join(str(error).split())}; mend it, or leave it out of "
+            f"run.logging.trackers"
+        ) from error
+    return tracker
+
+
+def _stay_in(folder: Path) -> None:
+    """What is kept on disk is kept in the run directory, where its owner has not said otherwise."""
+    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+    os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))
+
+
+def _wandb_mode() -> str:
+    """As WANDB_MODE says; else online with a login, and offline without."""
+    if mode := os.environ.get("WANDB_MODE"):
+        return mode
+    if "WANDB_API_KEY" in os.environ:
+        return "online"
+    try:
+        return "online" if netrc.netrc().authenticators("api.wandb.ai") else "offline"
+    except (OSError, netrc.NetrcParseError):
+        return "offline"
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    layout = {f"layout/{key}": value for key, value in dataclasses.asdict(plan.layout).items()}
+    predicted = {"predicted/peak_gib": plan.predicted.peak_gib, "predicted/step_time_s": plan.predicted.step_time_s}
+    flat = {"model": plan.model.name, "cluster": plan.cluster.name, "plan": plan.digest[:12], **layout, **predicted}
+    return {key: value if isinstance(value, (str, int, float, bool)) else str(value) for key, value in flat.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
