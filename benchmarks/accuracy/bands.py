@@ -37,7 +37,7 @@ def regimes(result: Result) -> tuple[str, ...]:
     a Blackwell's rates are known from one source only, and without it they are Hopper's.
     """
     whole = _regime(result)
-    if not whole.startswith("transformer-engine"):
+    if not whole.startswith("transformer_engine"):
         return (whole,)
     return (whole, f"{whole}, {'Blackwell' if generation(result) in BLACKWELL else 'up to Hopper'}")
 
@@ -48,8 +48,8 @@ def _regime(result: Result) -> str:
     what = "experts" if setup.shape.experts else "dense"
     if setup.kernels == "megatron-local":
         return f"megatron before fused attention, {what}"
-    if setup.kernels == "transformer-engine":
-        return f"transformer-engine, {what}"
+    if setup.kernels == "transformer_engine":
+        return f"transformer_engine, {what}"
     if result.row["job"]["engine"] == "megatron":
         early = ", attention of several operators" if program.attention == "unfused" else ""
         norms = ", norms of several operators" if program.code == "huggingface" else ""

@@ -27,7 +27,7 @@ def with_deepspeed(row: Row, setup: TrainingSetup) -> TrainingSetup:
     offload = str(job.get("offload") or "").lower()
     layout = Layout(
         engine="deepspeed",
-        implementation="huggingface-sdpa",
+        implementation="huggingface",
         dp=setup.dp,
         cp=setup.cp,
         tp=setup.tp,

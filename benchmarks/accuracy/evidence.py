@@ -35,7 +35,7 @@ def _engine_bytes() -> list[str]:
 
 
 def _probe() -> list[str]:
-    lines = ["## Probe: torch-native and Hugging Face implementations", ""]
+    lines = ["## Probe: local and Hugging Face implementations", ""]
     rows = _read("probe.json")
     if not rows:
         return [*lines, "No results; `python -m benchmarks.accuracy.probe` measures them."]

@@ -76,7 +76,7 @@ def errors_without(results: Iterable[Result]) -> dict[str, Errors]:
     results = list(results)
     held_out = without_own_rows(results)
     defaults = with_another_choice(results, "nanotron", gathers_again=True)
-    in_place = with_another_choice(results, "transformer-engine", cross_entropy="unfused")
+    in_place = with_another_choice(results, "transformer_engine", cross_entropy="unfused")
     chosen = {
         "peak above 4 GiB": [result for result in held_out if result.measured_gib > 4],
         "peak above 4 GiB, reserved": [result for result in held_out if result.statistic == "max_reserved"],

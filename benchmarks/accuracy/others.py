@@ -69,7 +69,7 @@ def _accelerate(shape: Shape) -> float:
 ESTIMATORS: dict[str, tuple[Estimate, Callable[[TrainingSetup], bool]]] = {
     "Megatron-LM's theoretical formula, Megatron rows": (
         megatron_theoretical,
-        lambda setup: setup.kernels in ("transformer-engine", "megatron-local") and setup.sharding != "full",
+        lambda setup: setup.kernels in ("transformer_engine", "megatron-local") and setup.sharding != "full",
     ),
     "DeepSpeed's estimate_zero3 (states alone), fully sharded rows": (
         deepspeed_estimate,

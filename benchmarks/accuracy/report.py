@@ -89,7 +89,7 @@ def as_markdown(results: list[Result], source: str) -> str:
         "## Measured rows",
         "",
         "Other programs on their own kernels (mostly Megatron-LM with Transformer Engine). These are evidence for",
-        "those implementations only; a plan of `torch-native` or `huggingface-sdpa` quotes none of them.",
+        "those implementations only; a plan of `local` or `huggingface` quotes none of them.",
         "",
     ]
     lines += _table(strata(results))

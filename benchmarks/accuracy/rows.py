@@ -205,7 +205,7 @@ def kernels_of(row: Row) -> Kernels:
     """Whose layers ran."""
     engine = row["job"].get("engine")
     if megatron(row):
-        return "megatron-local" if row["job"].get("transformer_impl") == "local" else "transformer-engine"
+        return "megatron-local" if row["job"].get("transformer_impl") == "local" else "transformer_engine"
     names: dict[str, Kernels] = {
         "nanotron": "nanotron",
         "litgpt": "litgpt",

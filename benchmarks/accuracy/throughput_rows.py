@@ -169,7 +169,7 @@ def kernels_of(row: Row) -> Kernels:
     """Whose layers ran."""
     engine = row["job"]["engine"]
     if engine == "megatron" or recent_nvidia(row):
-        return "megatron-local" if old_megatron(row) else "transformer-engine"
+        return "megatron-local" if old_megatron(row) else "transformer_engine"
     if engine == "nanotron":
         return "nanotron"
     if engine == "deepspeed":

@@ -149,7 +149,7 @@ def _transformer_engine(device: str, scratch: Path) -> dict[str, Any]:
     if importlib.util.find_spec("transformer_engine") is None:
         raise Skipped("transformer-engine is not installed")
     case: Case = RECIPES[2]
-    case = dataclasses.replace(case, pins=case.pins | {"implementation": "transformer-engine"})
+    case = dataclasses.replace(case, pins=case.pins | {"implementation": "transformer_engine"})
     plan = planned(case, device, scratch)
     rundir = run_directory(plan, scratch)
     with process_group(rundir):
@@ -159,7 +159,7 @@ def _transformer_engine(device: str, scratch: Path) -> dict[str, Any]:
         times, _ = engine_steps(engine, plan)
         row = described(plan) | beside_prediction(plan, times, measured_memory(engine, device))
         engine.close()
-    return row | {"flags": {"implementation": "transformer-engine"}}
+    return row | {"flags": {"implementation": "transformer_engine"}}
 
 
 def _kit(engine_name: str, like: Case | None = None) -> Callable[[str, Path], dict[str, Any]]:

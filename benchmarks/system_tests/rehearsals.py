@@ -4,8 +4,8 @@
     python -m benchmarks.system_tests.rehearsals NAME…           these
     python -m benchmarks.system_tests.rehearsals --rotate 2      two, others every day (CI)
     python -m benchmarks.system_tests.rehearsals --table         only the table, from the evidence that is there
-    python -m benchmarks.system_tests.rehearsals --plant FAULT NAME…  with a fault in the twin: must end red, with exit code 1
-    python -m benchmarks.system_tests.rehearsals --plant-all  every fault on every engine; exit code 0 if each was caught
+    python -m benchmarks.system_tests.rehearsals --plant FAULT NAME…  with a fault
+    python -m benchmarks.system_tests.rehearsals --plant-all  every fault on every engine; exit code 0 if all are caught
 
 A whole run also notes how long it took.
 

@@ -56,7 +56,7 @@ def row(model: str, gpus: str, choice: Choice) -> str:
     """One line of the table: what the best layout of that stage needs and gives, or by how much it does not fit."""
     pins = kit.Pins(
         engine="deepspeed",
-        implementation="huggingface-sdpa",
+        implementation="huggingface",
         zero_stage=choice.stage,
         offload_optimizer=choice.optimizer,
         offload_param=choice.param,

@@ -10,7 +10,7 @@ from kit.specs.recipe import load_recipe
 from kit.specs.shipped import recipe_path
 
 RECIPE = "llama-3-70b-pretrain-zero2-offload-over-megatron-64xa100-40"
-_SPLIT = {"tp": 8, "implementation": "torch-native"}
+_SPLIT = {"tp": 8, "implementation": "local"}
 _OVER = {**_SPLIT, "engine": "deepspeed"}
 
 CHOICES: dict[str, Pins] = {

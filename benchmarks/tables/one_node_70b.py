@@ -50,7 +50,7 @@ class Choice:
     @property
     def pins(self) -> kit.Pins:
         """The same for the planner."""
-        layers: Implementation = "torch-native" if self.tp else "huggingface-sdpa"
+        layers: Implementation = "local" if self.tp else "huggingface"
         return kit.Pins(
             engine=self.engine,
             implementation=layers if self.engine == "deepspeed" else None,

@@ -23,7 +23,7 @@ JOB = JobSpec(seq_length=4096, global_batch_size=256)
 def _zero3(**changes: object) -> Layout:
     layout = Layout(
         engine="deepspeed",
-        implementation="huggingface-sdpa",
+        implementation="huggingface",
         dp=64,
         zero_stage=3,
         recompute="full",
@@ -36,7 +36,7 @@ def _zero3(**changes: object) -> Layout:
 def _ddp(kind: str) -> Layout:
     return Layout(
         engine="torch",
-        implementation="huggingface-sdpa",
+        implementation="huggingface",
         dp=64,
         recompute="full",
         micro_batch_size=4,

@@ -99,8 +99,8 @@ def explain(
     png: Annotated[Path | None, typer.Option(help="Draw the step and the schedule to this file.")] = None,
 ) -> None:
     """Every decision of a plan, what binds, where the time goes, and what would change."""
-    from kit.planner.explain.what_if import explain as explained
     from kit.report.charts import draw
+    from kit.report.what_if import explain as explained
     from kit.specs.catalog import load_model
 
     pins = Pins()
@@ -187,8 +187,8 @@ def _calibrated(result: Plan, measurements: Path) -> Plan:
     """Learn from a run (of the plan beside the file, or else of this one), keep it, and plan again."""
     from kit.cost import predict
     from kit.planner import calibration
-    from kit.planner.explain.what_if import pinned
     from kit.planner.search import make_plan as plan_again
+    from kit.report.what_if import pinned
 
     beside = measurements.parent / "plan.yaml"
     ran = Plan.load(beside) if beside.exists() else result
@@ -224,7 +224,7 @@ def _chosen_cluster(
 
 def _plan_or_recipe(path: Path, overrides: list[str] | None, engine: str, fix: list[str] | None) -> tuple[Plan, Pins]:
     """A saved plan as it is, or a recipe's, planned now; with the choices that were pinned."""
-    from kit.planner.explain.what_if import pinned
+    from kit.report.what_if import pinned
 
     words = [*(overrides or []), *[f"layout.{word}" for word in fix or []]]
     words += [f"layout.engine={engine}"] if engine != "auto" else []

@@ -36,21 +36,19 @@ def step_time_evidence(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -
     if not cluster.gpu.name.startswith(MEASURED_GENERATIONS):
         return Evidence(None, f"no measurements on {cluster.gpu.name}")
     what = "experts" if model.num_experts else "dense"
-    if layout.implementation == "transformer-engine":
-        return _own(_by_generation(f"transformer-engine, {what}", cluster))
+    if layout.implementation == "transformer_engine":
+        return _own(_by_generation(f"transformer_engine, {what}", cluster))
     if layout.offload_optimizer != "none" or layout.offload_param != "none":
         return _offloaded(layout)
-    if layout.implementation == "torch-native":
+    if layout.implementation == "local":
         like = rows("bands-elsewhere").get(f"torch's kernels with megatron, {what}")
         if like and layout.engine == "megatron" and cluster.gpu.name.startswith(_AMPERE):
             return Evidence(float(like["width"]), f"80 % of {like['rows']} published runs of code like it lie within")
-        regime = _by_generation(f"transformer-engine, {what}", cluster)
-        return _borrowed("torch-native", regime, "Transformer Engine's kernels")
+        regime = _by_generation(f"transformer_engine, {what}", cluster)
+        return _borrowed("local", regime, "Transformer Engine's kernels")
     if layout.engine == "deepspeed" and what == "dense":
         return _own("huggingface with deepspeed, dense")
-    return _borrowed(
-        f"huggingface-sdpa with {layout.engine}", f"other programs with fsdp, {what}", "other FSDP programs"
-    )
+    return _borrowed(f"huggingface with {layout.engine}", f"other programs with fsdp, {what}", "other FSDP programs")
 
 
 OFFLOADED_RUNS, OFFLOADED_TIMES = 6, (1.9, 2.2)

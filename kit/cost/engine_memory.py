@@ -108,7 +108,7 @@ def _engine_memory(
         copies = (in_layers + head, head if layout.recompute == "full" else in_layers + head)
     # FSDP2 takes a model layer by layer from host memory or from disk (kit/engines/torch/engine.py, _birthplace).
     whole_below = 1 if layout.engine == "torch" else 3
-    whole_on_device = layout.implementation == "huggingface-sdpa" and layout.zero_stage < whole_below
+    whole_on_device = layout.implementation == "huggingface" and layout.zero_stage < whole_below
     parameters = tuple(_parameters(key, layout, stage) for stage in range(layout.pp))
     memory = EngineMemory(
         dense=dense,
@@ -138,7 +138,7 @@ def _most_step_extra(model: ModelSpec, layout: Layout) -> float:
 
 def _waiting_gradient(model: ModelSpec, layout: Layout, precision: Precision) -> float:
     fsdp = layout.engine == "torch" and layout.zero_stage > 0
-    if not model.tied_embeddings or fsdp or layout.implementation != "huggingface-sdpa":
+    if not model.tied_embeddings or fsdp or layout.implementation != "huggingface":
         return 0.0
     element = 4.0 if precision == "fp32" or uses_autocast(precision, layout) else 2.0
     return element * model.vocab_size * model.hidden_size
@@ -147,14 +147,14 @@ def _waiting_gradient(model: ModelSpec, layout: Layout, precision: Precision) ->
 def _exported(model: ModelSpec, layout: Layout, optimizer: OptimizerName) -> int:
     """Elements of the largest tensor that an export gathers, or reads out of 8 bits; replicas in fp32 are copied to the
     host as they are."""
-    if layout.implementation == "huggingface-sdpa":
+    if layout.implementation == "huggingface":
         as_they_are = layout.zero_stage == 0 and optimizer != "adamw-8bit"
         return 0 if as_they_are else deepspeed_sizes.largest_parameter(model)
     return max(deepspeed_sizes.largest_layer_matrix(model), model.vocab_size * model.hidden_size)
 
 
 def _parameters(key: ById[ModelSpec], layout: Layout, stage: int) -> RankParameters:
-    whole = layout.implementation == "huggingface-sdpa" and layout.tp == 1
+    whole = layout.implementation == "huggingface" and layout.tp == 1
     layers = stage_layers(key.thing, layout, stage)
     found = _stage_parameters(key, layers, layout.tp, layout.pp, stage, layout.ep * layout.etp, whole)
     if layout.engine == "torch" and layout.tp > 1:

@@ -3,7 +3,7 @@
 Read in megatron-core 0.16 (transformer/) and transformer_engine/pytorch. ``shard`` counts a token where sequence
 parallelism splits it, ``token`` where tensor parallelism has gathered it and splits the width instead (Korthikanti et
 al. 2022, arXiv 2205.05198, equations 2 and 4). The layers of megatron-core without Transformer Engine keep the same;
-those of kit (torch-native) are in ``native_layer.py``.
+those of kit (local) are in ``native_layer.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ELEMENT = 2
 
 def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     """Bytes that one micro batch keeps of one layer, without recompute. Names are Megatron's recompute modules."""
-    if setup.kernels == "torch-native":
+    if setup.kernels == "local":
         return native_layer.layer_terms(setup, has_experts)
     terms = {"residual": _norm_inputs(setup), "layernorm": _norm_outputs(setup), "dropout": _dropout(setup)}
     terms |= _latent(setup, setup.shape.latent) if setup.shape.latent else _attention(setup)

@@ -56,9 +56,9 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
 
 
 def _beyond_the_first_layer(setup: TrainingSetup, stage: int, layer: float, outlived: float) -> float:
-    """torch-native: what the embedding's backward holds beyond what that of the first layer (``layer``) did, which has
+    """local: what the embedding's backward holds beyond what that of the first layer (``layer``) did, which has
     gone by then: gradients of tables and of the embedding's output, and whatever outlives its layer."""
-    tables = native_layer.table_gradients(setup, stage) if setup.kernels == "torch-native" else 0.0
+    tables = native_layer.table_gradients(setup, stage) if setup.kernels == "local" else 0.0
     if not tables:
         return 0.0
     return max(0.0, tables + outlived + layer_input(setup) - layer)
@@ -135,7 +135,7 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
         waiting = min(setup.micro_batches - 1, DEFERRED_GRADIENTS)
         hidden = ELEMENT * setup.shape.hidden_size * setup.tokens
         return waiting * (2 * entries + hidden), 6 * entries
-    if setup.kernels == "torch-native":
+    if setup.kernels == "local":
         return 0.0, native_layer.loss_bytes(setup, entries)
     if setup.weight_bytes == 4:
         return 4 * entries * setup.shape.mtp_layers, 4 * entries  # fp32 already: in place throughout
@@ -145,7 +145,7 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
 
 def working_bytes(setup: TrainingSetup, stage: int) -> float:
     """Gradients that exist at once in the backward of the last layer: of two widths of the MLP, or of the scores."""
-    if setup.kernels == "torch-native":
+    if setup.kernels == "local":
         return native_layer.working_bytes(setup, stage_kinds(setup, stage)[1] > 0)
     shape = setup.shape
     element = setup.element
@@ -200,11 +200,11 @@ def workspace_bytes(setup: TrainingSetup, stage: int) -> float:
     """
     large = setup.gpu_generation in ("hopper", "blackwell")
     total = 2 * (32 * MIB if large or setup.deterministic else 8.125 * MIB)
-    if setup.kernels == "transformer-engine":
+    if setup.kernels == "transformer_engine":
         own = 32 * MIB if large else 4 * MIB
         grouped = setup.shape.experts is not None and setup.shape.experts.grouped_gemm
         total += own * (1 + (GROUPED_STREAMS if grouped else 0))
-    elif setup.attention == "unfused" and setup.kernels != "torch-native":
+    elif setup.attention == "unfused" and setup.kernels != "local":
         total += ELEMENT * setup.shape.num_attention_heads / setup.tp * setup.seq_length * setup.tokens
     if setup.gradient_accumulation_fusion:
         total += ELEMENT * _distinct_weights(setup, stage)

@@ -124,9 +124,9 @@ def parts_of(setup: TrainingSetup, stage: int) -> RankParts:
 
 
 _PARTS: dict[Kernels, Callable[[TrainingSetup, int], RankParts]] = {
-    "transformer-engine": megatron_memory.rank_parts,
+    "transformer_engine": megatron_memory.rank_parts,
     "megatron-local": megatron_memory.rank_parts,
-    "torch-native": megatron_memory.rank_parts,
+    "local": megatron_memory.rank_parts,
     "huggingface": huggingface_memory.rank_parts,
     "nanotron": torch_memory.rank_parts,
     "litgpt": torch_memory.rank_parts,

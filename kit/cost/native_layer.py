@@ -1,4 +1,4 @@
-"""What autograd keeps of kit's torch-native Megatron layer (kit/engines/megatron/model/layers.py), in bytes, by
+"""What autograd keeps of kit's local Megatron layer (kit/engines/megatron/model/layers.py), in bytes, by
 operator.
 
 megatron-core's linear layers, MLP and experts; norms and attention are torch's own operators. ``shard`` counts a token

@@ -69,14 +69,14 @@ def compute_precision(job: JobSpec) -> ComputePrecision:
 
 def program_of(model: ModelSpec, job: JobSpec, layout: Layout) -> Program:
     """How this kit's engines run a layout (kit/emit, kit/engines)."""
-    megatron = layout.implementation != "huggingface-sdpa"
-    fused = layout.implementation == "transformer-engine"
+    megatron = layout.implementation != "huggingface"
+    fused = layout.implementation == "transformer_engine"
     width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
     unfused: Code = "compiled" if layout.compile_layers else "huggingface"
     engine = layout.engine if layout.engine != "torch" else "ddp" if layout.zero_stage == 0 else "fsdp"
     return Program(
         engine=engine,
-        code="fused" if fused else "torch-native" if megatron else unfused,
+        code="fused" if fused else "local" if megatron else unfused,
         precision=compute_precision(job),
         linear_layers_only=job.precision == "fp8" and not megatron,
         attention="cudnn" if fused or layout.attention_kernel == "cudnn" else "flash",
@@ -109,7 +109,7 @@ def split_fields(num_layers: int, job: JobSpec, layout: Layout) -> dict[str, Any
         "sp": layout.sp,
         "stage_layers": chunk_layers(num_layers, layout) if uneven else (),
         "recompute": layout.recompute,
-        "gradient_accumulation_fusion": layout.implementation == "transformer-engine",
+        "gradient_accumulation_fusion": layout.implementation == "transformer_engine",
         "fp8": Fp8() if job.precision == "fp8" else None,
     }
 
@@ -119,7 +119,7 @@ def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
     return TrainingSetup(
         shape=shape,
         **split_fields(shape.num_layers, job, layout),
-        kernels="huggingface" if layout.implementation == "huggingface-sdpa" else "transformer-engine",
+        kernels="huggingface" if layout.implementation == "huggingface" else "transformer_engine",
         attention="flash",
         sharding=_SHARDING[layout.zero_stage],  # type: ignore[arg-type]
         recompute_modules=frozenset({"core_attn"}) if layout.recompute == "selective" else frozenset(),

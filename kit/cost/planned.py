@@ -14,9 +14,9 @@ from kit.specs.layout import Implementation, Layout
 from kit.specs.model import ModelSpec
 
 _KERNELS: dict[Implementation, Kernels] = {
-    "huggingface-sdpa": "huggingface",
-    "torch-native": "torch-native",
-    "transformer-engine": "transformer-engine",
+    "huggingface": "huggingface",
+    "local": "local",
+    "transformer_engine": "transformer_engine",
 }
 _TARGETS = {
     "attention": frozenset({"query", "key", "value", "projection"}),
@@ -63,9 +63,9 @@ def gpu_generation(name: str) -> Generation:
 def _attention(model: ModelSpec, implementation: Implementation, generation: Generation) -> Attention:
     """Torch has no kernel of capped scores (kit/engines/megatron/model/attention.py). Transformer Engine prefers
     cuDNN's kernel on Hopper and later, flash-attn before (dot_product_attention/utils.py, get_attention_backend)."""
-    if implementation == "torch-native" and model.attention_softcap is not None:
+    if implementation == "local" and model.attention_softcap is not None:
         return "unfused"
-    if implementation == "transformer-engine" and generation in ("hopper", "blackwell"):
+    if implementation == "transformer_engine" and generation in ("hopper", "blackwell"):
         return "cudnn"
     return "flash"
 

@@ -8,10 +8,10 @@ from typing import Literal
 from kit.cost.compression import ZeroPlusPlus
 from kit.cost.machine import ComputePrecision
 
-Code = Literal["fused", "compiled", "eager", "huggingface", "torch-native"]
+Code = Literal["fused", "compiled", "eager", "huggingface", "local"]
 """How element-wise operators of a layer run. fused: Megatron's, Transformer Engine's or nanotron's own kernels.
 compiled: torch.compile. eager: one torch kernel an operator, in 16 bits. huggingface: the same with norms in fp32.
-torch-native: kit's Megatron layers."""
+local: kit's Megatron layers."""
 
 
 UNHIDDEN = 0.65

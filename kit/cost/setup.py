@@ -15,16 +15,16 @@ from kit.specs.families import Family, Traits
 from kit.specs.layout import ContextExchange
 
 Kernels = Literal[
-    "transformer-engine",
+    "transformer_engine",
     "megatron-local",
-    "torch-native",
+    "local",
     "huggingface",
     "nanotron",
     "litgpt",
     "torchtune",
     "torchtitan",
 ]
-"""Whose code computes a layer, which decides what autograd keeps of it. torch-native: megatron-core's layer with norms
+"""Whose code computes a layer, which decides what autograd keeps of it. local: megatron-core's layer with norms
 and attention of ``kit/engines/megatron``. huggingface: transformers with torch's sdpa."""
 
 Generation = Literal["ampere", "hopper", "blackwell", "other"]

@@ -24,13 +24,13 @@ BACKWARD_LAUNCHES = 1.5
 AFTER_SYNC = 0.3
 """Share of a layer's kernels that follow the host's wait for the routing: dispatch, experts and the way back."""
 
-_KERNELS: dict[Code, float] = {"fused": 60, "compiled": 40, "eager": 50, "huggingface": 50, "torch-native": 40}
+_KERNELS: dict[Code, float] = {"fused": 60, "compiled": 40, "eager": 50, "huggingface": 50, "local": 40}
 """Operators that a layer issues in forward: counted in the layers' code; Transformer Engine's modules count for more
 than their kernels, they prepare arguments in Python."""
 _FP8_KERNELS = 40
 """Scales and casts of four products' inputs and weights."""
 _ROUTING_KERNELS = 150
-_EXPERT_KERNELS: dict[Code, float] = {"fused": 20, "compiled": 8, "eager": 8, "huggingface": 1, "torch-native": 12}
+_EXPERT_KERNELS: dict[Code, float] = {"fused": 20, "compiled": 8, "eager": 8, "huggingface": 1, "local": 12}
 """For each expert of a rank. transformers computes all experts in one grouped product, megatron-core's SequentialMLP
 one after the other, Transformer Engine quantises and multiplies each."""
 
@@ -80,7 +80,7 @@ def _operators(program: Program, gated: bool, element: float) -> tuple[float, fl
         return (36.0 if element == 2 else 40.0), 3 * element, 5 * element, 5 * element
     if program.code == "eager":
         return 2 * element, 3 * element, 10 * element, (5 if gated else 2) * element
-    if program.code == "torch-native":
+    if program.code == "local":
         # Rotation: two products, one rotated copy, one sum. SwiGLU: silu, up + offset, product.
         return 2 * element, 3 * element, 5 * element * 2, 7 * element
     # Fused: each reads its inputs and writes its output once.
@@ -104,7 +104,7 @@ def loss_bytes(setup: TrainingSetup) -> float:
         return _chunked_loss_bytes(setup, entries)
     if setup.compiled_loss or setup.cross_entropy != "unfused":
         return 14.0 * entries
-    return (20.0 if setup.kernels in ("transformer-engine", "megatron-local") else 36.0) * entries
+    return (20.0 if setup.kernels in ("transformer_engine", "megatron-local") else 36.0) * entries
 
 
 def _chunked_loss_bytes(setup: TrainingSetup, entries: float) -> float:

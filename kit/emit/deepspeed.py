@@ -176,7 +176,7 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
     """AutoTP and Ulysses. ZeRO over Megatron is told by an argument (``mpu``), not by a key."""
     layout = plan.layout
     config: dict[str, Any] = {}
-    if layout.tp > 1 and layout.implementation == "huggingface-sdpa":
+    if layout.tp > 1 and layout.implementation == "huggingface":
         # Whole logits on every rank: the loss is computed from them outside of the model.
         config["tensor_parallel"] = {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}
     if layout.cp > 1:

@@ -85,7 +85,7 @@ GUARDED: dict[str, str] = {
 
 def applies(plan: Plan) -> bool:
     """Whether a plan runs Megatron-core's model: always on engine=megatron, and under DeepSpeed by implementation."""
-    return plan.layout.implementation != "huggingface-sdpa"
+    return plan.layout.implementation != "huggingface"
 
 
 def megatron_settings(plan: Plan) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
         # Transformer Engine adds weight gradients where they are summed; torch alone would need apex's kernel for it.
-        "gradient_accumulation_fusion": layout.implementation == "transformer-engine",
+        "gradient_accumulation_fusion": layout.implementation == "transformer_engine",
         # Gradients of the mean over all tokens of the step, whatever the layout (kit/engines/base.py).
         "calculate_per_token_loss": True,
         "bf16": job.precision in ("bf16", "fp8"),

@@ -35,7 +35,7 @@ class Template:
         """JSON, for the Trainer where it can run it, with numbers otherwise."""
         job = JobSpec(seq_length=self.seq_length, global_batch_size=128, total_tokens=10**9)
         # The Trainer's model: left to itself the planner may split a faster one, of Megatron's layers.
-        model: dict[str, Any] = {"implementation": "huggingface-sdpa", "tp": 1}
+        model: dict[str, Any] = {"implementation": "huggingface", "tp": 1}
         pins = Pins(engine="deepspeed", **model, **self.pins)
         plan = make_plan(load_model(self.model), parse_cluster(self.cluster), job, pins)
         config = trainer_config(plan) if for_trainer(plan) else ds_config(plan)

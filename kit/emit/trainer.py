@@ -18,7 +18,7 @@ AUTO = "auto"
 
 def for_trainer(plan: Plan) -> bool:
     """Whether the Trainer can run the plan: it takes every rank for a data-parallel one, and no Megatron layers."""
-    return plan.layout.tp == plan.layout.cp == 1 and plan.layout.implementation == "huggingface-sdpa"
+    return plan.layout.tp == plan.layout.cp == 1 and plan.layout.implementation == "huggingface"
 
 
 _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")

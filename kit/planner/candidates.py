@@ -74,7 +74,7 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
         return  # AutoTP and Ulysses on request only: Megatron's kinds of the same are the faster and the tried ones
     if split.cp > 1 and pins.cp_comm_type is None:
         split = replace(split, exchange="a2a")
-    if pins.implementation == "torch-native" and pins.sp is None:
+    if pins.implementation == "local" and pins.sp is None:
         split = replace(split, sp=split.tp > 1 and job.seq_length % split.tp == 0)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
     if dp == 1 and pins.engine is None and pins.zero_stage is None and not _offloading(pins, scope):
@@ -89,7 +89,7 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
 def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[Layout]:
     """ZeRO-2 and 3 over Megatron's tensor parallelism; stage 1 is Megatron's own distributed optimizer."""
     stages = [2, 3] if pins.zero_stage is None else [stage for stage in (2, 3) if stage == pins.zero_stage]
-    layers = replace(pins, implementation="torch-native", zero_hpz=pins.zero_hpz or 1)
+    layers = replace(pins, implementation="local", zero_hpz=pins.zero_hpz or 1)
     for tp, zero, recompute in itertools.product(divisors(cluster.gpus_per_node)[1:], stages, _recompute(pins)):
         split = _Split(tp=tp, sp=job.seq_length % tp == 0)
         offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
@@ -301,5 +301,5 @@ def _sized(
 def _implementation(engine: EngineName, job: JobSpec) -> Implementation:
     """The one that needs nothing but torch, where that can compute the job."""
     if engine != "megatron":
-        return "huggingface-sdpa"
-    return "transformer-engine" if job.precision == "fp8" else "torch-native"
+        return "huggingface"
+    return "transformer_engine" if job.precision == "fp8" else "local"

@@ -7,7 +7,7 @@ from kit.specs.layout import Layout
 
 def engine_words(layout: Layout) -> str:
     """The engine, and whose layers it runs where they are another's."""
-    over = layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa"
+    over = layout.engine == "deepspeed" and layout.implementation != "huggingface"
     return layout.engine + (" over megatron" if over else "")
 
 

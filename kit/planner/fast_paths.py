@@ -19,7 +19,7 @@ def fast_paths(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
     # Casts to 8 bits, one operator after the other, cost more than fp8's products save.
     tried = tried and (cluster.num_gpus == 1 or pins.engine == "torch" or job.precision == "fp8")
     tried = tried and job.precision in ("bf16", "fp32", "fp8")
-    tried = tried and pins.implementation in (None, "huggingface-sdpa")
+    tried = tried and pins.implementation in (None, "huggingface")
     if not tried or model.is_encoder_decoder or model.num_experts:
         return [pins]
     faster = replace(

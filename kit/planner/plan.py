@@ -18,7 +18,7 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 __all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction", "StageMemory"]
 
@@ -39,7 +39,7 @@ class Decision:
 class Plan:
     """Frozen; change it with ``dataclasses.replace``, which validates again."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     model: ModelSpec
     cluster: ClusterSpec
     job: JobSpec

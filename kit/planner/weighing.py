@@ -106,7 +106,7 @@ def illegal(
 def engine_simplicity(layout: Layout) -> int:
     """Smaller is simpler. DeepSpeed over Megatron's layers, and FSDP2 over DTensor's tensor parallelism, are two ways
     of splitting at once."""
-    both = (layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa") or (
+    both = (layout.engine == "deepspeed" and layout.implementation != "huggingface") or (
         layout.engine == "torch" and layout.tp > 1
     )
     return len(ENGINES) if both else ENGINES.index(layout.engine)

@@ -100,7 +100,7 @@ def _packages(rundir: RunDirectory) -> None:
     needed = PACKAGES[engine]
     if kit.emit.megatron.applies(rundir.plan):
         needed += ("megatron.core",)
-    if rundir.plan.layout.implementation == "transformer-engine":
+    if rundir.plan.layout.implementation == "transformer_engine":
         needed += ("transformer_engine",)
     missing = [name for name in needed if not _is_installed(name)]
     if missing:

@@ -101,9 +101,9 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
             changes[name] = plain
     if layout.autocast:
         changes["autocast"] = False  # of fp32 there is none; the run in bf16 has it
-    if layout.implementation == "transformer-engine":
-        replaced.append("implementation=transformer-engine -> torch-native: its kernels are for CUDA")
-        changes["implementation"] = "torch-native"
+    if layout.implementation == "transformer_engine":
+        replaced.append("implementation=transformer_engine -> local: its kernels are for CUDA")
+        changes["implementation"] = "local"
     return dataclasses.replace(layout, **changes), replaced
 
 

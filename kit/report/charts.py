@@ -7,9 +7,9 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.planner.describe import describe
-from kit.planner.explain.what_if import shown
 from kit.planner.plan import Plan
 from kit.report.pipeline_schedule import simulate
+from kit.report.what_if import shown
 from kit.units import human_seconds
 
 

@@ -13,7 +13,7 @@ EngineName = Literal["torch", "deepspeed", "megatron"]
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 """Where state is kept between uses: on the device, in host memory, or on the node's own disks (ZeRO-Infinity)."""
-Implementation = Literal["huggingface-sdpa", "torch-native", "transformer-engine"]
+Implementation = Literal["huggingface", "local", "transformer_engine"]
 GradientCompression = Literal["none", "bf16", "powersgd"]
 GradientDtype = Literal["fp32", "bf16"]
 """How fp32 gradients travel between data-parallel ranks: as they are, rounded to bf16, or as factors of low rank

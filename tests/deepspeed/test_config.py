@@ -49,7 +49,7 @@ VARIANTS = {
     "AutoTP stage 3": {"stage": 3, "tp": 2, **ONE_RANK_OF_DATA},
     "Ulysses": {"stage": 3, "precision": "bf16", "cp": 2, "cp_comm_type": "a2a", **ONE_RANK_OF_DATA},
     "Ulysses stage 2": {"stage": 2, "cp": 2, "cp_comm_type": "a2a", **ONE_RANK_OF_DATA},
-    "over Megatron": {"stage": 2, "precision": "bf16", "tp": 2, "implementation": "torch-native", **ONE_RANK_OF_DATA},
+    "over Megatron": {"stage": 2, "precision": "bf16", "tp": 2, "implementation": "local", **ONE_RANK_OF_DATA},
     "NVMe": {"stage": 3, "precision": "bf16", "offload_optimizer": "nvme"},
     "all NVMe": {"stage": 3, "precision": "bf16", "offload_optimizer": "nvme", "offload_param": "nvme"},
 }
@@ -87,7 +87,7 @@ def test_deepspeed_parses_it_as_meant(layout, precision, device):
 def test_deepspeed_parses_every_variant(name, device):
     chosen = on(device, cases.plan(**VARIANTS[name]))
     layout, config = chosen.layout, ds_config(chosen)
-    over_megatron = layout.implementation != "huggingface-sdpa"
+    over_megatron = layout.implementation != "huggingface"
     parsed = pool("deepspeed", cases.WORLD_SIZE).run(parse, config, layout.dp if over_megatron else None)[0]
     assert parsed["unread"] == []
     # AutoTP's ranks count as data-parallel ones until its groups exist.

@@ -18,7 +18,7 @@ TOLERANCE = 1e-5
 
 def plan(stage, **layout):
     """Tensor parallelism 2, four micro batches of 2."""
-    split = {"implementation": "torch-native", "tp": 2, "dp": 1, "gradient_accumulation_steps": 4}
+    split = {"implementation": "local", "tp": 2, "dp": 1, "gradient_accumulation_steps": 4}
     return cases.plan(stage, **(split | layout))
 
 

@@ -33,7 +33,7 @@ env | sort >> "$SPY_FILE"
 
 
 def planned(engine: str, cluster: str) -> Plan:
-    layers = "huggingface-sdpa" if engine == "deepspeed" else None
+    layers = "huggingface" if engine == "deepspeed" else None
     return kit.plan("llama-3.1-8b", cluster, pins=kit.Pins(engine=engine, implementation=layers))
 
 

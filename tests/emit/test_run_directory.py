@@ -16,7 +16,7 @@ ENGINES = ["torch", "deepspeed", "megatron"]
 
 
 def plan_for(engine: str, gpus: str = "8xH100", model: str = "llama-3.2-1b") -> kit.Plan:
-    layers = "huggingface-sdpa" if engine == "deepspeed" else None  # ZeRO over Megatron has other files
+    layers = "huggingface" if engine == "deepspeed" else None  # ZeRO over Megatron has other files
     return kit.plan(model, gpus, pins=kit.Pins(engine=engine, implementation=layers))
 
 

@@ -32,7 +32,7 @@ def case(name, step_s, **more):
         "name": name,
         "status": "ok",
         "part": 1,
-        "layout": {"implementation": "huggingface-sdpa"},
+        "layout": {"implementation": "huggingface"},
         "predicted_allocated_gib": 40.0,
         "measured_allocated_gib": 41.0,
         "memory_ratio": 1.025,
@@ -71,7 +71,7 @@ def on_a_gpu():
 def test_ratios_are_of_the_same_run():
     text = page.page(on_a_gpu())
     assert "| Hugging Face Trainer, defaults | 12.75 | 1.500 | 40.0% |" in text
-    assert "| 1B, torch | huggingface-sdpa | 40 | 41 | 1.025 | 8 | 8.4 | 1.050 | 50.0% | 48.0% |  | 1 |" in text
+    assert "| 1B, torch | huggingface | 40 | 41 | 1.025 | 8 | 8.4 | 1.050 | 50.0% | 48.0% |  | 1 |" in text
     assert "| kit train, torch | 1B, torch (engine alone) | 8.5 | 8.4 | 1.012 | 0.01 |" in text
     assert "| kit train, torch, operators as they come | plain PyTorch | 10.1 | 10 | 1.010 | 0.01 |" in text
     assert "| predicted | 3B, torch | out of memory | 8 GiB \\| all |" in text

@@ -60,7 +60,7 @@ def run_directory(
     size = layout.get("micro_batch_size", MICRO_BATCH_SIZE)
     layout = {
         "engine": "megatron",
-        "implementation": "torch-native",
+        "implementation": "local",
         "micro_batch_size": size,
         "gradient_accumulation_steps": GLOBAL_BATCH_SIZE // size // layout.get("dp", 1),
     } | layout

@@ -83,7 +83,7 @@ def test_what_flags_cannot_say_is_not_written():
     linear = {"rope_type": "linear", "factor": 2.0}
     for rope in ({"rope_scaling": linear}, {"rope_scaling": other}, {"rope_theta": 0.5}):
         spec = tiny.model(**rope)
-        assert not expressible(tiny.plan(spec, engine="megatron", implementation="torch-native"))
+        assert not expressible(tiny.plan(spec, engine="megatron", implementation="local"))
     assert not expressible(tiny.plan())
 
 

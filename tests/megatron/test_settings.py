@@ -29,7 +29,7 @@ def plans():
             for precision in ("fp32", "bf16"):
                 spec = tiny.model(family, num_layers=4, vocab_size=127, **BY_FAMILY.get(family, {}))
                 plan = tiny.plan(
-                    spec, job={"precision": precision}, engine="megatron", implementation="torch-native", **layout
+                    spec, job={"precision": precision}, engine="megatron", implementation="local", **layout
                 )
                 yield plan
 
@@ -60,7 +60,7 @@ def test_fp8_is_emitted_as_the_gpu_has_it():
     from kit.engines.megatron.model.build import transformer_config
 
     plan = tiny.plan(
-        tiny.model(), job={"precision": "fp8"}, engine="megatron", implementation="transformer-engine", tp=2
+        tiny.model(), job={"precision": "fp8"}, engine="megatron", implementation="transformer_engine", tp=2
     )
     for gpu, words in (("H100", ("hybrid", "tensorwise")), ("B200", ("e4m3", "mxfp8"))):
         cluster = dataclasses.replace(plan.cluster, gpu=dataclasses.replace(plan.cluster.gpu, name=gpu, device="cuda"))
@@ -77,7 +77,7 @@ def test_transformer_engine_is_asked_for_by_name_where_it_is_missing():
     from kit.engines.megatron.model.transformer_engine import fused_block_spec, plain_name
     from kit.errors import EngineError
 
-    with pytest.raises(EngineError, match="transformer-engine and it is not installed"):
+    with pytest.raises(EngineError, match="transformer_engine and it is not installed"):
         fused_block_spec(None, None)
     fused = "decoder.layers.3.self_attention.linear_qkv.layer_norm_weight"
     assert plain_name(fused) == "decoder.layers.3.input_layernorm.weight"
@@ -113,7 +113,7 @@ def test_guarded_keys_exist_and_name_recipe_keys():
 
 @pytest.mark.parametrize(("vocab_size", "tp", "rows"), [(127, 2, 128), (128, 2, 128), (128256, 8, 128256), (5, 4, 8)])
 def test_vocabulary_is_padded_to_a_multiple_of_tp(vocab_size, tp, rows):
-    plan = tiny.plan(tiny.model(vocab_size=vocab_size), engine="megatron", implementation="torch-native", tp=tp)
+    plan = tiny.plan(tiny.model(vocab_size=vocab_size), engine="megatron", implementation="local", tp=tp)
     assert padded_vocab_size(plan.model, plan.layout) == rows
 
 

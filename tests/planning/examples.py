@@ -132,18 +132,18 @@ def job(**changes: object) -> JobSpec:
 
 def megatron(**sizes: object) -> Layout:
     """A Megatron layout with the distributed optimizer."""
-    defaults = {"implementation": "torch-native", "zero_stage": 1}
+    defaults = {"implementation": "local", "zero_stage": 1}
     return Layout(engine="megatron", **{**defaults, **sizes})  # type: ignore[arg-type]
 
 
 def deepspeed(**sizes: object) -> Layout:
     """A DeepSpeed layout."""
-    return Layout(engine="deepspeed", implementation="huggingface-sdpa", **sizes)  # type: ignore[arg-type]
+    return Layout(engine="deepspeed", implementation="huggingface", **sizes)  # type: ignore[arg-type]
 
 
 def torch(**sizes: object) -> Layout:
     """A layout of the torch engine."""
-    return Layout(engine="torch", implementation="huggingface-sdpa", **sizes)  # type: ignore[arg-type]
+    return Layout(engine="torch", implementation="huggingface", **sizes)  # type: ignore[arg-type]
 
 
 def cluster(text: str) -> ClusterSpec:

@@ -79,7 +79,7 @@ def test_numbers_are_never_powers_of_ten() -> None:
 
 def test_a_batch_in_one_piece_is_weighed_though_smaller_ones_do_not_fit() -> None:
     """Without accumulation ZeRO-1 sums no gradients in fp32: a larger micro batch needs less memory."""
-    pins = Pins(engine="deepspeed", implementation="huggingface-sdpa", zero_stage=1, recompute="full")
+    pins = Pins(engine="deepspeed", implementation="huggingface", zero_stage=1, recompute="full")
     pins = replace(pins, offload_optimizer="none", offload_param="none")
     found = search(load_model("llama-3-70b"), parse_cluster("8xH100"), job(global_batch_size=64), pins)
     peaks = {c.layout.gradient_accumulation_steps: c.peak_gib for c in found.considered}

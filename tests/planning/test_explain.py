@@ -13,11 +13,11 @@ from kit.cost.operation import GPU_HOURS_PER_FAILURE, checkpoint_bytes, operatio
 from kit.errors import PlanError, SpecError
 from kit.planner import calibration
 from kit.planner.cluster_selection import Wish, offers, render_offers
-from kit.planner.explain.what_if import bindings, explain, pinned
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
 from kit.report.charts import draw
 from kit.report.pipeline_schedule import BACKWARD, picture, simulate
+from kit.report.what_if import bindings, explain, pinned
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from tests.planning.examples import job
@@ -143,11 +143,11 @@ def test_a_band_is_of_the_code_that_runs() -> None:
     pins = Pins(engine="megatron")
     native = make_plan(load_model("llama-3-70b"), parse_cluster("64xH100"), job(), pins).predicted
     assert native.step_time_band is None
-    assert "no measurements of torch-native" in native.step_time_evidence
+    assert "no measurements of local" in native.step_time_evidence
     like = plan_70b(pins).predicted  # on Ampere others have run torch's kernels under Megatron's split
     assert like.step_time_band is not None
     assert "runs of code like it" in like.step_time_evidence
-    zero = plan_70b(Pins(engine="deepspeed", implementation="huggingface-sdpa")).predicted
+    zero = plan_70b(Pins(engine="deepspeed", implementation="huggingface")).predicted
     assert zero.step_time_band is not None
     assert 0 < zero.step_time_band < 0.5
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kit.errors import PlanError
-from kit.planner.explain.what_if import explain
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
+from kit.report.what_if import explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -27,7 +27,7 @@ def test_1b_on_one_gpu_is_plain_torch_with_autocast() -> None:
 
 @pytest.mark.parametrize("stage", [2, 3])
 def test_7b_by_zero_on_8_a100(stage: int) -> None:
-    pins = Pins(engine="deepspeed", implementation="huggingface-sdpa", zero_stage=stage)
+    pins = Pins(engine="deepspeed", implementation="huggingface", zero_stage=stage)
     assert plan_of("llama-2-7b", "8xA100-80", pins, global_batch_size=64).layout.dp == 8
 
 

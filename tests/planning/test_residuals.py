@@ -12,9 +12,9 @@ from kit.errors import SpecError
 from kit.planner import calibration
 from kit.planner.calibration import Calibration
 from kit.planner.cluster_selection import Wish, offers
-from kit.planner.explain.what_if import explain
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
+from kit.report.what_if import explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
 from tests.planning.examples import job
@@ -40,7 +40,7 @@ def test_a_run_slower_than_predicted_does_not_send_the_search_to_what_never_ran(
     assert again.layout == plan.layout
     assert again.predicted.step_time_s == pytest.approx(1.4 * plan.predicted.step_time_s)
     other = plan_of(known, Pins(engine="torch"))
-    assert "calibrated by 1 run of megatron torch-native, bf16, dense" in other.predicted.step_time_evidence
+    assert "calibrated by 1 run of megatron local, bf16, dense" in other.predicted.step_time_evidence
     uncorrected = plan_of(pins=Pins(engine="torch")).predicted
     assert other.predicted.step_time_s == pytest.approx(1.4 * uncorrected.step_time_s)
     assert other.predicted.peak_gib == uncorrected.peak_gib  # memory of one engine says nothing of another's
@@ -52,11 +52,11 @@ def test_the_nearest_kind_lends_its_ratio() -> None:
     place = "dgx-h100 H100"
     known = Calibration(
         {
-            f"{place}, megatron torch-native, bf16, dense": calibration.Residual(1.5, 0.0, 1),
-            f"{place}, torch huggingface-sdpa, bf16, experts": calibration.Residual(1.2, 0.0, 1),
+            f"{place}, megatron local, bf16, dense": calibration.Residual(1.5, 0.0, 1),
+            f"{place}, torch huggingface, bf16, experts": calibration.Residual(1.2, 0.0, 1),
         }
     )
-    over_megatron = Pins(engine="deepspeed", implementation="torch-native", tp=2)
+    over_megatron = Pins(engine="deepspeed", implementation="local", tp=2)
     assert "step x 1.50" in plan_of(known, over_megatron).predicted.step_time_evidence
     assert "step x 1.20" in plan_of(known, Pins(engine="torch")).predicted.step_time_evidence
 

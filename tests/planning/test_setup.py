@@ -39,7 +39,7 @@ GPT = Shape(
 
 def run(**changes: object) -> TrainingSetup:
     sizes = {"seq_length": 1024, "micro_batch_size": 4, "micro_batches": 8, **changes}
-    return TrainingSetup(shape=GPT, **{"kernels": "transformer-engine", "attention": "cudnn", **sizes})  # type: ignore[arg-type]
+    return TrainingSetup(shape=GPT, **{"kernels": "transformer_engine", "attention": "cudnn", **sizes})  # type: ignore[arg-type]
 
 
 def test_a_layer_is_korthikantis_34_sbh_with_scores() -> None:

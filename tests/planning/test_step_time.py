@@ -116,7 +116,7 @@ def test_sharding_more_never_needs_more_memory() -> None:
 def test_tensor_parallelism_of_dtensor_waits_for_its_exchanges() -> None:
     """The same volume as Megatron's without sequence parallelism, but nothing of it beside products."""
     model, machines = load_model("llama-2-13b"), cluster("8xH100")
-    layout = Layout(engine="torch", implementation="huggingface-sdpa", tp=2, dp=4, zero_stage=3, micro_batch_size=1)
+    layout = Layout(engine="torch", implementation="huggingface", tp=2, dp=4, zero_stage=3, micro_batch_size=1)
     exposed = step_time_components_s(model, machines, job(), layout)["tensor_parallel"]
     one_way = 2 * group(machines, 2, 1).all_reduce_s(4096 * model.hidden_size * 2.0)
     assert exposed == pytest.approx(2 * model.num_layers * one_way, rel=1e-6)

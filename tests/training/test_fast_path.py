@@ -267,7 +267,7 @@ def test_what_was_not_tried_is_refused():
 
     assert "chunked_loss" not in refused(chunked_loss=True)
     assert "compile_layers" not in refused(compile_layers=True)
-    megatron = {"engine": "megatron", "implementation": "torch-native"}
+    megatron = {"engine": "megatron", "implementation": "local"}
     assert "chunked_loss=true" in refused(chunked_loss=True, **megatron)
     assert "chunked_loss=true" in refused(chunked_loss=True, dp=1, tp=2, zero_stage=3)
     assert "chunked_loss=true" in refused(tiny.model("bart"), {"objective": "seq2seq"}, chunked_loss=True)

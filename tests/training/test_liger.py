@@ -87,7 +87,7 @@ def test_its_logits_are_replaced_by_their_gradient() -> None:
     def size(kernel: str) -> float:
         layout = Layout(
             engine="torch",
-            implementation="huggingface-sdpa",
+            implementation="huggingface",
             chunked_loss=True,
             loss_kernel=kernel,  # type: ignore[arg-type]
         )

@@ -221,7 +221,7 @@ def unpadded(model: torch.nn.Module, rows: list[Any]) -> tuple[float, int]:
 TORCH = [{"engine": "torch", "zero_stage": stage, "dp": 2} for stage in (0, 3)]
 ZERO = [{"engine": "deepspeed", "zero_stage": stage, "dp": 2} for stage in (2, 3)]
 MEGATRON = [
-    {"engine": "megatron", "implementation": "torch-native", **split}
+    {"engine": "megatron", "implementation": "local", **split}
     for split in ({"dp": 2, "zero_stage": 1}, {"tp": 2, "sp": True}, {"cp": 2}, {"pp": 2, "recompute": "full"})
 ]
 

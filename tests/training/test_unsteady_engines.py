@@ -20,9 +20,9 @@ LAYOUTS = {
     **{f"deepspeed zero {stage}": {"engine": "deepspeed", "dp": 2, "zero_stage": stage} for stage in range(4)},
     "deepspeed zero 2 offload": {"engine": "deepspeed", "dp": 2, "zero_stage": 2, "offload_optimizer": "cpu"},
     "deepspeed zero 3 offload": {"engine": "deepspeed", "dp": 2, "zero_stage": 3, "offload_optimizer": "cpu"},
-    "megatron tp": {"engine": "megatron", "tp": 2, "implementation": "torch-native"},
-    "megatron zero 1": {"engine": "megatron", "dp": 2, "zero_stage": 1, "implementation": "torch-native"},
-    "megatron pp": {"engine": "megatron", "pp": 2, "implementation": "torch-native"},
+    "megatron tp": {"engine": "megatron", "tp": 2, "implementation": "local"},
+    "megatron zero 1": {"engine": "megatron", "dp": 2, "zero_stage": 1, "implementation": "local"},
+    "megatron pp": {"engine": "megatron", "pp": 2, "implementation": "local"},
 }
 
 

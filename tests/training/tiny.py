@@ -89,7 +89,7 @@ def cluster(num_processes: int = 1) -> ClusterSpec:
 
 def plan(spec: ModelSpec | None = None, *, job: dict[str, Any] | None = None, **layout: Any) -> Plan:
     """A plan of the torch engine; ``layout`` and ``job`` override its defaults."""
-    chosen = Layout(**({"engine": "torch", "implementation": "huggingface-sdpa", "micro_batch_size": 2} | layout))
+    chosen = Layout(**({"engine": "torch", "implementation": "huggingface", "micro_batch_size": 2} | layout))
     settings: dict[str, Any] = {
         "seq_length": SEQ_LENGTH,
         "global_batch_size": chosen.global_batch_size,

@@ -71,7 +71,7 @@ class Case:
         )
         pins = kit.Pins(
             engine="deepspeed",
-            implementation="huggingface-sdpa",
+            implementation="huggingface",
             zero_stage=self.stage,
             offload_optimizer=self.optimizer,
             offload_param=self.param,

@@ -41,7 +41,7 @@ class Case:
         model = load_model(self.model) if isinstance(self.model, str) else self.model
         layout = Layout(
             engine=self.engine,  # type: ignore[arg-type]
-            implementation="torch-native" if self.engine == "megatron" else "huggingface-sdpa",
+            implementation="local" if self.engine == "megatron" else "huggingface",
             **{"gradient_accumulation_steps": 1, **self.layout},
         )
         cluster = parse_cluster(f"{layout.world_size}xH100")

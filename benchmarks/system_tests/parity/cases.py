@@ -51,7 +51,7 @@ def reference(family: str) -> Case:
     return _case(f"torch-1-{family}", "torch", 1, "micro_batch_size=4", family=family)
 
 
-_OVER_MEGATRON = ("implementation=torch-native", "tp=2", "sp=true")
+_OVER_MEGATRON = ("implementation=local", "tp=2", "sp=true")
 
 CASES = (
     _case("torch-ddp2", "torch", 2, "micro_batch_size=2"),

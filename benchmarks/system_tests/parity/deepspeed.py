@@ -4,7 +4,7 @@ and torch.
 python -m benchmarks.system_tests.parity.deepspeed                       both tables; exit code 1 if anything disagrees
 python -m benchmarks.system_tests.parity.deepspeed --rows Ulysses2 --columns llama
 python -m benchmarks.system_tests.parity.deepspeed --resumes             only the changes of layout through the hub
-python -m benchmarks.system_tests.parity.deepspeed --plant hpz-stale-copy  with a fault in it: must end red, with exit code 1
+python -m benchmarks.system_tests.parity.deepspeed --plant hpz-stale-copy  with a fault
 python -m benchmarks.system_tests.parity.deepspeed --plant-all every fault where it must show; exit code 0 if all were
 caught python -m benchmarks.system_tests.parity.deepspeed --write docs/parity.md
 

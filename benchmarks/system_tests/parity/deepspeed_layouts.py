@@ -92,7 +92,7 @@ def _row(stage: int, *more: str, only: tuple[str, ...] = (), zero: dict[str, Any
     return Row(stage, layout, only or ("llama", *more), zero or {})
 
 
-_MEGATRON = {"implementation": "torch-native", "tp": 2}
+_MEGATRON = {"implementation": "local", "tp": 2}
 _ULYSSES = {"cp_comm_type": "a2a"}
 _HOST = {"offload_optimizer": "cpu"}
 _ALL_ON_HOST = {**_HOST, "offload_param": "cpu"}

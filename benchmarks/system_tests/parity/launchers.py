@@ -22,7 +22,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "ZeRO-3": (2, ("layout.zero_stage=3",)),
     "ZeRO-2 over Megatron TP2·dp2, optimizer on the host": (
         4,
-        ("layout.zero_stage=2", "layout.implementation=torch-native", "layout.tp=2", "layout.offload_optimizer=cpu"),
+        ("layout.zero_stage=2", "layout.implementation=local", "layout.tp=2", "layout.offload_optimizer=cpu"),
     ),
 }
 """Name → processes, and what selects it."""

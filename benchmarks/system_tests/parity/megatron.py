@@ -3,7 +3,7 @@ transformers.
 
 python -m benchmarks.system_tests.parity.megatron  the whole table; exit code 1 if any cell disagrees
 python -m benchmarks.system_tests.parity.megatron --families llama,qwen3 --layouts cp
-python -m benchmarks.system_tests.parity.megatron --plant megatron-swap-qk  with a fault in it: must end red, with exit code 1
+python -m benchmarks.system_tests.parity.megatron --plant megatron-swap-qk  with a fault
 python -m benchmarks.system_tests.parity.megatron --plant-all  every fault in its layout; exit code 0 if each was caught
 python -m benchmarks.system_tests.parity.megatron --write docs/megatron-parity.md
 

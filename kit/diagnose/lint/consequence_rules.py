@@ -186,7 +186,7 @@ def _layout(config: Config) -> Layout | None:
     }
     return Layout(
         engine="deepspeed",
-        implementation="huggingface-sdpa",
+        implementation="huggingface",
         dp=ranks,
         zero_stage=stage,
         micro_batch_size=max(1, int(config.number("train_micro_batch_size_per_gpu") or 1)),

@@ -37,9 +37,9 @@ def probe(plan: Plan, stage: int = 0) -> Probed:
     layout = plan.layout
     if not 0 <= stage < layout.pp:
         raise ProbeError(f"stage={stage} of a plan with pp={layout.pp}; use 0 to {layout.pp - 1}")
-    if layout.implementation == "transformer-engine":
+    if layout.implementation == "transformer_engine":
         raise ProbeError(
-            "implementation=transformer-engine has kernels of its own, which fake tensors do not run; its predictions "
+            "implementation=transformer_engine has kernels of its own, which fake tensors do not run; its predictions "
             "are compared with measured rows (docs/accuracy.md)"
         )
     began = time.perf_counter()
@@ -87,7 +87,7 @@ def _line(depths: tuple[int, ...], traced: Mapping[int, Held], layers: float) ->
 
 
 def _trace(plan: Plan, stage: int) -> Held:
-    if plan.layout.implementation == "torch-native":
+    if plan.layout.implementation == "local":
         from kit.diagnose.probe import megatron
 
         return megatron.trace(plan, stage)

@@ -53,7 +53,7 @@ class AutoTp(Whole):
         if all(cut is None for cut in self._cuts.values()):
             raise EngineError(
                 f"tensor_parallel.autotp_size={self._tp}: DeepSpeed cut no layer of {self._spec.name}; "
-                "use implementation=torch-native, or tp=1"
+                "use implementation=local, or tp=1"
             )
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -89,6 +89,6 @@ class AutoTp(Whole):
         if record["sub_param_sizes"] is not None or record["partition_sizes"] is None:
             raise EngineError(
                 f"{name}: DeepSpeed's AutoTP cut it into parts of parts ({record['partition_type']}), which cannot be "
-                "exported here; use implementation=torch-native for tensor parallelism of this model"
+                "exported here; use implementation=local for tensor parallelism of this model"
             )
         return int(record["partition_dim"]), list(record["partition_sizes"])

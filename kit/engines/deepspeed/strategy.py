@@ -98,7 +98,7 @@ class Split(ABC):
 def split_of(rundir: RunDirectory) -> Split:
     """The split that a plan names."""
     layout = rundir.plan.layout
-    if layout.implementation == "torch-native":
+    if layout.implementation == "local":
         from kit.engines.deepspeed.over_megatron import OverMegatron
 
         return OverMegatron(rundir)

@@ -1,8 +1,8 @@
-"""megatron-core with torch-native layers, and Hugging Face weights in and out."""
+"""megatron-core with local layers, and Hugging Face weights in and out."""
 
 import warnings
 
-# The implementation is torch-native by choice: what megatron-core falls back to without them is never used, or meant.
+# The implementation is local by choice: what megatron-core falls back to without them is never used, or meant.
 for _message in ("Apex is not installed", "Transformer Engine and Apex are not installed"):
     warnings.filterwarnings("ignore", message=_message, category=UserWarning)
 # Attention is computed again where a plan says so, which without Transformer Engine is not fused there.

@@ -100,7 +100,7 @@ def build_optimizer(config: OptimizerConfig, chunks: list[torch.nn.Module]) -> C
 def _use_torch_adam() -> None:
     """Have ``get_megatron_optimizer`` build the class above, also where Transformer Engine or apex is installed.
 
-    One implementation, torch-native, means one set of numbers to predict and to compare.
+    One implementation, local, means one set of numbers to predict and to compare.
     """
     megatron.core.optimizer.Adam = Adam
     megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False

@@ -92,16 +92,16 @@ TRANSFORMER_ENGINE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gp
 
 def implementation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
     """Megatron computes its own layers; torch and DeepSpeed those of transformers, DeepSpeed Megatron's too."""
-    if layout.engine == "megatron" and layout.implementation == "transformer-engine":
+    if layout.engine == "megatron" and layout.implementation == "transformer_engine":
         if model.family not in TRANSFORMER_ENGINE_FAMILIES:
             return (
-                f"implementation=transformer-engine with family {model.family} of {model.name}: its layers are for "
-                f"{', '.join(TRANSFORMER_ENGINE_FAMILIES)}; use torch-native"
+                f"implementation=transformer_engine with family {model.family} of {model.name}: its layers are for "
+                f"{', '.join(TRANSFORMER_ENGINE_FAMILIES)}; use local"
             )
         if cluster.gpu.device == "cuda":
             return None
-        return "implementation=transformer-engine on CPU processes: its kernels are for GPUs; use torch-native"
-    wanted = "torch-native" if layout.engine == "megatron" else "huggingface-sdpa"
+        return "implementation=transformer_engine on CPU processes: its kernels are for GPUs; use local"
+    wanted = "local" if layout.engine == "megatron" else "huggingface"
     if layout.engine == "deepspeed" and layout.implementation in MEGATRON_LAYERS:
         return None
     if layout.implementation != wanted:
@@ -114,10 +114,10 @@ def stacks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout)
     if model.is_encoder_decoder != (job.objective == "seq2seq"):
         fix = "use seq2seq" if model.is_encoder_decoder else "use pretrain or sft, or an encoder-decoder"
         return f"objective={job.objective} with {model.name} of family {model.family}; {fix}"
-    if model.is_encoder_decoder and layout.implementation != "huggingface-sdpa":
+    if model.is_encoder_decoder and layout.implementation != "huggingface":
         return (
             f"{model.name} of family {model.family} on Megatron-core's layers, which make decoders only; "
-            "use implementation=huggingface-sdpa on engine=torch or deepspeed"
+            "use implementation=huggingface on engine=torch or deepspeed"
         )
     return None
 

@@ -1,7 +1,7 @@
 """Rules of DeepSpeed 0.19.8: which stages offload, compress, and split what; and who else may be told of ZeRO++.
 
 Three ways to split a model beside ZeRO: its own automatic tensor parallelism of Hugging Face layers (AutoTP: tp with
-implementation=huggingface-sdpa), ZeRO over megatron-core's tensor parallelism (tp with implementation=torch-native),
+implementation=huggingface), ZeRO over megatron-core's tensor parallelism (tp with implementation=local),
 and sequences over ranks that exchange them for heads (Ulysses: cp with cp_comm_type=a2a).
 """
 
@@ -22,7 +22,7 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import EngineName, Layout
 from kit.specs.model import ModelSpec
 
-MEGATRON_LAYERS = ("torch-native",)
+MEGATRON_LAYERS = ("local",)
 """Implementations whose layers are megatron-core's, over which ZeRO can run."""
 
 AUTOTP_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -65,7 +65,7 @@ def autocast_is_deepspeeds(model: ModelSpec, cluster: ClusterSpec, job: JobSpec,
     if layout.zero_stage == 0 or layout.implementation in MEGATRON_LAYERS:
         return (
             f"autocast=true with zero_stage={layout.zero_stage} and implementation={layout.implementation}: it is for "
-            "ZeRO on Hugging Face layers; use zero_stage=1, 2 or 3 with huggingface-sdpa, or engine=torch"
+            "ZeRO on Hugging Face layers; use zero_stage=1, 2 or 3 with huggingface, or engine=torch"
         )
     return None
 
@@ -173,7 +173,7 @@ def deepspeed_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSp
         if over_megatron:
             return (
                 f"implementation={layout.implementation} on engine=deepspeed with tp=1: Megatron's layers are there "
-                "for their tensor parallelism; use tp>1, or huggingface-sdpa"
+                "for their tensor parallelism; use tp>1, or huggingface"
             )
         return None
     if layout.cp > 1:
@@ -190,7 +190,7 @@ def deepspeed_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSp
     if not over_megatron and model.family not in AUTOTP_FAMILIES:
         return (
             f"tp={layout.tp} on engine=deepspeed with {model.name}, whose layers AutoTP cannot cut: it knows "
-            f"{', '.join(AUTOTP_FAMILIES)}; use engine=megatron, or implementation=torch-native"
+            f"{', '.join(AUTOTP_FAMILIES)}; use engine=megatron, or implementation=local"
         )
     if "nvme" in (layout.offload_optimizer, layout.offload_param):
         return (

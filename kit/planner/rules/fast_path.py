@@ -13,10 +13,10 @@ def chunked_loss(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: L
     """kit/engines/kernels/chunked_loss.py takes the place of a whole head of a decoder by transformers."""
     if not layout.chunked_loss:
         return None
-    if layout.implementation != "huggingface-sdpa":
+    if layout.implementation != "huggingface":
         return (
             f"chunked_loss=true with implementation={layout.implementation}: it is for the heads of Hugging Face "
-            "models; leave it out, or use huggingface-sdpa"
+            "models; leave it out, or use huggingface"
         )
     if layout.tp > 1 or layout.cp > 1:
         return f"chunked_loss=true with tp={layout.tp}, cp={layout.cp}: it needs a whole head and whole rows; use 1"
@@ -32,10 +32,10 @@ def compile_layers(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout:
     a graph."""
     if not layout.compile_layers:
         return None
-    if layout.implementation != "huggingface-sdpa":
+    if layout.implementation != "huggingface":
         return (
             f"compile_layers=true with implementation={layout.implementation}: Megatron's layers call collectives and "
-            "their own autograd functions, at which graphs end; leave it out, transformer-engine has fused kernels"
+            "their own autograd functions, at which graphs end; leave it out, transformer_engine has fused kernels"
         )
     if layout.engine == "deepspeed" and layout.zero_stage == 3:
         return (

@@ -68,10 +68,10 @@ def fp8(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) ->
     """Transformer Engine computes products in fp8, on tensor cores that have it: Ada, Hopper and newer."""
     if job.precision != "fp8":
         return None
-    if layout.implementation != "transformer-engine":
+    if layout.implementation != "transformer_engine":
         return (
             f"precision=fp8 with implementation={layout.implementation}, which has no fp8; "
-            "use implementation=transformer-engine, or bf16"
+            "use implementation=transformer_engine, or bf16"
         )
     if not cluster.gpu.fp8_tflops:
         return f"precision=fp8 on {cluster.gpu.name}, which has no fp8; use bf16, or a GPU of 2022 or newer (L4, H100)"

@@ -28,14 +28,14 @@ def supported_job(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
 
 def _precisions(layout: Layout) -> tuple[object, ...]:
     """Beside bf16 and fp32. DeepSpeed scales fp16's losses with its own models; Megatron's settings have no fp16."""
-    if layout.engine == "deepspeed" and layout.implementation != "huggingface-sdpa":
+    if layout.engine == "deepspeed" and layout.implementation != "huggingface":
         return ()
     return _PRECISIONS[layout.engine]
 
 
 def _whole(layout: Layout) -> bool:
     """Every rank computes its own samples with a Hugging Face model."""
-    return layout.implementation == "huggingface-sdpa" and layout.tp == layout.cp == 1
+    return layout.implementation == "huggingface" and layout.tp == layout.cp == 1
 
 
 def _takes_adapters(layout: Layout) -> bool:
@@ -48,7 +48,7 @@ def _objectives(layout: Layout) -> tuple[str, ...]:
     if _whole(layout):
         return ("pretrain", "sft", "seq2seq")
     # Which document a position belongs to is read by our attention (kit/engines/megatron/model/attention.py) alone.
-    rows = layout.engine == "megatron" and layout.implementation == "torch-native"
+    rows = layout.engine == "megatron" and layout.implementation == "local"
     return ("pretrain", "sft") if rows else ("pretrain",)
 
 

@@ -52,7 +52,7 @@ STARCODER = ModelSpec(
     max_position_embeddings=4096,
 )
 
-OVER_MEGATRON = dataclasses.replace(deepspeed(zero_stage=3, tp=2, sp=True), implementation="torch-native")
+OVER_MEGATRON = dataclasses.replace(deepspeed(zero_stage=3, tp=2, sp=True), implementation="local")
 
 
 def settled(case: Case, good: bool) -> tuple[ModelSpec, ClusterSpec, JobSpec, Layout]:

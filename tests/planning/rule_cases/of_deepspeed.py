@@ -132,9 +132,9 @@ CASES = [
     Case("deepspeed_splits", deepspeed(zero_stage=1, ep=2), "ep=2 on engine=deepspeed", deepspeed(zero_stage=1)),
     Case(
         "deepspeed_tensor_parallel",
-        dataclasses.replace(deepspeed(zero_stage=1), implementation="torch-native"),
+        dataclasses.replace(deepspeed(zero_stage=1), implementation="local"),
         "use tp>1",
-        dataclasses.replace(deepspeed(zero_stage=1, tp=2), implementation="torch-native"),
+        dataclasses.replace(deepspeed(zero_stage=1, tp=2), implementation="local"),
     ),
     Case(
         "deepspeed_tensor_parallel",
@@ -167,7 +167,7 @@ CASES = [
         "deepspeed_tensor_parallel",
         deepspeed(zero_stage=1, tp=2),
         "AutoTP cannot cut",
-        dataclasses.replace(deepspeed(zero_stage=1, tp=2), implementation="torch-native"),
+        dataclasses.replace(deepspeed(zero_stage=1, tp=2), implementation="local"),
         model="phi-3-mini-4k",
     ),
     Case("ulysses", deepspeed(zero_stage=3, cp=2), "use a2a", deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a")),

@@ -28,8 +28,8 @@ CASES = [
     ),
     Case(
         "implementation",
-        dataclasses.replace(torch(), implementation="torch-native"),
-        "use huggingface-sdpa",
+        dataclasses.replace(torch(), implementation="local"),
+        "use huggingface",
         torch(),
     ),
     Case(

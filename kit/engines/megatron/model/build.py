@@ -81,7 +81,7 @@ def transformer_config(settings: Mapping[str, Any]) -> TransformerConfig:
 
 
 def build_chunks(
-    model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], implementation: str = "torch-native"
+    model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], implementation: str = "local"
 ) -> list[torch.nn.Module]:
     """One module per virtual pipeline stage of this rank, on the current device, weights not yet set."""
     stages: list[int | None] = list(range(config.virtual_pipeline_model_parallel_size or 0)) or [None]
@@ -91,7 +91,7 @@ def build_chunks(
 def _chunk(
     model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], vp_stage: int | None, implementation: str
 ) -> torch.nn.Module:
-    fused = implementation == "transformer-engine"
+    fused = implementation == "transformer_engine"
     chunk = LanguageModel(
         config,
         fused_block_spec(config, vp_stage) if fused else block_spec(model, config, vp_stage),

@@ -1,4 +1,4 @@
-"""DeepSeek's multi-head latent attention (arXiv 2405.04434, section 2.1) of torch-native layers.
+"""DeepSeek's multi-head latent attention (arXiv 2405.04434, section 2.1) of local layers.
 
 megatron-core has one (transformer/multi_latent_attention.py), which cuts the down-projections over tensor-parallel
 ranks and gathers what they give; the gradient of the rotated key, which all heads share, then misses the heads of other

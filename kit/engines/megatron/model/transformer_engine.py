@@ -1,4 +1,4 @@
-"""implementation=transformer-engine: megatron-core's own layers over Transformer Engine's kernels.
+"""implementation=transformer_engine: megatron-core's own layers over Transformer Engine's kernels.
 
 They hold the norm of a layer inside the linear layer after it; outside of the module it has the name that the weight
 maps know.
@@ -24,14 +24,14 @@ def fused_block_spec(config: TransformerConfig, vp_stage: int | None) -> Transfo
     """The layers of this pipeline stage's chunk. Raises EngineError where Transformer Engine is not installed."""
     if importlib.util.find_spec("transformer_engine") is None:
         raise EngineError(
-            "implementation=transformer-engine and it is not installed; pip install 'transformer-engine[pytorch]' "
-            "beside torch's CUDA build, or use implementation=torch-native"
+            "implementation=transformer_engine and it is not installed; pip install 'transformer-engine[pytorch]' "
+            "beside torch's CUDA build, or use implementation=local"
         )
     return get_gpt_decoder_block_spec(config, use_transformer_engine=True, vp_stage=vp_stage)
 
 
 def plain_name(parameter: str) -> str:
-    """Name of a parameter as torch-native layers have it."""
+    """Name of a parameter as local layers have it."""
     for fused, plain in _NORMS.items():
         parameter = parameter.replace(fused, plain)
     return parameter
