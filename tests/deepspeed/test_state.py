@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import MicroBatch, StateKind
@@ -66,7 +68,11 @@ NATIVE = {
     "stage 3 on the host": cases.plan(3, **HOST),
     "bf16, stage 0": cases.plan(0, precision="bf16"),
     "bf16, stage 1": cases.plan(1, precision="bf16"),
+    "bf16, stage 2": cases.plan(2, precision="bf16"),
     "bf16, stage 3": cases.plan(3, precision="bf16"),
+    "fp16, stage 1": cases.plan(1, precision="fp16"),
+    "fp16, stage 2": cases.plan(2, precision="fp16"),
+    "fp16, stage 3": cases.plan(3, precision="fp16"),
 }
 
 
@@ -85,6 +91,45 @@ def load_nothing(chosen, start, directory):
     engine = cases.build(chosen, start, directory)
     with pytest.raises(CheckpointError) as error:
         engine.load(directory / "nowhere")
+    engine.close()
+    return str(error.value)
+
+
+class Canary:
+    """Makes a directory where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("older", [False, True], ids=["zip", "torch's older format"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_foreign_pickle_is_refused_on_every_rank_and_never_run(stage, older, start, tmp_path):
+    """In a file that one rank alone reads, in stages 1 to 3."""
+    words = run(load_a_canary, cases.plan(stage), start, tmp_path, older)
+    assert words[0] == words[1]
+    assert "names posix.mkdir, which is not in the closed list of classes" in words[0]
+    assert not (tmp_path / "sang").exists()
+
+
+def load_a_canary(chosen, start, directory, older):
+    engine = cases.build(chosen, start, directory)
+    native = directory / "native"
+    if dist.get_rank() == 0:
+        native.mkdir()
+    dist.barrier()
+    engine.save(native)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        last = sorted(native.rglob("*.pt"))[-1]
+        state = torch.load(last, weights_only=False)
+        torch.save(state | {"canary": Canary(directory / "sang")}, last, _use_new_zipfile_serialization=not older)
+    dist.barrier()
+    with pytest.raises(CheckpointError) as error:
+        engine.load(native)
     engine.close()
     return str(error.value)
 

@@ -79,8 +79,17 @@ class OfAProgram(enum.Enum):
 
 
 class Harmful:
+    """Runs ``function`` where it is unpickled."""
+
+    def __init__(self, function):
+        self.function = function
+
     def __reduce__(self):
-        return os.mkdir, ("harm",)
+        return self.function, ("harm",)
+
+
+def harm(name):
+    os.mkdir(name)
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -93,7 +102,11 @@ def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_
     values = torch.load(common, weights_only=True)
     if several:
         values["optimizer"] = {0: values["optimizer"], 1: values["optimizer"]}
-    own = {"args": Namespace(seed=1, kind=OfAProgram.KIND), "rng": {OfAProgram.KIND: torch.rand(3)}, "now": Harmful()}
+    own = {
+        "args": Namespace(seed=1, kind=OfAProgram.KIND),
+        "rng": {OfAProgram.KIND: torch.rand(3)},
+        "now": Harmful(harm),
+    }
     torch.save(own | values, common)
     words = convert(tmp_path / "theirs", "hub", tmp_path / "hub", model=str(directory / "model"))
     assert words.endswith("with Adam's state")
@@ -110,8 +123,12 @@ def test_moments_of_unknown_age_are_left_out(saved, tmp_path, monkeypatch):
     assert words.endswith("weights only")
     monkeypatch.chdir(tmp_path)
     # Neither in torch's format nor in its older one, a bare pickle.
-    (tmp_path / "theirs/iter_0000002/common.pt").write_bytes(pickle.dumps(Harmful()))
-    with pytest.raises(CheckpointError, match=r"common\.pt cannot be read .*; copy it again"):
+    (tmp_path / "theirs/iter_0000002/common.pt").write_bytes(pickle.dumps(Harmful(harm)))
+    with pytest.raises(CheckpointError, match=r"common\.pt cannot be read .*; copy the checkpoint again"):
+        convert(tmp_path / "theirs", "hub", tmp_path / "other", model=str(directory / "model"))
+    # What calls the operating system is refused as a whole.
+    torch.save({"iteration": 2, "now": Harmful(os.mkdir)}, tmp_path / "theirs/iter_0000002/common.pt")
+    with pytest.raises(CheckpointError, match=r"common\.pt names posix\.mkdir, which is not in the closed list"):
         convert(tmp_path / "theirs", "hub", tmp_path / "other", model=str(directory / "model"))
     assert not (tmp_path / "harm").exists()
 
@@ -168,7 +185,7 @@ class TestBadInput:
         assert not (tmp_path / "out").exists()
 
     def test_a_table_of_contents_that_would_run_code(self, saved, tmp_path):
-        (tmp_path / ".metadata").write_bytes(pickle.dumps(Harmful()))
+        (tmp_path / ".metadata").write_bytes(pickle.dumps(Harmful(os.mkdir)))
         with pytest.raises(CheckpointError, match=r"names posix.mkdir, which no table of contents has"):
             convert(tmp_path, "hf", tmp_path / "out", model=str(saved[1] / "model"))
 

@@ -15,6 +15,7 @@ from deepspeed.utils import groups
 
 from kit.emit.deepspeed import observers
 from kit.engines.deepspeed import nvme, ops
+from kit.engines.deepspeed.reading import read_safely
 from kit.engines.deepspeed.strategy import Split, split_of
 from kit.errors import EngineError
 
@@ -39,6 +40,7 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Sp
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=parameter_groups(model), config=settings, mpu=split.mpu
     )
+    read_safely(engine)
     try:
         _check_engine(engine, rundir)
     except EngineError:
@@ -101,6 +103,11 @@ def _check_settings(settings: dict[str, Any]) -> None:
     if settings.get("managed_gradient_accumulation", True) is False:
         raise EngineError(
             "managed_gradient_accumulation=false: this engine marks the last micro batch itself; remove the key"
+        )
+    if settings.get("checkpoint", {}).get("load_universal"):
+        raise EngineError(
+            "checkpoint.load_universal=true: DeepSpeed reads universal checkpoints with pickle, which runs what a file "
+            "says; remove the key and resume from an exchange checkpoint (hub-step-…), which fits every layout"
         )
     if "scheduler" in settings:
         raise EngineError("scheduler: the learning rate is a function of the samples seen; use run.schedule instead")

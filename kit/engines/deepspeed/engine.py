@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
-from kit.engines.deepspeed import grad_norm
+from kit.engines.deepspeed import grad_norm, reading
 from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.memory_checkpoint import capture
 from kit.engines.deepspeed.nvme_state import Swapped
@@ -149,8 +149,7 @@ class DeepSpeedEngine:
     # ------------------------------------------------------------------ state
 
     def save(self, directory: Path) -> None:
-        """DeepSpeed's own files. They are **pickles**: write hashes of them beside them, see ``load``. With NVMe, ours:
-        see ``swapped``."""
+        """DeepSpeed's own files, which are pickles: see ``load``. With NVMe, ours: see ``swapped``."""
         if isinstance(self._state, Swapped):
             (directory / NATIVE_TAG).mkdir(exist_ok=True)
             self._state.save(directory / NATIVE_TAG)
@@ -166,8 +165,8 @@ class DeepSpeedEngine:
         return capture(self._engine, NATIVE_TAG, exclude_frozen_parameters=self._adapters_only)
 
     def load(self, directory: Path) -> None:
-        """Read what ``save`` wrote. DeepSpeed unpickles, which runs code: the caller has verified every file's hash
-        against a manifest of our own first. Raises CheckpointError where DeepSpeed finds nothing."""
+        """Read what ``save`` wrote, by a reader that runs none of it (``reading``). Raises CheckpointError where there
+        is nothing, or anything that DeepSpeed does not write."""
         if not (directory / NATIVE_TAG).is_dir():
             raise CheckpointError(
                 f"{directory} has no folder {NATIVE_TAG}, so no DeepSpeed checkpoint; resume elsewhere"
@@ -175,6 +174,7 @@ class DeepSpeedEngine:
         if isinstance(self._state, Swapped):
             self._state.load(directory / NATIVE_TAG)
         else:
+            reading.check(directory / NATIVE_TAG)
             self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG, load_module_strict=not self._adapters_only)
 
     def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:

@@ -7,11 +7,13 @@ its arguments and enumerations of its own): of it plain values are read, and eve
 from __future__ import annotations
 
 import pickle
+from enum import Enum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from kit.engines import closed_list
 
 _CONTENTS = {
     ("torch", "Size"),
@@ -24,7 +26,18 @@ _CONTENTS = {
     ("pathlib._local", "PosixPath"),
     ("builtins", "getattr"),
 }
-_CONTENT_MODULES = ("torch.distributed.checkpoint.metadata", "torch.distributed.checkpoint.filesystem")
+_METADATA = "torch.distributed.checkpoint.metadata"
+_CONTENTS |= {
+    (_METADATA, "BytesStorageMetadata"),
+    (_METADATA, "ChunkStorageMetadata"),
+    (_METADATA, "Metadata"),
+    (_METADATA, "MetadataIndex"),
+    (_METADATA, "StorageMeta"),
+    (_METADATA, "TensorProperties"),
+    (_METADATA, "TensorStorageMetadata"),
+    (_METADATA, "_MEM_FORMAT_ENCODING"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+}
 
 
 class Contents(pickle.Unpickler):
@@ -34,28 +47,22 @@ class Contents(pickle.Unpickler):
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
-        if (module in _CONTENT_MODULES and "." not in name) or is_dtype or (module, name) in _CONTENTS:
+        if is_dtype or (module, name) in _CONTENTS:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"it names {module}.{name}, which no table of contents has")
 
 
 def _enum_member(owner: Any, name: str) -> Any:
     """Python 3.11 pickles a member of an enumeration as ``getattr(class, name)``; nothing else is looked up."""
-    if not (isinstance(owner, type) and owner.__module__ in _CONTENT_MODULES) or name.startswith("_"):
+    if not (isinstance(owner, type) and issubclass(owner, Enum) and name in owner.__members__):
         raise pickle.UnpicklingError(f"it looks up {name} of {owner!r}, which no table of contents does")
-    return getattr(owner, name)
-
-
-_PLAIN = {("torch._utils", "_rebuild_tensor_v2"), ("torch", "Size"), ("collections", "OrderedDict")}
+    return owner.__members__[name]
 
 
 def plain_values(path: Path) -> Any:
-    """What ``torch.save`` wrote, a ``StandIn`` in place of every object of a program's own. Raises OSError, and
-    UnpicklingError, RuntimeError or EOFError for a damaged file."""
-    # torch's older format is read by ``load``.
-    reader = SimpleNamespace(Unpickler=_Plain, load=lambda file, **_: _Plain(file).load(), __name__=__name__)
-    # Storages stay where they were read to: host memory, whatever device they were saved from.
-    return torch.load(path, map_location=lambda storage, _: storage, weights_only=False, pickle_module=reader)
+    """What ``torch.save`` wrote, a ``StandIn`` in place of every object of a program's own. Raises CheckpointError for
+    a damaged file."""
+    return closed_list.load(path, [(StandIn, name) for name in closed_list.unknown_names(path)])
 
 
 class StandIn:
@@ -71,9 +78,3 @@ class StandIn:
         return None
 
     __setstate__ = append = extend = add = _take
-
-
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        return super().find_class(module, name) if is_dtype or (module, name) in _PLAIN else StandIn

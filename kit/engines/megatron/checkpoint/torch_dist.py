@@ -119,12 +119,7 @@ class Checkpoint:
     def common(self) -> dict[str, Any]:
         """What is not sharded, as far as it is plain values; empty where there is none. Raises CheckpointError."""
         path = self.directory / COMMON
-        try:
-            found = plain_values(path) if path.exists() else {}
-        except (OSError, pickle.UnpicklingError, RuntimeError, EOFError) as error:
-            raise CheckpointError(
-                f"{path} cannot be read ({' '.join(str(error).split())[:300]}); copy it again, complete"
-            ) from error
+        found = plain_values(path) if path.exists() else {}
         return found if isinstance(found, dict) else {}
 
     def optimizer_steps(self) -> int | None:

@@ -1,0 +1,49 @@
+"""DeepSpeed's own files, read by the closed-list reader.
+
+DeepSpeed 0.19.8 reads them with ``torch.load(weights_only=False)`` (runtime/checkpoint_engine/
+torch_checkpoint_engine.py), which runs what a file says. Beside tensors and plain values its files hold the classes
+below and no others, in all stages and precisions.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from deepspeed import DeepSpeedEngine
+from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils.tensor_fragment import fragment_address
+
+from kit.engines import closed_list
+from kit.errors import CheckpointError
+
+_CLASSES = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
+
+
+def read_safely(engine: DeepSpeedEngine) -> None:
+    """From here on DeepSpeed loads by the closed-list reader, whatever checkpoint engine its settings chose."""
+    engine.checkpoint_engine.load = _load
+
+
+def check(directory: Path) -> None:
+    """Collective. Raises CheckpointError, on every rank, for a file that the closed-list reader refuses.
+
+    Each rank looks at its share, before any rank loads: one that stopped half-way would leave the others waiting.
+    """
+    problem = None
+    try:
+        for path in sorted(directory.rglob("*.pt"))[dist.get_rank() :: dist.get_world_size()]:
+            closed_list.load(path, _CLASSES, mapped=True)
+    except CheckpointError as error:
+        problem = str(error)
+    problems: list[str | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    for each in problems:
+        if each is not None:
+            raise CheckpointError(each)
+
+
+def _load(path: str, map_location: Any = None) -> Any:
+    return closed_list.load(Path(path), _CLASSES, map_location)
