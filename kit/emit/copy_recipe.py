@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 from kit.emit.commands import convert_data
+from kit.emit.markdown import code
 from kit.emit.run_directory import write as write_run
 from kit.emit.trainer import training_arguments
 from kit.errors import KitError, RunDirectoryError
@@ -99,7 +100,7 @@ def _page(name: str, line: str, recipe: Recipe, needed: list[str], script: tuple
     objective = recipe.job.objective
     source = "text/*.jsonl" if objective == "pretrain" else "rows/*.jsonl"
     convert = convert_data(objective, source, _place(recipe), "data/train")
-    needs = "\n".join(f"- `{path}`" for path in needed)
+    needs = "\n".join(f"- {code(path)}" for path in needed)
     own = ""
     if script is not None:
         own = f"With TRL's trainer:\n\n```\n{_by_hand(script[0], recipe, script[1])}\n```\n\n"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.emit.deepspeed import ds_config
+from kit.emit.markdown import plain
 from kit.emit.trainer import for_trainer, training_arguments
 from kit.planner.plan import Plan
 
@@ -102,9 +103,9 @@ def ds_config_page(plan: Plan) -> str:
     lines = [
         "# ds_config.json, key by key",
         "",
-        f"{plan.model.name} on {plan.cluster.num_gpus} x {plan.cluster.gpu.name}. Keys that are not here keep "
-        "DeepSpeed's default. A change of batch, stage, precision or offload belongs into the recipe; any other is "
-        "honoured.",
+        f"{plain(plan.model.name)} on {plan.cluster.num_gpus} x {plain(plan.cluster.gpu.name)}. Keys that are not "
+        "here keep DeepSpeed's default. A change of batch, stage, precision or offload belongs into the recipe; any "
+        "other is honoured.",
         "",
         "| key | value | reason |",
         "|---|---|---|",

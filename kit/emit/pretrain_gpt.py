@@ -38,6 +38,7 @@ def expressible(plan: Plan) -> bool:
         known
         and model.family in FAMILIES
         and kind in _ROPE
+        and isinstance(scaling.get("factor", 1.0), int | float)
         and (kind != "llama3" or all(scaling.get(key) == value for key, value in _LLAMA3.items()))
         # --rotary-base is an int there
         and float(model.rope_theta or 0).is_integer()

@@ -35,6 +35,7 @@ from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs import yaml
+from kit.specs.base import check_line
 from kit.specs.recipe import map_paths
 from kit.specs.run import RunSpec
 
@@ -84,6 +85,7 @@ class RunDirectory:
     def open(cls, path: str | Path) -> RunDirectory:
         """Read and check. Raises ``RunDirectoryError`` for a missing or changed plan or a guarded edit."""
         path = Path(path).resolve()
+        check_line("run directory", str(path))
         hashes = _read_manifest(path)
         plan = Plan.load(path / "plan.yaml")
         if _sha256(path / "plan.yaml") != hashes.get("plan.yaml"):
@@ -159,6 +161,7 @@ def files_of(plan: Plan) -> dict[str, str]:
 def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
     """Write a new run directory; complete or absent. Raises ``RunDirectoryError`` if the path exists."""
     path = Path(path).resolve()
+    check_line("run directory", str(path))
     if path.exists():
         raise RunDirectoryError(
             f"{path.name} exists already and is not overwritten; choose another --out, or remove it yourself"

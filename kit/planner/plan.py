@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from kit.cost.prediction import Prediction, StageMemory
 from kit.errors import SpecError
 from kit.specs import yaml
-from kit.specs.base import SPEC
+from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
@@ -27,11 +27,11 @@ __all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction",
 class Decision:
     """One choice and its reason."""
 
-    rule: str
+    rule: Text
     """Name of what was decided: engine, tp, pp, zero_stage, recompute, micro_batch_size, …"""
-    chosen: str
-    why: str
-    rejected: tuple[str, ...] = ()
+    chosen: Text
+    why: Text
+    rejected: tuple[Text, ...] = ()
     """Alternatives, each with what it would cost."""
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import encoder_decoder, hf_special, yaml
+from kit.specs.base import check_line, escaped
 from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
 from kit.specs.hf_rope import read_rope, rope_parameters
@@ -35,6 +36,7 @@ def read_config(directory: Path) -> ModelSpec:
 
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """Keys as in ``config.json`` → ModelSpec. Raises ``SpecError`` for what kit does not compute."""
+    check_line("name of the model's directory", name)
     if config.get("model_type") not in MODEL_TYPES:
         raise SpecError(_unsupported(config, name))
     family: Family = config["model_type"]
@@ -98,7 +100,7 @@ def _unsupported(config: Mapping[str, Any], name: str) -> str:
     part = ""
     if isinstance(config.get("text_config"), dict):
         inner = config["text_config"].get("model_type")
-        part = f" (a model of text and more; its text part, {inner}, is read where it was saved alone)"
+        part = f" (a model of text and more; its text part, {escaped(str(inner))}, is read where it was saved alone)"
     return (
         f"model_type={kind!r} of {name} is not supported{part}; supported are {', '.join(MODEL_TYPES)}; a shape of "
         f"your own needs {', '.join(needed)}, with the nearest family (llama where none is)"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kit.errors import SpecError
-from kit.specs.base import SPEC
+from kit.specs.base import SPEC, Text, TextMapping
 from kit.specs.families import (
     ENCODER_DECODER,
     FAMILIES,
@@ -60,7 +60,7 @@ class LatentAttention:
 class ModelSpec:
     """A decoder-only transformer, or an encoder and a decoder of one width. Sizes are per model, never per rank."""
 
-    name: str
+    name: Text
     """Catalog name, hub id, or the directory name of a local model."""
     family: Family
     """Decides which biases and norms exist, and which Hugging Face class builds it; see ``traits``."""
@@ -94,7 +94,7 @@ class ModelSpec:
     """RoPE base; null for positions that do not rotate."""
     local_rope_theta: float | None = Field(default=None, gt=0)
     """RoPE base of the layers with a sliding window (Gemma 3); null = the same."""
-    rope_scaling: dict[str, Any] | None = None
+    rope_scaling: TextMapping | None = None
     """Hugging Face's rope_parameters beyond the base (rope_type, factor, …)."""
     partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
     """Part of a head that is rotated."""
@@ -141,7 +141,7 @@ class ModelSpec:
     """T5: its MLP, of the first version or of 1.1."""
     scale_embedding: bool = False
     """BART, Blenderbot: whether embeddings are multiplied by the root of the hidden size."""
-    source: str = "user"
+    source: Text = "user"
     """Where the shape was read."""
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from kit.errors import SpecError
 from kit.specs import yaml
-from kit.specs.base import SPEC
+from kit.specs.base import SPEC, Text, check_line, escaped
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -36,7 +36,7 @@ SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
 class Recipe:
     """A recipe with its names looked up and its paths made absolute; every value validated."""
 
-    name: str
+    name: Text
     """The file's name without its suffix."""
     model: ModelSpec
     cluster: ClusterSpec
@@ -49,27 +49,29 @@ class Recipe:
 class RecipeFile:
     """A recipe of kit: a model, a cluster, a job, and what the planner must not choose."""
 
-    model: str | ModelSpec
+    model: Text | ModelSpec
     """Catalog name, path of a Hugging Face directory, or a shape."""
-    cluster: str | ClusterSpec
+    cluster: Text | ClusterSpec
     """For example ``8xH100`` or ``aws:p5.48xlarge:4``, a YAML file, ``local``, or a full description."""
     job: JobSpec = JobSpec()
     run: RunSpec | None = None
     layout: Pins = Pins()
-    extends: str | None = None
+    extends: Text | None = None
     """Another recipe file, whose keys hold where this one is silent; one level deep."""
 
 
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override by ``dotted.key=value`` words, look up, validate. Raises ``SpecError`` with all problems."""
     path = Path(path)
+    check_line("recipe", str(path))
     document = _extended(yaml.read(path), path)
     for word in overrides:
         document = _override(document, word)
     problems: list[str] = []
     for key in document.data:
         if key not in SECTIONS:
-            problems.append(f"{document.where((key,))}: {key}: unknown key; {yaml.nearest(str(key), list(SECTIONS))}")
+            fix = yaml.nearest(str(key), list(SECTIONS))
+            problems.append(f"{document.where((key,))}: {escaped(str(key))}: unknown key; {fix}")
     problems += [
         f"{document.name}: {key}: is required and missing"
         for key in ("model", "cluster")
@@ -126,14 +128,17 @@ def _absolute(run: RunSpec, base: Path) -> RunSpec:
 
 
 def map_paths(run: RunSpec, change: Any) -> RunSpec:
-    """The same run with every path in it changed by ``change(str) -> str``."""
-    data = dataclasses.replace(
-        run.data,
-        train=change(run.data.train),
-        validation=None if run.data.validation is None else change(run.data.validation),
-    )
-    others = {key: getattr(run, key) for key in ("model_path", "nvme_path")}
-    return dataclasses.replace(run, data=data, **{key: path and change(path) for key, path in others.items()})
+    """The same run with every path in it changed by ``change(str) -> str``. Raises SpecError where a directory on the
+    way has a control character in its name."""
+
+    def changed(spec: Any, *keys: str) -> dict[str, Any]:
+        paths = {key: path and change(path) for key in keys for path in (getattr(spec, key),)}
+        for key, path in paths.items():
+            check_line(key, path or "")
+        return paths
+
+    data = dataclasses.replace(run.data, **changed(run.data, "train", "validation"))
+    return dataclasses.replace(run, data=data, **changed(run, "model_path", "nvme_path"))
 
 
 def _extended(document: yaml.Document, path: Path) -> yaml.Document:

@@ -7,16 +7,16 @@ from typing import Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from kit.specs.base import SPEC
+from kit.specs.base import SPEC, Text
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class DataSpec:
     """Tokenised data: prefixes of Megatron ``.bin``/``.idx`` pairs, as ``kit convert data`` writes them."""
 
-    train: str
+    train: Text
     """Prefix of the training pair (without ``.bin``)."""
-    validation: str | None = None
+    validation: Text | None = None
     """Prefix of the held-out pair."""
     seed: int = 1234
     """Seed of the sample order."""
@@ -118,7 +118,7 @@ class LoggingSpec:
     """Where what metrics.jsonl holds is sent too, through accelerate. Each needs its package."""
     prometheus_port: int | None = Field(default=None, gt=0, lt=65536)
     """The main rank answers Prometheus there; null: it does not."""
-    prometheus_address: str = "127.0.0.1"
+    prometheus_address: Text = "127.0.0.1"
     """0.0.0.0 for all of a node's addresses: whoever reaches the port then reads the run's metrics."""
 
 
@@ -126,9 +126,9 @@ class LoggingSpec:
 class RunSpec:
     """Everything an engine needs at run time that planning does not."""
 
-    model_path: str | None = None
+    model_path: Text | None = None
     """Hugging Face directory to start from (weights, config, tokenizer); null: random weights from ``seed``."""
-    nvme_path: str | None = None
+    nvme_path: Text | None = None
     """Directory on every node's own disk, for what the layout offloads to nvme. A run makes one folder there for its
     swap files, and removes it when it ends."""
     data: DataSpec

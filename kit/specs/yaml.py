@@ -18,6 +18,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from kit.errors import SpecError
+from kit.specs.base import escaped
 
 T = TypeVar("T")
 Location = tuple[str | int, ...]
@@ -38,13 +39,21 @@ _Loader.yaml_implicit_resolvers = {
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
 )
-_Loader.add_implicit_resolver(
+_FLOAT: tuple[str, re.Pattern[str], list[str]] = (
     "tag:yaml.org,2002:float",
     re.compile(
         r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
     ),
     list("-+.0123456789"),
 )
+_Loader.add_implicit_resolver(*_FLOAT)
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which quotes text that YAML 1.2 reads as a number too (``1e5``)."""
+
+
+_Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def _number(loader: Any, node: yaml.ScalarNode) -> float | int:
@@ -72,7 +81,7 @@ class Document:
         while location and location not in self.lines:
             location = location[:-1]
         line = self.lines.get(location)
-        return f"{self.name}:{line}" if line else self.name
+        return escaped(self.name) + (f":{line}" if line else "")
 
 
 def parse_text(text: str, name: str) -> Document:
@@ -108,7 +117,9 @@ def read(path: Path) -> Document:
 
 def dump(data: Mapping[str, Any]) -> str:
     """Plain values → YAML text, keys in the order given, one deterministic spelling."""
-    return yaml.safe_dump(dict(data), sort_keys=False, allow_unicode=True, width=110, default_flow_style=False)
+    return yaml.dump(
+        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
+    )
 
 
 def to_plain(value: Any) -> Any:
@@ -167,7 +178,7 @@ def _explain(kind: Any, item: Any, document: Document, prefix: Location) -> str:
     if item["type"] == "literal_error":
         text = str(item["input"])
         options = re.findall(r"'([^']*)'", item["ctx"]["expected"])
-        return f"{where}={text}: {message}" + (f"; {nearest(text, options)}" if len(options) > 2 else "")
+        return f"{where}={escaped(text)}: {message}" + (f"; {nearest(text, options)}" if len(options) > 2 else "")
     return f"{where}={item['input']!r}: {message}"
 
 
@@ -181,4 +192,4 @@ def _valid_keys(kind: Any, location: Location) -> list[str]:
 
 
 def _dotted(location: Location) -> str:
-    return ".".join(str(part) for part in location)
+    return ".".join(escaped(str(part)) for part in location)
