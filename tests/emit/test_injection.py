@@ -153,7 +153,7 @@ PLACES = [(kind, *text) for kind in (Plan, RunSpec) for text in texts(kind)]
 
 @cache
 def planned(engine: str) -> Plan:
-    layers = "huggingface-sdpa" if engine == "deepspeed" else None
+    layers = "huggingface" if engine == "deepspeed" else None
     return kit.plan("llama-3.1-8b", "p5.48xlarge:2", pins=kit.Pins(engine=engine, implementation=layers))
 
 
