@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic.dataclasses import dataclass
 
 from kit.cost.prediction import Prediction, StageMemory
+from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.specs import yaml
 from kit.specs.base import SPEC, Text
@@ -46,6 +48,11 @@ class Plan:
     layout: Layout
     predicted: Prediction
     decisions: tuple[Decision, ...]
+
+    @cached_property
+    def workload(self) -> Workload:
+        """What memory, time and rules are functions of."""
+        return Workload(model=self.model, cluster=self.cluster, job=self.job, layout=self.layout)
 
     @property
     def digest(self) -> str:

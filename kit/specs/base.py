@@ -13,6 +13,7 @@ from pydantic import AfterValidator, ConfigDict
 from pydantic_core import PydanticCustomError
 
 from kit.errors import SpecError
+from kit.specs.frozen import FrozenMap
 
 SPEC = ConfigDict(extra="forbid", strict=True)
 """Pydantic configuration of every spec."""
@@ -62,5 +63,5 @@ def _lines_within(value: Any) -> Any:
 
 Text = Annotated[str, AfterValidator(_line)]
 """Every text of a spec: without control characters, so that no value becomes a line of its own in an emitted file."""
-TextMapping = Annotated[dict[str, Any], AfterValidator(_lines_within)]
+TextMapping = Annotated[dict[str, Any], AfterValidator(_lines_within), AfterValidator(FrozenMap)]
 """Keys and values as another program has them, at any depth; their text as ``Text``."""

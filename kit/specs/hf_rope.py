@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.errors import SpecError
+from kit.specs.frozen import thawed
 from kit.specs.hf_keys import Keys
 from kit.specs.model import ModelSpec
 
@@ -47,7 +48,7 @@ def rope_parameters(model: ModelSpec, keys: Keys) -> dict[str, Any]:
     """What transformers 5 reads (modeling_rope_utils.py). Raises SpecError for a family that rotates without a base."""
     if model.rope_theta is None:
         raise SpecError(f"rope_theta=null for {model.name}: family {model.family} rotates its positions; give the base")
-    parameters = {"rope_type": "default", **(model.rope_scaling or {}), "rope_theta": model.rope_theta}
+    parameters = {"rope_type": "default", **thawed(model.rope_scaling or {}), "rope_theta": model.rope_theta}
     if model.local_rope_theta is not None:
         return {LAYERS[0]: parameters, LAYERS[1]: {"rope_type": "default", "rope_theta": model.local_rope_theta}}
     if model.partial_rotary_factor != 1 or keys.partial_rotary_factor != 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
@@ -148,7 +149,15 @@ class ModelSpec:
         for problem in (*_of_the_family(self), *_of_heads(self), *_of_experts(self)):
             raise SpecError(problem)
 
-    @property
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+
+    def __hash__(self) -> int:
+        """Worked out once: a search looks a model up thousands of times."""
+        return self._hash
+
+    @cached_property
     def traits(self) -> Traits:
         """What the family decides, with this model's own choices."""
         base = FAMILIES[self.family]

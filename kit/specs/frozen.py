@@ -1,0 +1,41 @@
+"""A mapping that never changes and has a hash, so that a spec which holds one has a hash too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+
+class FrozenMap(dict[str, Any]):
+    """Plain JSON values by name: read and written as a dict, lists kept as tuples."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__({key: _frozen(value) for key, value in values.items()})
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(json.dumps(self, sort_keys=True))
+
+    def __reduce__(self) -> tuple[type[FrozenMap], tuple[dict[str, Any]]]:
+        return FrozenMap, (dict(self),)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError("a spec never changes; make another one with dataclasses.replace")
+
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return FrozenMap(value)
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def thawed(values: dict[str, Any]) -> dict[str, Any]:
+    """The same as dicts and lists, for programs that ask for these."""
+    return {key: _plain(value) for key, value in values.items()}
