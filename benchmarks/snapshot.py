@@ -24,7 +24,7 @@ from benchmarks.accuracy.throughput import result_of
 from kit.emit.generated import shipped_plan
 from kit.emit.run_directory import files_of
 from kit.specs.shipped import recipe_names
-from kit.specs.yaml import to_plain
+from kit.specs.strict_yaml import to_plain
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -11,7 +11,7 @@ import typer
 from kit.api import plan as make_plan
 from kit.errors import SpecError
 from kit.planner.plan import Plan
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
@@ -42,7 +42,7 @@ def job_for(model: ModelSpec, **values: float | str | None) -> JobSpec:
     given = {
         key: int(value) if isinstance(value, float) else value for key, value in values.items() if value is not None
     }
-    return yaml.parse(JobSpec, defaults | given, yaml.Document(name="options", data={}, lines={}))
+    return strict_yaml.parse(JobSpec, defaults | given, strict_yaml.Document(name="options", data={}, lines={}))
 
 
 def pins_of(engine: str, words: list[str]) -> Pins:
@@ -57,5 +57,5 @@ def pins_of(engine: str, words: list[str]) -> Pins:
             )
         if key == "engine" and engine not in ("auto", text):
             raise SpecError(f"--engine {engine} and --fix {word} name two engines; leave one of them out")
-        data[key] = yaml.parse_text(f"value: {text}", f"--fix {word}").data["value"]
-    return yaml.parse(Pins, data, yaml.Document(name="--fix", data={}, lines={}))
+        data[key] = strict_yaml.parse_text(f"value: {text}", f"--fix {word}").data["value"]
+    return strict_yaml.parse(Pins, data, strict_yaml.Document(name="--fix", data={}, lines={}))

@@ -15,7 +15,7 @@ from kit.cli.app import app
 from kit.cli.options import Overrides, is_recipe, job_for, pins_of
 from kit.errors import SpecError
 from kit.planner.plan import Plan
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.recipe import load_recipe
@@ -228,7 +228,7 @@ def _plan_or_recipe(path: Path, overrides: list[str] | None, engine: str, fix: l
 
     words = [*(overrides or []), *[f"layout.{word}" for word in fix or []]]
     words += [f"layout.engine={engine}"] if engine != "auto" else []
-    if "schema_version" in yaml.read(path).data:
+    if "schema_version" in strict_yaml.read(path).data:
         if words:
             raise SpecError(f"{words[0]!r}: a plan has every choice made; ask with --what-if, or explain its recipe")
         saved = Plan.load(path)

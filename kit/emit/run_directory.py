@@ -34,7 +34,7 @@ from kit.emit.deepspeed_rationale import ds_config_page
 from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.base import check_line
 from kit.specs.recipe import map_paths
 from kit.specs.run import RunSpec
@@ -126,13 +126,13 @@ PROJECTIONS: tuple[Projection, ...] = (
     ),
     Projection(
         "accelerate.yaml",
-        lambda plan: yaml.dump(kit.emit.accelerate.accelerate_config(plan)),
+        lambda plan: strict_yaml.dump(kit.emit.accelerate.accelerate_config(plan)),
         kit.emit.accelerate.GUARDED,
         kit.emit.accelerate.applies,
     ),
     Projection(
         "megatron.yaml",
-        lambda plan: yaml.dump(kit.emit.megatron.megatron_settings(plan)),
+        lambda plan: strict_yaml.dump(kit.emit.megatron.megatron_settings(plan)),
         kit.emit.megatron.GUARDED,
         kit.emit.megatron.applies,
     ),
@@ -167,7 +167,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
             f"{path.name} exists already and is not overwritten; choose another --out, or remove it yourself"
         )
     files = files_of(plan)
-    files["run.yaml"] = yaml.dump(yaml.to_plain(map_paths(run, lambda p: _portable(p, path))))
+    files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(map_paths(run, lambda p: _portable(p, path))))
     manifest = {
         "format": FORMAT,
         "plan_hash": plan.digest,
@@ -213,8 +213,8 @@ def _read_manifest(path: Path) -> dict[str, str]:
 
 def _read_run(path: Path) -> RunSpec:
     """run.yaml is the user's to edit: it never changes the plan."""
-    document = yaml.read(path / "run.yaml")
-    run = yaml.parse(RunSpec, document.data, document)
+    document = strict_yaml.read(path / "run.yaml")
+    run = strict_yaml.parse(RunSpec, document.data, document)
     return map_paths(run, lambda p: str((path / Path(p).expanduser()).resolve()))
 
 
@@ -257,7 +257,7 @@ def _parse(file: Path) -> dict[str, Any]:
 def _parse_text(text: str, name: str) -> dict[str, Any]:
     """JSON or YAML text → a mapping; JSON is a subset of YAML, but its own parser says better what is wrong."""
     try:
-        data = json.loads(text) if name.endswith(".json") else yaml.parse_text(text, name).data
+        data = json.loads(text) if name.endswith(".json") else strict_yaml.parse_text(text, name).data
     except json.JSONDecodeError as error:
         raise RunDirectoryError(f"{name}:{error.lineno}: not valid JSON: {error.msg}") from None
     except SpecError as error:

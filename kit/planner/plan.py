@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -57,18 +57,18 @@ class Plan:
     @property
     def digest(self) -> str:
         """SHA-256 over model, cluster, job and layout: equal means the same computation on the same machines."""
-        decisive = {key: yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")}
+        decisive = {key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")}
         return _digest(decisive)
 
     @property
     def model_digest(self) -> str:
         """SHA-256 over the model's shape: equal means the same tensors, whatever the model is called."""
-        shape = {key: value for key, value in yaml.to_plain(self.model).items() if key not in ("name", "source")}
+        shape = {key: value for key, value in strict_yaml.to_plain(self.model).items() if key not in ("name", "source")}
         return _digest(shape)
 
     def to_yaml(self) -> str:
         """The text of ``plan.yaml``: one deterministic spelling."""
-        return yaml.dump(yaml.to_plain(self))
+        return strict_yaml.dump(strict_yaml.to_plain(self))
 
     def save(self, path: str | Path) -> None:
         """Write it as YAML; an existing file is not overwritten. Raises ``SpecError``."""
@@ -85,14 +85,14 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read what ``save`` wrote, every value validated again. Raises ``SpecError``."""
-        document = yaml.read(Path(path))
+        document = strict_yaml.read(Path(path))
         version = document.data.get("schema_version")
         if version != SCHEMA_VERSION:
             raise SpecError(
                 f"{document.where(('schema_version',))}: schema_version={version!r}; "
                 f"this kit reads {SCHEMA_VERSION}: plan again"
             )
-        return yaml.parse(cls, document.data, document)
+        return strict_yaml.parse(cls, document.data, document)
 
 
 def _digest(data: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from kit.planner.plan import Plan
 from kit.planner.search import make_plan
 from kit.report.pipeline_schedule import picture
 from kit.report.plan_text import WIDTH, render
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.catalog import parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -159,13 +159,13 @@ def _what_if(plan: Plan, pins: Pins, word: str, known: Calibration) -> str:
     if not equals:
         raise SpecError(f"--what-if {word!r} is not of the form key=value, such as gpus=16xH200 or seq_length=131072")
     cluster, job = plan.cluster, plan.job
-    given = yaml.parse_text(f"{key}: {text}", "--what-if")
+    given = strict_yaml.parse_text(f"{key}: {text}", "--what-if")
     if key in ("gpus", "cluster"):
         cluster = parse_cluster(text)
     elif key in {field.name for field in dataclasses.fields(job)}:
-        job = yaml.parse(JobSpec, {**yaml.to_plain(job), **given.data}, given)
+        job = strict_yaml.parse(JobSpec, {**strict_yaml.to_plain(job), **given.data}, given)
     elif key in {field.name for field in dataclasses.fields(Pins)}:
-        pins = yaml.parse(Pins, {**yaml.to_plain(pins), **given.data}, given)
+        pins = strict_yaml.parse(Pins, {**strict_yaml.to_plain(pins), **given.data}, given)
     else:
         raise SpecError(f"--what-if {word!r}: {key!r} is neither gpus, nor a key of the job, nor one of the layout")
     head = f"what if {word}"

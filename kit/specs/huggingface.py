@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import encoder_decoder, hf_special, yaml
+from kit.specs import encoder_decoder, hf_special, strict_yaml
 from kit.specs.base import check_line, escaped
 from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
@@ -42,7 +42,7 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     family: Family = config["model_type"]
     fields = encoder_decoder.fields if family in ENCODER_DECODER else _decoder_fields
     data = fields(config, name) | {"family": family, "name": name, "source": source}
-    model = yaml.parse(ModelSpec, data, yaml.Document(name=f"config.json of {name}", data={}, lines={}))
+    model = strict_yaml.parse(ModelSpec, data, strict_yaml.Document(name=f"config.json of {name}", data={}, lines={}))
     if family not in ENCODER_DECODER:
         _check_layers(config, model)
     return model

@@ -20,7 +20,7 @@ from typing import Any
 from pydantic.dataclasses import dataclass
 
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.base import SPEC, Text, check_line, escaped
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
@@ -64,13 +64,13 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override by ``dotted.key=value`` words, look up, validate. Raises ``SpecError`` with all problems."""
     path = Path(path)
     check_line("recipe", str(path))
-    document = _extended(yaml.read(path), path)
+    document = _extended(strict_yaml.read(path), path)
     for word in overrides:
         document = _override(document, word)
     problems: list[str] = []
     for key in document.data:
         if key not in SECTIONS:
-            fix = yaml.nearest(str(key), list(SECTIONS))
+            fix = strict_yaml.nearest(str(key), list(SECTIONS))
             problems.append(f"{document.where((key,))}: {escaped(str(key))}: unknown key; {fix}")
     problems += [
         f"{document.name}: {key}: is required and missing"
@@ -91,10 +91,10 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
 def merged_text(path: str | Path) -> str:
     """A recipe as YAML text with what it extends laid under it: complete in one file. Raises ``SpecError``."""
     path = Path(path)
-    data = dict(_extended(yaml.read(path), path).data)
+    data = dict(_extended(strict_yaml.read(path), path).data)
     data.pop("extends", None)
     ordered = {key: data[key] for key in SECTIONS if key in data}
-    return yaml.dump({key: _without_nulls(value) for key, value in ordered.items()})
+    return strict_yaml.dump({key: _without_nulls(value) for key, value in ordered.items()})
 
 
 def _without_nulls(value: Any) -> Any:
@@ -104,7 +104,7 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _section(key: str, document: yaml.Document, base: Path) -> Any:
+def _section(key: str, document: strict_yaml.Document, base: Path) -> Any:
     """One section of a recipe → its spec. An absent section takes its defaults."""
     raw = document.data.get(key)
     if key in ("model", "cluster") and isinstance(raw, str):
@@ -118,7 +118,7 @@ def _section(key: str, document: yaml.Document, base: Path) -> Any:
     if raw is None:
         return {"job": JobSpec(), "layout": Pins()}.get(key)
     kinds: dict[str, Any] = {"model": ModelSpec, "cluster": ClusterSpec, "job": JobSpec, "run": RunSpec, "layout": Pins}
-    value = yaml.parse(kinds[key], raw, document, (key,))
+    value = strict_yaml.parse(kinds[key], raw, document, (key,))
     return _absolute(value, base) if isinstance(value, RunSpec) else value
 
 
@@ -141,7 +141,7 @@ def map_paths(run: RunSpec, change: Any) -> RunSpec:
     return dataclasses.replace(run, data=data, **changed(run, "model_path", "nvme_path"))
 
 
-def _extended(document: yaml.Document, path: Path) -> yaml.Document:
+def _extended(document: strict_yaml.Document, path: Path) -> strict_yaml.Document:
     """Lay a recipe over the one it extends."""
     base_name = document.data.get("extends")
     if base_name is None:
@@ -152,12 +152,12 @@ def _extended(document: yaml.Document, path: Path) -> yaml.Document:
     base_path = path.parent / base_name
     if not base_path.is_file():
         raise SpecError(f"{where}: no such recipe beside {path.name}")
-    base = yaml.read(base_path)
+    base = strict_yaml.read(base_path)
     if "extends" in base.data:
         raise SpecError(
             f"{where}: it extends another recipe itself; one level is the limit, so that a recipe stays readable"
         )
-    return yaml.Document(name=document.name, data=_merge(base.data, document.data), lines=document.lines)
+    return strict_yaml.Document(name=document.name, data=_merge(base.data, document.data), lines=document.lines)
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
@@ -168,14 +168,14 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _override(document: yaml.Document, word: str) -> yaml.Document:
+def _override(document: strict_yaml.Document, word: str) -> strict_yaml.Document:
     """Apply one ``job.learning_rate=1e-5``; the value is read as YAML."""
     key, equals, text = word.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
         raise SpecError(f"override {word!r} is not of the form section.key=value")
-    value = yaml.parse_text(f"value: {text}", f"override {word!r}").data["value"]
+    value = strict_yaml.parse_text(f"value: {text}", f"override {word!r}").data["value"]
     nested: Any = value
     for part in reversed(parts):
         nested = {part: nested}
-    return yaml.Document(name=document.name, data=_merge(document.data, nested), lines=document.lines)
+    return strict_yaml.Document(name=document.name, data=_merge(document.data, nested), lines=document.lines)

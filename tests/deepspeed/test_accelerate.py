@@ -8,7 +8,7 @@ import pytest
 
 from kit.emit.accelerate import GUARDED, accelerate_config
 from kit.errors import EngineError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from tests.deepspeed import cases
 from tests.training import tiny
 
@@ -36,7 +36,7 @@ def test_accelerate_loads_it(chosen, tmp_path):
     from accelerate.commands.config.config_args import load_config_from_file
 
     file = tmp_path / "accelerate.yaml"
-    file.write_text(yaml.dump(accelerate_config(chosen)))
+    file.write_text(strict_yaml.dump(accelerate_config(chosen)))
     loaded = load_config_from_file(str(file))  # raises on an unknown key
     deepspeed = chosen.layout.engine == "deepspeed"
     assert loaded.distributed_type.value == ("DEEPSPEED" if deepspeed else "MULTI_GPU")

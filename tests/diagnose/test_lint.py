@@ -17,7 +17,7 @@ from kit.diagnose.lint.catalog import RULES, markdown
 from kit.diagnose.lint.json_text import parse_json
 from kit.emit.run_directory import write as write_run
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.run import DataSpec, RunSpec
 from tests.diagnose.lint_cases import ACCELERATE_CASES, COMMAND_CASES, CONSEQUENCE_CASES, DEEPSPEED_CASES, LintCase
@@ -27,7 +27,7 @@ TUTORIALS = Path(__file__).parent / "tutorials"
 DS_OF_TWO = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 4, "bf16": {"enabled": True}}
 
 
-EXPECTED = yaml.read(TUTORIALS / "expected.yaml").data
+EXPECTED = strict_yaml.read(TUTORIALS / "expected.yaml").data
 
 
 def name(case: LintCase) -> str:
@@ -36,7 +36,9 @@ def name(case: LintCase) -> str:
 
 def write(directory: Path, content: dict[str, Any] | str, suffix: str) -> Path:
     path = directory / f"config{suffix}"
-    text = content if isinstance(content, str) else json.dumps(content) if suffix == ".json" else yaml.dump(content)
+    text = (
+        content if isinstance(content, str) else json.dumps(content) if suffix == ".json" else strict_yaml.dump(content)
+    )
     path.write_text(text)
     (directory / "ds.json").write_text(json.dumps(DS_OF_TWO))
     return path

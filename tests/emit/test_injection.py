@@ -30,7 +30,7 @@ from kit.emit.markdown import code
 from kit.emit.run_directory import RunDirectory, files_of, write
 from kit.errors import SpecError
 from kit.planner.plan import Plan
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.base import Text, TextMapping
 from kit.specs.catalog import load_model
 from kit.specs.recipe import Recipe, RecipeFile, load_recipe
@@ -158,7 +158,7 @@ def planned(engine: str) -> Plan:
 
 
 def plain(kind: type) -> dict[str, Any]:
-    return yaml.to_plain(planned("deepspeed") if kind is Plan else RunSpec(data=DataSpec(train="train")))
+    return strict_yaml.to_plain(planned("deepspeed") if kind is Plan else RunSpec(data=DataSpec(train="train")))
 
 
 def put(data: Any, place: Place, is_key: bool, text: str) -> None:
@@ -176,12 +176,12 @@ def put(data: Any, place: Place, is_key: bool, text: str) -> None:
 
 def hostile(plan: Plan, value: Any) -> Plan:
     """The plan with ``value(i)`` for its i-th text; keys that the cost model chose are left."""
-    data = yaml.to_plain(plan)
+    data = strict_yaml.to_plain(plan)
     data["model"]["rope_scaling"] = {"rope_type": "llama3", **(data["model"]["rope_scaling"] or {})}
     for index, (kind, place, is_key) in enumerate(PLACES):
         if kind is Plan and place[-1] != "rope_type" and (not is_key or place[-1] == "rope_scaling"):
             put(data, place, is_key, value(index))
-    return yaml.parse(Plan, data, yaml.Document(name="plan", data=data, lines={}))
+    return strict_yaml.parse(Plan, data, strict_yaml.Document(name="plan", data=data, lines={}))
 
 
 def files(engine: str, value: str) -> dict[str, str]:
@@ -229,7 +229,7 @@ def test_control_characters_are_refused_when_read(kind: type, place: Place, is_k
         data, text = plain(kind), f"x{control}touch CANARY"
         put(data, place, is_key, text)
         with pytest.raises(SpecError) as caught:
-            yaml.parse(kind, data, yaml.Document(name="file", data=data, lines={}))
+            strict_yaml.parse(kind, data, strict_yaml.Document(name="file", data=data, lines={}))
         message = str(caught.value)
         owner = place[:-1] if place[-1] == "list" or "rope_scaling" in place[:-1] else place
         assert message.startswith(f"file: {'.'.join(map(str, owner))}"), message
@@ -327,14 +327,14 @@ def test_yaml_and_json_hold_each_value_under_its_own_key(engine: str, tmp_path: 
             return
         run = RunSpec(data=DataSpec(train=value, validation=value), model_path=value, nvme_path=value)
         for parse in (pyyaml.safe_load, own):
-            assert parse(yaml.dump(yaml.to_plain(run))) == yaml.to_plain(run)
+            assert parse(strict_yaml.dump(strict_yaml.to_plain(run))) == strict_yaml.to_plain(run)
 
     hold()
     assert cases >= 24
 
 
 def own(text: str) -> dict[str, Any]:
-    return yaml.parse_text(text, "file").data
+    return strict_yaml.parse_text(text, "file").data
 
 
 @pytest.mark.parametrize("engine", ENGINES)

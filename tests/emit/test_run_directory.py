@@ -8,7 +8,7 @@ import pytest
 import kit
 from kit.emit.run_directory import RunDirectory, files_of, write
 from kit.errors import RunDirectoryError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.run import DataSpec, RunSpec
 
 RUN = RunSpec(data=DataSpec(train="/data/train"))
@@ -130,10 +130,10 @@ def test_no_home_path_goes_into_a_run_directory(tmp_path: Path, monkeypatch: pyt
 def edit(file: Path, path: tuple[str, ...], value: object) -> None:
     """Change one value of a JSON or YAML file in place."""
     text = file.read_text()
-    data = json.loads(text) if file.suffix == ".json" else yaml.parse_text(text, file.name).data
+    data = json.loads(text) if file.suffix == ".json" else strict_yaml.parse_text(text, file.name).data
     inner = data
     for key in path[:-1]:
         inner = inner[key]
     assert inner[path[-1]] != value, "the edit must change something"
     inner[path[-1]] = value
-    file.write_text(json.dumps(data) if file.suffix == ".json" else yaml.dump(data))
+    file.write_text(json.dumps(data) if file.suffix == ".json" else strict_yaml.dump(data))

@@ -18,7 +18,7 @@ from benchmarks.system_tests.accepted.parsers import (
     refused_by_megatron,
 )
 from kit.planner.plan import Plan
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from tests.workers import pool
 
 CASES = 2000
@@ -55,18 +55,18 @@ def test_deepspeed_takes_every_config_at_its_world_size() -> None:
 
 
 def test_accelerate_takes_every_yaml() -> None:
-    texts = [yaml.dump(config) for _, config in distinct("accelerate.yaml").values()]
+    texts = [strict_yaml.dump(config) for _, config in distinct("accelerate.yaml").values()]
     assert len(texts) > 20
     assert pool("deepspeed", 2).run(refused_by_accelerate, texts, timeout_s=300)[0] == []
 
 
 def test_accelerates_plugin_takes_every_fsdp_config_and_means_the_same() -> None:
     configs = [config for _, config in distinct("accelerate.yaml").values() if "fsdp_config" in config]
-    texts = [yaml.dump(config) for config in configs]
+    texts = [strict_yaml.dump(config) for config in configs]
     assert len(texts) > 5
     misspelt = {**configs[0], "fsdp_config": {**configs[0]["fsdp_config"], "fsdp_reshard_after_forwards": True}}
     misspelt["fsdp_config"].pop("fsdp_reshard_after_forward")
-    found = pool("deepspeed", 2).run(refused_by_fsdp_plugin, [*texts, yaml.dump(misspelt)], timeout_s=300)[0]
+    found = pool("deepspeed", 2).run(refused_by_fsdp_plugin, [*texts, strict_yaml.dump(misspelt)], timeout_s=300)[0]
     assert len(found) == 1, found
     assert "fsdp_reshard_after_forwards" in found[0]
 
@@ -95,7 +95,7 @@ def test_committed_files_are_taken_by_their_readers() -> None:
     texts = [path.read_text() for path in (ROOT / "launch").glob("*/accelerate.yaml")]
     assert len(texts) > 10
     assert pool("deepspeed", 2).run(refused_by_accelerate, texts, timeout_s=300)[0] == []
-    settings = [yaml.read(path).data for path in (ROOT / "launch").glob("*/megatron.yaml")]
+    settings = [strict_yaml.read(path).data for path in (ROOT / "launch").glob("*/megatron.yaml")]
     assert len(settings) > 5
     assert pool("megatron", 2).run(refused_by_megatron, settings, timeout_s=300)[0] == []
 

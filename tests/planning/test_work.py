@@ -12,7 +12,7 @@ import pytest
 
 from kit.errors import SpecError
 from kit.planner.memory_report import memory_report
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog import rows as rows_module
 from kit.specs.catalog.rows import Rows, rows
@@ -63,7 +63,7 @@ def test_a_row_that_stands_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("path", sorted(Path(rows_module.__file__).parent.glob("*.yaml")), ids=lambda path: path.stem)
 def test_rows_read_one_by_one_are_those_of_the_whole_file(path: Path) -> None:
-    assert dict(rows(path.stem)) == yaml.read(path).data
+    assert dict(rows(path.stem)) == strict_yaml.read(path).data
 
 
 def test_memory_as_json_loads_neither_torch_nor_what_only_draws() -> None:

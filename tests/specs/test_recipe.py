@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.recipe import load_recipe, merged_text
 from kit.specs.schema import json_schema
 
@@ -77,8 +77,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_shipped_recipes_load_and_match_the_schema(file: Path) -> None:
     load_recipe(file)
-    jsonschema.validate(yaml.read(file).data, json_schema())
-    jsonschema.validate(yaml.parse_text(merged_text(file), file.name).data, json_schema())
+    jsonschema.validate(strict_yaml.read(file).data, json_schema())
+    jsonschema.validate(strict_yaml.parse_text(merged_text(file), file.name).data, json_schema())
 
 
 def test_there_are_shipped_recipes() -> None:

@@ -15,7 +15,7 @@ from benchmarks.system_tests.accepted.parsers import (
     refused_by_fsdp_plugin,
     refused_by_megatron,
 )
-from kit.specs import yaml
+from kit.specs import strict_yaml
 
 
 def main() -> int:
@@ -41,7 +41,7 @@ def main() -> int:
             if name == "ds_config.json":
                 deepspeed[f"{plan.layout.dp} {text}"] = (config, plan.layout.dp)
             elif name == "accelerate.yaml":
-                accelerate.add(yaml.dump(config))
+                accelerate.add(strict_yaml.dump(config))
             else:
                 megatron[text] = config
     drawn = time.process_time() - start

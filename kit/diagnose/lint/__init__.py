@@ -18,7 +18,7 @@ from kit.diagnose.lint.fix import fixed, write_fixed
 from kit.diagnose.lint.json_text import parse_json
 from kit.diagnose.lint.rules import ACCELERATE_RULES, DEEPSPEED_RULES
 from kit.errors import KitError, SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
 
@@ -49,7 +49,7 @@ def lint(
         return _script(path, model, cluster)
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise SpecError(f"{path.name}: lint reads .json, .yaml, .sh, .sbatch and run directories; is it one of these?")
-    document = yaml.read(path)
+    document = strict_yaml.read(path)
     if {"model", "cluster", "extends"} & set(document.data):
         return _recipe(path)
     return _accelerate(path, document, model, cluster)
@@ -58,7 +58,7 @@ def lint(
 def read_values(path: str | Path) -> dict[str, Any]:
     """The plain values of a file, for a corrected copy."""
     path = Path(path)
-    return _read_json(path).document.data if path.suffix == ".json" else yaml.read(path).data
+    return _read_json(path).document.data if path.suffix == ".json" else strict_yaml.read(path).data
 
 
 def _read_json(path: Path) -> Any:
@@ -86,7 +86,7 @@ def _deepspeed(
 
 
 def _accelerate(
-    path: Path, document: yaml.Document, model: ModelSpec | None, cluster: ClusterSpec | None
+    path: Path, document: strict_yaml.Document, model: ModelSpec | None, cluster: ClusterSpec | None
 ) -> tuple[Finding, ...]:
     config = Config(document, model=model, cluster=cluster)
     findings = [finding for rule in ACCELERATE_RULES for finding in rule(config)]
@@ -144,7 +144,7 @@ def _named(path: Path, command: Command, model: ModelSpec | None, cluster: Clust
             found += _deepspeed(other, reader, model, cluster, ranks)  # type: ignore[arg-type]  # one of Reader
             found += contradicts_config(path.name, command, _read_json(other).document.data)
         else:
-            found += _accelerate(other, yaml.read(other), model, cluster)
+            found += _accelerate(other, strict_yaml.read(other), model, cluster)
     return found
 
 
@@ -153,7 +153,7 @@ def _model_parallel(megatron: Path) -> int:
     program (mpu), not from its configuration, and kit writes them beside it."""
     if not megatron.is_file():
         return 1
-    sizes = yaml.read(megatron).data.get("parallel_state", {})
+    sizes = strict_yaml.read(megatron).data.get("parallel_state", {})
     return int(sizes.get("tensor_model_parallel_size", 1)) * int(sizes.get("pipeline_model_parallel_size", 1))
 
 
@@ -197,7 +197,7 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
     ]
     config, launched = path / "ds_config.json", path / "accelerate.yaml"
     if launched.is_file():
-        findings += _accelerate(launched, yaml.read(launched), rundir.plan.model, None)
+        findings += _accelerate(launched, strict_yaml.read(launched), rundir.plan.model, None)
     elif config.is_file():
         findings += _deepspeed(config, "deepspeed", rundir.plan.model, None)
     return tuple(findings)

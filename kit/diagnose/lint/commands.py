@@ -10,7 +10,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from kit.specs import yaml
+from kit.specs import strict_yaml
 
 Launcher = Literal["torchrun", "deepspeed", "accelerate launch", "python"]
 FORMS: tuple[tuple[Launcher, tuple[str, ...]], ...] = (
@@ -62,7 +62,7 @@ class Command:
 def known_options() -> Mapping[str, Mapping[str, int]]:
     """Launcher → its options → how many words follow; written by scripts/launcher_options.py."""
     text = files("kit.diagnose.lint").joinpath("launcher_options.yaml").read_text(encoding="utf-8")
-    table: Mapping[str, Mapping[str, int]] = yaml.parse_text(text, "launcher_options.yaml").data
+    table: Mapping[str, Mapping[str, int]] = strict_yaml.parse_text(text, "launcher_options.yaml").data
     return table
 
 

@@ -11,7 +11,7 @@ from kit.diagnose.lint.finding import REMOVE, Finding, Severity
 from kit.diagnose.lint.json_text import Irregularity
 from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
-from kit.specs.yaml import Document
+from kit.specs.strict_yaml import Document
 
 Reader = Literal["deepspeed", "accelerate", "trainer"]
 """Who reads a DeepSpeed configuration: ``deepspeed.initialize``, an ``Accelerator`` or the Hugging Face Trainer."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from kit.diagnose.lint.finding import REMOVE, Finding
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 
 
 def fixed(data: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def fixed(data: Mapping[str, Any], findings: Sequence[Finding]) -> dict[str, Any
 def write_fixed(data: Mapping[str, Any], findings: Sequence[Finding], target: Path) -> None:
     """Write a corrected copy, JSON or YAML by the name's ending. An existing file is not overwritten."""
     values = fixed(data, findings)
-    text = yaml.dump(values) if target.suffix in (".yaml", ".yml") else json.dumps(values, indent=2) + "\n"
+    text = strict_yaml.dump(values) if target.suffix in (".yaml", ".yml") else json.dumps(values, indent=2) + "\n"
     try:
         with target.open("x", encoding="utf-8") as stream:
             stream.write(text)

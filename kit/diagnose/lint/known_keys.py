@@ -8,7 +8,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from kit.specs import yaml
+from kit.specs import strict_yaml
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class KnownKeys:
 
 def _load(name: str, reader: str, effect: str) -> KnownKeys:
     text = files("kit.diagnose.lint").joinpath(name).read_text(encoding="utf-8")
-    data = yaml.parse_text(text, name).data
+    data = strict_yaml.parse_text(text, name).data
     return KnownKeys(
         reader=reader,
         version=str(data["version"]),

@@ -16,20 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.catalog import clusters
 from kit.specs.cluster import ClusterSpec, GpuSpec
 
 
 def read_cluster(path: Path) -> ClusterSpec:
     """The cluster in the file. Raises SpecError with the line of every value that is wrong."""
-    document = yaml.read(path)
+    document = strict_yaml.read(path)
     data: dict[str, Any] = {"name": path.stem, "num_nodes": 1, "inter_node_gbytes_per_s": 0.0, "source": str(path.name)}
     given = dict(document.data)
     node = given.pop("node", None)
     if node is not None:
         try:
-            data |= yaml.to_plain(clusters.parse_cluster(str(node)))
+            data |= strict_yaml.to_plain(clusters.parse_cluster(str(node)))
         except SpecError as error:
             raise SpecError(f"{document.where(('node',))}: node: {error}") from None
     gpu = given.get("gpu")
@@ -43,7 +43,7 @@ def read_cluster(path: Path) -> ClusterSpec:
     data |= {key: _number(key, value) for key, value in given.items()}
     if isinstance(data.get("gpu"), dict):
         data["gpu"] = {key: _number(key, value) for key, value in data["gpu"].items()}
-    return yaml.parse(ClusterSpec, data, document)
+    return strict_yaml.parse(ClusterSpec, data, document)
 
 
 _FLOATS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.local import NAMES, local_cluster
@@ -41,11 +41,13 @@ def load_gpu(name: str) -> GpuSpec:
     exact = [known for known in names if _plain(known) == wanted]
     if exact:
         data = {"name": exact[0], **rows("gpus")[exact[0]]}
-        return yaml.parse(GpuSpec, data, yaml.Document(name="gpus.yaml", data={}, lines={}), (exact[0],))
+        return strict_yaml.parse(GpuSpec, data, strict_yaml.Document(name="gpus.yaml", data={}, lines={}), (exact[0],))
     sizes = [known for known in names if re.fullmatch(re.escape(wanted) + r"\d+", _plain(known))] if wanted else []
     if sizes:
         raise SpecError(f"GPU {name!r} is sold with several memory sizes; say which: {' or '.join(sizes)}")
-    raise SpecError(f"GPU {name!r} is not in the catalog; {yaml.nearest(name, names)}; or describe it as a mapping")
+    raise SpecError(
+        f"GPU {name!r} is not in the catalog; {strict_yaml.nearest(name, names)}; or describe it as a mapping"
+    )
 
 
 def parse_cluster(text: str) -> ClusterSpec:
@@ -71,7 +73,8 @@ def parse_cluster(text: str) -> ClusterSpec:
     if node is not None:
         return _from_node(text, words[0] if len(words) == 2 else None, node, number)
     raise SpecError(
-        f"cluster {text!r} is not understood; forms are {FORMS}; of nodes {yaml.nearest(_word(text), node_names())}"
+        f"cluster {text!r} is not understood; forms are {FORMS}; "
+        f"of nodes {strict_yaml.nearest(_word(text), node_names())}"
     )
 
 
@@ -132,7 +135,9 @@ def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> Cluster
         for key in ("host_ram_gib", "nvme_gib"):
             data[key] = None if data[key] is None else data[key] * share
         data |= {"gpus_per_node": gpus_per_node, "price_per_node_hour_usd": None, "price_date": None}
-    return yaml.parse(ClusterSpec, data, yaml.Document(name="nodes.yaml", data={}, lines={}), (node_name,))
+    return strict_yaml.parse(
+        ClusterSpec, data, strict_yaml.Document(name="nodes.yaml", data={}, lines={}), (node_name,)
+    )
 
 
 def _node_name(word: str) -> str | None:

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.catalog.rows import rows
 from kit.specs.huggingface import read_config
 from kit.specs.model import ModelSpec
@@ -37,12 +37,12 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
             return shape_of_size(name)
         raise SpecError(
             f"model {name!r} is neither in the catalog, nor a directory, nor a size such as 13B; "
-            f"{yaml.nearest(key, model_names())}"
+            f"{strict_yaml.nearest(key, model_names())}"
         )
     return _catalog_model(key)
 
 
 @cache
 def _catalog_model(key: str) -> ModelSpec:
-    document = yaml.Document(name="models.yaml", data={}, lines={})
-    return yaml.parse(ModelSpec, {"name": key, **rows("models")[key]}, document, (key,))
+    document = strict_yaml.Document(name="models.yaml", data={}, lines={})
+    return strict_yaml.parse(ModelSpec, {"name": key, **rows("models")[key]}, document, (key,))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 
 _KEY = re.compile(r"^(?:\"([^\"\n]+)\"|([^\s#\"][^\n]*?)):[ \t]*(?:#.*)?$", flags=re.MULTILINE)
 """A line that names a row: it begins in the first column, and its values follow, indented."""
@@ -33,7 +33,7 @@ class Rows(Mapping[str, dict[str, Any]]):
 
     def __getitem__(self, key: str) -> dict[str, Any]:
         if key not in self._parsed:
-            self._parsed[key] = yaml.parse_text(self._texts[key], self._name).data[key]
+            self._parsed[key] = strict_yaml.parse_text(self._texts[key], self._name).data[key]
         return self._parsed[key]
 
     def __contains__(self, key: object) -> bool:

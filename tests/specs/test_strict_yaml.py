@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from kit.errors import SpecError
-from kit.specs import yaml
+from kit.specs import strict_yaml
 from kit.specs.job import JobSpec
 from kit.specs.run import RunSpec
 
@@ -27,16 +27,16 @@ from kit.specs.run import RunSpec
     ],
 )
 def test_each_problem_is_one_line_that_names_place_value_and_rule(text: str, message: str) -> None:
-    document = yaml.parse_text(text, "r.yaml")
+    document = strict_yaml.parse_text(text, "r.yaml")
     with pytest.raises(SpecError) as caught:
-        yaml.parse(JobSpec, document.data, document)
+        strict_yaml.parse(JobSpec, document.data, document)
     assert str(caught.value) == message
 
 
 def test_all_problems_are_reported_at_once() -> None:
-    document = yaml.parse_text("data: {train: x, vall: y}\nschedule: {kind: cosin}\nstepps: 3", "r.yaml")
+    document = strict_yaml.parse_text("data: {train: x, vall: y}\nschedule: {kind: cosin}\nstepps: 3", "r.yaml")
     with pytest.raises(SpecError) as caught:
-        yaml.parse(RunSpec, document.data, document)
+        strict_yaml.parse(RunSpec, document.data, document)
     assert len(str(caught.value).splitlines()) == 3
 
 
@@ -51,16 +51,16 @@ def test_all_problems_are_reported_at_once() -> None:
 )
 def test_malformed_documents(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        yaml.parse_text(text, "r.yaml")
+        strict_yaml.parse_text(text, "r.yaml")
     assert str(caught.value).startswith(message)
 
 
 def test_numbers_and_words_are_what_they_look_like() -> None:
-    data = yaml.parse_text("a: 1e-5\nb: off\nc: 12\nd: true\ne: 1.5", "r.yaml").data
+    data = strict_yaml.parse_text("a: 1e-5\nb: off\nc: 12\nd: true\ne: 1.5", "r.yaml").data
     assert data == {"a": 1e-5, "b": "off", "c": 12, "d": True, "e": 1.5}
 
 
 def test_specs_survive_the_round_trip() -> None:
     job = dataclasses.replace(JobSpec(), learning_rate=1e-5)
-    document = yaml.parse_text(yaml.dump(yaml.to_plain(job)), "job.yaml")
-    assert yaml.parse(JobSpec, document.data, document) == job
+    document = strict_yaml.parse_text(strict_yaml.dump(strict_yaml.to_plain(job)), "job.yaml")
+    assert strict_yaml.parse(JobSpec, document.data, document) == job
