@@ -33,7 +33,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
     if (directory / "checkpoints").is_dir():
         directory = _newest_hub(engine, directory / "checkpoints") or directory
     if (directory / HUB_JSON).is_file():
-        counters = import_hub(engine, directory)
+        counters = import_hub(engine, directory, checkpoints.length)
     elif (directory / MANIFEST).is_file():
         counters = checkpoints.load(engine, directory)
     else:
@@ -58,7 +58,7 @@ def _newest(engine: Engine, checkpoints: NativeCheckpoints) -> Counters:
         hub = _newest_hub(engine, checkpoints.root)
         if hub is None:
             raise
-        counters = import_hub(engine, hub)
+        counters = import_hub(engine, hub, checkpoints.length)
         if counters.step < error.step:
             raise CheckpointError(
                 f"{error}; the newest hub checkpoint here is of step {counters.step}: name it to lose the steps since"

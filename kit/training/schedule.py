@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from itertools import islice
 
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs.run import BatchRampSpec, RunSpec, ScheduleSpec
+from kit.training.checkpoint.counters import RunLength
 
 
 def learning_rate(
@@ -65,6 +67,17 @@ def length(plan: Plan, run: RunSpec) -> tuple[int, int]:
         steps, samples = steps + 1, samples + size
     left = run.steps - steps if run.steps is not None else max(0, (budget - samples) // full)
     return steps + left, samples + left * full
+
+
+def run_length(plan: Plan, run: RunSpec) -> RunLength:
+    """What the counters of a run may be. Raises SpecError, see ``length``."""
+    full, ramp = plan.layout.global_batch_size, run.schedule.batch_ramp
+
+    def samples_after(steps: int) -> int:
+        ramped = list(islice(_ramped(ramp, full), steps)) if ramp is not None else []
+        return sum(ramped) + (steps - len(ramped)) * full
+
+    return RunLength(length(plan, run)[0], samples_after)
 
 
 def check_ramp(plan: Plan, ramp: BatchRampSpec) -> None:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from kit.engines.base import StateKind
 from kit.errors import CheckpointError
 from kit.training.checkpoint.background import Background
+from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.exchange import Counters
 from kit.training.checkpoint.transfer import HubCheckpoint, export_hub, import_hub
 from tests.megatron.cases import LEARNING_RATE, micro_batches
 from tests.training.disk import full_disk

@@ -95,3 +95,11 @@ def with_settings(rundir: tiny.TinyRunDirectory) -> tiny.TinyRunDirectory:
 def with_run(rundir: tiny.TinyRunDirectory, **changes: Any) -> tiny.TinyRunDirectory:
     """With other keys of run.yaml."""
     return dataclasses.replace(rundir, run=dataclasses.replace(rundir.run, **changes))
+
+
+def with_path(rundir: tiny.TinyRunDirectory, path: Path) -> tiny.TinyRunDirectory:
+    """Of a copy, with the data beside it."""
+    data = dataclasses.replace(
+        rundir.run.data, train=str(path.parent / "data" / "train"), validation=str(path.parent / "data" / "held-out")
+    )
+    return dataclasses.replace(with_run(rundir, data=data), path=path)

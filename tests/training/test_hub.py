@@ -16,6 +16,7 @@ from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import record_of
+from kit.training.checkpoint.manifest import sealed
 from kit.training.checkpoint.transfer import HubCheckpoint, export_hub, hub_to_hf, import_hub
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
@@ -104,17 +105,18 @@ class TestDamage:
         ("key", "value", "message"),
         [
             ("format", "other", "format is not 'kit-hub'"),
-            ("version", 1, "has version 1, this kit reads 2"),
-            ("counters", {"step": 1}, r"hub\.json is damaged"),
+            ("version", 1, "has version 1, this kit reads 3"),
+            ("counters", {"step": 1}, "counters must be exactly step, samples_seen"),
             ("model", {"name": "x"}, r"hub\.json is damaged"),
-            ("files", {}, r"has no hash of exp_avg-00001\.safetensors"),
-            ("files", {"../outside": {"bytes": 1, "xxh3_128": "0"}}, "lies outside the checkpoint"),
+            ("files", {}, "files must list at least one file"),
+            ("files", {"a": {"bytes": 1, "xxh3_128": "0" * 32}}, r"has no hash of exp_avg-00001\.safetensors"),
+            ("files", {"../outside": {"bytes": 1, "xxh3_128": "0" * 32}}, "lies outside the checkpoint"),
             ("weight_map", {}, "has no master"),
         ],
     )
     def test_foreign_hub_json(self, exported, key, value, message):
         path = exported[2] / "hub.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        path.write_text(json.dumps(sealed(json.loads(path.read_text()) | {key: value})))
         self.refused(exported, message)
 
     def test_truncated_hub_json(self, exported):
@@ -131,7 +133,7 @@ class TestDamage:
         index["files"][path.name] = {"bytes": record.bytes, "xxh3_128": record.xxh3_128}
         kept = {n: f for n, f in index["weight_map"]["master"].items() if f != path.name}
         index["weight_map"]["master"] = kept | dict.fromkeys(tensors, path.name)
-        (hub / "hub.json").write_text(json.dumps(index))
+        (hub / "hub.json").write_text(json.dumps(sealed(index)))
 
     def test_missing_name(self, exported):
         self.rewrite(exported[2], lambda tensors: dict(list(tensors.items())[1:]))

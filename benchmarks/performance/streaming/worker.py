@@ -23,8 +23,8 @@ from kit.engines.huggingface.models import HfDirectory
 from kit.engines.megatron import cpu
 from kit.training.__main__ import leave
 from kit.training.checkpoint.background import Background
+from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.exchange import Counters
 from kit.training.checkpoint.transfer import export_hub
 
 REPEATS = 3

@@ -29,6 +29,7 @@ from benchmarks.system_tests.kills.cases import CASES, STEPS, Case, emit, prepar
 from benchmarks.system_tests.kills.processes import WORLD_SIZE, Job
 from kit.engines.base import StateKind
 from kit.rehearsal.processes import metrics, tail
+from kit.training.checkpoint.manifest import sealed
 from kit.training.checkpoint.transfer import HubCheckpoint
 
 COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens", "samples_seen", "validation_loss")
@@ -186,7 +187,7 @@ def _skip_a_sample(run: Path) -> None:
     for path in (run / "checkpoints").glob("step-*/manifest.json"):
         data = json.loads(path.read_text(encoding="utf-8"))
         data["counters"]["samples_skipped"] = 1
-        path.write_text(json.dumps(data), encoding="utf-8")
+        path.write_text(json.dumps(sealed(data)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from kit.engines.base import Engine, Snapshots
 from kit.errors import CheckpointError, EngineError
 from kit.training.checkpoint import random_state
+from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.exchange import Counters
 
 
 class Background:

@@ -15,9 +15,10 @@ from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, SafetensorsW
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
+from kit.training.checkpoint.counters import LARGEST, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_manifest
-from kit.training.checkpoint.exchange import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
-from kit.training.checkpoint.files import FileRecord, new_directory, verify, write_json
+from kit.training.checkpoint.exchange import HUB_JSON, KINDS, HubCheckpoint, hub_json
+from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
 from kit.training.checkpoint.to_huggingface import DTYPES, hub_to_hf, write_hf
 
 FORMATS = ("hf", "hub", "megatron")
@@ -177,6 +178,7 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> Opened:
     if (path / MANIFEST).is_file():
         manifest = read_manifest(path)
         verify(path, manifest.files)
+        refuse_unlisted(path, {*manifest.files, MANIFEST})
         counters = manifest.counters
     spec = _model_of(path, model)
     checkpoint = torch_dist.Checkpoint(directory)
@@ -185,7 +187,13 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> Opened:
         iteration, steps = checkpoint.common().get("iteration", 0), checkpoint.optimizer_steps()
         if steps is None:
             kinds = (StateKind.MASTER,)  # moments of unknown age are none: Adam would correct them as if they were new
-        counters = Counters(step=int(iteration), samples_seen=0, tokens_seen=0, optimizer_steps=steps or 0)
+        if type(iteration) is not int or not 0 <= iteration <= LARGEST or not 0 <= (steps or 0) <= LARGEST:
+            raise CheckpointError(
+                f"{path} says iteration={str(iteration)[:40]} and {str(steps)[:40]} steps of its optimizer, which must "
+                f"be whole numbers, 0 or more; give another checkpoint"
+            )
+        step = max(iteration, steps or 0)  # an iteration that is not told is 0
+        counters = Counters(step=step, samples_seen=0, tokens_seen=0, optimizer_steps=steps or 0)
     sources = {kind: offline.MegatronSource(checkpoint, kind, spec) for kind in kinds}
     return Opened("megatron", spec, counters, sources)
 

@@ -5,13 +5,13 @@
     checkpoints/step-00000020/random/          every rank's random generators (``random_state``)
     checkpoints/latest                         name of the newest, for people and scripts; loading looks itself
 
-Some engines pickle. So only files that a manifest of ours vouches for are ever handed to ``Engine.load``.
+Only files that the manifest lists may lie there, whole and with their hashes; what an engine pickles is read by
+``kit.engines.closed_list`` all the same, for whoever can write a pickle can write a manifest.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ from kit.engines.base import Engine, FitsEveryLayout
 from kit.errors import CheckpointError
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.collective import share, together
+from kit.training.checkpoint.counters import Counters, RunLength, counters_from_json
 from kit.training.checkpoint.disk_space import require_room
-from kit.training.checkpoint.exchange import Counters
 from kit.training.checkpoint.files import (
     FileRecord,
     files_below,
@@ -35,9 +35,11 @@ from kit.training.checkpoint.files import (
     publish,
     record_of,
     records_from_json,
+    refuse_unlisted,
     verify,
     write_json,
 )
+from kit.training.checkpoint.manifest import OtherVersionError, read_sealed, sealed
 
 MANIFEST = "manifest.json"
 STATE = "state"
@@ -45,7 +47,9 @@ RANDOM = "random"
 ROOM_MARGIN = 1.05
 """Over the size of the checkpoint before: manifests and file systems take a little too."""
 FORMAT = "kit-native"
-VERSION = 2
+VERSION = 3
+"""2 had no hash of itself."""
+LARGEST_WORLD = 1 << 24
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -75,6 +79,8 @@ class NativeCheckpoints:
     """Checkpoints of multiples of this are never removed."""
     expected_bytes: int = 0
     """Of the first checkpoint; later ones are taken to be as large as the one before."""
+    length: RunLength | None = None
+    """What counters of this run may be; None: not known here."""
     say: Callable[[str], None] = print
     """Called on the main rank with what a person should know."""
 
@@ -122,7 +128,7 @@ class NativeCheckpoints:
             # An engine may raise anything where a disk is full (torch.save: RuntimeError).
             together(True, lambda: _fill(partial, save, random), doing, failures=(Exception,), group=group)
             records = together(True, lambda: _my_records(partial), doing, group=group)
-            manifest = {
+            contents = {
                 "format": FORMAT,
                 "version": VERSION,
                 "plan_hash": self.plan_hash,
@@ -131,7 +137,7 @@ class NativeCheckpoints:
                 "counters": dataclasses.asdict(counters),
                 "files": {name: dataclasses.asdict(r) for share in records for name, r in sorted(share.items())},
             }
-            together(is_main, lambda: self._publish(partial, directory, manifest), doing, group=group)
+            together(is_main, lambda: self._publish(partial, directory, sealed(contents)), doing, group=group)
         except CheckpointError:
             if is_main:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -184,13 +190,20 @@ class NativeCheckpoints:
 
     def _verified(self, engine: Engine, directory: Path) -> Manifest:
         """Each rank hashes its share of the files; all of them come to the same verdict."""
-        try:
-            manifest = together(engine.is_main, lambda: read_manifest(directory), f"reading {directory}")[0]
-            together(
-                True, lambda: verify(directory, dict(share(sorted(manifest.files.items())))), f"reading {directory}"
+        reading = f"reading {directory}"
+        older = together(engine.is_main, lambda: _other_version(directory), reading)[0]
+        if older is not None:
+            words = (
+                f"{older}; resume from a hub checkpoint (hub-step-…) of that run, or go on with the kit that wrote it"
             )
+            raise ForeignError(words, _step_of(directory))
+        try:
+            manifest = together(engine.is_main, lambda: read_manifest(directory), reading)[0]
+            together(True, lambda: verify(directory, dict(share(sorted(manifest.files.items())))), reading)
         except CheckpointError as error:
             raise _DamagedError(str(error)) from error
+        together(engine.is_main, lambda: refuse_unlisted(directory, {*manifest.files, MANIFEST}), reading)
+        together(engine.is_main, lambda: self._check_counters(directory, manifest), reading)
         if isinstance(engine, FitsEveryLayout) and self.model and manifest.model == self.model:
             return manifest
         if manifest.plan_hash != self.plan_hash:
@@ -207,6 +220,10 @@ class NativeCheckpoints:
                 manifest.counters.step,
             )
         return manifest
+
+    def _check_counters(self, directory: Path, manifest: Manifest) -> None:
+        if self.length is not None:
+            self.length.check(manifest.counters, directory, manifest.plan_hash == self.plan_hash)
 
     def _publish(self, partial: Path, directory: Path, manifest: dict[str, Any]) -> None:
         write_json(partial / MANIFEST, manifest)
@@ -263,21 +280,47 @@ def _my_records(partial: Path) -> dict[str, FileRecord]:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises CheckpointError where it is missing or damaged."""
+    """Raises CheckpointError where it is missing, damaged or not complete, or says anything that kit does not write."""
     path = directory / MANIFEST
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if (data["format"], data["version"]) != (FORMAT, VERSION):
-            raise CheckpointError(f"{path} is not of format {FORMAT}, version {VERSION}")
-        return Manifest(
-            plan_hash=str(data["plan_hash"]),
-            world_size=int(data["world_size"]),
-            model=str(data.get("model", "")),
-            counters=Counters(**data["counters"]),
-            files=records_from_json(data["files"]),
-        )
-    except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is missing or damaged ({error})") from error
+        return _manifest(read_sealed(path, FORMAT, VERSION))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is missing or damaged ({error}); copy the checkpoint again, complete") from error
+
+
+def _manifest(data: dict[str, Any]) -> Manifest:
+    """Raises ValueError."""
+    expected = {"format", "version", "plan_hash", "world_size", "model", "counters", "files"}
+    if data.keys() != expected:
+        raise ValueError(f"its keys must be exactly {', '.join(sorted(expected))}")
+    if not (isinstance(data["plan_hash"], str) and data["plan_hash"] and isinstance(data["model"], str)):
+        raise ValueError("plan_hash and model must be text")
+    world_size = data["world_size"]
+    if type(world_size) is not int or not 1 <= world_size <= LARGEST_WORLD:
+        raise ValueError(f"world_size must be a whole number from 1 to {LARGEST_WORLD}")
+    files = records_from_json(data["files"])
+    if not any(name.startswith(f"{STATE}/") for name in files):
+        raise ValueError(f"it lists no file of {STATE}/")
+    generators = {name for name in files if name.startswith(f"{RANDOM}/")}
+    if generators and generators != {f"{RANDOM}/{random_state.file_name(rank)}" for rank in range(world_size)}:
+        raise ValueError(f"{RANDOM}/ must have one file for each of {world_size} ranks")
+    return Manifest(data["plan_hash"], world_size, data["model"], counters_from_json(data["counters"]), files)
+
+
+def _other_version(directory: Path) -> str | None:
+    """What there is to say of a manifest of another version."""
+    try:
+        read_sealed(directory / MANIFEST, FORMAT, VERSION)
+    except OtherVersionError as error:
+        return str(error)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _step_of(directory: Path) -> int:
+    match = _NAME.fullmatch(directory.name)
+    return int(match.group(1)) if match else 0
 
 
 def _set_aside(directory: Path) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,34 +22,17 @@ from kit.errors import CheckpointError, KitError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.collective import share
+from kit.training.checkpoint.counters import Counters, counters_from_json
 from kit.training.checkpoint.files import FileRecord, records_from_json, verify
+from kit.training.checkpoint.manifest import OtherVersionError, read_sealed, sealed
 
 HUB_JSON = "hub.json"
 FORMAT = "kit-hub"
-VERSION = 2
+VERSION = 3
+_UNSEALED = 2
+"""The version before had no hash of itself; all else is alike."""
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 """What a hub checkpoint holds of every parameter; one made of a model alone has no moments."""
-
-
-@dataclass(frozen=True)
-class Counters:
-    """How far a run is; the learning rate and the data order follow from these alone."""
-
-    step: int
-    """Steps of the loop done."""
-    samples_seen: int
-    """Sequences in them, over all ranks."""
-    tokens_seen: int
-    """Tokens in those sequences."""
-    optimizer_steps: int
-    """Adam's step count (bias correction)."""
-    samples_skipped: int = 0
-    """Sequences that rewinds left out: the next sample is number ``samples_seen + samples_skipped``."""
-
-    @property
-    def position(self) -> int:
-        """Number of the next sample in the order of the data."""
-        return self.samples_seen + self.samples_skipped
 
 
 class HubCheckpoint:
@@ -62,8 +44,12 @@ class HubCheckpoint:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         data = _read(self.path)
+        self.note: str | None = None
+        """What a person should know of how it was read."""
+        if data["version"] == _UNSEALED:
+            self.note = f"{self.path} is of version {_UNSEALED}, whose counters no hash protects: export it again"
         try:
-            self.counters = Counters(**data["counters"])
+            self.counters = counters_from_json(data["counters"])
             self.model = TypeAdapter(ModelSpec).validate_json(json.dumps(data["model"]))
             self.lora = TypeAdapter(LoraSpec | None).validate_json(json.dumps(data.get("lora")))
             self._records = records_from_json(data["files"])
@@ -103,34 +89,30 @@ def hub_json(
     lora: LoraSpec | None = None,
 ) -> dict[str, Any]:
     """The contents of ``hub.json``."""
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "counters": dataclasses.asdict(counters),
-        "model": TypeAdapter(ModelSpec).dump_python(model, mode="json"),
-        # What is held are adapters then, not the model.
-        **({"lora": dataclasses.asdict(lora)} if lora is not None else {}),
-        "files": {name: dataclasses.asdict(record) for name, record in records.items()},
-        "weight_map": {kind.value: dict(files) for kind, files in weight_map.items()},
-    }
+    return sealed(
+        {
+            "format": FORMAT,
+            "version": VERSION,
+            "counters": dataclasses.asdict(counters),
+            "model": TypeAdapter(ModelSpec).dump_python(model, mode="json"),
+            # What is held are adapters then, not the model.
+            **({"lora": dataclasses.asdict(lora)} if lora is not None else {}),
+            "files": {name: dataclasses.asdict(record) for name, record in records.items()},
+            "weight_map": {kind.value: dict(files) for kind, files in weight_map.items()},
+        }
+    )
 
 
 def _read(directory: Path) -> dict[str, Any]:
     path = directory / HUB_JSON
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return read_sealed(path, FORMAT, VERSION, _UNSEALED)
     except OSError as error:
         raise CheckpointError(
             f"{directory} is not a hub checkpoint (no readable {HUB_JSON}: {error.strerror}); give a directory such as "
             f"RUN/checkpoints/hub-step-00000060"
         ) from error
+    except OtherVersionError as error:
+        raise CheckpointError(f"{error}; export it again with the kit that wrote it") from error
     except ValueError as error:
         raise CheckpointError(f"{path} is damaged ({error}); copy the checkpoint again") from error
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise CheckpointError(f"{path} is not a hub checkpoint's (format is not {FORMAT!r}); give one that kit wrote")
-    if data.get("version") != VERSION:
-        raise CheckpointError(
-            f"{path} has version {data.get('version')!r}, this kit reads {VERSION}; "
-            f"export it again with the kit that wrote it"
-        )
-    return data

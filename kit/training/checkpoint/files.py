@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,13 +53,30 @@ def verify(directory: Path, records: Mapping[str, FileRecord], hashes: bool = Tr
             raise CheckpointError(f"{path} is corrupted (its hash differs from the manifest's); copy it again")
 
 
-def records_from_json(data: Mapping[str, Any]) -> dict[str, FileRecord]:
-    """Raises KeyError, TypeError or ValueError for anything but name → {bytes, xxh3_128}."""
-    records = {name: FileRecord(**record) for name, record in data.items()}
-    for name in records:
+def refuse_unlisted(directory: Path, listed: Collection[str]) -> None:
+    """Raises CheckpointError that names the first thing below that is no directory and not listed."""
+    for path in sorted(directory.rglob("*")):
+        if (path.is_symlink() or not path.is_dir()) and str(path.relative_to(directory)) not in listed:
+            raise CheckpointError(
+                f"{path} is not in the checkpoint's manifest: only files that the manifest lists may lie beside them; "
+                f"remove it, or copy the checkpoint again"
+            )
+
+
+def records_from_json(data: Any) -> dict[str, FileRecord]:
+    """Raises ValueError for anything but name → {bytes, xxh3_128}, at least one."""
+    if not isinstance(data, dict) or not data:
+        raise ValueError("files must list at least one file")
+    for name, record in data.items():
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{name} lies outside the checkpoint")
-    return records
+        if not isinstance(record, dict) or sorted(record) != ["bytes", "xxh3_128"]:
+            raise ValueError(f"files.{name} must have exactly bytes and xxh3_128")
+        if type(record["bytes"]) is not int or record["bytes"] < 0:
+            raise ValueError(f"files.{name}.bytes must be a whole number, 0 or more")
+        if not isinstance(record["xxh3_128"], str) or not re.fullmatch("[0-9a-f]{32}", record["xxh3_128"]):
+            raise ValueError(f"files.{name}.xxh3_128 must be 32 hexadecimal digits")
+    return {name: FileRecord(**record) for name, record in data.items()}
 
 
 def fsync(path: Path) -> None:

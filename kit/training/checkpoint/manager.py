@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 from kit.engines.base import Engine
 from kit.errors import CheckpointError
 from kit.training.checkpoint.background import Background
+from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.transfer import Counters
+from kit.training.schedule import run_length
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -28,6 +29,7 @@ class Saving:
             keep_last=spec.keep_last,
             keep_every_steps=spec.keep_every_steps,
             expected_bytes=0 if operation is None else int(1e9 * operation.checkpoint_gb),
+            length=run_length(plan, rundir.run),
             model=f"{plan.layout.engine} {plan.model_digest}",
         )
         self._background = Background(self.checkpoints) if spec.asynchronous else None

@@ -52,19 +52,20 @@ def restore(state: RandomState) -> None:
 
 def write(state: RandomState, directory: Path, rank: int) -> None:
     """Into an existing directory. Raises OSError."""
-    (directory / _name(rank)).write_text(json.dumps(state), encoding="utf-8")
+    (directory / file_name(rank)).write_text(json.dumps(state), encoding="utf-8")
 
 
 def read(directory: Path, rank: int) -> None:
     """Restore what ``write`` wrote. Raises CheckpointError."""
-    path = directory / _name(rank)
+    path = directory / file_name(rank)
     try:
         restore(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is not what kit writes of random generators ({error!r})") from error
 
 
-def _name(rank: int) -> str:
+def file_name(rank: int) -> str:
+    """Of one rank's generators."""
     return f"rank-{rank:05d}.json"
 
 

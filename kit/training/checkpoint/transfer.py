@@ -21,7 +21,8 @@ from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.collective import together
-from kit.training.checkpoint.exchange import HUB_JSON, KINDS, Counters, HubCheckpoint, hub_json
+from kit.training.checkpoint.counters import Counters, RunLength
+from kit.training.checkpoint.exchange import HUB_JSON, KINDS, HubCheckpoint, hub_json
 from kit.training.checkpoint.files import FileRecord, is_free, partial_name, publish, write_json
 from kit.training.checkpoint.parallel_export import write_parts
 from kit.training.checkpoint.to_huggingface import hub_to_hf
@@ -72,15 +73,20 @@ def export_hub(
         raise
 
 
-def import_hub(engine: Engine, directory: Path) -> Counters:
+def import_hub(engine: Engine, directory: Path, length: RunLength | None = None) -> Counters:
     """Collective. Load weights, moments and Adam's step count from a hub checkpoint; returns its counters.
 
-    Everything is checked before anything is loaded: sizes and hashes (shared out), names and shapes. Raises
+    Everything is checked before anything is loaded: sizes and hashes (shared out), names and shapes, and the counters
+    against ``length``, the run that goes on from them. Raises
     CheckpointError, on every rank, that names what is missing, truncated, corrupted or foreign.
     """
     doing = f"reading the hub checkpoint {directory}"
     hub = HubCheckpoint(directory)
     together(True, lambda: _check(hub), doing)
+    if length is not None:
+        together(engine.is_main, lambda: length.check(hub.counters, directory, same_plan=False), doing)
+    if hub.note is not None and engine.is_main:
+        print(hub.note, flush=True)
     for kind in hub.kinds:
         engine.import_state(kind, hub.source(kind))
     engine.set_optimizer_steps(hub.counters.optimizer_steps)

@@ -1,0 +1,110 @@
+"""How far a run is: the counters, what they must be among themselves, and in the run that goes on from them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit.errors import CheckpointError
+
+LARGEST = 2**63 - 1
+"""What a signed 64-bit number holds: as metrics, arrays and other programs read them."""
+_LONGEST_LINE = 1 << 16
+
+
+@dataclass(frozen=True)
+class Counters:
+    """How far a run is; the learning rate and the data order follow from these alone."""
+
+    step: int
+    """Steps of the loop done."""
+    samples_seen: int
+    """Sequences in them, over all ranks; 0 where another program's checkpoint does not say it, and so are tokens."""
+    tokens_seen: int
+    """Tokens in those sequences."""
+    optimizer_steps: int
+    """Adam's step count (bias correction)."""
+    samples_skipped: int = 0
+    """Sequences that rewinds left out: the next sample is number ``samples_seen + samples_skipped``."""
+
+    @property
+    def position(self) -> int:
+        """Number of the next sample in the order of the data."""
+        return self.samples_seen + self.samples_skipped
+
+
+def counters_from_json(data: Any) -> Counters:
+    """Raises ValueError that names what is missing, foreign, no whole number in its range, or disagrees."""
+    names = [field.name for field in dataclasses.fields(Counters)]
+    if not isinstance(data, dict) or sorted(data) != sorted(names):
+        raise ValueError(f"counters must be exactly {', '.join(names)}")
+    for name, value in data.items():
+        if type(value) is not int or not 0 <= value <= LARGEST:
+            raise ValueError(f"counters.{name}={_short(value)} must be a whole number from 0 to 2^63 - 1")
+    found = Counters(**data)
+    if found.optimizer_steps > found.step:
+        raise ValueError(f"counters.optimizer_steps={found.optimizer_steps} is more than step={found.step}")
+    if found.samples_seen and not found.step:
+        raise ValueError(f"counters.samples_seen={found.samples_seen} at step=0 must be 0")
+    if 0 < found.samples_seen < found.step:
+        raise ValueError(f"counters.samples_seen={found.samples_seen} is less than one in each of step={found.step}")
+    if found.tokens_seen and not found.samples_seen:
+        raise ValueError(f"counters.tokens_seen={found.tokens_seen} with samples_seen=0 must be 0")
+    if 0 < found.tokens_seen < found.samples_seen:
+        raise ValueError(f"counters.tokens_seen={found.tokens_seen} is less than samples_seen={found.samples_seen}")
+    return found
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """What the counters of a run may be, by its schedule."""
+
+    total_steps: int
+    samples_after: Callable[[int], int]
+    """Steps from the beginning → sequences in them."""
+
+    def check(self, counters: Counters, checkpoint: Path, same_plan: bool) -> None:
+        """Raises CheckpointError where the counters of a checkpoint are beyond the run's end, or say something else
+        than the metrics of the run that wrote it; without these, and under the same plan, than the schedule."""
+        if counters.step > self.total_steps:
+            raise CheckpointError(
+                f"{checkpoint} is of step {counters.step} and this run ends after step {self.total_steps}; resume from "
+                f"an earlier one, or raise run.steps (job.total_tokens) and emit again"
+            )
+        metrics = checkpoint.parent.parent / "metrics.jsonl"
+        logged = _logged_samples(metrics, counters.step)
+        if logged is not None and logged != counters.samples_seen:
+            raise CheckpointError(
+                f"{checkpoint} says samples_seen={counters.samples_seen} and {metrics} has {logged} at step "
+                f"{counters.step}; they are not of one run: resume from another checkpoint of it"
+            )
+        if logged is None and same_plan and (expected := self.samples_after(counters.step)) != counters.samples_seen:
+            raise CheckpointError(
+                f"{checkpoint} says samples_seen={counters.samples_seen} and the first {counters.step} steps of this "
+                f"run take {expected}; resume from another checkpoint, or put its metrics.jsonl back"
+            )
+
+
+def _logged_samples(metrics: Path, step: int) -> int | None:
+    """What the last row of a step says; None where there is none that can be read."""
+    found = None
+    try:
+        if not metrics.is_file():
+            return None
+        with open(metrics, encoding="utf-8", errors="replace") as file:
+            for line in iter(lambda: file.readline(_LONGEST_LINE), ""):
+                if f'"step": {step},' in line:
+                    row = json.loads(line)
+                    found = row["samples_seen"] if row["step"] == step else found
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if type(found) is int else None
+
+
+def _short(value: Any) -> str:
+    words = repr(value)
+    return words if len(words) <= 40 else f"{words[:40]}…"
