@@ -184,4 +184,5 @@ def test_damaged_directories(text: str | None, said: str, tmp_path: Path) -> Non
 
 
 def _shape(model: Any) -> dict[str, Any]:
-    return {key: value for key, value in vars(model).items() if key not in ("name", "source")}
+    fields = [field.name for field in dataclasses.fields(model) if field.name not in ("name", "source")]
+    return {name: getattr(model, name) for name in fields}
