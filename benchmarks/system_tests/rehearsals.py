@@ -1,6 +1,6 @@
 """Rehearse recipes, and write what was shown into ``recipes/evidence.json`` and the table ``recipes/README.md``.
 
-    python -m benchmarks.system_tests.rehearsals                 all of them, one after the other (make rehearse-all)
+    python -m benchmarks.system_tests.rehearsals                 all of them, one after the other (make prove NAME=rehearse-all)
     python -m benchmarks.system_tests.rehearsals NAME…           these
     python -m benchmarks.system_tests.rehearsals --rotate 2      two, others every day (CI)
     python -m benchmarks.system_tests.rehearsals --table         only the table, from the evidence that is there

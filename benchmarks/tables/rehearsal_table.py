@@ -25,7 +25,7 @@ def table(evidence: dict[str, Any]) -> str:
             rows.append(f"| [{name}]({name}.yaml) | has no plan yet: see its head | | | | | | | | |")
         else:
             rows.append(_row(name, plan, evidence.get(name)))
-    last = f"The last whole run of `make rehearse-all`: {whole_run(evidence[WHOLE])}.\n\n" if WHOLE in evidence else ""
+    last = f"The last whole run of `make prove NAME=rehearse-all`: {whole_run(evidence[WHOLE])}.\n\n" if WHOLE in evidence else ""
     what = "\n".join(f"- **{name}**: {headline(recipe_path(name))}" for name in recipe_names())
     return f"""# Recipes
 
@@ -37,7 +37,7 @@ engine, kinds of parallelism, ZeRO stage, offload and recompute, tiny) trained o
 resumed on plain torch's curve in fp32, and its export loaded in transformers: loss, gradient norm, loss of the export
 and exported weights differ by the parts given. Then it trained once more in the recipe's own precision, bf16 (for fp16
 too: a CPU has none), and came as near to that curve as rounding allows ("in bf16": loss, gradient norm, Adam's first
-moments, what was added to the weights). `kit rehearse` lists what was replaced, and `make rehearse-faults` proves that
+moments, what was added to the weights). `kit rehearse` lists what was replaced, and `make prove NAME=rehearse-faults` proves that
 each figure can turn red. *measured*: ran at full size on the named hardware; none has yet. Memory, speed and cost are
 predictions ([how good they are](../docs/accuracy.md)). Hardware that has no price, as a DGX box, costs what the
 cheapest node with the same GPU in the catalog does, by the GPU; "–" where no such node has a price.

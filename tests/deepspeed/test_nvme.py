@@ -30,11 +30,11 @@ ALL = {"offload_optimizer": "nvme", "offload_param": "nvme"}
 def _async_io():
     """Compiling takes minutes: not in a test."""
     if not Path("/usr/include/libaio.h").exists():
-        pytest.skip("libaio's headers are missing: apt-get install libaio-dev, then make ops")
+        pytest.skip("libaio's headers are missing: apt-get install libaio-dev, then make prove NAME=ops")
     from kit.engines.deepspeed.ops import is_built
 
     if not is_built():
-        pytest.skip("DeepSpeed's async_io op is not compiled yet: make ops (three minutes, once)")
+        pytest.skip("DeepSpeed's async_io op is not compiled yet: make prove NAME=ops (three minutes, once)")
 
 
 def plan(precision="fp32", **offload):

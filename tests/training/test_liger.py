@@ -1,4 +1,4 @@
-"""Liger's fused loss beside kit's, in Triton's interpreter. Both are installed beside the environment (``make liger``):
+"""Liger's fused loss beside kit's, in Triton's interpreter. Both are installed beside the environment (``make prove NAME=liger``):
 inside it, every other test would import Triton too."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def differences() -> list[float]:
 
 @pytest.mark.skipif(
     not INSTALLED and not all((BESIDE / name).is_dir() for name in NAMES),
-    reason="liger-kernel and triton are not installed: make liger (285 MB, once)",
+    reason="liger-kernel and triton are not installed: make prove NAME=liger (285 MB, once)",
 )
 def test_the_same_loss_and_gradients() -> None:
     """In a process of its own: Triton reads TRITON_INTERPRET when it is imported."""

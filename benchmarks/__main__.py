@@ -1,0 +1,161 @@
+"""Every proof by its name: what it shows, how long it takes on two cores, and what it needs.
+
+    python -m benchmarks            the list              (make prove)
+    python -m benchmarks NAME       runs one              (make prove NAME=...)
+
+A proof is one or more commands; the first that fails ends it with its exit code. Each command takes options of its
+own, which ``--help`` prints.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+OPS = "make prove NAME=ops"
+TRACKERS = "pip install wandb mlflow trackio"
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Commands in bash, and what a person should know before starting them."""
+
+    shows: str
+    minutes: float
+    commands: tuple[str, ...]
+    needs: str = ""
+    """What must be there before: root, compiled operators, packages."""
+
+
+def _proof(shows: str, minutes: float, *commands: str, needs: str = "") -> Proof:
+    return Proof(shows, minutes, tuple(f"python -m {command}" for command in commands), needs)
+
+
+_PARITY, _REHEARSALS = "benchmarks.system_tests.parity", "benchmarks.system_tests.rehearsals"
+PROOFS: dict[str, Proof] = {
+    "demo": _proof(
+        "the main job end to end: plan, three engines, a kill, a change of engine, export, a planted fault",
+        4, "benchmarks.system_tests.demo",
+    ),
+    "new-user": _proof(
+        "a shipped recipe copied, edited and run by the commands of its README", 1, "benchmarks.system_tests.new_user"
+    ),
+    "examples": _proof(
+        "people's own scripts (Accelerator, Trainer, TRL) launched under kit's files", 10,
+        "benchmarks.system_tests.examples",
+    ),
+    "parity": _proof(
+        "layouts of every kind, launched, against plain torch; then planted faults", 6,
+        _PARITY, f"{_PARITY} --plant-all",
+    ),
+    "parity-daily": _proof(
+        "a third of parity, another third every day: what CI runs of it", 2,
+        f"{_PARITY} --rotate 3", f"{_PARITY} --plant-all --rotate 3",
+    ),
+    "parity-deepspeed": _proof(
+        "DeepSpeed's layouts, changes of layout and faults; writes docs/parity.md", 10,
+        f"{_PARITY}.deepspeed --write docs/parity.md", f"{_PARITY}.deepspeed --plant-all", needs=OPS,
+    ),
+    "parity-megatron": _proof(
+        "families × layouts of Megatron-core, and faults; writes docs/megatron-parity.md", 30,
+        f"{_PARITY}.megatron --write docs/megatron-parity.md", f"{_PARITY}.megatron --plant-all",
+    ),
+    "parity-all": _proof(
+        "three launchers, one run directory, the same numbers; then both tables above", 42,
+        f"{_PARITY}.launchers", "benchmarks parity-deepspeed", "benchmarks parity-megatron", needs=OPS,
+    ),
+    "rehearse": _proof("one recipe in small, another one every day", 2, f"{_REHEARSALS} --rotate 1 --no-write"),
+    "rehearse-faults": _proof("faults planted into rehearsals of each engine", 10, f"{_REHEARSALS} --plant-all"),
+    "rehearse-all": _proof("every recipe in small; writes recipes/README.md", 70, _REHEARSALS, needs=OPS),
+    "kills": _proof(
+        "runs killed at random moments and resumed, bit for bit the same; restarts by torchrun", 10,
+        "benchmarks.system_tests.kills", "benchmarks.system_tests.kills.launched",
+    ),
+    "failures": _proof(
+        "sixteen failures provoked on two processes, and what the doctor says of each", 4,
+        "benchmarks.system_tests.failures", needs="root",
+    ),
+    "hosts": _proof(
+        "launch files on two and three hosts (namespaces, sshd, pdsh) beside one process", 5,
+        "benchmarks.system_tests.hosts", needs="root",
+    ),
+    "preflight": _proof(
+        "differences planted on three hosts, and what the doctor says of each", 4,
+        "benchmarks.system_tests.preflight --bandwidth", needs="root",
+    ),
+    "slurm": _proof(
+        "the batch script in a real Slurm: time limit, signal, preemption, resume", 5,
+        "benchmarks.system_tests.slurm", needs="root, slurm-wlm, munge",
+    ),
+    "trackers": _proof(
+        "TensorBoard, W&B, MLflow and Trackio written by a run and read back", 1, "benchmarks.system_tests.trackers",
+        needs=TRACKERS,
+    ),
+    "accepted": _proof(
+        "20,000 random cases, every emitted file handed to the program that reads it", 6,
+        "benchmarks.system_tests.accepted",
+    ),
+    "probe": _proof("the cost model beside the probe, 75 full-size plans without a GPU", 2, "benchmarks.accuracy.probe"),
+    "quality": _proof(
+        "published production layouts beside the planner's best", 0.5, "benchmarks.accuracy.quality"
+    ),
+    "deepspeed-bytes": _proof(
+        "bytes that DeepSpeed holds beside the cost model, 40 configurations", 3, "benchmarks.accuracy.deepspeed_bytes",
+        needs=OPS,
+    ),
+    "plan-time": _proof(
+        "seconds of a cold plan, to 16,384 GPUs, and how the search grows", 0.5, "benchmarks.performance.plan_time"
+    ),
+    "overhead": _proof(
+        "what the training loop, the data path and saving cost beside the engine", 2, "benchmarks.performance.overhead"
+    ),
+    "loading": _proof(
+        "host memory of loading and exporting a 1B model at ZeRO-3, and of loading it for QLoRA", 3,
+        "benchmarks.performance.loading", "benchmarks.performance.loading --qlora",
+    ),
+    "streaming": _proof(
+        "Megatron's weights in and out beside a plain copy, and the stall of a checkpoint", 2,
+        "benchmarks.performance.streaming",
+    ),
+    "tables": _proof("the planner's tables in docs, written again", 0.5, "benchmarks.tables"),
+    "pipeline-choice": _proof(
+        "DeepSpeed's PipelineModule and AutoEP on two processes beside plain torch", 1,
+        "benchmarks.tables.pipeline_choice",
+    ),
+    "ops": Proof(
+        "nothing: compiles what NVMe offload needs, once (libaio-dev, g++)", 3,
+        ("DS_ACCELERATOR=cpu python -m kit.engines.deepspeed.ops",),
+    ),
+    "liger": Proof(
+        "nothing: Liger and Triton beside the environment, 285 MB, once, for tests/training/test_liger.py", 1,
+        (
+            "test -d .venv/interpreted/triton || "
+            "python -m pip install --quiet --no-deps --target .venv/interpreted liger-kernel==0.8.5 triton==3.9.0",
+        ),
+    ),
+}  # fmt: skip
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the list, or run one proof and return the exit code of its last command."""
+    if not arguments:
+        for name, proof in PROOFS.items():
+            needs = f" (needs {proof.needs})" if proof.needs else ""
+            print(f"{name:17} {proof.minutes:4g} min  {proof.shows}{needs}")
+        return 0
+    (name,) = arguments
+    if name not in PROOFS:
+        print(f"error: no proof is called {name}; there are {', '.join(PROOFS)}", file=sys.stderr)
+        return 2
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    script = "\n".join(["set -e", *PROOFS[name].commands])
+    return subprocess.run(["bash", "-c", script], cwd=ROOT, env={**os.environ, "PATH": path}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
