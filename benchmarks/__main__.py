@@ -72,6 +72,9 @@ PROOFS: dict[str, Proof] = {
     "rehearse": _proof("one recipe in small, another one every day", 2, f"{_REHEARSALS} --rotate 1 --no-write"),
     "rehearse-faults": _proof("faults planted into rehearsals of each engine", 10, f"{_REHEARSALS} --plant-all"),
     "rehearse-all": _proof("every recipe in small; writes recipes/README.md", 70, _REHEARSALS, needs=OPS),
+    "relay": _proof(
+        "runs that change engine or layout half-way, beside one that does not", 3, "benchmarks.system_tests.relay"
+    ),
     "kills": _proof(
         "runs killed at random moments and resumed, bit for bit the same; restarts by torchrun", 10,
         "benchmarks.system_tests.kills", "benchmarks.system_tests.kills.launched",
@@ -100,7 +103,7 @@ PROOFS: dict[str, Proof] = {
         "20,000 random cases, every emitted file handed to the program that reads it", 6,
         "benchmarks.system_tests.accepted",
     ),
-    "probe": _proof("the cost model beside the probe, 75 full-size plans without a GPU", 2, "benchmarks.accuracy.probe"),
+    "probe": _proof("the cost model beside the probe, 75 full-size plans", 2, "benchmarks.accuracy.probe"),
     "quality": _proof(
         "published production layouts beside the planner's best", 0.5, "benchmarks.accuracy.quality"
     ),

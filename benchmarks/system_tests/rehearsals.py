@@ -1,6 +1,6 @@
 """Rehearse recipes, and write what was shown into ``recipes/evidence.json`` and the table ``recipes/README.md``.
 
-    python -m benchmarks.system_tests.rehearsals                 all of them, one after the other (make prove NAME=rehearse-all)
+    python -m benchmarks.system_tests.rehearsals                 all of them, one after the other
     python -m benchmarks.system_tests.rehearsals NAME…           these
     python -m benchmarks.system_tests.rehearsals --rotate 2      two, others every day (CI)
     python -m benchmarks.system_tests.rehearsals --table         only the table, from the evidence that is there
@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.system_tests.rehearsal_faults import FAULTS, TOGETHER, environment
-from benchmarks.tables.rehearsal_table import WHOLE, summary, table, whole_run
+from benchmarks.tables.rehearsal_table import WHOLE, page, summary, whole_run
 from kit.emit.generated import shipped_plan
 from kit.rehearsal import EXPORT_BOUND, NORM_BOUND, ROUNDED_BOUND, WEIGHT_BOUND
 from kit.specs.shipped import recipe_names, recipes_directory
@@ -74,7 +74,7 @@ def main() -> int:
         print(whole_run(evidence[WHOLE]))
     if not arguments.no_write:
         file.write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
-        (directory / "README.md").write_text(table(evidence), encoding="utf-8")
+        (directory / "README.md").write_text(page(evidence), encoding="utf-8")
     return 1 if failed else 0
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.tables import field_example
+from benchmarks.page import header, table
 from kit.emit.generated import shipped_plan
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
@@ -12,48 +12,48 @@ from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path
 
+HEADS = ("recipe", "layout", "GiB a GPU", "tokens/s", "days", "cost", "checkpoint", "evidence", "date", "again")
 WHOLE = "all of them"
 """Key of the last whole run in the evidence."""
 
 
-def table(evidence: dict[str, Any]) -> str:
+def page(evidence: dict[str, Any]) -> str:
     """``recipes/README.md``."""
     rows = []
     for name in recipe_names():
         plan = shipped_plan(name)
         if plan is None:
-            rows.append(f"| [{name}]({name}.yaml) | has no plan yet: see its head | | | | | | | | |")
+            rows.append((f"[{name}]({name}.yaml)", "has no plan yet: see its head", *[""] * 8))
         else:
             rows.append(_row(name, plan, evidence.get(name)))
-    last = f"The last whole run of `make prove NAME=rehearse-all`: {whole_run(evidence[WHOLE])}.\n\n" if WHOLE in evidence else ""
+    last = (
+        f"The last whole run of `make prove NAME=rehearse-all`: {whole_run(evidence[WHOLE])}.\n\n"
+        if WHOLE in evidence
+        else ""
+    )
     what = "\n".join(f"- **{name}**: {headline(recipe_path(name))}" for name in recipe_names())
-    return f"""# Recipes
-
-Written by `python -m benchmarks.system_tests.rehearsals`; do not edit it here. `kit recipes copy NAME DIR` gives a
-directory to run from, `kit rehearse NAME` proves a recipe again.
+    return f"""{header("Recipes", "make prove NAME=rehearse-all")}
+`kit recipes copy NAME DIR` gives a directory to run from, `kit rehearse NAME` proves a recipe again.
 
 {last}Evidence, in rising order: *accepted*: every engine's own parser took its files. *rehearsed*: its twin (same
 engine, kinds of parallelism, ZeRO stage, offload and recompute, tiny) trained on CPU processes, was killed,
 resumed on plain torch's curve in fp32, and its export loaded in transformers: loss, gradient norm, loss of the export
 and exported weights differ by the parts given. Then it trained once more in the recipe's own precision, bf16 (for fp16
 too: a CPU has none), and came as near to that curve as rounding allows ("in bf16": loss, gradient norm, Adam's first
-moments, what was added to the weights). `kit rehearse` lists what was replaced, and `make prove NAME=rehearse-faults` proves that
-each figure can turn red. *measured*: ran at full size on the named hardware; none has yet. Memory, speed and cost are
-predictions ([how good they are](../docs/accuracy.md)). Hardware that has no price, as a DGX box, costs what the
-cheapest node with the same GPU in the catalog does, by the GPU; "–" where no such node has a price.
+moments, what was added to the weights). `kit rehearse` lists what was replaced, and `make prove NAME=rehearse-faults`
+shows that each figure can turn red. *measured*: ran at full size on the named hardware; none has yet. Memory, speed
+and cost are predictions ([how good they are](../docs/accuracy.md)). Hardware that has no price, as a DGX box, costs what
+the cheapest node with the same GPU in the catalog does, by the GPU; "–" where no such node has a price.
 
-| recipe | layout | GiB a GPU | tokens/s | days | cost | checkpoint | evidence | date | again |
-|---|---|---|---|---|---|---|---|---|---|
-{chr(10).join(rows)}
+{table(HEADS, rows)}
 
-{field_example.section()}
 ## What each is for
 
 {what}
 """
 
 
-def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> str:
+def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> tuple[str, ...]:
     predicted = plan.predicted
     peak = max(stage.peak_gib for stage in predicted.memory)
     share = 1.0
@@ -64,9 +64,15 @@ def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> str:
     cost = "–" if (usd := _cost_usd(plan)) is None else f"${usd * share:,.0f}"
     checkpoint = "–" if predicted.operation is None else _size(predicted.operation.checkpoint_gb)
     return (
-        f"| [{name}]({name}.yaml) | {describe(plan.layout)} | {peak:.0f} of {plan.cluster.gpu.memory_gib:.0f} "
-        f"| {predicted.tokens_per_s:,.0f} | {days} | {cost} | {checkpoint} | {_evidence(plan, record)} "
-        f"| `kit rehearse {name}` |"
+        f"[{name}]({name}.yaml)",
+        describe(plan.layout),
+        f"{peak:.0f} of {plan.cluster.gpu.memory_gib:.0f}",
+        f"{predicted.tokens_per_s:,.0f}",
+        days,
+        cost,
+        checkpoint,
+        *_evidence(plan, record),
+        f"`kit rehearse {name}`",
     )
 
 
@@ -74,14 +80,14 @@ def _size(gb: float) -> str:
     return f"{gb:,.0f} GB" if gb >= 1 else f"{gb * 1000:.0f} MB"
 
 
-def _evidence(plan: Plan, record: dict[str, Any] | None) -> str:
+def _evidence(plan: Plan, record: dict[str, Any] | None) -> tuple[str, str]:
     """Two cells: what was shown, and when."""
     if record is None or record.get("layout") != describe(plan.layout):
-        return "accepted | "
+        return "accepted", ""
     when = f"{record['date']} at {record['commit']}"
     if not record["passed"]:
-        return f"accepted; its rehearsal differs, see evidence.json | {when}"
-    return f"rehearsed: {summary(record)} | {when}"
+        return "accepted; its rehearsal differs, see evidence.json", when
+    return f"rehearsed: {summary(record)}", when
 
 
 def summary(record: dict[str, Any]) -> str:

@@ -1,5 +1,5 @@
-"""Liger's fused loss beside kit's, in Triton's interpreter. Both are installed beside the environment (``make prove NAME=liger``):
-inside it, every other test would import Triton too."""
+"""Liger's fused loss beside kit's, in Triton's interpreter. Both are installed beside the environment
+(``make prove NAME=liger``): inside it, every other test would import Triton too."""
 
 from __future__ import annotations
 

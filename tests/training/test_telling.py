@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables.screens import screen
 from kit.errors import CheckpointError
 from kit.rehearsal.processes import free_port
 from kit.specs.run import LoggingSpec
@@ -52,6 +51,22 @@ def test_the_live_line_says_everything():
         "500 ms (fwd+bwd 80% optim 15% data wait 5%; predicted 400) | ETA 60 min"
     )
     assert "loss spike: discard" in live_line(metrics(7, grad_norm=None, event="loss spike: discard"), EXPECTED)
+
+
+def screen(output: str) -> list[str]:
+    """What a terminal shows in the end, as far as rich's cursor moves go."""
+    lines, row = [""], 0
+    for part in re.split(r"(\x1b\[\d*[A-Za-z]|\x1b\[\?\d+[hl]|\x1b\[[\d;]*m|\r|\n)", output):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row + 1 - len(lines))
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif re.fullmatch(r"\x1b\[\d*A", part or ""):
+            row -= int(part[2:-1] or 1)
+        elif part and not part.startswith("\x1b") and part != "\r":
+            lines[row] = part.rstrip()
+    return [line for line in lines if line]
 
 
 def test_one_line_lives_and_what_is_said_stays():

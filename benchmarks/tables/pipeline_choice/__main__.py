@@ -1,9 +1,8 @@
-"""``python -m benchmarks.tables.pipeline_choice``: run PipelineModule and AutoEP on two processes, renew the table."""
+"""``python -m benchmarks.tables.pipeline_choice``: run PipelineModule and AutoEP on two processes."""
 
 from __future__ import annotations
 
 from benchmarks.tables.pipeline_choice import experts, pipeline
-from benchmarks.tables.pipeline_choice.planned import PAGE, updated
 from tests.workers import pool
 
 WORLD_SIZE = 2
@@ -21,7 +20,6 @@ def main() -> int:
         found = pool("deepspeed", WORLD_SIZE).run(experts.two_ranks, 1, patched)[0]
         print(f"AutoEP, patched={patched}", found.failed or found.losses)
         pool("deepspeed", WORLD_SIZE).close()
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     return 0
 
 
