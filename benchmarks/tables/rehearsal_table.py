@@ -42,8 +42,8 @@ and exported weights differ by the parts given. Then it trained once more in the
 too: a CPU has none), and came as near to that curve as rounding allows ("in bf16": loss, gradient norm, Adam's first
 moments, what was added to the weights). `kit rehearse` lists what was replaced, and `make prove NAME=rehearse-faults`
 shows that each figure can turn red. *measured*: ran at full size on the named hardware; none has yet. Memory, speed
-and cost are predictions ([how good they are](../docs/accuracy.md)). Hardware that has no price, as a DGX box, costs what
-the cheapest node with the same GPU in the catalog does, by the GPU; "–" where no such node has a price.
+and cost are predictions ([how good they are](../docs/accuracy.md)). Hardware that has no price, as a DGX box, costs
+what the cheapest node with the same GPU in the catalog does, by the GPU; "–" where no such node has a price.
 
 {table(HEADS, rows)}
 
