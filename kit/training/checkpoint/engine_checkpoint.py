@@ -268,7 +268,7 @@ def _fill(partial: Path, save: Callable[[Path], None], random: random_state.Rand
 
 def _load(engine: Engine, directory: Path, manifest: Manifest) -> None:
     """On another layout a rank has no generators of its own to go on with."""
-    engine.load(directory / STATE)
+    together(True, lambda: engine.load(directory / STATE), f"reading {directory}")
     if manifest.world_size == (dist.get_world_size() if dist.is_initialized() else 1) and any(
         name.startswith(f"{RANDOM}/") for name in manifest.files
     ):

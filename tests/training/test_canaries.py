@@ -1,0 +1,174 @@
+"""A pickle that would run code, planted in native checkpoints of every engine: it is refused, and it never runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.system_tests.kills import cases as kills
+from kit.errors import CheckpointError
+from kit.specs.run import CheckpointSpec
+from kit.training.checkpoint.files import record_of
+from kit.training.checkpoint.manifest import sealed
+from tests.training import runs, tiny
+from tests.workers import pool
+
+ROOT = Path(__file__).parents[2]
+ENGINES = {
+    "torch DDP": tiny.plan(engine="torch", zero_stage=0, dp=2),
+    "torch FSDP2": tiny.plan(engine="torch", zero_stage=3, dp=2),
+    "ZeRO-1": tiny.plan(engine="deepspeed", zero_stage=1, dp=2),
+    "ZeRO-2": tiny.plan(engine="deepspeed", zero_stage=2, dp=2),
+    "ZeRO-3": tiny.plan(engine="deepspeed", zero_stage=3, dp=2),
+    "Megatron": tiny.plan(engine="megatron", implementation="local", tp=2),
+}
+
+
+class Canary:
+    """Makes a directory where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+@pytest.mark.parametrize("chosen", ENGINES.values(), ids=ENGINES.keys())
+def test_a_planted_pickle_is_refused_and_never_run(chosen, tmp_path):
+    rundir = runs.prepare(tmp_path / "run", chosen, checkpoint=CheckpointSpec(every_steps=1))
+    engine = chosen.layout.engine
+    pool(engine, 2).run(runs.run_any, rundir, 1)
+    good = rundir.path / "checkpoints" / "step-00000001"
+    sang = tmp_path / "sang"
+    plants = [plant_unlisted, plant_no_files, plant_no_state, *LISTED[engine]]
+    directories = []
+    for plant in plants:
+        shutil.copytree(good, tmp_path / plant.__name__ / "step-00000001")
+        directories.append(tmp_path / plant.__name__ / "step-00000001")
+        plant(directories[-1], Canary(sang))
+    for plant, *said in zip(plants, *pool(engine, 2).run(refusals, rundir, [*directories, good]), strict=False):
+        assert said[0] == said[1], "all ranks say the same"
+        assert plant.__doc__ in said[0]
+        assert "\n" not in said[0]
+        assert str(tmp_path / plant.__name__) in said[0]
+        assert any(fix in said[0] for fix in ("copy", "remove it", "use a checkpoint", "give the directory"))
+    assert not sang.exists()
+
+
+def refusals(rundir, directories):
+    """What is said of each directory; the last one is good, and loads on the same engine."""
+    from kit.engines import build_engine
+    from kit.training.checkpoint.manager import Saving
+
+    engine = build_engine(runs.with_settings(rundir))
+    checkpoints = Saving(rundir).checkpoints
+    said = []
+    for directory in directories[:-1]:
+        with pytest.raises(CheckpointError) as error:
+            checkpoints.load(engine, directory)
+        said.append(str(error.value))
+        dist.barrier()
+    assert checkpoints.load(engine, directories[-1]).step == 1
+    engine.close()
+    return said
+
+
+def plant_unlisted(directory, canary):
+    """is not in the checkpoint's manifest"""
+    torch.save(canary, directory / "state" / "more.pt")
+
+
+def plant_no_files(directory, canary):
+    """files must list at least one file"""
+    plant_unlisted(directory, canary)
+    rewrite(directory, {})
+
+
+def plant_no_state(directory, canary):
+    """it lists no file of state/"""
+    plant_unlisted(directory, canary)
+    files = json.loads((directory / "manifest.json").read_text())["files"]
+    rewrite(directory, {name: record for name, record in files.items() if not name.startswith("state/")})
+
+
+def plant_in_a_pt_file(directory, canary):
+    """names posix.mkdir, which is not in the closed list of classes that kit reads"""
+    last = sorted(directory.rglob("*.pt"))[-1]
+    torch.save({**torch.load(last, weights_only=False), "more": canary}, last)
+    rewrite(directory)
+
+
+def plant_a_bare_pickle(directory, canary):
+    """cannot be read"""
+    sorted(directory.rglob("*.pt"))[-1].write_bytes(pickle.dumps(canary))
+    rewrite(directory)
+
+
+def plant_in_the_table_of_contents(directory, canary):
+    """names posix.mkdir, which no table of contents has"""
+    (directory / "state" / ".metadata").write_bytes(pickle.dumps(canary))
+    rewrite(directory)
+
+
+def plant_in_tensors(directory, canary):
+    """cannot be read"""
+    for path in directory.rglob("*.distcp"):
+        path.write_bytes(pickle.dumps(canary).ljust(path.stat().st_size, b"\0"))
+    rewrite(directory)
+
+
+def plant_in_safetensors(directory, canary):
+    """cannot be read as safetensors"""
+    torch.save(canary, sorted(directory.rglob("master-*.safetensors"))[-1])
+    rewrite(directory)
+
+
+LISTED = {
+    "torch": [plant_in_safetensors],
+    "deepspeed": [plant_in_a_pt_file, plant_a_bare_pickle],
+    "megatron": [plant_in_a_pt_file, plant_a_bare_pickle, plant_in_the_table_of_contents, plant_in_tensors],
+}
+
+
+def rewrite(directory, files=None):
+    """A manifest that agrees with what lies there, as its author would write it."""
+    path = directory / "manifest.json"
+    data = json.loads(path.read_text())
+    for name in data["files"]:
+        data["files"][name] = vars(record_of(directory / name))
+    path.write_text(json.dumps(sealed(data | ({} if files is None else {"files": files}))))
+
+
+def test_the_command_line_refuses_in_one_line(tmp_path):
+    """A DeepSpeed run on two processes."""
+    case = next(case for case in kills.CASES if case.name == "deepspeed-zero2")
+    run = tmp_path / "run"
+    kills.emit(case, run, kills.prepare(tmp_path / "data"), steps=4)
+    assert train(run, "--stop-at-step", "1").returncode == 0
+    good = run / "checkpoints" / "step-00000001"
+    for plant in (plant_in_a_pt_file, plant_no_files, plant_unlisted):
+        planted = tmp_path / plant.__name__ / "step-00000001"
+        shutil.copytree(good, planted)
+        plant(planted, Canary(tmp_path / "sang"))
+        done = train(run, "--resume", planted)
+        printed = done.stdout + done.stderr
+        assert done.returncode not in (0, None)
+        assert f"{ROOT}/kit/" not in printed, "a traceback of torchrun's own says that a rank failed, none of kit's why"
+        assert plant.__doc__ in next(line for line in printed.splitlines() if line.startswith("error: "))
+    assert not (tmp_path / "sang").exists()
+
+
+def train(run: Path, *options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kit", "train", run, *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DS_ACCELERATOR": "cpu"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment)
