@@ -81,6 +81,22 @@ class Traits:
     """Optional fields of ModelSpec that the family cannot do without."""
     takes: tuple[str, ...] = ()
     """Optional fields of ModelSpec that it may have beside these."""
+    megatron: bool = False
+    """Whether the Megatron engine has its layers and a weight map (``kit/engines/megatron/weights/families.py``)."""
+    transformer_engine: bool = False
+    """Whether Megatron-core's own layer specs compute it, which Transformer Engine and pretrain_gpt.py need. The other
+    Megatron families differ inside a layer (``kit/engines/megatron/model``)."""
+    autotp: bool = False
+    """Whether DeepSpeed's AutoTP splits it: it refuses the fused projections of Phi-3 and of experts
+    (module_inject/tp_plan_converter.py) and GPT-2's transposed ones (module_inject/auto_tp.py)."""
+    torch_tensor_parallel: bool = False
+    """Whether its plan in transformers splits linear layers by columns and rows, and nothing else."""
+    ulysses: bool = True
+    """Whether its configuration has num_key_value_heads, which DeepSpeed-Ulysses reads."""
+    packed_attention: bool = False
+    """Whether transformers' attention for sequences of variable length (cu_seqlens) was tried with it."""
+    conv1d: bool = False
+    """Whether transformers has its linear layers as Conv1D, whose weights are transposed."""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Traits of this table that a model of the family may have otherwise, with the values known."""
 
@@ -88,6 +104,7 @@ class Traits:
 _EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
 _LATENT = ("latent", "first_dense_layers", "router_groups", "router_top_groups", "routed_scaling_factor")
 _ROPE = ("rope_scaling",)
+_LLAMA = Traits(megatron=True, transformer_engine=True, autotp=True, packed_attention=True)
 _GEMMA = Traits(activation="gelu_tanh", zero_centred_norm=True, scaled_embedding=True, takes=_ROPE)
 _CAPS = ("attention_softcap", "logit_softcap")
 _CLASSIC = Traits(
@@ -109,13 +126,14 @@ _TWO_STACKS = _like(
 )
 
 FAMILIES: Mapping[Family, Traits] = {
-    "llama": Traits(takes=_ROPE),
-    "mistral": Traits(takes=(*_ROPE, "sliding_window")),
-    "qwen2": Traits(biases="qkv", takes=_ROPE),
-    "qwen3": Traits(qk_norm="head", takes=_ROPE),
+    "llama": _like(_LLAMA, torch_tensor_parallel=True, takes=_ROPE),
+    "mistral": _like(_LLAMA, torch_tensor_parallel=True, takes=(*_ROPE, "sliding_window")),
+    "qwen2": _like(_LLAMA, torch_tensor_parallel=True, biases="qkv", takes=_ROPE),
+    "qwen3": _like(_LLAMA, qk_norm="head", takes=_ROPE),
     "gemma": _GEMMA,
     "gemma2": _like(
         _GEMMA,
+        megatron=True,
         norm_placement="both",
         fused_attention=False,
         needs=("sliding_window", "query_pre_attn_scalar"),
@@ -123,17 +141,23 @@ FAMILIES: Mapping[Family, Traits] = {
     ),
     "gemma3_text": _like(
         _GEMMA,
+        megatron=True,
         norm_placement="both",
         qk_norm="head",
         needs=("sliding_window", "query_pre_attn_scalar"),
         takes=(*_ROPE, "full_attention_every", *_CAPS, "local_rope_theta"),
     ),
-    "phi3": Traits(even_heads=True, takes=(*_ROPE, "sliding_window", "partial_rotary_factor")),
+    "phi3": _like(
+        _LLAMA, autotp=False, even_heads=True, takes=(*_ROPE, "sliding_window", "partial_rotary_factor")
+    ),
     "olmo2": Traits(norm_placement="output", qk_norm="width", even_heads=True, takes=_ROPE),
     "starcoder2": _like(_CLASSIC, grouped_queries=True, takes=(*_ROPE, "sliding_window")),
-    "gpt2": _like(_CLASSIC, positions="learned"),
+    "gpt2": _like(
+        _CLASSIC, positions="learned", conv1d=True, ulysses=False, megatron=True, transformer_engine=True
+    ),
     "gpt_neox": _like(
         _CLASSIC,
+        megatron=True,
         activation="gelu",
         takes=(*_ROPE, "partial_rotary_factor", "parallel_residual"),
         choices={"activation": ("gelu", "gelu_tanh")},
@@ -148,17 +172,25 @@ FAMILIES: Mapping[Family, Traits] = {
         takes=(*_ROPE, "parallel_residual", "shared_norm"),
         choices={"biases": ("none", "all"), "positions": ("rope", "alibi")},
     ),
-    "mixtral": Traits(needs=_EXPERTS, takes=(*_ROPE, "sliding_window")),
-    "qwen3_moe": Traits(qk_norm="head", needs=_EXPERTS, takes=(*_ROPE, "norm_topk_prob")),
+    "mixtral": Traits(megatron=True, transformer_engine=True, needs=_EXPERTS, takes=(*_ROPE, "sliding_window")),
+    "qwen3_moe": Traits(
+        megatron=True,
+        transformer_engine=True,
+        qk_norm="head",
+        needs=_EXPERTS,
+        takes=(*_ROPE, "norm_topk_prob"),
+    ),
     "deepseek_v2": Traits(
         needs=("latent", *_EXPERTS), takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts")
     ),
     "deepseek_v3": Traits(
+        megatron=True,
         router="sigmoid",
         needs=("latent", *_EXPERTS),
         takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts"),
     ),
     "gpt_oss": Traits(
+        megatron=True,
         activation="clamped_swiglu",
         biases="all",
         attention_sinks=True,
@@ -178,6 +210,11 @@ FAMILIES: Mapping[Family, Traits] = {
     "bart": _like(_TWO_STACKS, norm_placement="sum", embedding_norm=True, position_offset=2),
     "blenderbot": _TWO_STACKS,
 }
+
+
+def families_where(trait: str) -> tuple[Family, ...]:
+    """Families that have a trait which is true or false."""
+    return tuple(family for family, traits in FAMILIES.items() if getattr(traits, trait))
 
 
 def families_with(optional: str) -> tuple[Family, ...]:

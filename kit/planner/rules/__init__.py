@@ -1,1 +1,35 @@
-"""Rules."""
+"""What a workload must satisfy to run: one small function a refusal, each true to the engine it speaks for.
+
+Memory of a GPU is not a rule (``search`` compares it), nor is taste: tensor parallelism across nodes is slow, but it
+runs. Read in torch 2.13, deepspeed 0.19.8 and megatron-core 0.16.1; a docstring names the place that refuses.
+"""
+
+from __future__ import annotations
+
+from kit.cost.workload import Workload
+from kit.planner.rules import common, deepspeed, fast_path, megatron, torch
+from kit.planner.rules.rule import REGISTERED, Violation
+
+FILES = (common, torch, deepspeed, megatron, fast_path)
+"""The files that register rules."""
+_CHECKS = {engine: tuple(checks.values()) for engine, checks in REGISTERED.items()}
+
+
+def rule_names() -> frozenset[str]:
+    """Names of all rules."""
+    return frozenset(name for checks in REGISTERED.values() for name in checks)
+
+
+def violations(workload: Workload) -> tuple[Violation, ...]:
+    """Every rule that a workload breaks on the engine of its layout."""
+    checks = REGISTERED[workload.layout.engine]
+    found = ((name, check(workload)) for name, check in checks.items())
+    return tuple(Violation(name, message) for name, message in found if message is not None)
+
+
+def is_legal(workload: Workload) -> bool:
+    """Whether a workload breaks no rule; stops at the first."""
+    return all(check(workload) is None for check in _CHECKS[workload.layout.engine])
+
+
+__all__ = ["FILES", "Violation", "is_legal", "rule_names", "violations"]

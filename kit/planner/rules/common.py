@@ -1,46 +1,27 @@
-"""What a layout must satisfy to run: one small function a rule, each true to the engine it speaks for.
-
-Memory is not a rule (``search`` weighs it), nor is taste: tensor parallelism across nodes is slow, but it runs.
-Read in torch 2.13, deepspeed 0.19.8 and megatron-core 0.16.1; a docstring names the place that refuses.
-"""
+"""Rules of every engine: sizes, precision, and what each engine has of jobs and layers."""
 
 from __future__ import annotations
 
-from kit.planner.rules.deepspeed import DEEPSPEED_RULES, MEGATRON_LAYERS
-from kit.planner.rules.fast_path import FAST_PATH_RULES
-from kit.planner.rules.fp8 import converted_by_torchao
-from kit.planner.rules.megatron import MEGATRON_RULES
-from kit.planner.rules.rule import Rule, Violation, divisors, words
-from kit.planner.rules.support import SUPPORT_RULES
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.cost.workload import Workload
+from kit.planner.divisors import divisors, one_of
+from kit.planner.rules.rule import rule
+from kit.specs.families import families_where
 from kit.specs.layout import EngineName, Layout
-from kit.specs.model import ModelSpec
+
+# ---------------------------------------------------------------- sizes
 
 
-def violations(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> tuple[Violation, ...]:
-    """Every rule that a layout breaks."""
-    found = (rule(model, cluster, job, layout) for rule in RULES)
-    return tuple(violation for violation in found if violation is not None)
-
-
-def is_legal(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> bool:
-    """Whether a layout breaks no rule; stops at the first."""
-    return all(rule(model, cluster, job, layout) is None for rule in RULES)
-
-
-# ---------------------------------------------------------------- every engine
-
-
-def world_size(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule()
+def world_size(w: Workload) -> str | None:
     """A plan uses every GPU it was given."""
+    layout, cluster = w.layout, w.cluster
     if layout.world_size == cluster.num_gpus:
         return None
     inner = layout.tp * layout.pp * layout.cp
     if cluster.num_gpus % inner:
         return (
             f"tp·pp·cp={inner} does not divide the {cluster.num_gpus} GPUs of {cluster.name}; "
-            f"use sizes whose product is {words(divisors(cluster.num_gpus))}"
+            f"use sizes whose product is {one_of(divisors(cluster.num_gpus))}"
         )
     return (
         f"dp·cp·tp·pp={layout.world_size} is not the {cluster.num_gpus} GPUs of {cluster.name}; "
@@ -48,9 +29,11 @@ def world_size(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Lay
     )
 
 
-def batch(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule()
+def batch(w: Workload) -> str | None:
     """global_batch_size = micro_batch_size · gradient_accumulation_steps · dp, on every data-parallel rank the same."""
-    wanted, unit = job.global_batch_size, layout.micro_batch_size * layout.dp
+    layout = w.layout
+    wanted, unit = w.job.global_batch_size, layout.micro_batch_size * layout.dp
     if layout.global_batch_size == wanted:
         return None
     if wanted % unit == 0:
@@ -59,144 +42,261 @@ def batch(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) 
             f"global_batch_size={wanted}; use gradient_accumulation_steps={wanted // unit}"
         )
     below, above = wanted // unit * unit, (wanted // unit + 1) * unit
-    nearest = f"{below} or {above}" if below else str(above)
     return (
         f"micro_batch_size·dp={layout.micro_batch_size}·{layout.dp} does not divide global_batch_size={wanted}; "
-        f"use global_batch_size={nearest}"
+        f"use global_batch_size={one_of(filter(None, (below, above)))}"
     )
 
 
-def precision(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """Turing and older have no bf16 units; torch emulates it far slower than fp32."""
-    if job.precision == "bf16" and cluster.gpu.bf16_tflops == 0:
+@rule()
+def positions(w: Workload) -> str | None:
+    """A learned position table ends. RoPE does not: longer sequences run, which the plan then notes."""
+    if w.model.learned_positions and w.job.seq_length > w.model.max_position_embeddings:
         return (
-            f"precision=bf16 on {cluster.gpu.name}, which has no bf16; "
+            f"seq_length={w.job.seq_length} is longer than the {w.model.max_position_embeddings} learned positions of "
+            f"{w.model.name}; use at most {w.model.max_position_embeddings}"
+        )
+    return None
+
+
+# ---------------------------------------------------------------- layers
+
+
+def runs_megatron_layers(layout: Layout) -> bool:
+    """Whether megatron-core's layers compute the model, on its own engine or under DeepSpeed's ZeRO."""
+    return layout.implementation != "huggingface"
+
+
+@rule()
+def implementation(w: Workload) -> str | None:
+    """Megatron computes its own layers; torch and DeepSpeed those of transformers, DeepSpeed Megatron's too."""
+    layout = w.layout
+    has = _IMPLEMENTATIONS[layout.engine]
+    if layout.implementation not in has:
+        return f"implementation={layout.implementation} on engine={layout.engine}; use {has[0]}"
+    return None
+
+
+_IMPLEMENTATIONS: dict[EngineName, tuple[str, ...]] = {
+    "torch": ("huggingface",),
+    "deepspeed": ("huggingface", "local"),
+    "megatron": ("local", "transformer_engine"),
+}
+
+
+@rule()
+def objective_of_stacks(w: Workload) -> str | None:
+    """An encoder-decoder trains on pairs, and pairs need an encoder-decoder."""
+    if w.model.is_encoder_decoder != (w.job.objective == "seq2seq"):
+        fix = "use seq2seq" if w.model.is_encoder_decoder else "use pretrain or sft, or an encoder-decoder"
+        return f"objective={w.job.objective} with {w.model.name} of family {w.model.family}; {fix}"
+    return None
+
+
+@rule()
+def recompute(w: Workload) -> str | None:
+    """megatron-core's layer alone recomputes attention by itself (transformer/attention.py, core_attn)."""
+    if w.layout.recompute == "selective" and w.layout.engine != "megatron":
+        return "recompute=selective is not supported; use none or full"
+    return None
+
+
+@rule()
+def cp_comm_type(w: Workload) -> str | None:
+    """How each engine's context parallelism communicates; with cp=1 the value is not read."""
+    layout = w.layout
+    has = _CP_COMM_TYPES[layout.engine]
+    if layout.cp_comm_type in has or (layout.cp == 1 and layout.cp_comm_type == "all_gather"):
+        return None
+    return f"cp={layout.cp} with cp_comm_type={layout.cp_comm_type} on engine={layout.engine}; use {one_of(has)}"
+
+
+_CP_COMM_TYPES: dict[EngineName, tuple[str, ...]] = {
+    "torch": ("all_gather",),
+    "deepspeed": ("a2a",),
+    "megatron": ("all_gather", "p2p"),
+}
+
+
+# ---------------------------------------------------------------- jobs
+
+
+@rule()
+def bf16_units(w: Workload) -> str | None:
+    """Turing and older have no bf16 units; torch emulates it far slower than fp32."""
+    if w.job.precision == "bf16" and w.cluster.gpu.bf16_tflops == 0:
+        return (
+            f"precision=bf16 on {w.cluster.gpu.name}, which has no bf16; "
             "use precision=fp16 with engine=deepspeed, fp32, or a GPU from Ampere on"
         )
     return None
 
 
-def positions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """A learned position table ends. RoPE does not: longer sequences run, which the plan then remarks."""
-    if model.learned_positions and job.seq_length > model.max_position_embeddings:
-        return (
-            f"seq_length={job.seq_length} is longer than the {model.max_position_embeddings} learned positions of "
-            f"{model.name}; use at most {model.max_position_embeddings}"
-        )
+@rule("torch", "megatron")
+def fp8_units(w: Workload) -> str | None:
+    """Tensor cores multiply fp8 from Ada and Hopper on (compute capability 8.9); CPU processes emulate it."""
+    gpu = w.cluster.gpu
+    if w.job.precision == "fp8" and gpu.device == "cuda" and not gpu.fp8_tflops:
+        return f"precision=fp8 on {gpu.name}, which has no fp8; use bf16, or a GPU of 2022 or newer (L4, H100)"
     return None
 
 
-TRANSFORMER_ENGINE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
-"""Those that megatron-core's own layer specs are for; the others differ inside a layer (kit/engines/megatron)."""
-
-
-def implementation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """Megatron computes its own layers; torch and DeepSpeed those of transformers, DeepSpeed Megatron's too."""
-    if layout.engine == "megatron" and layout.implementation == "transformer_engine":
-        if model.family not in TRANSFORMER_ENGINE_FAMILIES:
-            return (
-                f"implementation=transformer_engine with family {model.family} of {model.name}: its layers are for "
-                f"{', '.join(TRANSFORMER_ENGINE_FAMILIES)}; use local"
-            )
-        if cluster.gpu.device == "cuda":
-            return None
-        return "implementation=transformer_engine on CPU processes: its kernels are for GPUs; use local"
-    wanted = "local" if layout.engine == "megatron" else "huggingface"
-    if layout.engine == "deepspeed" and layout.implementation in MEGATRON_LAYERS:
-        return None
-    if layout.implementation != wanted:
-        return f"implementation={layout.implementation} on engine={layout.engine}; use {wanted}"
+@rule()
+def precision(w: Workload) -> str | None:
+    """DeepSpeed scales the loss for fp16 with Hugging Face models; the other engines have fp8 and no fp16."""
+    layout = w.layout
+    has = ["bf16", "fp32"]
+    if layout.engine != "deepspeed":
+        has.append("fp8")
+    elif not runs_megatron_layers(layout):
+        has.append("fp16")
+    if w.job.precision not in has:
+        return f"precision={w.job.precision} is not supported; use {one_of(has)}"
     return None
 
 
-def stacks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """Pairs are for an encoder-decoder, and it for pairs; Megatron-core's model here is a decoder."""
-    if model.is_encoder_decoder != (job.objective == "seq2seq"):
-        fix = "use seq2seq" if model.is_encoder_decoder else "use pretrain or sft, or an encoder-decoder"
-        return f"objective={job.objective} with {model.name} of family {model.family}; {fix}"
-    if model.is_encoder_decoder and layout.implementation != "huggingface":
+@rule()
+def optimizer(w: Workload) -> str | None:
+    """bitsandbytes' 8-bit AdamW steps on engine=torch; the others have optimizers of their own."""
+    name, has = w.job.optimizer.name, ["adamw"] + ["adamw-8bit"] * (w.layout.engine == "torch")
+    if name == "adamw-8bit" and name not in has:
         return (
-            f"{model.name} of family {model.family} on Megatron-core's layers, which make decoders only; "
-            "use implementation=huggingface on engine=torch or deepspeed"
+            f"optimizer.name=adamw-8bit on engine={w.layout.engine}, whose optimizer is its own and keeps fp32 "
+            "moments; use engine=torch, or optimizer.name=adamw"
         )
+    if name not in has:
+        return f"optimizer.name={name} is not supported; use {one_of(has)}"
     return None
 
 
-# ---------------------------------------------------------------- torch
+def _whole_samples(layout: Layout) -> bool:
+    """Every rank computes its own samples with a Hugging Face model."""
+    return layout.implementation == "huggingface" and layout.tp == layout.cp == 1
 
 
-def data_parallel_only(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """It runs a Hugging Face model, whose layers it cuts (kit/engines/torch/tensor_parallel.py) or leaves whole."""
-    split = [name for name in ("pp", "vp", "cp", "ep", "etp") if getattr(layout, name) > 1]
-    split += [name for name in ("sp", "first_stage_layers", "last_stage_layers") if getattr(layout, name)]
-    if not split:
-        return None
-    given = ", ".join(f"{name}={getattr(layout, name)}" for name in split)
-    return (
-        f"{given} on engine={layout.engine}, which splits data and tensors only; use engine=megatron, or leave them out"
-    )
-
-
-def torch_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """kit/engines/torch/tensor_parallel.py: transformers' plans of columns and rows, with FSDP2 across."""
-    if layout.tp == 1:
-        return None
-    if model.family not in CUT_BY_TRANSFORMERS:
-        return (
-            f"tp={layout.tp} on engine=torch with family {model.family}: it is done for "
-            f"{', '.join(CUT_BY_TRANSFORMERS)}; use engine=megatron, or tp=1"
-        )
-    if layout.zero_stage == 0 or job.lora is not None:
-        return (
-            f"tp={layout.tp} on engine=torch goes with FSDP2 and whole weights; use zero_stage=2 or 3 without job.lora"
-        )
-    if model.num_key_value_heads % layout.tp or model.ffn_hidden_size % layout.tp:
-        return (
-            f"tp={layout.tp} does not divide num_key_value_heads={model.num_key_value_heads} and ffn_hidden_size="
-            f"{model.ffn_hidden_size} of {model.name}; use a divisor of both"
-        )
+@rule()
+def objective(w: Workload) -> str | None:
+    """Rows and pairs have lengths of their own, positions and a source, which not every split hands on."""
+    has = ["pretrain"]
+    if _whole_samples(w.layout):
+        has = ["pretrain", "sft", "seq2seq"]
+    elif w.layout.engine == "megatron" and w.layout.implementation == "local":
+        # Only our attention (kit/engines/megatron/model/attention.py) reads to which document a position belongs.
+        has = ["pretrain", "sft"]
+    if w.job.objective not in has:
+        return f"objective={w.job.objective} is not supported; use {one_of(has)}"
     return None
 
 
-CUT_BY_TRANSFORMERS = ("llama", "mistral", "qwen2")
-"""Families whose plan in transformers cuts linear layers by columns and rows, and nothing else."""
-
-
-def torch_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """kit/engines/torch/engine.py: DDP, or FSDP2, which shards gradients and optimizer state together."""
-    if layout.zero_stage == 1:
-        return (
-            "zero_stage=1 on engine=torch, which has DDP (0) and FSDP2 (2 and 3); use one of these, or engine=deepspeed"
-        )
+@rule()
+def lora(w: Workload) -> str | None:
+    """Adapters are for whole Hugging Face layers; swapping to NVMe was not tried with frozen weights."""
+    offload = (w.layout.offload_optimizer, w.layout.offload_param)
+    if w.job.lora is not None and not (_whole_samples(w.layout) and "nvme" not in offload):
+        return "lora={…} is not supported; leave it out"
     return None
 
 
-def no_offload(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("torch", "megatron")
+def no_offload(w: Workload) -> str | None:
     """Only DeepSpeed moves state to the host here."""
-    given = [name for name in ("offload_optimizer", "offload_param") if getattr(layout, name) != "none"]
-    if given:
-        place = getattr(layout, given[0])
-        return f"{given[0]}={place} on engine={layout.engine}, which keeps its state on the GPU; use engine=deepspeed"
+    for key in ("offload_optimizer", "offload_param"):
+        place = getattr(w.layout, key)
+        if place != "none":
+            return f"{key}={place} on engine={w.layout.engine}, which keeps its state on the GPU; use engine=deepspeed"
     return None
 
 
-_TORCH: tuple[EngineName, ...] = ("torch",)
+# ---------------------------------------------------------------- Megatron's layers, on its engine and under ZeRO
 
-RULES: tuple[Rule, ...] = (
-    Rule(world_size),
-    Rule(batch),
-    Rule(precision),
-    Rule(positions),
-    Rule(implementation),
-    Rule(stacks),
-    Rule(data_parallel_only, _TORCH),
-    Rule(torch_zero, _TORCH),
-    Rule(torch_tensor_parallel, _TORCH),
-    Rule(converted_by_torchao, _TORCH),
-    Rule(no_offload, ("torch", "megatron")),
-    *DEEPSPEED_RULES,
-    *MEGATRON_RULES,
-    *SUPPORT_RULES,
-    *FAST_PATH_RULES,
-)
-"""Every rule; order is the order of messages."""
+
+@rule("deepspeed", "megatron")
+def megatron_family(w: Workload) -> str | None:
+    """Layers and weight maps that the Megatron engine has."""
+    if runs_megatron_layers(w.layout) and not w.model.traits.megatron:
+        return (
+            f"family={w.model.family} of {w.model.name} with implementation={w.layout.implementation}, which has "
+            f"{', '.join(families_where('megatron'))}; use implementation=huggingface on engine=deepspeed or torch"
+        )
+    return None
+
+
+@rule("deepspeed", "megatron")
+def megatron_rope(w: Workload) -> str | None:
+    """kit/engines/megatron/model/rope.py: kinds that frequencies alone express."""
+    model = w.model
+    if not runs_megatron_layers(w.layout) or not model.rope_scaling:
+        return None
+    scaling = model.rope_scaling
+    kind = scaling.get("rope_type", "default")
+    if kind == "yarn" and model.latent and scaling.get("mscale", 1) == scaling.get("mscale_all_dim", 0):
+        return None  # the factor of queries and keys is then 1, and that of scores is the layer's
+    if kind in ("yarn", "longrope") and not model.latent and model.partial_rotary_factor == 1:
+        return None  # the factor of queries and keys is one of the scores
+    if kind not in ("default", "linear", "llama3"):
+        return (
+            f"rope_type={kind} of {model.name} with implementation={w.layout.implementation}, which computes default, "
+            "linear, llama3 and, of whole heads, yarn and longrope; use implementation=huggingface on engine=deepspeed "
+            "or torch"
+        )
+    return None
+
+
+@rule("deepspeed", "megatron")
+def tp_divides_heads(w: Workload) -> str | None:
+    """Megatron: transformer_config.py, num_attention_heads is a multiple of tensor_model_parallel_size. AutoTP splits
+    whole heads too."""
+    if w.model.num_attention_heads % w.layout.tp:
+        return (
+            f"tp={w.layout.tp} does not divide num_attention_heads={w.model.num_attention_heads} of {w.model.name}; "
+            f"use {one_of(divisors(w.model.num_attention_heads))}"
+        )
+    return None
+
+
+@rule("deepspeed", "megatron")
+def tp_fits_kv_heads(w: Workload) -> str | None:
+    """transformer_config.py: num_query_groups is a multiple or a divisor of tensor_model_parallel_size. Fewer heads
+    than ranks are shared (attention.py gathers them). AutoTP is stricter (``autotp_divides_kv_heads``)."""
+    heads, tp = w.model.num_key_value_heads, w.layout.tp
+    if runs_megatron_layers(w.layout) and heads % tp and tp % heads:
+        fitting = [d for d in divisors(w.model.num_attention_heads) if heads % d == 0 or d % heads == 0]
+        return (
+            f"tp={tp} is neither a divisor nor a multiple of num_key_value_heads={heads} of {w.model.name}; "
+            f"use {one_of(fitting)}"
+        )
+    return None
+
+
+@rule("deepspeed", "megatron")
+def tp_divides_mlp(w: Workload) -> str | None:
+    """tensor_parallel/layers.py: ColumnParallelLinear divides its output size."""
+    model = w.model
+    dense = not model.num_experts or model.first_dense_layers > 0
+    if dense and model.ffn_hidden_size % w.layout.tp:
+        fitting = [d for d in divisors(model.num_attention_heads) if model.ffn_hidden_size % d == 0]
+        return (
+            f"tp={w.layout.tp} does not divide ffn_hidden_size={model.ffn_hidden_size} of {model.name}; "
+            f"use {one_of(fitting)}"
+        )
+    return None
+
+
+@rule("deepspeed", "megatron")
+def sequence_parallel_needs_tp(w: Workload) -> str | None:
+    """model_parallel_config.py refuses sequence parallelism without tensor parallelism."""
+    if w.layout.sp and runs_megatron_layers(w.layout) and w.layout.tp == 1:
+        return "sp=true with tp=1: sequence parallelism splits over the tensor-parallel ranks; use tp>1, or sp=false"
+    return None
+
+
+@rule("deepspeed", "megatron")
+def sequence_parallel_divides(w: Workload) -> str | None:
+    """Each of the tensor-parallel ranks has an equal part of the sequence that context parallelism leaves."""
+    parts = w.layout.tp * w.layout.cp
+    if w.layout.sp and w.layout.tp > 1 and runs_megatron_layers(w.layout) and w.job.seq_length % parts:
+        return (
+            f"sp=true with seq_length={w.job.seq_length}, which tp·cp={parts} does not divide; "
+            f"use a multiple of {parts}, or sp=false"
+        )
+    return None

@@ -1,48 +1,36 @@
-"""Rules of DeepSpeed 0.19.8: which stages offload, compress, and split what; and who else may be told of ZeRO++.
+"""Rules of DeepSpeed 0.19.8: which ZeRO stages offload, compress and split what; and which engine has ZeRO++.
 
 Three ways to split a model beside ZeRO: its own automatic tensor parallelism of Hugging Face layers (AutoTP: tp with
-implementation=huggingface), ZeRO over megatron-core's tensor parallelism (tp with implementation=local),
-and sequences over ranks that exchange them for heads (Ulysses: cp with cp_comm_type=a2a).
+implementation=huggingface), ZeRO over megatron-core's tensor parallelism (tp with implementation=local), and sequence
+parallelism that trades sequence for heads by all-to-all (Ulysses: cp with cp_comm_type=a2a).
 """
 
 from __future__ import annotations
 
 from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
-from kit.planner.rules.megatron import (
-    megatron_family,
-    megatron_rope,
-    sequence_parallel,
-    tp_divides_heads,
-    tp_divides_mlp,
-    tp_fits_kv_heads,
-)
-from kit.planner.rules.rule import Check, Rule, divisors, words
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
-from kit.specs.layout import EngineName, Layout
-from kit.specs.model import ModelSpec
+from kit.cost.workload import Workload
+from kit.planner.divisors import divisors, one_of
+from kit.planner.rules.common import runs_megatron_layers
+from kit.planner.rules.rule import rule
+from kit.specs.families import families_where
+from kit.specs.layout import Layout
 
-MEGATRON_LAYERS = ("local",)
-"""Implementations whose layers are megatron-core's, over which ZeRO can run."""
-
-AUTOTP_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Of the families here, those whose plan in transformers AutoTP takes: module_inject/tp_plan_converter.py refuses the
-fused projections of Phi-3 and of experts, module_inject/auto_tp.py GPT-2's transposed ones."""
-
-# ---------------------------------------------------------------- precision and compression
+# ---------------------------------------------------------------- precision
 
 
-def fp16_needs_cuda(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("deepspeed")
+def fp16_needs_cuda(w: Workload) -> str | None:
     """engine.py, _do_sanity_check: fp16 is refused where the accelerator lacks it, and CPU processes do."""
-    if job.precision == "fp16" and cluster.gpu.device == "cpu":
-        return f"precision=fp16 on {cluster.gpu.name}: DeepSpeed refuses it on CPU processes; use bf16 or fp32"
+    if w.job.precision == "fp16" and w.cluster.gpu.device == "cpu":
+        return f"precision=fp16 on {w.cluster.gpu.name}: DeepSpeed refuses it on CPU processes; use bf16 or fp32"
     return None
 
 
-def fp16_needs_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("deepspeed")
+def fp16_needs_zero(w: Workload) -> str | None:
     """engine.py, backward, scales the loss for ZeRO's optimizers only; fp16/unfused_optimizer.py and its fused sibling
     divide by the scale all the same. Adam hides it, clipping and small gradients do not."""
-    if job.precision == "fp16" and layout.zero_stage == 0:
+    if w.job.precision == "fp16" and w.layout.zero_stage == 0:
         return (
             "precision=fp16 with zero_stage=0: DeepSpeed then divides gradients by a loss scale that it never "
             "multiplied them with; use zero_stage=1, 2 or 3"
@@ -50,19 +38,36 @@ def fp16_needs_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout
     return None
 
 
-def autocast_is_deepspeeds(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """torch_autocast casts for an operator; with other engines or precisions there is no such choice, and its bf16
-    gradients cannot be summed in a quantised gather (torch_autocast.py, _validate_auto_cast_settings)."""
-    if not layout.autocast:
+@rule("torch", "megatron")
+def autocast_is_deepspeeds(w: Workload) -> str | None:
+    """torch_autocast casts for each operator; with other engines there is no such choice."""
+    if not w.layout.autocast:
         return None
-    if layout.engine != "deepspeed":
-        usual = "always autocasts in bf16 DDP" if layout.engine == "torch" else "casts its weights"
-        return f"autocast=true on engine={layout.engine}, which {usual}; leave it out, or use engine=deepspeed"
-    if job.precision != "bf16":
-        return f"autocast=true with precision={job.precision}: it computes in bf16; use precision=bf16"
-    if layout.zero_quantized_weights:
+    usual = "always autocasts in bf16 DDP" if w.layout.engine == "torch" else "casts its weights"
+    return f"autocast=true on engine={w.layout.engine}, which {usual}; leave it out, or use engine=deepspeed"
+
+
+@rule("deepspeed")
+def autocast_precision(w: Workload) -> str | None:
+    """Autocast computes in bf16 here."""
+    if w.layout.autocast and w.job.precision != "bf16":
+        return f"autocast=true with precision={w.job.precision}: it computes in bf16; use precision=bf16"
+    return None
+
+
+@rule("deepspeed")
+def autocast_quantized_weights(w: Workload) -> str | None:
+    """torch_autocast.py, _validate_auto_cast_settings: its bf16 gradients cannot be summed in a quantised gather."""
+    if w.layout.autocast and w.layout.zero_quantized_weights:
         return "autocast=true with zero_quantized_weights=true, which DeepSpeed refuses together; use one of them"
-    if layout.zero_stage == 0 or layout.implementation in MEGATRON_LAYERS:
+    return None
+
+
+@rule("deepspeed")
+def autocast_needs_zero(w: Workload) -> str | None:
+    """ZeRO's optimizers hold the fp32 weights, and Megatron's layers do not run under autocast."""
+    layout = w.layout
+    if layout.autocast and (layout.zero_stage == 0 or runs_megatron_layers(layout)):
         return (
             f"autocast=true with zero_stage={layout.zero_stage} and implementation={layout.implementation}: it is for "
             "ZeRO on Hugging Face layers; use zero_stage=1, 2 or 3 with huggingface, or engine=torch"
@@ -70,62 +75,113 @@ def autocast_is_deepspeeds(model: ModelSpec, cluster: ClusterSpec, job: JobSpec,
     return None
 
 
-def compression_has_a_hook(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+# ---------------------------------------------------------------- compression
+
+
+@rule()
+def compression_has_a_hook(w: Workload) -> str | None:
     """Hooks belong to DDP (torch/distributed/algorithms/ddp_comm_hooks), communication_data_type to DeepSpeed's
     reductions; FSDP2 and Megatron have neither here."""
-    kind = layout.gradient_compression
-    if kind == "none":
+    layout, kind = w.layout, w.layout.gradient_compression
+    ddp = layout.engine == "torch" and layout.zero_stage == 0
+    if kind == "none" or ddp or (layout.engine == "deepspeed" and kind == "bf16"):
         return None
-    if layout.engine == "torch" and layout.zero_stage == 0:
-        if layout.dp > 1:
-            return None
-        return f"gradient_compression={kind} with dp=1: nothing is sent; leave it out"
-    if layout.engine == "deepspeed" and kind == "bf16":
-        if job.precision == "fp32":
-            return None
-        return (
-            f"gradient_compression=bf16 with precision={job.precision} on engine=deepspeed, whose gradients travel in "
-            "16 bits as they are; leave it out"
-        )
     return (
         f"gradient_compression={kind} on engine={layout.engine} with zero_stage={layout.zero_stage}; use engine=torch "
         "with zero_stage=0 (DDP), or ZeRO++ of engine=deepspeed (zero_quantized_gradients)"
     )
 
 
-def zeropp(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """ZeRO++ compresses what stage 3 sends: other stages read none of its keys, and say nothing (engine.py,
-    _configure_zero_optimizer). Its kernels are CUDA's (op_builder/quantizer.py) and compute in fp16."""
-    quantized = [key for key in ("zero_quantized_weights", "zero_quantized_gradients") if getattr(layout, key)]
-    given = [f"{key}=true" for key in quantized] + ([f"zero_hpz={layout.zero_hpz}"] if layout.zero_hpz > 1 else [])
-    if not given:
-        return None
-    named = ", ".join(given)
-    if layout.engine != "deepspeed" or layout.zero_stage != 3:
-        return f"{named} on engine={layout.engine} with zero_stage={layout.zero_stage}: it is part of DeepSpeed's " + (
-            "stage 3; use engine=deepspeed with zero_stage=3"
-        )
-    if quantized and cluster.gpu.device == "cpu":
-        return f"{quantized[0]}=true on {cluster.gpu.name}: its kernels are for CUDA; leave it out"
-    if quantized and job.precision == "fp32":
-        return f"{quantized[0]}=true with precision=fp32: its kernels compute in 16 bits; use bf16 or fp16"
-    if layout.cp > 1 or layout.tp > 1:
-        return f"{named} with tp={layout.tp}, cp={layout.cp}: its groups are made of all ranks; use tp=1 and cp=1"
+@rule("torch")
+def compression_needs_ranks(w: Workload) -> str | None:
+    """One rank sends no gradient."""
+    kind = w.layout.gradient_compression
+    if kind != "none" and w.layout.dp == 1 and w.layout.zero_stage == 0:
+        return f"gradient_compression={kind} with dp=1: nothing is sent; leave it out"
     return None
 
 
-def hpz_divides_ranks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("deepspeed")
+def compression_needs_fp32(w: Workload) -> str | None:
+    """Gradients of bf16 and fp16 weights have 16 bits already."""
+    if w.layout.gradient_compression == "bf16" and w.job.precision != "fp32":
+        return (
+            f"gradient_compression=bf16 with precision={w.job.precision} on engine=deepspeed, whose gradients are sent "
+            "in 16 bits anyway; leave it out"
+        )
+    return None
+
+
+def _zeropp(layout: Layout) -> str:
+    """The keys of ZeRO++ that are on, as text; empty without any."""
+    given = [f"{key}=true" for key in _QUANTIZED if getattr(layout, key)]
+    return ", ".join([*given, *([f"zero_hpz={layout.zero_hpz}"] if layout.zero_hpz > 1 else [])])
+
+
+def _quantized(layout: Layout) -> str | None:
+    """The first of the two quantised collectives that is on."""
+    return next((key for key in _QUANTIZED if getattr(layout, key)), None)
+
+
+_QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
+
+
+@rule()
+def zeropp_needs_zero_3(w: Workload) -> str | None:
+    """ZeRO++ compresses what stage 3 sends: other stages read none of its keys, and say nothing (engine.py,
+    _configure_zero_optimizer)."""
+    layout = w.layout
+    if (layout.engine != "deepspeed" or layout.zero_stage != 3) and (given := _zeropp(layout)):
+        return (
+            f"{given} on engine={layout.engine} with zero_stage={layout.zero_stage}: it is part of DeepSpeed's "
+            "stage 3; use engine=deepspeed with zero_stage=3"
+        )
+    return None
+
+
+@rule("deepspeed")
+def zeropp_kernels(w: Workload) -> str | None:
+    """op_builder/quantizer.py builds for CUDA."""
+    if w.cluster.gpu.device == "cpu" and (key := _quantized(w.layout)):
+        return f"{key}=true on {w.cluster.gpu.name}: its kernels are for CUDA; leave it out"
+    return None
+
+
+@rule("deepspeed")
+def zeropp_precision(w: Workload) -> str | None:
+    """The quantiser's kernels read fp16 and bf16."""
+    if w.job.precision == "fp32" and (key := _quantized(w.layout)):
+        return f"{key}=true with precision=fp32: its kernels compute in 16 bits; use bf16 or fp16"
+    return None
+
+
+@rule("deepspeed")
+def zeropp_groups(w: Workload) -> str | None:
+    """utils/groups.py makes ZeRO++'s groups of all ranks."""
+    layout = w.layout
+    if (layout.cp > 1 or layout.tp > 1) and (given := _zeropp(layout)):
+        return f"{given} with tp={layout.tp}, cp={layout.cp}: its groups are made of all ranks; use tp=1 and cp=1"
+    return None
+
+
+@rule("deepspeed")
+def hpz_divides_ranks(w: Workload) -> str | None:
     """utils/groups.py, _create_zero_param_parallel_group: neighbouring ranks, and an assertion that they divide. A
     second copy pays where its ranks share a node."""
-    if layout.zero_hpz == 1 or layout.zero_stage != 3 or layout.engine != "deepspeed":
-        return None
-    if cluster.gpus_per_node % layout.zero_hpz or layout.dp % layout.zero_hpz:
-        fitting = [d for d in divisors(cluster.gpus_per_node) if layout.dp % d == 0]
+    layout, node = w.layout, w.cluster.gpus_per_node
+    if layout.zero_stage == 3 and (node % layout.zero_hpz or layout.dp % layout.zero_hpz):
         return (
-            f"zero_hpz={layout.zero_hpz} does not divide the {cluster.gpus_per_node} GPUs of a node and "
-            f"dp={layout.dp}; use {words(fitting)}"
+            f"zero_hpz={layout.zero_hpz} does not divide the {node} GPUs of a node and dp={layout.dp}; "
+            f"use {one_of(d for d in divisors(node) if layout.dp % d == 0)}"
         )
-    if layout.offload_param != "none":
+    return None
+
+
+@rule("deepspeed")
+def hpz_without_offload(w: Workload) -> str | None:
+    """partition_parameters.py, remote_device: the second copy has the device of the first."""
+    layout = w.layout
+    if layout.zero_hpz > 1 and layout.zero_stage == 3 and layout.offload_param != "none":
         return (
             f"zero_hpz={layout.zero_hpz} with offload_param={layout.offload_param}: the second copy would be offloaded "
             "too (partition_parameters.py, remote_device); use one of them"
@@ -133,10 +189,11 @@ def hpz_divides_ranks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layo
     return None
 
 
-def quantized_gradients_need_nodes(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("deepspeed")
+def quantized_gradients_need_nodes(w: Workload) -> str | None:
     """stage3.py, __avg_scatter_grads: with one node they are reduced as ever, without a word; utils/groups.py makes the
     groups of whole nodes."""
-    if layout.zero_quantized_gradients and layout.engine == "deepspeed" and cluster.num_nodes == 1:
+    if w.layout.zero_quantized_gradients and w.cluster.num_nodes == 1:
         return "zero_quantized_gradients=true on one node, where DeepSpeed ignores it; leave it out"
     return None
 
@@ -144,95 +201,151 @@ def quantized_gradients_need_nodes(model: ModelSpec, cluster: ClusterSpec, job: 
 # ---------------------------------------------------------------- ways to split
 
 
-def deepspeed_splits(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("deepspeed")
+def deepspeed_pipeline(w: Workload) -> str | None:
     """runtime/pipe/module.py takes a list of layers, which transformers' models are not, and pipe/engine.py asserts
-    ``zero_optimization_stage() < ZeroStageEnum.gradients``; AutoEP fails on transformers 5 (docs/deepspeed.md)."""
-    if layout.pp > 1:
-        why = (
-            f"zero_stage={layout.zero_stage} excludes pipeline parallelism"
-            if layout.zero_stage >= 2
-            else "its PipelineModule takes no Hugging Face model"
-        )
-        return f"pp={layout.pp} on engine=deepspeed: {why}; use pp=1, or engine=megatron with zero_stage 0 or 1"
-    split = [f"{name}={getattr(layout, name)}" for name in ("vp", "ep", "etp") if getattr(layout, name) > 1]
-    split += [
-        f"{name}={size}" for name in ("first_stage_layers", "last_stage_layers") if (size := getattr(layout, name))
-    ]
-    if layout.sp and layout.implementation not in MEGATRON_LAYERS:
-        split.append("sp=true")
+    ``zero_optimization_stage() < ZeroStageEnum.gradients``."""
+    if w.layout.pp == 1:
+        return None
+    stage = w.layout.zero_stage
+    why = "its PipelineModule takes no Hugging Face model"
+    why = f"zero_stage={stage} excludes pipeline parallelism" if stage >= 2 else why
+    return f"pp={w.layout.pp} on engine=deepspeed: {why}; use pp=1, or engine=megatron with zero_stage 0 or 1"
+
+
+@rule("deepspeed")
+def deepspeed_splits(w: Workload) -> str | None:
+    """Parts of a pipeline are Megatron's; AutoEP fails on transformers 5 (docs/deepspeed.md)."""
+    layout = w.layout
+    split = [f"{key}={getattr(layout, key)}" for key in ("vp", "ep", "etp") if getattr(layout, key) > 1]
+    split += [f"{key}={n}" for key in ("first_stage_layers", "last_stage_layers") if (n := getattr(layout, key))]
+    split += ["sp=true"] if layout.sp and not runs_megatron_layers(layout) else []
     if split:
         return f"{', '.join(split)} on engine=deepspeed, which has tp and cp; use engine=megatron, or leave them out"
     return None
 
 
-def deepspeed_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """Heads and widths must divide, of AutoTP's layers as of Megatron's. AutoTP itself gives ranks beyond the key/value
-    heads no attention at all (engine.py, _apply_autotp_partitioning warns), so here it needs whole ones."""
-    over_megatron = layout.implementation in MEGATRON_LAYERS
-    if layout.tp == 1:
-        if over_megatron:
-            return (
-                f"implementation={layout.implementation} on engine=deepspeed with tp=1: Megatron's layers are there "
-                "for their tensor parallelism; use tp>1, or huggingface"
-            )
-        return None
-    if layout.cp > 1:
+@rule("deepspeed")
+def megatron_layers_need_tp(w: Workload) -> str | None:
+    """Without tensor parallelism Hugging Face's layers do the same, with more features."""
+    if runs_megatron_layers(w.layout) and w.layout.tp == 1:
         return (
-            f"tp={layout.tp} with cp={layout.cp} on engine=deepspeed, which has one or the other; use engine=megatron"
+            f"implementation={w.layout.implementation} on engine=deepspeed with tp=1: Megatron's layers are there "
+            "for their tensor parallelism; use tp>1, or huggingface"
         )
-    if not over_megatron and layout.tp > 1 and model.num_key_value_heads % layout.tp:
+    return None
+
+
+@rule("deepspeed")
+def tp_or_cp(w: Workload) -> str | None:
+    """Ulysses and tensor parallelism both split the heads."""
+    tp, cp = w.layout.tp, w.layout.cp
+    if tp > 1 and cp > 1:
+        return f"tp={tp} with cp={cp} on engine=deepspeed, which has one or the other; use engine=megatron"
+    return None
+
+
+@rule("deepspeed")
+def tp_without_experts(w: Workload) -> str | None:
+    """Neither AutoTP nor ZeRO over Megatron's layers was tried with experts."""
+    if w.layout.tp > 1 and w.model.num_experts:
         return (
-            f"tp={layout.tp} does not divide num_key_value_heads={model.num_key_value_heads} of {model.name}; "
-            f"use {words(divisors(model.num_key_value_heads))}"
+            f"tp={w.layout.tp} with the experts of {w.model.name} on engine=deepspeed; use engine=megatron, or tp=1"
         )
-    if model.num_experts:
-        return f"tp={layout.tp} with the experts of {model.name} on engine=deepspeed; use engine=megatron, or tp=1"
-    if not over_megatron and model.family not in AUTOTP_FAMILIES:
-        return (
-            f"tp={layout.tp} on engine=deepspeed with {model.name}, whose layers AutoTP cannot cut: it knows "
-            f"{', '.join(AUTOTP_FAMILIES)}; use engine=megatron, or implementation=local"
-        )
-    if "nvme" in (layout.offload_optimizer, layout.offload_param):
+    return None
+
+
+@rule("deepspeed")
+def tp_without_nvme(w: Workload) -> str | None:
+    """Swapping to NVMe was not tried with split weights."""
+    layout = w.layout
+    if layout.tp > 1 and "nvme" in (layout.offload_optimizer, layout.offload_param):
         return (
             f"tp={layout.tp} with offload_optimizer={layout.offload_optimizer}, offload_param={layout.offload_param} "
             "on engine=deepspeed; use tp=1, or offload to cpu"
         )
-    rules: tuple[Check, ...] = (tp_divides_heads, tp_fits_kv_heads, tp_divides_mlp, sequence_parallel)
-    if over_megatron:
-        rules = (megatron_family, megatron_rope, *rules)
-    messages = (rule(model, cluster, job, layout) for rule in rules)
-    return next((message for message in messages if message is not None), None)
+    return None
 
 
-def ulysses(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """runtime/sequence_parallel/ulysses_sp.py: ranks exchange their part of the sequence for a part of the heads;
-    UlyssesSPAttentionHF's constructor names what must divide."""
-    cp, kv_heads = layout.cp, model.num_key_value_heads
-    if cp == 1:
+@rule("deepspeed")
+def autotp_family(w: Workload) -> str | None:
+    """module_inject/tp_plan_converter.py and auto_tp.py."""
+    if w.layout.tp == 1 or runs_megatron_layers(w.layout) or w.model.traits.autotp or w.model.num_experts:
         return None
-    if layout.cp_comm_type != "a2a":
-        return f"cp={cp} with cp_comm_type={layout.cp_comm_type} on engine=deepspeed, which has Ulysses; use a2a"
-    if model.num_attention_heads % cp:
+    return (
+        f"tp={w.layout.tp} on engine=deepspeed with {w.model.name}, whose layers AutoTP cannot split: it knows "
+        f"{', '.join(families_where('autotp'))}; use engine=megatron, or implementation=local"
+    )
+
+
+@rule("deepspeed")
+def autotp_divides_kv_heads(w: Workload) -> str | None:
+    """AutoTP gives ranks beyond the key/value heads no attention at all (engine.py, _apply_autotp_partitioning
+    warns)."""
+    heads = w.model.num_key_value_heads
+    if not runs_megatron_layers(w.layout) and heads % w.layout.tp:
         return (
-            f"cp={cp} does not divide num_attention_heads={model.num_attention_heads} of {model.name}; "
-            f"use {words(divisors(model.num_attention_heads))}"
+            f"tp={w.layout.tp} does not divide num_key_value_heads={heads} of {w.model.name}; "
+            f"use {one_of(divisors(heads))}"
         )
-    if kv_heads % cp and cp % kv_heads:
-        fitting = [d for d in divisors(model.num_attention_heads) if kv_heads % d == 0 or d % kv_heads == 0]
+    return None
+
+
+# ---------------------------------------------------------------- Ulysses: runtime/sequence_parallel/ulysses_sp.py
+
+
+@rule("deepspeed")
+def ulysses_divides_heads(w: Workload) -> str | None:
+    """UlyssesSPAttentionHF's constructor: every rank has whole query heads."""
+    heads = w.model.num_attention_heads
+    if heads % w.layout.cp:
         return (
-            f"cp={cp} is neither a divisor nor a multiple of num_key_value_heads={kv_heads} of {model.name}; "
-            f"use {words(fitting)}"
+            f"cp={w.layout.cp} does not divide num_attention_heads={heads} of {w.model.name}; "
+            f"use {one_of(divisors(heads))}"
         )
-    if job.seq_length % cp:
-        return f"cp={cp} does not divide seq_length={job.seq_length}; use {words(divisors(cp))}, or another length"
-    if model.windowed(job.seq_length):
+    return None
+
+
+@rule("deepspeed")
+def ulysses_fits_kv_heads(w: Workload) -> str | None:
+    """UlyssesSPAttentionHF's constructor: key/value heads are split or copied evenly."""
+    cp, heads = w.layout.cp, w.model.num_key_value_heads
+    if heads % cp and cp % heads:
+        fitting = [d for d in divisors(w.model.num_attention_heads) if heads % d == 0 or d % heads == 0]
         return (
-            f"cp={cp} on engine=deepspeed with the sliding window of {model.name} (sliding_window="
-            f"{model.sliding_window}): Ulysses drops attention masks without a word; use cp=1, or engine=megatron"
+            f"cp={cp} is neither a divisor nor a multiple of num_key_value_heads={heads} of {w.model.name}; "
+            f"use {one_of(fitting)}"
         )
-    if model.family == "gpt2":
-        return f"cp={cp} on engine=deepspeed with {model.name}: Ulysses reads num_key_value_heads, which GPT-2's " + (
-            "configuration has not; use cp=1, or engine=megatron"
+    return None
+
+
+@rule("deepspeed")
+def ulysses_divides_sequence(w: Workload) -> str | None:
+    """Every rank has an equal part of the sequence."""
+    cp = w.layout.cp
+    if w.job.seq_length % cp:
+        return f"cp={cp} does not divide seq_length={w.job.seq_length}; use {one_of(divisors(cp))}, or another length"
+    return None
+
+
+@rule("deepspeed")
+def ulysses_without_window(w: Workload) -> str | None:
+    """It drops attention masks without a word."""
+    if w.layout.cp > 1 and w.model.windowed(w.job.seq_length):
+        return (
+            f"cp={w.layout.cp} on engine=deepspeed with the sliding window of {w.model.name} (sliding_window="
+            f"{w.model.sliding_window}): Ulysses drops attention masks without a word; use cp=1, or engine=megatron"
+        )
+    return None
+
+
+@rule("deepspeed")
+def ulysses_family(w: Workload) -> str | None:
+    """It reads num_key_value_heads of the model's configuration."""
+    if w.layout.cp > 1 and not w.model.traits.ulysses:
+        return (
+            f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses reads num_key_value_heads, which "
+            f"configurations of family {w.model.family} do not have; use cp=1, or engine=megatron"
         )
     return None
 
@@ -240,34 +353,47 @@ def ulysses(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout
 # ---------------------------------------------------------------- offload
 
 
-def offload_needs_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """DeepSpeed reads offload_optimizer in its ZeRO optimizers only, offload_param in stage 3 only (stage3.py,
-    _configure_offloading); elsewhere it would be ignored without a word."""
-    param, optimizer, stage = layout.offload_param, layout.offload_optimizer, layout.zero_stage
-    if param != "none" and stage != 3:
-        return f"offload_param={param} with zero_stage={stage}: only stage 3 partitions parameters; use 3"
-    if optimizer == "cpu" and stage == 0:
-        return "offload_optimizer=cpu with zero_stage=0: only the ZeRO optimizers offload; use zero_stage=1, 2 or 3"
-    if optimizer == "nvme" and stage != 3:
-        # Stages 1 and 2 take nvme for cpu (engine.py, zero_cpu_offload).
+@rule("deepspeed")
+def offload_param_needs_zero_3(w: Workload) -> str | None:
+    """stage3.py, _configure_offloading; elsewhere the key would be ignored without a word."""
+    if w.layout.offload_param != "none" and w.layout.zero_stage != 3:
         return (
-            f"offload_optimizer=nvme with zero_stage={stage}, which keeps it in host memory: only stage 3 swaps; "
-            "use zero_stage=3, or offload_optimizer=cpu"
+            f"offload_param={w.layout.offload_param} with zero_stage={w.layout.zero_stage}: only stage 3 partitions "
+            "parameters; use 3"
         )
     return None
 
 
-def host_ram(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("deepspeed")
+def offload_optimizer_needs_zero(w: Workload) -> str | None:
+    """Only the ZeRO optimizers read offload_optimizer."""
+    if w.layout.offload_optimizer == "cpu" and w.layout.zero_stage == 0:
+        return "offload_optimizer=cpu with zero_stage=0: only the ZeRO optimizers offload; use zero_stage=1, 2 or 3"
+    return None
+
+
+@rule("deepspeed")
+def nvme_needs_zero_3(w: Workload) -> str | None:
+    """Stages 1 and 2 take nvme for cpu (engine.py, zero_cpu_offload)."""
+    if w.layout.offload_optimizer == "nvme" and w.layout.zero_stage != 3:
+        return (
+            f"offload_optimizer=nvme with zero_stage={w.layout.zero_stage}, which keeps it in host memory: only "
+            "stage 3 swaps; use zero_stage=3, or offload_optimizer=cpu"
+        )
+    return None
+
+
+@rule("deepspeed")
+def host_ram(w: Workload) -> str | None:
     """What is offloaded must go somewhere known."""
-    needed = host_ram_gib_per_node(model, cluster, layout, job.precision)
-    if not needed:
-        return None
-    if cluster.host_ram_gib is None:
+    cluster = w.cluster
+    needed = host_ram_gib_per_node(w.model, cluster, w.layout, w.job.precision)
+    if needed and cluster.host_ram_gib is None:
         return (
             f"offload to the host of {cluster.name}, whose memory is unknown; needs {needed:.0f} GiB a node: "
             "give cluster.host_ram_gib"
         )
-    usable = HOST_SHARE * cluster.host_ram_gib
+    usable = HOST_SHARE * (cluster.host_ram_gib or 0.0)
     if needed > usable:
         return (
             f"offload needs {needed:.0f} GiB of host memory a node, and of the {cluster.host_ram_gib:.0f} GiB of "
@@ -276,17 +402,17 @@ def host_ram(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layou
     return None
 
 
-def nvme(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("deepspeed")
+def nvme(w: Workload) -> str | None:
     """Disks must be known and large enough; where they are mounted is the run's to say (run.nvme_path)."""
-    needed = nvme_gib_per_node(model, cluster, layout, job.precision)
-    if not needed:
-        return None
-    if cluster.nvme_gib is None:
+    cluster = w.cluster
+    needed = nvme_gib_per_node(w.model, cluster, w.layout, w.job.precision)
+    if needed and cluster.nvme_gib is None:
         return (
             f"offload to NVMe of {cluster.name}, whose disks are unknown; needs {needed:.1f} GiB a node: "
             "give cluster.nvme_gib"
         )
-    if needed > cluster.nvme_gib:
+    if needed > (cluster.nvme_gib or 0.0):
         return (
             f"offload needs {needed:.1f} GiB of NVMe a node, and {cluster.name} has {cluster.nvme_gib:.1f}; "
             "use more nodes, or offload to cpu"
@@ -294,21 +420,5 @@ def nvme(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -
     return None
 
 
-_DEEPSPEED: tuple[EngineName, ...] = ("deepspeed",)
-
-DEEPSPEED_RULES: tuple[Rule, ...] = (
-    Rule(fp16_needs_cuda, _DEEPSPEED),
-    Rule(fp16_needs_zero, _DEEPSPEED),
-    Rule(autocast_is_deepspeeds),
-    Rule(compression_has_a_hook),
-    Rule(zeropp),
-    Rule(hpz_divides_ranks, _DEEPSPEED),
-    Rule(quantized_gradients_need_nodes, _DEEPSPEED),
-    Rule(deepspeed_splits, _DEEPSPEED),
-    Rule(deepspeed_tensor_parallel, _DEEPSPEED),
-    Rule(ulysses, _DEEPSPEED),
-    Rule(offload_needs_zero, _DEEPSPEED),
-    Rule(host_ram, _DEEPSPEED),
-    Rule(nvme, _DEEPSPEED),
-)
-"""In the order of their messages. Those without an engine say who has what they are about."""
+NODE_CAPACITY = frozenset({"host_ram", "nvme"})
+"""Rules about what a node has, and not about what a layout may be."""

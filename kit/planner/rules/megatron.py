@@ -1,139 +1,106 @@
-"""Rules of Megatron-core: how tensors, layers, sequences and experts may be divided."""
+"""Rules of Megatron-core: how layers, sequences and experts may be divided over ranks."""
 
 from __future__ import annotations
 
 from kit.cost.pipeline import middle_stage_layers
-from kit.planner.rules.rule import Rule, divisors, words
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
-from kit.specs.layout import Layout
-from kit.specs.model import Family, ModelSpec
+from kit.cost.workload import Workload
+from kit.planner.divisors import divisors, one_of
+from kit.planner.rules.rule import rule
+from kit.specs.families import families_where
 
-MEGATRON_FAMILIES: tuple[Family, ...] = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-    "phi3",
-    "gpt2",
-    "mixtral",
-    "qwen3_moe",
-    "gemma2",
-    "gemma3_text",
-    "gpt_neox",
-    "deepseek_v3",
-    "gpt_oss",
-)
-"""Families with a weight map (kit/engines/megatron/weights/families.py)."""
+# ---------------------------------------------------------------- layers
 
 
-def megatron_family(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """Layers and weight maps that the engine has."""
-    if model.family in MEGATRON_FAMILIES:
-        return None
-    return (
-        f"family={model.family} of {model.name} on engine=megatron, which has {', '.join(MEGATRON_FAMILIES)}; "
-        "use engine=deepspeed or torch"
-    )
-
-
-def megatron_rope(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """kit/engines/megatron/model/rope.py: kinds that frequencies alone express."""
-    scaling = model.rope_scaling or {}
-    kind = scaling.get("rope_type", "default")
-    if kind == "yarn" and model.latent and scaling.get("mscale", 1) == scaling.get("mscale_all_dim", 0):
-        return None  # the factor of queries and keys is then 1, and that of scores is the layer's
-    if kind in ("yarn", "longrope") and not model.latent and model.partial_rotary_factor == 1:
-        return None  # the factor of queries and keys is one of the scores
-    if kind not in ("default", "linear", "llama3"):
-        return (
-            f"rope_type={kind} of {model.name} on engine=megatron, which computes default, linear, llama3 and, of "
-            "whole heads, yarn and longrope; use engine=deepspeed or torch"
-        )
-    return None
-
-
-def megatron_zero(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("megatron")
+def megatron_zero(w: Workload) -> str | None:
     """The distributed optimizer shards optimizer state: stage 1. Stages 2 and 3 shard what its gradient buffers and
     pipeline stages need whole."""
-    if layout.zero_stage > 1:
+    if w.layout.zero_stage > 1:
         return (
-            f"zero_stage={layout.zero_stage} on engine=megatron, whose distributed optimizer is stage 1; "
+            f"zero_stage={w.layout.zero_stage} on engine=megatron, whose distributed optimizer is stage 1; "
             "use 1, or engine=deepspeed"
         )
     return None
 
 
-def fp8(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """Transformer Engine computes products in fp8, on tensor cores that have it: Ada, Hopper and newer."""
-    if job.precision != "fp8":
-        return None
-    if layout.implementation != "transformer_engine":
+@rule("megatron")
+def transformer_engine_family(w: Workload) -> str | None:
+    """megatron-core's own layer specs; other families differ inside a layer (kit/engines/megatron/model)."""
+    if w.layout.implementation == "transformer_engine" and not w.model.traits.transformer_engine:
         return (
-            f"precision=fp8 with implementation={layout.implementation}, which has no fp8; "
+            f"implementation=transformer_engine with family {w.model.family} of {w.model.name}: its layers are for "
+            f"{', '.join(families_where('transformer_engine'))}; use local"
+        )
+    return None
+
+
+@rule("megatron")
+def transformer_engine_needs_cuda(w: Workload) -> str | None:
+    """Transformer Engine has kernels for GPUs alone."""
+    if w.layout.implementation == "transformer_engine" and w.cluster.gpu.device != "cuda":
+        return "implementation=transformer_engine on CPU processes: its kernels are for GPUs; use local"
+    return None
+
+
+@rule("megatron")
+def fp8_needs_transformer_engine(w: Workload) -> str | None:
+    """Transformer Engine computes GEMMs in fp8, Megatron's local layers do not."""
+    if w.job.precision == "fp8" and w.layout.implementation != "transformer_engine":
+        return (
+            f"precision=fp8 with implementation={w.layout.implementation}, which has no fp8; "
             "use implementation=transformer_engine, or bf16"
         )
-    if not cluster.gpu.fp8_tflops:
-        return f"precision=fp8 on {cluster.gpu.name}, which has no fp8; use bf16, or a GPU of 2022 or newer (L4, H100)"
     return None
 
 
-def tp_divides_heads(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """transformer_config.py: num_attention_heads must be a multiple of tensor_model_parallel_size."""
-    if model.num_attention_heads % layout.tp:
-        return (
-            f"tp={layout.tp} does not divide num_attention_heads={model.num_attention_heads} of {model.name}; "
-            f"use {words(divisors(model.num_attention_heads))}"
-        )
-    return None
+# ---------------------------------------------------------------- pipeline
 
 
-def tp_fits_kv_heads(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """transformer_config.py: num_query_groups must be a multiple or a divisor of tensor_model_parallel_size. Fewer
-    heads than ranks are shared (attention.py gathers them)."""
-    heads = model.num_key_value_heads
-    if heads % layout.tp and layout.tp % heads:
-        fitting = [d for d in divisors(model.num_attention_heads) if heads % d == 0 or d % heads == 0]
-        return (
-            f"tp={layout.tp} is neither a divisor nor a multiple of num_key_value_heads={heads} of {model.name}; "
-            f"use {words(fitting)}"
-        )
-    return None
-
-
-def tp_divides_mlp(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """tensor_parallel/layers.py: ColumnParallelLinear divides its output size."""
-    dense = not model.num_experts or model.first_dense_layers > 0
-    if dense and model.ffn_hidden_size % layout.tp:
-        fitting = [d for d in divisors(model.num_attention_heads) if model.ffn_hidden_size % d == 0]
-        return (
-            f"tp={layout.tp} does not divide ffn_hidden_size={model.ffn_hidden_size} of {model.name}; "
-            f"use {words(fitting)}"
-        )
-    return None
-
-
-def pipeline_divides_layers(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """transformer_block.py, get_num_layers_to_build: equal stages, unless a custom layout is given, which we give for
-    ends with fewer or more layers."""
+@rule("megatron")
+def pipeline_divides_layers(w: Workload) -> str | None:
+    """transformer_block.py, get_num_layers_to_build: equal stages, unless a custom layout is given, which kit gives
+    for first and last stages with fewer or more layers."""
+    layout, layers = w.layout, w.model.num_layers
     chunks = layout.pp * layout.vp
-    if layout.first_stage_layers or layout.last_stage_layers:
-        return _uneven_stages(model, layout)
-    if model.num_layers % chunks:
-        given = f"pp={layout.pp}" if layout.vp == 1 else f"pp·vp={layout.pp}·{layout.vp}"
-        near = [d for d in divisors(model.num_layers) if d <= 4 * chunks]
-        return f"{given} does not divide num_layers={model.num_layers} of {model.name}; use {words(near)}"
+    if _uneven(w) or layers % chunks == 0:
+        return None
+    given = f"pp={layout.pp}" if layout.vp == 1 else f"pp·vp={layout.pp}·{layout.vp}"
+    near = [d for d in divisors(layers) if d <= 4 * chunks]
+    return f"{given} does not divide num_layers={layers} of {w.model.name}; use {one_of(near)}"
+
+
+def _uneven(w: Workload) -> str:
+    """Layers of an uneven first and last stage, as text; empty where all stages are equal."""
+    keys = ("first_stage_layers", "last_stage_layers")
+    return ", ".join(f"{key}={value}" for key in keys if (value := getattr(w.layout, key)))
+
+
+@rule("megatron")
+def uneven_stages_need_pipeline(w: Workload) -> str | None:
+    """One stage has all layers."""
+    if w.layout.pp == 1 and (given := _uneven(w)):
+        return f"{given} with pp=1: there is one stage, which has all layers; use pp>1, or leave it out"
     return None
 
 
-def _uneven_stages(model: ModelSpec, layout: Layout) -> str | None:
-    ends = {key: getattr(layout, key) for key in ("first_stage_layers", "last_stage_layers") if getattr(layout, key)}
-    given = ", ".join(f"{key}={value}" for key, value in ends.items())
-    if layout.pp == 1:
-        return f"{given} with pp=1: there is one stage, which has all layers; use pp>1, or leave it out"
-    if min(ends.values()) < layout.vp - 1:
-        # Only the chunk with the embedding or the loss may do without a layer.
-        return f"{given} with vp={layout.vp}: a stage has {layout.vp} chunks; use at least {layout.vp - 1} layers"
+@rule("megatron")
+def uneven_stages_fill_chunks(w: Workload) -> str | None:
+    """Only the chunk with the embedding or the loss may do without a layer."""
+    layout = w.layout
+    ends = [end for end in (layout.first_stage_layers, layout.last_stage_layers) if end]
+    if ends and layout.pp > 1 and min(ends) < layout.vp - 1:
+        return (
+            f"{_uneven(w)} with vp={layout.vp}: a stage has {layout.vp} chunks; use at least {layout.vp - 1} layers"
+        )
+    return None
+
+
+@rule("megatron")
+def uneven_stages_add_up(w: Workload) -> str | None:
+    """The stages between the first and the last share the other layers evenly, chunk by chunk."""
+    model, layout = w.model, w.layout
+    if layout.pp == 1 or not (given := _uneven(w)):
+        return None
     layers, stages = middle_stage_layers(model, layout)
     if not stages:
         wrong = f"{given} are not num_layers={model.num_layers} of {model.name}; use two that add up to it"
@@ -145,91 +112,145 @@ def _uneven_stages(model: ModelSpec, layout: Layout) -> str | None:
     return f"{given} leave {layers} layers of {model.name} for {each}; leave a multiple of {parts}"
 
 
-def virtual_stages(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """parallel_state.py: interleaving needs a pipeline; schedules.py: micro batches come in groups of pp."""
-    if layout.vp == 1:
-        return None
-    if layout.pp == 1:
-        return f"vp={layout.vp} with pp=1: virtual stages interleave pipeline stages; use pp>1, or vp=1"
-    m = layout.gradient_accumulation_steps
-    if m % layout.pp:
+@rule("megatron")
+def virtual_stages_need_pipeline(w: Workload) -> str | None:
+    """parallel_state.py: interleaving needs a pipeline."""
+    if w.layout.vp > 1 and w.layout.pp == 1:
+        return f"vp={w.layout.vp} with pp=1: virtual stages interleave pipeline stages; use pp>1, or vp=1"
+    return None
+
+
+@rule("megatron")
+def virtual_stages_group_batches(w: Workload) -> str | None:
+    """schedules.py: the interleaved schedule takes micro batches in groups of pp."""
+    layout = w.layout
+    if layout.vp > 1 and layout.gradient_accumulation_steps % layout.pp:
         return (
-            f"vp={layout.vp} with {m} micro batches a step: the interleaved schedule takes them in groups of "
-            f"pp={layout.pp}; use a global_batch_size that is a multiple of "
+            f"vp={layout.vp} with {layout.gradient_accumulation_steps} micro batches a step: the interleaved schedule "
+            f"takes them in groups of pp={layout.pp}; use a global_batch_size that is a multiple of "
             f"{layout.pp * layout.micro_batch_size * layout.dp}, or vp=1"
         )
     return None
 
 
-def sequence_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """model_parallel_config.py refuses it without tensor parallelism; the sequence is cut into tp equal parts."""
-    if not layout.sp:
-        return None
-    if layout.tp == 1:
-        return "sp=true with tp=1: sequence parallelism splits over the tensor-parallel ranks; use tp>1, or sp=false"
-    if job.seq_length % (layout.tp * layout.cp):
-        return (
-            f"sp=true with seq_length={job.seq_length}, which tp·cp={layout.tp * layout.cp} does not divide; "
-            f"use a multiple of {layout.tp * layout.cp}, or sp=false"
-        )
-    return None
+# ---------------------------------------------------------------- sequences
 
 
-def context_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("megatron")
+def context_parallel(w: Workload) -> str | None:
     """The zig-zag order gives each rank two of 2·cp chunks, so that all compute the same share of the causal mask."""
-    if layout.cp > 1 and job.seq_length % (2 * layout.cp):
+    cp = w.layout.cp
+    if cp > 1 and w.job.seq_length % (2 * cp):
         return (
-            f"cp={layout.cp} with seq_length={job.seq_length}: 2·cp={2 * layout.cp} equal chunks are needed; "
-            f"use a multiple of {2 * layout.cp}"
+            f"cp={cp} with seq_length={w.job.seq_length}: 2·cp={2 * cp} equal chunks are needed; "
+            f"use a multiple of {2 * cp}"
         )
     return None
 
 
-def ring(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """kit/engines/megatron/model/cp_ring.py: whole causal attention by torch's flash kernels, which on CUDA are for
-    16 bits."""
-    if layout.cp == 1 or layout.cp_comm_type != "p2p":
-        return None
-    if model.latent:
-        return f"cp_comm_type=p2p with the latent attention of {model.name}, whose values are narrower; use all_gather"
-    if not model.traits.fused_attention or model.attention_softcap is not None:
-        return f"cp_comm_type=p2p with {model.name}, whose scores no flash kernel computes; use all_gather"
-    if model.windowed(job.seq_length):
+def _ring(w: Workload) -> bool:
+    """kit/engines/megatron/model/cp_ring.py: whole causal attention by torch's flash kernels."""
+    return w.layout.cp > 1 and w.layout.cp_comm_type == "p2p"
+
+
+@rule("megatron")
+def ring_without_mla(w: Workload) -> str | None:
+    """Latent attention's values are narrower than its queries and keys."""
+    if _ring(w) and w.model.latent:
         return (
-            f"cp_comm_type=p2p with sliding_window={model.sliding_window} of {model.name}: the ring computes whole "
+            f"cp_comm_type=p2p with the latent attention of {w.model.name}, whose values are narrower; use all_gather"
+        )
+    return None
+
+
+@rule("megatron")
+def ring_needs_fused_attention(w: Workload) -> str | None:
+    """Softcaps and sinks change scores, which a flash kernel does not hand out."""
+    if _ring(w) and (not w.model.traits.fused_attention or w.model.attention_softcap is not None):
+        return f"cp_comm_type=p2p with {w.model.name}, whose scores no flash kernel computes; use all_gather"
+    return None
+
+
+@rule("megatron")
+def ring_without_window(w: Workload) -> str | None:
+    """Every rank passes all keys and values round."""
+    if _ring(w) and w.model.windowed(w.job.seq_length):
+        return (
+            f"cp_comm_type=p2p with sliding_window={w.model.sliding_window} of {w.model.name}: the ring computes whole "
             "attention; use all_gather"
         )
-    if job.precision == "fp32" and cluster.gpu.device == "cuda":
+    return None
+
+
+@rule("megatron")
+def ring_needs_16_bits(w: Workload) -> str | None:
+    """torch's flash kernels on CUDA are for fp16 and bf16."""
+    if _ring(w) and w.job.precision == "fp32" and w.cluster.gpu.device == "cuda":
         return "cp_comm_type=p2p with precision=fp32, for which CUDA has no flash kernel; use all_gather, or bf16"
     return None
 
 
-def expert_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """moe_layer.py: experts are dealt out evenly; parallel_state.py: their ranks are those of a pipeline stage."""
-    ep, etp, experts = layout.ep, layout.etp, model.num_experts
-    if not experts:
-        return f"ep={ep}, etp={etp} with {model.name}, which has no experts; leave them out" if ep * etp > 1 else None
-    if model.linear_bias and etp > 1:
-        return f"etp={etp} with {model.name}: megatron-core does not cut experts that have biases; use etp=1 with ep>1"
-    if experts % ep:
-        return f"ep={ep} does not divide num_experts={experts} of {model.name}; use {words(divisors(experts))}"
-    if model.moe_ffn_hidden_size % etp:
+# ---------------------------------------------------------------- experts
+
+
+@rule("megatron")
+def experts_exist(w: Workload) -> str | None:
+    """Expert parallelism is for models with experts."""
+    ep, etp = w.layout.ep, w.layout.etp
+    if ep * etp > 1 and not w.model.num_experts:
+        return f"ep={ep}, etp={etp} with {w.model.name}, which has no experts; leave them out"
+    return None
+
+
+@rule("megatron")
+def etp_without_biases(w: Workload) -> str | None:
+    """moe/experts.py: biases of experts are not split."""
+    if w.model.num_experts and w.model.linear_bias and w.layout.etp > 1:
         return (
-            f"etp={etp} does not divide moe_ffn_hidden_size={model.moe_ffn_hidden_size} of {model.name}; "
-            f"use {words([d for d in divisors(layout.tp) if model.moe_ffn_hidden_size % d == 0])}"
-        )
-    ranks = layout.dp * layout.cp * layout.tp
-    if ranks % (ep * etp):
-        return (
-            f"ep·etp={ep}·{etp} does not divide the dp·cp·tp={ranks} ranks of a pipeline stage; "
-            f"use sizes whose product is {words(divisors(ranks))}"
+            f"etp={w.layout.etp} with {w.model.name}: megatron-core does not split experts that have biases; use etp=1 "
+            "with ep>1"
         )
     return None
 
 
-def expert_router(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
-    """moe_utils.py, topk_routing_with_score_function: sigmoid scores of several experts are always made to add up to 1,
-    and groups are chosen by their best topk/group_topk experts, where DeepSeek takes two."""
+@rule("megatron")
+def ep_divides_experts(w: Workload) -> str | None:
+    """moe_layer.py: every rank has the same number of experts."""
+    ep, experts = w.layout.ep, w.model.num_experts
+    if experts and experts % ep:
+        return f"ep={ep} does not divide num_experts={experts} of {w.model.name}; use {one_of(divisors(experts))}"
+    return None
+
+
+@rule("megatron")
+def etp_divides_experts(w: Workload) -> str | None:
+    """tensor_parallel/layers.py, of an expert's matrices."""
+    etp, width = w.layout.etp, w.model.moe_ffn_hidden_size
+    if w.model.num_experts and width % etp:
+        return (
+            f"etp={etp} does not divide moe_ffn_hidden_size={width} of {w.model.name}; "
+            f"use {one_of(d for d in divisors(w.layout.tp) if width % d == 0)}"
+        )
+    return None
+
+
+@rule("megatron")
+def ep_divides_ranks(w: Workload) -> str | None:
+    """parallel_state.py: the ranks of the experts are those of a pipeline stage."""
+    layout = w.layout
+    ranks = layout.dp * layout.cp * layout.tp
+    if w.model.num_experts and ranks % (layout.ep * layout.etp):
+        return (
+            f"ep·etp={layout.ep}·{layout.etp} does not divide the dp·cp·tp={ranks} ranks of a pipeline stage; "
+            f"use sizes whose product is {one_of(divisors(ranks))}"
+        )
+    return None
+
+
+@rule("megatron")
+def router_weights_add_up(w: Workload) -> str | None:
+    """moe_utils.py, topk_routing_with_score_function: sigmoid scores of several experts always add up to 1."""
+    model = w.model
     if model.traits.router != "sigmoid" or not model.num_experts:
         return None
     if not model.norm_topk_prob or model.experts_per_token == 1:
@@ -237,7 +258,16 @@ def expert_router(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
             f"norm_topk_prob={model.norm_topk_prob}, experts_per_token={model.experts_per_token} of {model.name} on "
             "engine=megatron, whose weights of two experts or more add up to 1; use engine=deepspeed or torch"
         )
-    if model.router_groups > 1 and model.experts_per_token != 2 * model.router_top_groups:
+    return None
+
+
+@rule("megatron")
+def router_groups_of_two(w: Workload) -> str | None:
+    """moe_utils.py: groups are chosen by their best topk/group_topk experts, where DeepSeek takes two."""
+    model = w.model
+    if model.traits.router != "sigmoid" or not model.num_experts or model.router_groups <= 1:
+        return None
+    if model.experts_per_token != 2 * model.router_top_groups:
         return (
             f"router_top_groups={model.router_top_groups} with experts_per_token={model.experts_per_token} of "
             f"{model.name} on engine=megatron, which has two experts for each group; use engine=deepspeed or torch"
@@ -245,42 +275,21 @@ def expert_router(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     return None
 
 
-def expert_tensor_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("megatron")
+def etp_follows_tp(w: Workload) -> str | None:
     """Without expert parallelism megatron-core reduces gradients of experts with all others
-    (tensor_parallel/layers.py, ``allreduce``), so they must be cut alike: otherwise ranks drift apart silently."""
-    if model.num_experts and layout.ep == 1 and layout.etp != layout.tp:
+    (tensor_parallel/layers.py, ``allreduce``), so both must be split alike: otherwise ranks drift apart silently."""
+    layout = w.layout
+    if w.model.num_experts and layout.ep == 1 and layout.etp != layout.tp:
         return (
-            f"etp={layout.etp} with ep=1 and tp={layout.tp}: experts are then cut as the rest is; use etp={layout.tp}"
+            f"etp={layout.etp} with ep=1 and tp={layout.tp}: experts are then split as the rest is; use etp={layout.tp}"
         )
     return None
 
 
-def experts_need_sequence_parallel(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str | None:
+@rule("megatron")
+def experts_need_sequence_parallel(w: Workload) -> str | None:
     """moe_layer.py, MoELayer.forward: training experts with tensor but without sequence parallelism is refused."""
-    if model.num_experts and layout.tp > 1 and not layout.sp:
-        return f"tp={layout.tp} with sp=false and the experts of {model.name}; use sp=true, or tp=1"
+    if w.model.num_experts and w.layout.tp > 1 and not w.layout.sp:
+        return f"tp={w.layout.tp} with sp=false and the experts of {w.model.name}; use sp=true, or tp=1"
     return None
-
-
-MEGATRON_RULES: tuple[Rule, ...] = tuple(
-    Rule(check, ("megatron",))
-    for check in (
-        megatron_family,
-        megatron_rope,
-        megatron_zero,
-        fp8,
-        tp_divides_heads,
-        tp_fits_kv_heads,
-        tp_divides_mlp,
-        pipeline_divides_layers,
-        virtual_stages,
-        sequence_parallel,
-        context_parallel,
-        ring,
-        expert_parallel,
-        expert_router,
-        expert_tensor_parallel,
-        experts_need_sequence_parallel,
-    )
-)
-"""In the order of their messages."""

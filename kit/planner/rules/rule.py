@@ -1,14 +1,15 @@
-"""What a rule is: a named function that says what is wrong with a layout, and for which engines it speaks."""
+"""What a rule is: a function that refuses one thing of a workload, registered for the engines it speaks for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
-from kit.specs.layout import EngineName, Layout
-from kit.specs.model import ModelSpec
+from kit.cost.workload import Workload
+from kit.specs.layout import ENGINES, EngineName
+
+Check = Callable[[Workload], str | None]
+"""Returns the message of a violation, or None."""
 
 
 @dataclass(frozen=True)
@@ -18,42 +19,23 @@ class Violation:
     rule: str
     """The rule's name."""
     message: str
-    """Values, rule and nearest fix, on one line."""
+    """Value, rule and nearest fix, on one line."""
 
     def __str__(self) -> str:
         return self.message
 
 
-Check = Callable[[ModelSpec, ClusterSpec, JobSpec, Layout], str | None]
-"""Returns the message of a violation, or None."""
+REGISTERED: dict[EngineName, dict[str, Check]] = {engine: {} for engine in ENGINES}
+"""Engine → name → check, in the order of messages. Filled by ``rule`` when the files of this folder are imported."""
 
 
-@dataclass(frozen=True)
-class Rule:
-    """A check and the engines for which it holds."""
+def rule(*engines: EngineName) -> Callable[[Check], Check]:
+    """Register a check under its own name, for these engines or, without any, for every engine."""
 
-    check: Check
-    engines: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
+    def register(check: Check) -> Check:
+        for engine in engines or ENGINES:
+            assert check.__name__ not in REGISTERED[engine], f"two rules are called {check.__name__}"
+            REGISTERED[engine][check.__name__] = check
+        return check
 
-    @property
-    def name(self) -> str:
-        """The function's name, which is the rule's."""
-        return self.check.__name__
-
-    def __call__(self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> Violation | None:
-        if layout.engine not in self.engines:
-            return None
-        message = self.check(model, cluster, job, layout)
-        return None if message is None else Violation(rule=self.name, message=message)
-
-
-def divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    small = [i for i in range(1, int(number**0.5) + 1) if number % i == 0]
-    return small + [number // i for i in reversed(small) if i * i != number]
-
-
-def words(values: list[int]) -> str:
-    """``1, 2 or 4``."""
-    texts = [str(value) for value in values]
-    return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+    return register

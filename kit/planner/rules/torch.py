@@ -1,0 +1,113 @@
+"""Rules of engine=torch: DDP, FSDP2 and tensor parallelism by transformers' plans, fp8 by torchao, 8-bit AdamW."""
+
+from __future__ import annotations
+
+from kit.cost.workload import Workload
+from kit.planner.rules.rule import rule
+from kit.specs.families import families_where
+from kit.specs.layout import FP8_MULTIPLE
+
+# ---------------------------------------------------------------- ways to split
+
+
+@rule("torch")
+def data_and_tensors_only(w: Workload) -> str | None:
+    """It runs a Hugging Face model, whose layers it splits (kit/engines/torch/tensor_parallel.py) or leaves whole."""
+    sizes = [key for key in ("pp", "vp", "cp", "ep", "etp") if getattr(w.layout, key) > 1]
+    sizes += [key for key in ("sp", "first_stage_layers", "last_stage_layers") if getattr(w.layout, key)]
+    if sizes:
+        given = ", ".join(f"{key}={getattr(w.layout, key)}" for key in sizes)
+        return f"{given} on engine=torch, which splits data and tensors only; use engine=megatron, or leave them out"
+    return None
+
+
+@rule("torch")
+def torch_zero(w: Workload) -> str | None:
+    """kit/engines/torch/engine.py: DDP, or FSDP2, which shards gradients and optimizer state together."""
+    if w.layout.zero_stage == 1:
+        return (
+            "zero_stage=1 on engine=torch, which has DDP (0) and FSDP2 (2 and 3); use one of these, or engine=deepspeed"
+        )
+    return None
+
+
+@rule("torch")
+def torch_tp_family(w: Workload) -> str | None:
+    """kit/engines/torch/tensor_parallel.py: transformers' plans of columns and rows."""
+    if w.layout.tp > 1 and not w.model.traits.torch_tensor_parallel:
+        return (
+            f"tp={w.layout.tp} on engine=torch with family {w.model.family}: it is done for "
+            f"{', '.join(families_where('torch_tensor_parallel'))}; use engine=megatron, or tp=1"
+        )
+    return None
+
+
+@rule("torch")
+def torch_tp_needs_fsdp2(w: Workload) -> str | None:
+    """DTensor's tensor parallelism composes with FSDP2 across it, and not with DDP."""
+    if w.layout.tp > 1 and w.layout.zero_stage == 0:
+        return f"tp={w.layout.tp} on engine=torch goes with FSDP2; use zero_stage=2 or 3"
+    return None
+
+
+@rule("torch")
+def torch_tp_divides(w: Workload) -> str | None:
+    """Each rank has whole key/value heads, and an equal part of the MLP."""
+    model, tp = w.model, w.layout.tp
+    if model.num_key_value_heads % tp or model.ffn_hidden_size % tp:
+        return (
+            f"tp={tp} does not divide num_key_value_heads={model.num_key_value_heads} and ffn_hidden_size="
+            f"{model.ffn_hidden_size} of {model.name}; use a divisor of both"
+        )
+    return None
+
+
+# ---------------------------------------------------------------- fp8: torch._scaled_mm by torchao
+
+
+@rule("torch")
+def fp8_linear_layers(w: Workload) -> str | None:
+    """torchao converts linear layers, and transformers computes GPT-2 by Conv1D."""
+    if w.job.precision == "fp8" and w.model.traits.conv1d:
+        return (
+            f"precision=fp8 on engine=torch with {w.model.name}: transformers computes it by Conv1D, and torchao "
+            "converts linear layers; use bf16"
+        )
+    return None
+
+
+@rule("torch")
+def fp8_whole_decoders(w: Workload) -> str | None:
+    """Adapters, tensor parallelism and two stacks were not tried."""
+    for what, there in (
+        (w.model.name, w.model.is_encoder_decoder),
+        ("job.lora", w.job.lora is not None),
+        (f"tp={w.layout.tp}", w.layout.tp > 1),
+    ):
+        if there and w.job.precision == "fp8":
+            return f"precision=fp8 on engine=torch with {what}: it was tried with whole decoders, all trained; use bf16"
+    return None
+
+
+@rule("torch")
+def fp8_hidden_size(w: Workload) -> str | None:
+    """torch._scaled_mm: sizes are multiples of 16."""
+    if w.job.precision == "fp8" and w.model.hidden_size % FP8_MULTIPLE:
+        return (
+            f"precision=fp8 on engine=torch with hidden_size={w.model.hidden_size} of {w.model.name}, which is no "
+            f"multiple of {FP8_MULTIPLE}: no linear layer could be converted; use bf16"
+        )
+    return None
+
+
+@rule("torch")
+def fp8_tokens(w: Workload) -> str | None:
+    """The weight gradient's GEMM sums over tokens; rows of unequal length are padded for it, pretraining's are not."""
+    tokens = w.layout.micro_batch_size * w.job.seq_length
+    if w.job.precision == "fp8" and w.job.objective == "pretrain" and tokens % FP8_MULTIPLE:
+        return (
+            f"precision=fp8 on engine=torch with micro_batch_size·seq_length={tokens}, which is no multiple of "
+            f"{FP8_MULTIPLE}: the GEMM that sums over tokens needs it; use seq_length="
+            f"{-(-w.job.seq_length // FP8_MULTIPLE) * FP8_MULTIPLE}"
+        )
+    return None
