@@ -16,11 +16,12 @@ from pathlib import Path
 from kit.cost.efficiency import usable_gib
 from kit.cost.memory import peak_gib
 from kit.cost.step_time import StepTimer
+from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.candidates import layouts
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
-from kit.planner.rules.common import is_legal
+from kit.planner.rules import is_legal
 from kit.planner.search import make_plan
 from kit.planner.weighing import USUAL, Candidate, step_s
 from kit.specs.catalog import load_model, parse_cluster
@@ -248,7 +249,7 @@ def _without_recompute(entry: Published, cluster: ClusterSpec) -> Candidate | No
     found = [
         Candidate(layout, peak_gib(entry.model, cluster, entry.job, layout), sum(timer.components_s(layout).values()))
         for layout in layouts(entry.model, cluster, entry.job, pins, "megatron", USUAL)
-        if is_legal(entry.model, cluster, entry.job, layout)
+        if is_legal(Workload(model=entry.model, cluster=cluster, job=entry.job, layout=layout))
     ]
     return min(found, key=step_s, default=None)
 

@@ -16,9 +16,6 @@ from kit.emit.megatron import megatron_settings
 from kit.planner.plan import Plan
 
 TAG = "core_v0.16.1"
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gpt2", "mixtral", "qwen3_moe")
-"""Those whose layers Megatron-LM's flags can say; ``_ROPE`` limits their positions."""
-
 _ROPE = ("default", "llama3")
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Fixed in models/common/embeddings/rotary_pos_embedding.py, ``_apply_scaling``."""
@@ -36,7 +33,7 @@ def expressible(plan: Plan) -> bool:
     known = {f"{section}.{key}" for section, keys in megatron_settings(plan).items() for key in keys} <= _FLAGS.keys()
     return (
         known
-        and model.family in FAMILIES
+        and model.traits.transformer_engine
         and kind in _ROPE
         and isinstance(scaling.get("factor", 1.0), int | float)
         and (kind != "llama3" or all(scaling.get(key) == value for key, value in _LLAMA3.items()))

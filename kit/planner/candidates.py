@@ -10,15 +10,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from kit.planner.divisors import divisors
 from kit.planner.fast_paths import fast_paths
-from kit.planner.rules.rule import divisors
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import ContextExchange, EngineName, Implementation, Layout, Offload, Pins, Recompute
 from kit.specs.model import ModelSpec
-
-ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
-"""From the simplest to the one with the most to set."""
 
 LARGEST_MICRO_BATCH_TOKENS = 65536
 """Matrix products of fewer tokens than this already reach their full speed; larger ones only cost memory."""

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from kit.cost.efficiency import usable_gib
 from kit.cost.memory import peak_gib
 from kit.cost.step_time import StepTimer
+from kit.cost.workload import Workload
 from kit.planner import calibration
 from kit.planner.calibration import Calibration
-from kit.planner.candidates import ENGINES, Scope, layouts
-from kit.planner.rules.common import is_legal, violations
-from kit.planner.rules.rule import Violation
+from kit.planner.candidates import Scope, layouts
+from kit.planner.rules import Violation, is_legal, violations
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import EngineName, Layout, Pins
+from kit.specs.layout import ENGINES, EngineName, Layout, Pins
 from kit.specs.model import ModelSpec
 
 ENGINES_ALIKE = 1.05
@@ -94,7 +94,7 @@ def illegal(
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
     for engine in engines or _engines(pins):
         broken = (
-            violations(model, cluster, job, layout)
+            violations(Workload(model=model, cluster=cluster, job=job, layout=layout))
             for layout in layouts(model, cluster, job, pins, engine, LAST_RESORTS)
         )
         fewest = min(broken, key=len, default=())
@@ -145,7 +145,7 @@ def _considered(weigh: _Scales, pins: Pins, engine: EngineName, scope: Scope) ->
     for layout in layouts(model, cluster, job, pins, engine, scope):
         if not previous_fits and previous is not None and _only_micro_batch_grew(previous, layout):
             continue  # what does not fit with a small micro batch does not fit with a larger one
-        if not is_legal(model, cluster, job, layout):
+        if not is_legal(Workload(model=model, cluster=cluster, job=job, layout=layout)):
             continue
         peak = weigh.peak_gib(layout)
         previous, previous_fits = layout, peak <= usable

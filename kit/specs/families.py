@@ -147,14 +147,10 @@ FAMILIES: Mapping[Family, Traits] = {
         needs=("sliding_window", "query_pre_attn_scalar"),
         takes=(*_ROPE, "full_attention_every", *_CAPS, "local_rope_theta"),
     ),
-    "phi3": _like(
-        _LLAMA, autotp=False, even_heads=True, takes=(*_ROPE, "sliding_window", "partial_rotary_factor")
-    ),
+    "phi3": _like(_LLAMA, autotp=False, even_heads=True, takes=(*_ROPE, "sliding_window", "partial_rotary_factor")),
     "olmo2": Traits(norm_placement="output", qk_norm="width", even_heads=True, takes=_ROPE),
     "starcoder2": _like(_CLASSIC, grouped_queries=True, takes=(*_ROPE, "sliding_window")),
-    "gpt2": _like(
-        _CLASSIC, positions="learned", conv1d=True, ulysses=False, megatron=True, transformer_engine=True
-    ),
+    "gpt2": _like(_CLASSIC, positions="learned", conv1d=True, ulysses=False, megatron=True, transformer_engine=True),
     "gpt_neox": _like(
         _CLASSIC,
         megatron=True,

@@ -10,6 +10,8 @@ from pydantic.dataclasses import dataclass
 from kit.specs.base import SPEC
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
+ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
+"""From the simplest to the one with the most to set."""
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 """Where state is kept between uses: on the device, in host memory, or on the node's own disks (ZeRO-Infinity)."""

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from kit.emit.megatron import GUARDED, megatron_settings, padded_vocab_size
-from kit.planner.rules.megatron import MEGATRON_FAMILIES
+from kit.specs.families import families_where
 from tests.megatron.shapes import BY_FAMILY
 from tests.training import tiny
 
@@ -24,7 +24,7 @@ LAYOUTS = (
 
 
 def plans():
-    for family in MEGATRON_FAMILIES:
+    for family in families_where("megatron"):
         for layout in LAYOUTS:
             for precision in ("fp32", "bf16"):
                 spec = tiny.model(family, num_layers=4, vocab_size=127, **BY_FAMILY.get(family, {}))

@@ -13,8 +13,8 @@ from kit.engines.megatron.weights import tensor_groups, weight_map
 from kit.engines.megatron.weights.blocks import blocks, whole_shape
 from kit.engines.megatron.weights.sharding import GatedRows, GroupedQkv, Vocabulary
 from kit.errors import EngineError
-from kit.planner.rules.megatron import MEGATRON_FAMILIES as FAMILIES
 from kit.specs.families import FAMILIES as TRAITS
+from kit.specs.families import families_where
 from tests.megatron.shapes import BY_FAMILY, LONGROPE, YARN
 from tests.training import tiny
 
@@ -43,7 +43,7 @@ def specs(family, tied):
     return tiny.model(family, vocab_size=127, tied_embeddings=tied, **own)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families_where("megatron"))
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("tp", [1, 2, 4])
 def test_every_element_is_on_one_rank_and_replicated_ones_on_all(family, tied, tp):
@@ -62,7 +62,7 @@ def test_every_element_is_on_one_rank_and_replicated_ones_on_all(family, tied, t
     assert sorted(seen) == sorted(shapes)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", families_where("megatron"))
 @pytest.mark.parametrize("tp", [2, 4])
 def test_shards_are_where_blocks_say_they_are_in_the_whole_parameter(family, tp):
     spec = specs(family, tied=False)

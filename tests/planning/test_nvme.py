@@ -11,8 +11,9 @@ from kit.cost import deepspeed_sizes as sizes
 from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.params import count
 from kit.cost.step_time import step_time_components_s
+from kit.cost.workload import Workload
 from kit.errors import PlanError
-from kit.planner.rules.common import violations
+from kit.planner.rules import violations
 from kit.specs.catalog import load_model, parse_cluster
 from tests.planning.examples import deepspeed, job
 
@@ -56,14 +57,15 @@ def test_a_buffer_holds_the_largest_weight() -> None:
 def test_rules() -> None:
     cluster = dataclasses.replace(NODE, host_ram_gib=4000.0, nvme_gib=8000.0)
     assert broken(cluster, layout()) == []
-    assert broken(cluster, layout(param="none", zero_stage=2)) == ["offload_needs_zero"]
+    assert broken(cluster, layout(param="none", zero_stage=2)) == ["nvme_needs_zero_3"]
     assert broken(dataclasses.replace(cluster, nvme_gib=None), layout()) == ["nvme"]
     assert broken(dataclasses.replace(cluster, nvme_gib=100.0), layout()) == ["nvme"]
     assert broken(dataclasses.replace(cluster, host_ram_gib=10.0), layout()) == ["host_ram"]
 
 
 def broken(cluster, chosen):
-    return [violation.rule for violation in violations(LLAMA, cluster, job(), chosen)]
+    workload = Workload(model=LLAMA, cluster=cluster, job=job(), layout=chosen)
+    return [violation.rule for violation in violations(workload)]
 
 
 def test_faster_disks_make_faster_steps_and_host_memory_is_faster_still() -> None:

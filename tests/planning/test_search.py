@@ -10,15 +10,16 @@ import pytest
 from benchmarks.system_tests.accepted.cases import CLUSTERS
 from kit.cost import predict
 from kit.cost.efficiency import usable_gib
+from kit.cost.workload import Workload
 from kit.errors import PlanError
-from kit.planner.candidates import ENGINES, Scope, layouts
+from kit.planner.candidates import Scope, layouts
 from kit.planner.plan import Plan
-from kit.planner.rules.common import is_legal, violations
+from kit.planner.rules import is_legal, violations
 from kit.planner.search import make_plan
 from kit.planner.weighing import ENGINES_ALIKE, EQUALLY_FAST, search
 from kit.specs.catalog import load_model, model_names, parse_cluster
 from kit.specs.job import JobSpec
-from kit.specs.layout import Pins
+from kit.specs.layout import ENGINES, Pins
 from tests.planning.examples import job
 
 PINS = (
@@ -61,7 +62,7 @@ def test_a_plan_is_legal_fits_and_honours_its_pins_or_says_why_not(seed: int) ->
         assert reasons.strip()
         assert "None" not in reasons
         return
-    assert violations(model, cluster, the_job, plan.layout) == ()
+    assert violations(plan.workload) == ()
     assert plan.predicted.peak_gib <= usable_gib(cluster.gpu)
     for field in dataclasses.fields(pins):
         pinned = getattr(pins, field.name)
@@ -84,7 +85,7 @@ def test_nothing_faster_was_missed(name: str, machines: str) -> None:
         prediction.step_time_s
         for engine in ENGINES
         for layout in layouts(model, cluster, the_job, Pins(), engine, Scope())
-        if is_legal(model, cluster, the_job, layout)
+        if is_legal(Workload(model=model, cluster=cluster, job=the_job, layout=layout))
         for prediction in [predict(model, cluster, the_job, layout)]
         if prediction.peak_gib <= usable_gib(cluster.gpu)
     )

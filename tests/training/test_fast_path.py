@@ -22,7 +22,7 @@ from kit.engines.kernels.loss import summed_cross_entropy
 from kit.engines.torch import optimizer
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError
-from kit.planner.rules.common import violations
+from kit.planner.rules import violations
 from kit.specs.job import OptimizerSpec
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
@@ -263,7 +263,7 @@ def test_all_blocks_run_one_compiled_block(tmp_path, monkeypatch, recompute, mos
 def test_what_was_not_tried_is_refused():
     def refused(spec=None, job=None, **layout) -> str:
         chosen = tiny.plan(spec, job=job, **layout)
-        return " ".join(str(found) for found in violations(chosen.model, chosen.cluster, chosen.job, chosen.layout))
+        return " ".join(str(found) for found in violations(chosen.workload))
 
     assert "chunked_loss" not in refused(chunked_loss=True)
     assert "compile_layers" not in refused(compile_layers=True)

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kit.cost.estimate import predict
+from kit.cost.workload import Workload
 from kit.planner.plan import Plan
-from kit.planner.rules.common import violations
+from kit.planner.rules import violations
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Layout
@@ -52,7 +53,7 @@ class Case:
             precision=self.precision,  # type: ignore[arg-type]
             lora=self.lora,
         )
-        broken = violations(model, cluster, job, layout)
+        broken = violations(Workload(model=model, cluster=cluster, job=job, layout=layout))
         if broken:
             raise ValueError(f"{self.name}: " + "; ".join(str(each) for each in broken))
         return Plan(

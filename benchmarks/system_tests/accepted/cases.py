@@ -8,6 +8,7 @@ from typing import Any
 
 from kit.cost.efficiency import usable_gib
 from kit.cost.estimate import predict
+from kit.cost.workload import Workload
 from kit.diagnose.lint.known_keys import KnownKeys, accelerate_keys, deepspeed_keys
 from kit.emit.accelerate import accelerate_config
 from kit.emit.accelerate import applies as by_accelerate
@@ -15,14 +16,14 @@ from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import applies as megatron_applies
 from kit.emit.megatron import megatron_settings
 from kit.errors import KitError
-from kit.planner.candidates import ENGINES, Scope, layouts
+from kit.planner.candidates import Scope, layouts
+from kit.planner.divisors import divisors
 from kit.planner.plan import Plan
-from kit.planner.rules.common import is_legal
-from kit.planner.rules.rule import divisors
+from kit.planner.rules import is_legal
 from kit.specs.catalog import load_model, model_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import EngineName, Pins
+from kit.specs.layout import ENGINES, EngineName, Pins
 
 CLUSTERS = (
     "1xH100",
@@ -56,7 +57,7 @@ def random_plan(seed: int) -> Plan | None:
     offload = engine == "deepspeed" and rng.random() < 0.4
     offered = layouts(model, cluster, job, _pins(rng, engine, cluster), engine, Scope(offload=offload, nvme=offload))
     for _, layout in zip(range(TRIES), _shuffled(rng, offered), strict=False):
-        if not is_legal(model, cluster, job, layout):
+        if not is_legal(Workload(model=model, cluster=cluster, job=job, layout=layout)):
             continue
         predicted = predict(model, cluster, job, layout)
         if predicted.peak_gib <= usable_gib(cluster.gpu):

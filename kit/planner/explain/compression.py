@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from kit.cost.efficiency import usable_gib
 from kit.cost.memory import peak_gib
 from kit.cost.step_time import step_time_components_s
+from kit.cost.workload import Workload
 from kit.planner.plan import Decision
-from kit.planner.rules.common import is_legal
+from kit.planner.rules import is_legal
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -22,10 +23,11 @@ WORTH_SAYING = 0.05
 
 def compression_remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> Iterator[Decision]:
     """One remark, with every kind that would gain something on these links."""
+    w = Workload(model=model, cluster=cluster, job=job, layout=layout)
     now = _step_s(model, cluster, job, layout)
     gains = []
     for name, other in _alternatives(layout):
-        if is_legal(model, cluster, job, other) and peak_gib(model, cluster, job, other) <= usable_gib(cluster.gpu):
+        if is_legal(w.with_layout(other)) and peak_gib(model, cluster, job, other) <= usable_gib(cluster.gpu):
             then = _step_s(model, cluster, job, other)
             if then <= (1 - WORTH_SAYING) * now:
                 gains.append(f"{name}: {human_seconds(then)} a step, {1 - then / now:.0%} less")

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from kit.cost.efficiency import usable_gib
 from kit.cost.step_time import StepTimer
-from kit.planner.candidates import ENGINES
+from kit.cost.workload import Workload
 from kit.planner.describe import describe, engine_words
 from kit.planner.explain.alternatives import alternatives, split_of
 from kit.planner.explain.compression import compression_remarks
 from kit.planner.explain.fp8 import fp8_remarks
 from kit.planner.fast_paths import fast_paths
 from kit.planner.plan import Decision
-from kit.planner.rules.common import is_legal
+from kit.planner.rules import is_legal
 from kit.planner.weighing import (
     ENGINES_ALIKE,
     EQUALLY_FAST,
@@ -26,7 +26,7 @@ from kit.planner.weighing import (
 )
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import Layout, Offload, Pins
+from kit.specs.layout import ENGINES, Layout, Offload, Pins
 from kit.specs.model import ModelSpec
 from kit.units import human_seconds
 
@@ -90,7 +90,7 @@ def _compiled(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, 
         return ""
     ways = fast_paths(model, cluster, job, replace(pins, engine="torch"), compiles=True)
     faster = replace(layout, compile_layers=bool(ways[-1].compile_layers), chunked_loss=bool(ways[-1].chunked_loss))
-    if faster == layout or not is_legal(model, cluster, job, faster):
+    if faster == layout or not is_legal(Workload(model=model, cluster=cluster, job=job, layout=faster)):
         return ""
     timer = StepTimer(model, cluster, job)
     now, then = (sum(timer.components_s(each).values()) for each in (layout, faster))

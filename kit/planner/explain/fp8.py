@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Iterator
 
 from kit.cost.step_time import step_time_components_s
+from kit.cost.workload import Workload
 from kit.planner.plan import Decision
-from kit.planner.rules.common import is_legal
+from kit.planner.rules import is_legal
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -28,7 +29,7 @@ def fp8_remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: La
         )
         return
     plain = dataclasses.replace(job, precision="bf16")
-    if is_legal(model, cluster, plain, layout):
+    if is_legal(Workload(model=model, cluster=cluster, job=plain, layout=layout)):
         step_s = sum(step_time_components_s(model, cluster, plain, layout).values())
         yield Decision(
             rule="precision",

@@ -12,7 +12,7 @@ from kit.planner import calibration
 from kit.planner.calibration import Calibration
 from kit.planner.describe import describe
 from kit.planner.explain.near_miss import miss, nearest_miss
-from kit.planner.rules.rule import Violation
+from kit.planner.rules import Violation
 from kit.planner.weighing import Found, illegal, search
 from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
@@ -44,12 +44,15 @@ def nothing_legal(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pi
     )
 
 
+_SPLITS = ("data_and_tensors_only", "deepspeed_splits", "deepspeed_pipeline")
+
+
 def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, tuple[Violation, ...]]:
     """Without engines that could never do what is pinned (split a model), as long as another one could."""
     able = {
         engine: broken
         for engine, broken in reasons.items()
-        if all(violation.rule not in ("data_parallel_only", "deepspeed_splits") for violation in broken)
+        if not any(violation.rule in _SPLITS for violation in broken)
     }
     return able or reasons
 

@@ -7,27 +7,27 @@ from collections.abc import Iterable
 from kit.cost.efficiency import usable_gib
 from kit.cost.memory import peak_gib
 from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.workload import Workload
 from kit.planner.candidates import layouts
-from kit.planner.rules.common import violations
+from kit.planner.rules import violations
+from kit.planner.rules.deepspeed import NODE_CAPACITY
 from kit.planner.weighing import LAST_RESORTS, Candidate
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 
-OF_THE_NODE = {"host_ram", "nvme"}
-"""Rules that speak of what a node has, and not of what a layout may be."""
-
 
 def short_of_a_node(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> list[Layout]:
     """Layouts that break no rule but those of host memory and disks; only DeepSpeed keeps state there."""
     if pins.engine not in (None, "deepspeed"):
         return []
+    asked = Workload(model=model, cluster=cluster, job=job, layout=Layout(engine="deepspeed", implementation="local"))
     return [
         layout
         for layout in layouts(model, cluster, job, pins, "deepspeed", LAST_RESORTS)
         if (layout.offload_optimizer, layout.offload_param) != ("none", "none")
-        and {violation.rule for violation in violations(model, cluster, job, layout)} <= OF_THE_NODE
+        and {violation.rule for violation in violations(asked.with_layout(layout))} <= NODE_CAPACITY
     ]
 
 

@@ -7,10 +7,10 @@ runs. Read in torch 2.13, deepspeed 0.19.8 and megatron-core 0.16.1; a docstring
 from __future__ import annotations
 
 from kit.cost.workload import Workload
-from kit.planner.rules import common, deepspeed, fast_path, megatron, torch
+from kit.planner.rules import common, compression, deepspeed, fast_path, megatron, torch
 from kit.planner.rules.rule import REGISTERED, Violation
 
-FILES = (common, torch, deepspeed, megatron, fast_path)
+FILES = (common, compression, deepspeed, fast_path, megatron, torch)
 """The files that register rules."""
 _CHECKS = {engine: tuple(checks.values()) for engine, checks in REGISTERED.items()}
 

@@ -40,9 +40,7 @@ def chunked_loss_decoder(w: Workload) -> str | None:
 def chunked_loss_fp16(w: Workload) -> str | None:
     """It makes gradients in forward, before the loss is scaled."""
     if w.layout.chunked_loss and w.job.precision == "fp16":
-        return (
-            "chunked_loss=true with precision=fp16: its gradients are not scaled before they are rounded; use bf16"
-        )
+        return "chunked_loss=true with precision=fp16: its gradients are not scaled before they are rounded; use bf16"
     return None
 
 
@@ -74,7 +72,7 @@ def loss_kernel_softcap(w: Workload) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------- compiled blocks (kit/engines/kernels/compiled_blocks.py)
+# ---------------------------------------------------------------- compiled blocks (kit/engines/kernels)
 
 
 @rule()
@@ -134,7 +132,9 @@ def attention_kernel_bits(w: Workload) -> str | None:
     """cuDNN's kernel is for 16 bits."""
     gpu = w.cluster.gpu
     if w.layout.attention_kernel != "default" and (gpu.device != "cuda" or w.job.precision == "fp32"):
-        return f"attention_kernel=cudnn on {gpu.name} in {w.job.precision}: cuDNN computes 16 bits on GPUs; leave it out"
+        return (
+            f"attention_kernel=cudnn on {gpu.name} in {w.job.precision}: cuDNN computes 16 bits on GPUs; leave it out"
+        )
     return None
 
 

@@ -89,9 +89,7 @@ def uneven_stages_fill_chunks(w: Workload) -> str | None:
     layout = w.layout
     ends = [end for end in (layout.first_stage_layers, layout.last_stage_layers) if end]
     if ends and layout.pp > 1 and min(ends) < layout.vp - 1:
-        return (
-            f"{_uneven(w)} with vp={layout.vp}: a stage has {layout.vp} chunks; use at least {layout.vp - 1} layers"
-        )
+        return f"{_uneven(w)} with vp={layout.vp}: a stage has {layout.vp} chunks; use at least {layout.vp - 1} layers"
     return None
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 from tests.planning.examples import cluster, deepspeed, job
@@ -55,10 +54,10 @@ STARCODER = ModelSpec(
 OVER_MEGATRON = dataclasses.replace(deepspeed(zero_stage=3, tp=2, sp=True), implementation="local")
 
 
-def settled(case: Case, good: bool) -> tuple[ModelSpec, ClusterSpec, JobSpec, Layout]:
+def settled(case: Case, good: bool) -> Workload:
     machines = cluster((case.good_gpus if good else None) or case.gpus)
     the_job = job(**{**case.change, **((case.good_change or {}) if good else {})})
     layout = case.good if good else case.bad
     if layout.dp == 1 or good:
         layout = filled(layout, machines.num_gpus, the_job.global_batch_size)
-    return case.shape or load_model(case.model), machines, the_job, layout
+    return Workload(model=case.shape or load_model(case.model), cluster=machines, job=the_job, layout=layout)

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 
-from kit.specs.job import OptimizerSpec
+from kit.specs.job import LoraSpec, OptimizerSpec
 from tests.planning.examples import deepspeed, megatron, torch
-from tests.planning.rule_cases import OVER_MEGATRON, Case
+from tests.planning.rule_cases import OVER_MEGATRON, STARCODER, Case
 
 CASES = [
     Case(
-        "supported_job",
+        "optimizer",
         deepspeed(zero_stage=2),
         "optimizer.name=adamw-8bit on engine=deepspeed, .* use engine=torch, or optimizer.name=adamw",
         torch(zero_stage=3),
         change={"optimizer": OptimizerSpec(name="adamw-8bit")},
     ),
     Case(
-        "supported_job",
+        "optimizer",
         deepspeed(zero_stage=2),
         "optimizer.name=sgd is not supported; use adamw$",
         deepspeed(zero_stage=2),
@@ -26,7 +26,7 @@ CASES = [
     ),
     Case("batch", deepspeed(zero_stage=2, micro_batch_size=3), "global_batch_size=120 or 144", deepspeed(zero_stage=2)),
     Case(
-        "stacks",
+        "objective_of_stacks",
         deepspeed(zero_stage=1),
         "use seq2seq",
         deepspeed(zero_stage=1),
@@ -53,7 +53,7 @@ CASES = [
         good_change={"precision": "fp16"},
     ),
     Case(
-        "autocast_is_deepspeeds",
+        "autocast_precision",
         deepspeed(zero_stage=2, autocast=True),
         "use precision=bf16",
         deepspeed(zero_stage=2, autocast=True),
@@ -61,46 +61,51 @@ CASES = [
         good_change={"precision": "bf16"},
     ),
     Case(
-        "autocast_is_deepspeeds",
+        "autocast_needs_zero",
         deepspeed(autocast=True),
         "use zero_stage=1, 2 or 3",
         deepspeed(zero_stage=1, autocast=True),
     ),
     Case(
-        "autocast_is_deepspeeds",
+        "autocast_quantized_weights",
         deepspeed(zero_stage=3, autocast=True, zero_quantized_weights=True),
         "DeepSpeed refuses together",
         deepspeed(zero_stage=3, zero_quantized_weights=True),
     ),
     Case(
-        "compression_has_a_hook",
+        "compression_needs_fp32",
         deepspeed(zero_stage=2, gradient_compression="bf16"),
-        "in 16 bits as they are",
+        "in 16 bits anyway",
         deepspeed(zero_stage=2, gradient_compression="bf16"),
         good_change={"precision": "fp32"},
     ),
     Case(
-        "zeropp",
+        "zeropp_needs_zero_3",
         deepspeed(zero_stage=2, zero_hpz=2),
         "use engine=deepspeed with zero_stage=3",
         deepspeed(zero_stage=3, zero_hpz=2),
     ),
     Case(
-        "zeropp",
+        "zeropp_kernels",
         deepspeed(zero_stage=3, zero_quantized_weights=True),
         "kernels are for CUDA",
         deepspeed(zero_stage=3, zero_hpz=2),
         gpus="2xcpu",
     ),
     Case(
-        "zeropp",
+        "zeropp_precision",
         deepspeed(zero_stage=3, zero_quantized_weights=True),
         "compute in 16 bits",
         deepspeed(zero_stage=3, zero_quantized_weights=True),
         change={"precision": "fp32"},
         good_change={"precision": "bf16"},
     ),
-    Case("zeropp", deepspeed(zero_stage=3, zero_hpz=2, tp=2), "use tp=1 and cp=1", deepspeed(zero_stage=3, zero_hpz=2)),
+    Case(
+        "zeropp_groups",
+        deepspeed(zero_stage=3, zero_hpz=2, tp=2),
+        "use tp=1 and cp=1",
+        deepspeed(zero_stage=3, zero_hpz=2),
+    ),
     Case(
         "hpz_divides_ranks",
         deepspeed(zero_stage=3, zero_hpz=16),
@@ -109,7 +114,7 @@ CASES = [
         gpus="64xA100-80",
     ),
     Case(
-        "hpz_divides_ranks",
+        "hpz_without_offload",
         deepspeed(zero_stage=3, zero_hpz=2, offload_param="cpu", offload_optimizer="cpu"),
         "would be offloaded",
         deepspeed(zero_stage=3, zero_hpz=2, offload_optimizer="cpu"),
@@ -123,63 +128,63 @@ CASES = [
         good_gpus="16xH100",
     ),
     Case(
-        "deepspeed_splits",
+        "deepspeed_pipeline",
         deepspeed(zero_stage=2, pp=2),
         "zero_stage=2 excludes pipeline parallelism",
         deepspeed(zero_stage=2),
     ),
-    Case("deepspeed_splits", deepspeed(zero_stage=1, pp=2), "takes no Hugging Face model", megatron(pp=2)),
+    Case("deepspeed_pipeline", deepspeed(zero_stage=1, pp=2), "takes no Hugging Face model", megatron(pp=2)),
     Case("deepspeed_splits", deepspeed(zero_stage=1, ep=2), "ep=2 on engine=deepspeed", deepspeed(zero_stage=1)),
     Case(
-        "deepspeed_tensor_parallel",
+        "megatron_layers_need_tp",
         dataclasses.replace(deepspeed(zero_stage=1), implementation="local"),
         "use tp>1",
         dataclasses.replace(deepspeed(zero_stage=1, tp=2), implementation="local"),
     ),
     Case(
-        "deepspeed_tensor_parallel",
+        "tp_or_cp",
         deepspeed(zero_stage=1, tp=2, cp=2, cp_comm_type="a2a"),
         "one or the other",
         deepspeed(zero_stage=1, cp=2, cp_comm_type="a2a"),
     ),
     Case(
-        "deepspeed_tensor_parallel",
+        "autotp_divides_kv_heads",
         deepspeed(zero_stage=1, tp=16),
         "use 1, 2, 4 or 8",
         deepspeed(zero_stage=1, tp=8),
         gpus="16xH100",
     ),
     Case(
-        "deepspeed_tensor_parallel",
+        "tp_without_experts",
         deepspeed(zero_stage=1, tp=2),
         "with the experts",
         deepspeed(zero_stage=1),
         model="mixtral-8x7b",
     ),
     Case(
-        "deepspeed_tensor_parallel",
+        "tp_without_nvme",
         deepspeed(zero_stage=3, tp=2, offload_optimizer="nvme"),
         "offload to cpu",
         deepspeed(zero_stage=3, tp=2, offload_optimizer="cpu"),
         gpus="8xA100-40",
     ),
     Case(
-        "deepspeed_tensor_parallel",
+        "autotp_family",
         deepspeed(zero_stage=1, tp=2),
-        "AutoTP cannot cut",
+        "AutoTP cannot split",
         dataclasses.replace(deepspeed(zero_stage=1, tp=2), implementation="local"),
         model="phi-3-mini-4k",
     ),
-    Case("ulysses", deepspeed(zero_stage=3, cp=2), "use a2a", deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a")),
+    Case("cp_comm_type", deepspeed(zero_stage=3, cp=2), "use a2a", deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a")),
     Case(
-        "ulysses",
+        "ulysses_divides_heads",
         deepspeed(zero_stage=3, cp=8, cp_comm_type="a2a"),
         "use 1, 2, 4, 7, 14 or 28",
         deepspeed(zero_stage=3, cp=4, cp_comm_type="a2a"),
         model="qwen2.5-7b",
     ),
     Case(
-        "ulysses",
+        "ulysses_without_window",
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
         "drops attention masks",
         deepspeed(zero_stage=3),
@@ -188,7 +193,7 @@ CASES = [
     ),
     Case("deepspeed_splits", deepspeed(zero_stage=1, tp=2, sp=True), "sp=true on engine=deepspeed", OVER_MEGATRON),
     Case(
-        "ulysses",
+        "ulysses_divides_sequence",
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
         "another length",
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
@@ -196,19 +201,19 @@ CASES = [
         good_change={"seq_length": 4096},
     ),
     Case(
-        "offload_needs_zero",
+        "offload_param_needs_zero_3",
         deepspeed(zero_stage=2, offload_optimizer="cpu", offload_param="cpu"),
         "only stage 3 partitions",
         deepspeed(zero_stage=3, offload_optimizer="cpu", offload_param="cpu"),
     ),
     Case(
-        "offload_needs_zero",
+        "nvme_needs_zero_3",
         deepspeed(zero_stage=2, offload_optimizer="nvme"),
         "only stage 3 swaps",
         deepspeed(zero_stage=3, offload_optimizer="nvme"),
     ),
     Case(
-        "offload_needs_zero",
+        "offload_optimizer_needs_zero",
         deepspeed(zero_stage=0, offload_optimizer="cpu"),
         "use zero_stage=1, 2 or 3",
         deepspeed(zero_stage=1, offload_optimizer="cpu"),
@@ -243,7 +248,7 @@ CASES = [
     ),
     Case("deepspeed_splits", deepspeed(last_stage_layers=3), "last_stage_layers=3 on engine=deepspeed", deepspeed()),
     Case(
-        "chunked_loss",
+        "chunked_loss_fp16",
         deepspeed(zero_stage=2, chunked_loss=True),
         "its gradients are not scaled",
         deepspeed(zero_stage=2, chunked_loss=True),
@@ -251,15 +256,50 @@ CASES = [
         good_change={"precision": "bf16"},
     ),
     Case(
-        "compile_layers",
+        "compile_below_zero_3",
         deepspeed(zero_stage=3, compile_layers=True),
         "gathers weights inside of every block",
         deepspeed(zero_stage=2, compile_layers=True),
     ),
     Case(
-        "attention_kernel",
+        "attention_kernel_engine",
         deepspeed(attention_kernel="cudnn"),
         "only torch asks for a kernel",
         deepspeed(),
+    ),
+    Case(
+        "ulysses_fits_kv_heads",
+        deepspeed(zero_stage=3, cp=6, cp_comm_type="a2a"),
+        "cp=6 is neither a divisor nor a multiple of num_key_value_heads=4",
+        deepspeed(zero_stage=3, cp=4, cp_comm_type="a2a"),
+        shape=dataclasses.replace(
+            STARCODER, name="twelve", family="llama", hidden_size=384, num_attention_heads=12, num_key_value_heads=4
+        ),
+        gpus="6xH100",
+        good_gpus="8xH100",
+        change={"seq_length": 4096 * 3, "global_batch_size": 120},
+        good_change={"seq_length": 4096, "global_batch_size": 128},
+    ),
+    Case(
+        "ulysses_family",
+        deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
+        "configurations of family gpt2 do not have",
+        deepspeed(zero_stage=3),
+        model="gpt2",
+        change={"seq_length": 1024},
+    ),
+    Case(
+        "objective",
+        deepspeed(zero_stage=1, tp=2),
+        "objective=sft is not supported; use pretrain",
+        deepspeed(zero_stage=1),
+        change={"objective": "sft"},
+    ),
+    Case(
+        "lora",
+        deepspeed(zero_stage=1, tp=2),
+        "lora={…} is not supported",
+        deepspeed(zero_stage=1),
+        change={"lora": LoraSpec()},
     ),
 ]
