@@ -9,7 +9,7 @@ import typer
 
 from kit.cli.app import app
 from kit.errors import SpecError
-from kit.specs import strict_yaml
+from kit.specs.text import nearest
 
 
 @app.command()
@@ -40,7 +40,7 @@ def lint(
     if not paths:
         raise SpecError("nothing to read; name a ds_config.json, accelerate YAML, recipe, script or run directory")
     if reader is not None and reader not in READERS:
-        raise SpecError(f"--reader {reader!r}: {strict_yaml.nearest(reader, list(READERS))}")
+        raise SpecError(f"--reader {reader!r}: {nearest(reader, list(READERS))}")
     if fix is not None and (len(paths) > 1 or paths[0].suffix not in (".json", ".yaml", ".yml")):
         raise SpecError("--fix writes a copy of one file; name one .json or .yaml file")
     known = load_model(model) if model else None, parse_cluster(gpus) if gpus else None

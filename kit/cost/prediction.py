@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from pydantic.dataclasses import dataclass
-
-from kit.specs.base import SPEC, Text
+from kit.specs.base import spec
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class StageMemory:
     """Peak memory of one GPU of one pipeline stage, GiB by component."""
 
     stage: int
     """Pipeline stage, from 0."""
-    components_gib: dict[Text, float]
+    components_gib: dict[str, float]
     """weights, gradients, optimizer, activations, logits, buffers, overhead."""
-    phases_gib: dict[Text, float] = field(default_factory=dict)
+    phases_gib: dict[str, float] = field(default_factory=dict)
     """Peak of load, forward, backward, step and save."""
 
     @property
@@ -26,7 +24,7 @@ class StageMemory:
         return sum(self.components_gib.values())
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class Operation:
     """A run beside its steps: checkpoints and failures."""
 
@@ -46,7 +44,7 @@ class Operation:
     """To keep one in object storage, at list price; null in plans of earlier versions."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class Prediction:
     """What the cost model says of a layout."""
 
@@ -58,7 +56,7 @@ class Prediction:
     """Disk that offload takes on each node."""
     step_time_s: float
     """One optimizer step."""
-    step_time_components_s: dict[Text, float]
+    step_time_components_s: dict[str, float]
     """By the names of ``kit.cost.clock.COMPONENTS``; they add up to the step."""
     tokens_per_s: float
     """Over all GPUs."""
@@ -74,7 +72,7 @@ class Prediction:
     """Relative error of memory predictions of this kind against measurements; null = not yet measured."""
     step_time_band: float | None = None
     """The same for step time; of the same implementation."""
-    step_time_evidence: Text = ""
+    step_time_evidence: str = ""
     """Whose measurements the band is from, or whose are nearest."""
     operation: Operation | None = None
     """Checkpoints and failures; null in plans of earlier versions."""

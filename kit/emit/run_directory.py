@@ -35,9 +35,9 @@ from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
-from kit.specs.base import check_line
 from kit.specs.recipe import map_paths
 from kit.specs.run import RunSpec
+from kit.specs.text import check_line
 
 MANIFEST = "manifest.json"
 FORMAT = "kit-run-directory/1"

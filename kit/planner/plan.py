@@ -8,13 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic.dataclasses import dataclass
-
 from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.base import SPEC, Text
+from kit.specs.base import spec
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
@@ -25,19 +23,19 @@ SCHEMA_VERSION = 2
 __all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction", "StageMemory"]
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class Decision:
     """One choice and its reason."""
 
-    rule: Text
+    rule: str
     """Name of what was decided: engine, tp, pp, zero_stage, recompute, micro_batch_size, …"""
-    chosen: Text
-    why: Text
-    rejected: tuple[Text, ...] = ()
+    chosen: str
+    why: str
+    rejected: tuple[str, ...] = ()
     """Alternatives, each with what it would cost."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class Plan:
     """Frozen; change it with ``dataclasses.replace``, which validates again."""
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from kit.specs.base import SPEC, Text
+from kit.specs.base import Field, spec
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class GpuSpec:
     """One accelerator, or one CPU process standing in for it (``device: cpu``)."""
 
-    name: Text
+    name: str
     """Catalog name, for example ``H100``."""
     device: Literal["cuda", "cpu"] = "cuda"
     """What torch calls it; ``cpu`` for rehearsals: gloo instead of NCCL."""
@@ -34,15 +31,15 @@ class GpuSpec:
     """All of its links to other GPUs (NVLink, Infinity Fabric) together, GB/s per direction; 0 where it has none."""
     pcie_gbytes_per_s: float = Field(gt=0)
     """Host link, GB/s per direction."""
-    source: Text
+    source: str
     """Address of the data sheet, with what was read from it."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class ClusterSpec:
     """Equal nodes of equal GPUs."""
 
-    name: Text
+    name: str
     """Node type, for example ``p4d.24xlarge``; or what the user called it."""
     gpu: GpuSpec
     gpus_per_node: int = Field(gt=0)
@@ -59,9 +56,9 @@ class ClusterSpec:
     """What a node's disks read together, GB/s, as stated or measured; null = one drive is assumed (efficiency.yaml)."""
     price_per_node_hour_usd: float | None = Field(default=None, gt=0)
     """List price of a node per hour, USD, on demand; null = unknown."""
-    price_date: Text | None = None
+    price_date: str | None = None
     """When the price was read."""
-    source: Text
+    source: str
     """Where the node's figures were read."""
 
     @property

@@ -10,11 +10,11 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import encoder_decoder, hf_special, strict_yaml
-from kit.specs.base import check_line, escaped
 from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
 from kit.specs.hf_rope import read_rope, rope_parameters
 from kit.specs.model import ModelSpec
+from kit.specs.text import check_line, escaped
 
 MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
 """``model_type`` values that are understood: the families of ``ModelSpec``."""
@@ -91,11 +91,7 @@ def config_from_model(model: ModelSpec) -> dict[str, Any]:
 
 
 def _unsupported(config: Mapping[str, Any], name: str) -> str:
-    needed = [
-        item.name
-        for item in dataclasses.fields(ModelSpec)
-        if item.default is dataclasses.MISSING or getattr(item.default, "is_required", lambda: False)()
-    ]
+    needed = [item.name for item in dataclasses.fields(ModelSpec) if item.default is dataclasses.MISSING]
     kind = config.get("model_type")
     part = ""
     if isinstance(config.get("text_config"), dict):

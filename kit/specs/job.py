@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from kit.specs.base import SPEC
+from kit.specs.base import Field, spec
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Objective = Literal["pretrain", "sft", "seq2seq"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "sgd", "muon"]
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class OptimizerSpec:
     """An optimizer with decoupled weight decay; one-dimensional parameters (norms, biases) are not decayed."""
 
@@ -27,7 +24,7 @@ class OptimizerSpec:
     weight_decay: float = Field(default=0.1, ge=0)
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class LoraSpec:
     """Low-rank adapters on frozen weights (arXiv 2106.09685)."""
 
@@ -41,7 +38,7 @@ class LoraSpec:
     """QLoRA: frozen linear weights in nf4 (arXiv 2305.14314)."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class JobSpec:
     """A training job."""
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from kit.specs.base import SPEC
+from kit.specs.base import Field, spec
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
@@ -35,7 +32,7 @@ ContextExchange = Literal["all_gather", "p2p", "a2a"]
 passed round a ring, or exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class Layout:
     """One complete choice. ``world_size = dp·cp·tp·pp``; experts are split otherwise: ``dp·cp·tp = edp·ep·etp``."""
 
@@ -108,7 +105,7 @@ class Layout:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class Pins:
     """The part of a layout that a user decided; null leaves the choice to the planner."""
 

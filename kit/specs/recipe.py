@@ -17,26 +17,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic.dataclasses import dataclass
-
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.base import SPEC, Text, check_line, escaped
+from kit.specs.base import spec
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.run import RunSpec
+from kit.specs.text import check_line, escaped, nearest
 
 SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class Recipe:
     """A recipe with its names looked up and its paths made absolute; every value validated."""
 
-    name: Text
+    name: str
     """The file's name without its suffix."""
     model: ModelSpec
     cluster: ClusterSpec
@@ -45,18 +44,18 @@ class Recipe:
     layout: Pins
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class RecipeFile:
     """A recipe of kit: a model, a cluster, a job, and what the planner must not choose."""
 
-    model: Text | ModelSpec
+    model: str | ModelSpec
     """Catalog name, path of a Hugging Face directory, or a shape."""
-    cluster: Text | ClusterSpec
+    cluster: str | ClusterSpec
     """For example ``8xH100`` or ``aws:p5.48xlarge:4``, a YAML file, ``local``, or a full description."""
     job: JobSpec = JobSpec()
     run: RunSpec | None = None
     layout: Pins = Pins()
-    extends: Text | None = None
+    extends: str | None = None
     """Another recipe file, whose keys hold where this one is silent; one level deep."""
 
 
@@ -70,7 +69,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     problems: list[str] = []
     for key in document.data:
         if key not in SECTIONS:
-            fix = strict_yaml.nearest(str(key), list(SECTIONS))
+            fix = nearest(str(key), list(SECTIONS))
             problems.append(f"{document.where((key,))}: {escaped(str(key))}: unknown key; {fix}")
     problems += [
         f"{document.name}: {key}: is required and missing"

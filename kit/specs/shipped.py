@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from kit.errors import SpecError
-from kit.specs import strict_yaml
+from kit.specs.text import nearest
 
 
 def recipes_directory() -> Path:
@@ -37,7 +37,7 @@ def recipe_path(name: str) -> Path:
     names = recipe_names()
     plain = name.removesuffix(".yaml")
     if plain not in names:
-        raise SpecError(f"recipe {name!r} does not come with kit; {strict_yaml.nearest(plain, list(names))}")
+        raise SpecError(f"recipe {name!r} does not come with kit; {nearest(plain, list(names))}")
     return recipes_directory() / f"{plain}.yaml"
 
 

@@ -12,6 +12,7 @@ from kit.specs import strict_yaml
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.local import NAMES, local_cluster
+from kit.specs.text import nearest
 
 FORMS = (
     "8xH100, 64xA100-80, 2x8xH100 (nodes x GPUs), p4d.24xlarge:8 or aws:p4d.24xlarge:8 (nodes), "
@@ -45,9 +46,7 @@ def load_gpu(name: str) -> GpuSpec:
     sizes = [known for known in names if re.fullmatch(re.escape(wanted) + r"\d+", _plain(known))] if wanted else []
     if sizes:
         raise SpecError(f"GPU {name!r} is sold with several memory sizes; say which: {' or '.join(sizes)}")
-    raise SpecError(
-        f"GPU {name!r} is not in the catalog; {strict_yaml.nearest(name, names)}; or describe it as a mapping"
-    )
+    raise SpecError(f"GPU {name!r} is not in the catalog; {nearest(name, names)}; or describe it as a mapping")
 
 
 def parse_cluster(text: str) -> ClusterSpec:
@@ -73,8 +72,7 @@ def parse_cluster(text: str) -> ClusterSpec:
     if node is not None:
         return _from_node(text, words[0] if len(words) == 2 else None, node, number)
     raise SpecError(
-        f"cluster {text!r} is not understood; forms are {FORMS}; "
-        f"of nodes {strict_yaml.nearest(_word(text), node_names())}"
+        f"cluster {text!r} is not understood; forms are {FORMS}; of nodes {nearest(_word(text), node_names())}"
     )
 
 

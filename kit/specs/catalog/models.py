@@ -11,6 +11,7 @@ from kit.specs.catalog.rows import rows
 from kit.specs.huggingface import read_config
 from kit.specs.model import ModelSpec
 from kit.specs.sizes import is_size, shape_of_size
+from kit.specs.text import nearest
 
 
 def model_names() -> list[str]:
@@ -37,7 +38,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
             return shape_of_size(name)
         raise SpecError(
             f"model {name!r} is neither in the catalog, nor a directory, nor a size such as 13B; "
-            f"{strict_yaml.nearest(key, model_names())}"
+            f"{nearest(key, model_names())}"
         )
     return _catalog_model(key)
 

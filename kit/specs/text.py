@@ -1,0 +1,43 @@
+"""Text that a user gives: kept on one line, shown in messages, and compared with the names that are valid."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+
+from kit.errors import SpecError
+
+_REFUSED = ("Cc", "Cs", "Zl", "Zp")
+"""Unicode categories: C0, DEL and C1 controls, lone surrogates, U+2028, U+2029. Every line break is among them."""
+
+
+def control_character(text: str) -> str | None:
+    """What is wrong with a text that holds a control character, which could begin a line of its own in a script."""
+    found = next((char for char in text if unicodedata.category(char) in _REFUSED), None)
+    if found is None:
+        return None
+    return (
+        f"holds the control character U+{ord(found):04X}; text goes into scripts and configuration files, where it "
+        "must not begin a line of its own: write it on one line, without control characters"
+    )
+
+
+def check_line(name: str, text: str) -> None:
+    """Raises SpecError where ``text`` holds a control character. ``name``: what the message calls the value."""
+    if problem := control_character(text):
+        raise SpecError(f"{name}={text!r}: {problem}")
+
+
+def escaped(text: str) -> str:
+    """``text`` for a message of one line: as it is where all of it can be printed."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def nearest(word: str, valid: Iterable[str]) -> str:
+    """``did you mean X?`` or the list of valid names."""
+    from difflib import get_close_matches  # only a mistake needs it
+
+    names = list(valid)
+    close = get_close_matches(word.lower(), [name.lower() for name in names], n=3, cutoff=0.6)
+    named = [name for name in names if name.lower() in close]
+    return f"did you mean {' or '.join(named)}?" if named else f"valid are {', '.join(sorted(names))}"
