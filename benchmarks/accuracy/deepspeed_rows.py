@@ -45,10 +45,10 @@ def with_deepspeed(row: Row, setup: TrainingSetup) -> TrainingSetup:
     largest = max(sum(layer_parameters(setup, False)), setup.shape.vocab_size * setup.shape.hidden_size / setup.tp)
     return replace(
         setup,
+        parameters=(parameters,),
         planned=EngineMemory(
             dense=state,
             experts=state,
-            parameters=(parameters,),
             most_step_extra=4.0 * SUB_GROUP if stage == 3 else float("inf"),
             buffers=bucket if stage == 3 else 0.0,
             gathered=(live, live, live) if stage == 3 else (0.0, 2 * bucket, 2 * bucket),

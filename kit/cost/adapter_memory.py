@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from kit.cost import deepspeed_sizes
 from kit.cost.adapters import adapter_parameters_of
+from kit.cost.params import stage_parameters
 from kit.cost.pipeline import stage_layers
 from kit.cost.setup import EngineMemory
 from kit.cost.states import NF4_TWICE_BYTES, StateBytes
@@ -36,8 +37,9 @@ def with_adapters(
         one = 2.0 * deepspeed_sizes.largest_layer_matrix(model)
         gathered = (gathered[0] + one, gathered[1] + one, gathered[2])
         if layout.engine == "deepspeed" and layout.zero_stage == 3:
+            (parameters,) = stage_parameters(model, layout)
             # Whole weights are quantised, and partitioned afterwards (kit/engines/deepspeed/data_parallel.py).
-            in_four_bits = memory.parameters[0].dense_matrices / memory.parameters[0].total
+            in_four_bits = parameters.dense_matrices / parameters.total
             load = NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)
     return replace(
         memory,

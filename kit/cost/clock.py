@@ -10,9 +10,10 @@ from kit.cost.exchange_time import Exchange, context_parallel, expert_parallel, 
 from kit.cost.gradient_time import data_parallel_s, expert_dp
 from kit.cost.layer_time import embedding_s, head_s, layer_time
 from kit.cost.machine import Machine
+from kit.cost.params import RankParameters
 from kit.cost.program import Program
 from kit.cost.rank_params import rank_parameters
-from kit.cost.setup import RankParameters, TrainingSetup
+from kit.cost.setup import TrainingSetup
 from kit.cost.stages import stage_layers
 
 COMPONENTS = (

@@ -8,73 +8,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Generic, TypeVar
 
 from kit.cost import deepspeed_sizes
 from kit.cost.adapter_memory import with_adapters
 from kit.cost.gathered import engine_buffers
-from kit.cost.params import count, rank_experts, rank_parameters
-from kit.cost.pipeline import stage_layers
-from kit.cost.setup import EngineMemory, RankParameters
+from kit.cost.params import count
+from kit.cost.setup import EngineMemory
 from kit.cost.states import MOMENTS, state_bytes
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec, LoraSpec, OptimizerName, Precision
+from kit.specs.job import JobSpec, OptimizerName, Precision
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
 ZERO3_SUB_GROUP = 10**9
 """Parameters that a stage-3 step converts at a time (runtime/zero/config.py: sub_group_size)."""
 
-Thing = TypeVar("Thing")
-
-
-class ById(Generic[Thing]):
-    """A spec by identity: it is frozen, but one that holds a dict has no hash of its own."""
-
-    def __init__(self, thing: Thing) -> None:
-        self.thing = thing
-
-    def __hash__(self) -> int:
-        return id(self.thing)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ById) and other.thing is self.thing
-
-
-_STATE_FIELDS = (
-    "engine",
-    "implementation",
-    "dp",
-    "tp",
-    "pp",
-    "vp",
-    "first_stage_layers",
-    "last_stage_layers",
-    "cp",
-    "ep",
-    "etp",
-    "zero_stage",
-    "offload_optimizer",
-    "offload_param",
-    "zero_hpz",
-    "gradient_compression",
-    "gradient_dtype",
-    "autocast",
-    "recompute",
-)
-
 
 def engine_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> EngineMemory:
-    """Of every rank. The rest of a layout does not change it: micro batches only by their being several."""
-    return _engine_memory(
-        ById(model),
-        ById(cluster),
-        job.precision,
-        job.optimizer.name,
-        job.lora,
-        tuple(getattr(layout, name) for name in _STATE_FIELDS),
-        layout.gradient_accumulation_steps > 1,
-    )
+    """Of every rank. Micro batches change it only by their being several."""
+    several = min(2, layout.gradient_accumulation_steps)
+    alike = replace(layout, micro_batch_size=1, gradient_accumulation_steps=several)
+    return _engine_memory(model, cluster, job, alike)
 
 
 def uses_autocast(precision: Precision, layout: Layout) -> bool:
@@ -84,17 +38,8 @@ def uses_autocast(precision: Precision, layout: Layout) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _engine_memory(
-    key: ById[ModelSpec],
-    machines: ById[ClusterSpec],
-    precision: Precision,
-    optimizer: OptimizerName,
-    lora: LoraSpec | None,
-    fields: tuple[Any, ...],
-    accumulates: bool,
-) -> EngineMemory:
-    model, cluster = key.thing, machines.thing
-    layout = Layout(**dict(zip(_STATE_FIELDS, fields, strict=True)), gradient_accumulation_steps=1 + accumulates)
+def _engine_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> EngineMemory:
+    precision, optimizer, lora = job.precision, job.optimizer.name, job.lora
     dense = state_bytes(layout, precision, optimizer)
     # Experts are alike on other ranks than the rest, which changes what is sharded over.
     experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1, tp=1), precision, optimizer)
@@ -109,11 +54,9 @@ def _engine_memory(
     # FSDP2 takes a model layer by layer from host memory or from disk (kit/engines/torch/engine.py, _birthplace).
     whole_below = 1 if layout.engine == "torch" else 3
     whole_on_device = layout.implementation == "huggingface" and layout.zero_stage < whole_below
-    parameters = tuple(_parameters(key, layout, stage) for stage in range(layout.pp))
     memory = EngineMemory(
         dense=dense,
         experts=experts,
-        parameters=parameters,
         most_step_extra=_most_step_extra(model, layout),
         buffers=buffers,
         gathered=gathered,
@@ -151,38 +94,3 @@ def _exported(model: ModelSpec, layout: Layout, optimizer: OptimizerName) -> int
         as_they_are = layout.zero_stage == 0 and optimizer != "adamw-8bit"
         return 0 if as_they_are else deepspeed_sizes.largest_parameter(model)
     return max(deepspeed_sizes.largest_layer_matrix(model), model.vocab_size * model.hidden_size)
-
-
-def _parameters(key: ById[ModelSpec], layout: Layout, stage: int) -> RankParameters:
-    whole = layout.implementation == "huggingface" and layout.tp == 1
-    layers = stage_layers(key.thing, layout, stage)
-    found = _stage_parameters(key, layers, layout.tp, layout.pp, stage, layout.ep * layout.etp, whole)
-    if layout.engine == "torch" and layout.tp > 1:
-        # It cuts the layers' matrices alone (kit/engines/torch/tensor_parallel.py).
-        counts = count(key.thing)
-        found = replace(found, vocabulary=float(counts.embedding + counts.head))
-    return found
-
-
-@lru_cache(maxsize=4096)
-def _stage_parameters(
-    key: ById[ModelSpec], layers: tuple[int, ...], tp: int, pp: int, stage: int, expert_ranks: int, whole: bool
-) -> RankParameters:
-    model = key.thing
-    counts = count(model)
-    experts = rank_experts(model, pp, expert_ranks, 1, stage, layers)
-    if whole:  # what transformers builds, an encoder included
-        dense = counts.total - experts
-        vocabulary = float(counts.embedding + counts.head)
-    else:
-        dense = rank_parameters(model, tp, pp, stage, layers)
-        tables = int(stage == 0) + int(stage == pp - 1 and (counts.head > 0 or pp > 1))
-        vocabulary = float(-(-model.vocab_size // tp) * model.hidden_size * tables)
-        vocabulary += counts.positions if stage == 0 else 0
-    vectors = counts.sum_over(layers, lambda layer: layer.replicated) + (
-        counts.sum_over(layers, lambda layer: layer.split_biases) / tp
-    )
-    vectors += counts.final_norm if stage == pp - 1 else 0
-    return RankParameters(
-        dense_matrices=dense - vocabulary - vectors, vectors=vectors, vocabulary=vocabulary, experts=experts
-    )

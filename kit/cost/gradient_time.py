@@ -6,8 +6,9 @@ from kit.cost.communication import Group
 from kit.cost.compression import zero_times
 from kit.cost.efficiency import shared
 from kit.cost.machine import Machine
+from kit.cost.params import RankParameters
 from kit.cost.program import Program
-from kit.cost.setup import RankParameters, TrainingSetup
+from kit.cost.setup import TrainingSetup
 
 
 def data_parallel_s(

@@ -54,7 +54,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         again=again,
         working=working,
         loss=loss_bytes(setup),
-        load=planned.load * planned.parameters[stage].total or None,
+        load=planned.load * setup.parameters[stage].total or None,
         save=4.0 * planned.largest_parameter,
     )
 

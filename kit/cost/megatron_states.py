@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from kit.cost.adapters import adapter_parameters
+from kit.cost.params import RankParameters
 from kit.cost.rank_params import rank_parameters
-from kit.cost.setup import RankParameters, TrainingSetup
+from kit.cost.setup import TrainingSetup
 
 
 def state_bytes(setup: TrainingSetup, stage: int) -> dict[str, float]:

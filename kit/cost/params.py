@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from kit.cost.pipeline import stage_layers
+from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
 
@@ -52,6 +54,28 @@ class LayerParameters:
     def total(self) -> int:
         """All of the layer."""
         return self.matrices + self.expert_biases + self.split_biases + self.replicated
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankParameters:
+    """Counts on one rank. Dense ones are replicated over dp·cp, experts over dp·cp·tp/(ep·etp)."""
+
+    dense_matrices: float
+    vectors: float
+    """Norms and biases."""
+    vocabulary: float
+    """Embedding, position table, head (a tied head on the embedding's own stage counts nothing)."""
+    experts: float
+
+    @property
+    def dense(self) -> float:
+        """Everything but experts."""
+        return self.dense_matrices + self.vectors + self.vocabulary
+
+    @property
+    def total(self) -> float:
+        """All of the rank."""
+        return self.dense + self.experts
 
 
 @dataclass(frozen=True)
@@ -114,27 +138,9 @@ class ModelParameters:
         return first * part(self.first_layer) + (len(layers) - first) * part(self.layer)
 
 
+@lru_cache(maxsize=256)  # a search asks thousands of times for the same few
 def count(model: ModelSpec) -> ModelParameters:
     """Parameters of the Hugging Face class that computes ``model``."""
-    return _count(_Key(model))
-
-
-class _Key:
-    """A model by identity: specs are frozen, but one that holds a dict has no hash of its own."""
-
-    def __init__(self, model: ModelSpec) -> None:
-        self.model = model
-
-    def __hash__(self) -> int:
-        return id(self.model)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and other.model is self.model
-
-
-@lru_cache(maxsize=256)  # a search asks thousands of times for the same few
-def _count(key: _Key) -> ModelParameters:
-    model = key.model
     traits, h, vocab = model.traits, model.hidden_size, model.vocab_size
     positions = (model.max_position_embeddings + traits.position_offset) * h if model.learned_positions else 0
     positions += model.relative_attention_buckets * model.num_attention_heads
@@ -237,12 +243,6 @@ def _norm(model: ModelSpec, width: int) -> int:
     return width if model.norm == "rmsnorm" else 2 * width
 
 
-def largest_layer(model: ModelSpec) -> int:
-    """Parameters of the largest module that is gathered at once under ZeRO-3: a layer or the embedding."""
-    counts = count(model)
-    return max(counts.layer.total, counts.first_layer.total, counts.embedding)
-
-
 def rank_experts(
     model: ModelSpec, pp: int, ep: int, etp: int, stage: int = -1, layers: Sequence[int] | None = None
 ) -> int:
@@ -279,3 +279,42 @@ def rank_parameters(model: ModelSpec, tp: int, pp: int, stage: int, layers: Sequ
 def _even(model: ModelSpec, pp: int, stage: int) -> range:
     size = model.num_layers // pp
     return range(stage % pp * size, (stage % pp + 1) * size)
+
+
+def stage_parameters(model: ModelSpec, layout: Layout) -> tuple[RankParameters, ...]:
+    """What a rank of each pipeline stage holds: the engine's own tensors, a Hugging Face model's encoder included."""
+    return tuple(_of_stage(model, layout, stage) for stage in range(layout.pp))
+
+
+def _of_stage(model: ModelSpec, layout: Layout, stage: int) -> RankParameters:
+    whole = layout.implementation == "huggingface" and layout.tp == 1
+    layers = stage_layers(model, layout, stage)
+    found = _counted(model, layers, layout.tp, layout.pp, stage, layout.ep * layout.etp, whole)
+    if layout.engine == "torch" and layout.tp > 1:
+        # It splits the layers' matrices alone (kit/engines/torch/tensor_parallel.py).
+        counts = count(model)
+        found = replace(found, vocabulary=float(counts.embedding + counts.head))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _counted(
+    model: ModelSpec, layers: tuple[int, ...], tp: int, pp: int, stage: int, expert_ranks: int, whole: bool
+) -> RankParameters:
+    counts = count(model)
+    experts = rank_experts(model, pp, expert_ranks, 1, stage, layers)
+    if whole:
+        dense = counts.total - experts
+        vocabulary = float(counts.embedding + counts.head)
+    else:
+        dense = rank_parameters(model, tp, pp, stage, layers)
+        tables = int(stage == 0) + int(stage == pp - 1 and (counts.head > 0 or pp > 1))
+        vocabulary = float(-(-model.vocab_size // tp) * model.hidden_size * tables)
+        vocabulary += counts.positions if stage == 0 else 0
+    vectors = counts.sum_over(layers, lambda layer: layer.replicated) + (
+        counts.sum_over(layers, lambda layer: layer.split_biases) / tp
+    )
+    vectors += counts.final_norm if stage == pp - 1 else 0
+    return RankParameters(
+        dense_matrices=dense - vocabulary - vectors, vectors=vectors, vocabulary=vocabulary, experts=experts
+    )

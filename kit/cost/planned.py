@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from kit.cost.engine_memory import ById, engine_memory, uses_autocast
+from kit.cost.engine_memory import engine_memory, uses_autocast
+from kit.cost.params import stage_parameters
 from kit.cost.plan_setup import shape_of, split_fields
 from kit.cost.setup import Attention, Generation, Kernels, Lora, Shape, TrainingSetup
 from kit.specs.cluster import ClusterSpec
@@ -28,7 +29,7 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
     """The run that a layout would be."""
     generation = gpu_generation(cluster.gpu.name)
     return TrainingSetup(
-        shape=_shape(ById(model)),
+        shape=_shape(model),
         kernels=_KERNELS[layout.implementation],
         attention=_attention(model, layout.implementation, generation),
         **split_fields(model.num_layers, job, layout),
@@ -43,6 +44,7 @@ def planned_setup(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: 
         chunked_loss=layout.chunked_loss,
         liger_loss=layout.loss_kernel == "liger",
         compiled_layers=layout.compile_layers,
+        parameters=stage_parameters(model, layout),
         planned=engine_memory(model, cluster, job, layout),
     )
 
@@ -75,8 +77,7 @@ def _lora(spec: LoraSpec | None) -> Lora | None:
 
 
 @lru_cache(maxsize=64)
-def _shape(key: ById[ModelSpec]) -> Shape:
-    model = key.thing
+def _shape(model: ModelSpec) -> Shape:
     return replace(
         shape_of(model),
         family=model.family,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from kit.cost.setup import RankParameters, Shape, TrainingSetup
+from kit.cost.params import RankParameters
+from kit.cost.setup import Shape, TrainingSetup
 from kit.cost.stages import stage_kinds
 
 
@@ -82,8 +83,8 @@ def rank_parameters(setup: TrainingSetup, stage: int) -> RankParameters:
     of the embedding there (models/common/language_module/language_module.py). Multi-token prediction adds a layer, a
     projection of 2h onto h, norms, and a copy of the embedding where it is not on that stage.
     """
-    if setup.planned is not None:
-        return setup.planned.parameters[stage]
+    if setup.parameters:
+        return setup.parameters[stage]
     place = (setup.pp > 1, stage == 0, stage == setup.pp - 1)
     return _counted(setup.shape, setup.tp, setup.ep, setup.etp, stage_kinds(setup, stage), *place)
 

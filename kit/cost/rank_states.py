@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kit.cost.megatron_states import gradient_copies, state_bytes
-from kit.cost.setup import EngineMemory, RankParameters, TrainingSetup
+from kit.cost.params import RankParameters
+from kit.cost.setup import EngineMemory, TrainingSetup
 from kit.cost.states import StateBytes
 
 
@@ -29,7 +30,7 @@ class RankStates:
 def rank_states(setup: TrainingSetup, stage: int) -> RankStates:
     """Of a rank of one pipeline stage."""
     if setup.planned is not None:
-        return _planned(setup.planned, stage)
+        return _planned(setup.planned, setup.parameters[stage], stage)
     held = state_bytes(setup, stage)
     copies = gradient_copies(setup, stage)
     moments = setup.optimizer_bytes - 4 if setup.weight_bytes == 2 else setup.optimizer_bytes
@@ -45,8 +46,7 @@ def rank_states(setup: TrainingSetup, stage: int) -> RankStates:
     )
 
 
-def _planned(engine: EngineMemory, stage: int) -> RankStates:
-    parameters = engine.parameters[stage]
+def _planned(engine: EngineMemory, parameters: RankParameters, stage: int) -> RankStates:
     if engine.of_adapters is not None:
         return _adapted(engine, engine.of_adapters, parameters, engine.adapters[stage])
     dense, experts, of_dense, of_experts = parameters.dense, parameters.experts, engine.dense, engine.experts

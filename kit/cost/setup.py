@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from kit.cost.params import RankParameters
 from kit.cost.states import StateBytes
 from kit.specs.families import Family, Traits
 from kit.specs.layout import ContextExchange
@@ -69,28 +70,6 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankParameters:
-    """Counts on one rank. Dense ones are replicated over dp·cp, experts over dp·cp·tp/(ep·etp)."""
-
-    dense_matrices: float
-    vectors: float
-    """Norms and biases."""
-    vocabulary: float
-    """Embedding, position table, head (a tied head on the embedding's own stage counts nothing)."""
-    experts: float
-
-    @property
-    def dense(self) -> float:
-        """Everything but experts."""
-        return self.dense_matrices + self.vectors + self.vocabulary
-
-    @property
-    def total(self) -> float:
-        """All of the rank."""
-        return self.dense + self.experts
-
-
-@dataclass(frozen=True, kw_only=True)
 class EngineMemory:
     """What a planned engine holds beside activations, where that follows from model and layout alone.
 
@@ -99,8 +78,6 @@ class EngineMemory:
 
     dense: StateBytes
     experts: StateBytes
-    parameters: tuple[RankParameters, ...]
-    """Of each pipeline stage, exact."""
     adapters: tuple[float, ...] = ()
     """LoRA's parameters on each stage; then everything else is frozen. Empty without."""
     of_adapters: StateBytes | None = None
@@ -280,6 +257,8 @@ class TrainingSetup:
     """fp32 weights and residual stream, matrix products in 16 bits (torch.autocast)."""
     exchange: ContextExchange = "p2p"
     """How context-parallel ranks see each other's keys and values."""
+    parameters: tuple[RankParameters, ...] = ()
+    """Of a rank of each stage; empty: counted from the shape."""
     planned: EngineMemory | None = None
     """States and buffers of a plan's engine; null: they follow from the widths above."""
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from kit.cost import fp8_casts
 from kit.cost.huggingface_layer import chunk_tokens
+from kit.cost.params import RankParameters
 from kit.cost.program import Code, Program
-from kit.cost.setup import RankParameters, TrainingSetup
+from kit.cost.setup import TrainingSetup
 
 SCORE_PASSES = 4.5
 """Unfused attention: elements read and written a score beside the products: softmax two, dropout two and its mask."""
