@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from kit.cost.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.machine import ComputePrecision
+from kit.cost.params import stage_parameters
 from kit.cost.pipeline import chunk_layers
 from kit.cost.program import Code, Program
 from kit.cost.setup import Experts, Fp8, LatentAttention, Lora, Shape, TrainingSetup
@@ -17,6 +19,7 @@ from kit.specs.model import ModelSpec
 _SHARDING = {0: "none", 1: "optimizer", 2: "gradients", 3: "full"}
 
 
+@lru_cache(maxsize=64)
 def shape_of(model: ModelSpec) -> Shape:
     """The shape without padding of the vocabulary."""
     experts = None
@@ -114,13 +117,15 @@ def split_fields(num_layers: int, job: JobSpec, layout: Layout) -> dict[str, Any
     }
 
 
-def setup_of(shape: Shape, job: JobSpec, layout: Layout) -> TrainingSetup:
+def setup_of(model: ModelSpec, job: JobSpec, layout: Layout) -> TrainingSetup:
     """The rank's share of the work, for times."""
+    shape = shape_of(model)
     return TrainingSetup(
         shape=shape,
         **split_fields(shape.num_layers, job, layout),
         kernels="huggingface" if layout.implementation == "huggingface" else "transformer_engine",
         attention="flash",
+        parameters=stage_parameters(model, layout),
         sharding=_SHARDING[layout.zero_stage],  # type: ignore[arg-type]
         recompute_modules=frozenset({"core_attn"}) if layout.recompute == "selective" else frozenset(),
         weight_bytes=4 if layout.engine == "torch" else 2,

@@ -7,9 +7,8 @@ from kit.cost.efficiency import shared
 from kit.cost.gradient_time import exposed
 from kit.cost.machine import machine_of
 from kit.cost.params import count
-from kit.cost.plan_setup import program_of, setup_of, shape_of
+from kit.cost.plan_setup import program_of, setup_of
 from kit.cost.program import Program
-from kit.cost.setup import Shape
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -29,7 +28,6 @@ class StepTimer:
 
     def __init__(self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
         self._model, self._cluster, self._job = model, cluster, job
-        self._shape: Shape = shape_of(model)
         self._clocks: dict[Program, Clock] = {}
 
     def components_s(self, layout: Layout) -> dict[str, float]:
@@ -40,7 +38,7 @@ class StepTimer:
             clock = self._clocks[program] = Clock(
                 machine_of(self._cluster, program.precision, program.attention, program.linear_layers_only), program
             )
-        components = clock.components_s(setup_of(self._shape, self._job, layout))
+        components = clock.components_s(setup_of(self._model, self._job, layout))
         if layout.offload_optimizer != "none" or layout.offload_param != "none":
             components["optimizer"] = 0.0 if layout.offload_optimizer != "none" else components["optimizer"]
             components["offload"] = _offload(self._model, self._cluster, self._job, layout, components)

@@ -11,7 +11,7 @@ from kit.cost.layer_time import head_s
 from kit.cost.machine import machine_of
 from kit.cost.memory import peak_gib
 from kit.cost.params import count
-from kit.cost.plan_setup import program_of, setup_of, shape_of
+from kit.cost.plan_setup import program_of, setup_of
 from kit.cost.step_time import step_time_components_s
 from kit.planner.search import make_plan
 from kit.specs.catalog import load_model
@@ -48,7 +48,7 @@ def test_the_head_stays_in_sixteen_bits() -> None:
         the_job = job(precision=precision)
         program = program_of(MODEL, the_job, FAST)
         machine = machine_of(cluster("1xH100"), program.precision, program.attention, program.linear_layers_only)
-        times.append(head_s(machine, setup_of(shape_of(MODEL), the_job, FAST)))
+        times.append(head_s(machine, setup_of(MODEL, the_job, FAST)))
         assert (machine.matmul == machine.others) == (precision == "bf16")
     assert times[0] == times[1]
 
