@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+from kit.cost.params import count
 from kit.cost.setup import Lora, Shape, TrainingSetup
 from kit.cost.stages import stage_layers
-from kit.specs.job import LoraSpec
+from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.model import ModelSpec
 
 ONE_PROJECTION = ("gpt2", "gpt_neox", "phi3", "bloom", "falcon")
@@ -31,6 +34,7 @@ def _layer(shape: Shape, lora: Lora) -> float:
     return lora.rank * sum(sizes.get(target, 0) for target in lora.targets)
 
 
+@lru_cache(maxsize=64)
 def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
     """Of a whole Hugging Face model, as its linear layers are cut. Experts are one tensor for all, and get none; those
     that every token passes do (kit/engines/huggingface/adapters.py, target_modules)."""
@@ -53,6 +57,11 @@ def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
     if shared:
         mlp += (model.num_layers - dense) * _mlp(model, shared)
     return float(lora.rank * (attention + mlp))
+
+
+def trained_parameters(model: ModelSpec, job: JobSpec) -> float:
+    """All of the model, or its adapters alone."""
+    return float(count(model).total) if job.lora is None else adapter_parameters_of(model, job.lora)
 
 
 def _mlp(model: ModelSpec, width: int) -> int:

@@ -10,6 +10,7 @@ from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.operation import operation
 from kit.cost.prediction import Prediction
 from kit.cost.step_time import bubble_fraction, step_time_components_s
+from kit.cost.workload import Workload
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -39,5 +40,5 @@ def predict(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout
         cost_usd=None if price is None else price * cluster.num_nodes * seconds / SECONDS_PER_HOUR,
         step_time_band=evidence.band,
         step_time_evidence=evidence.words,
-        operation=operation(model, cluster, job, step_time_s),
+        operation=operation(Workload(model=model, cluster=cluster, job=job, layout=layout), step_time_s),
     )

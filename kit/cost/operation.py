@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-from kit.cost.params import count
+from kit.cost.adapters import trained_parameters
 from kit.cost.prediction import Operation
 from kit.cost.states import MOMENTS
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
-from kit.specs.model import ModelSpec
+from kit.cost.workload import Workload
 from kit.units import GB, SECONDS_PER_HOUR
 
 GPU_HOURS_PER_FAILURE = 50_700.0
@@ -28,13 +26,14 @@ s3-cost-aws-cloud-storage-costs-explained). Parallel file systems take several t
 TOKEN_BYTES = 4
 
 
-def operation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, step_time_s: float) -> Operation:
+def operation(workload: Workload, step_time_s: float) -> Operation:
     """What a run of that step time loses, at the checkpoint interval that loses least.
 
     With C seconds for a checkpoint and M between failures, an interval T loses C/T + (T/2 + restart)/M: least at
     √(2·C·M) (Young 1974, "A first order approximation to the optimum checkpoint interval").
     """
-    size = checkpoint_bytes(model, job)
+    cluster, job = workload.cluster, workload.job
+    size = checkpoint_bytes(workload)
     write = size / (WRITE_GBYTES_PER_S_PER_NODE * GB * cluster.num_nodes)
     read = size / (READ_GBYTES_PER_S_PER_NODE * GB * cluster.num_nodes)
     between = GPU_HOURS_PER_FAILURE * SECONDS_PER_HOUR / cluster.num_gpus
@@ -52,13 +51,27 @@ def operation(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, step_time_s:
     )
 
 
-def checkpoint_bytes(model: ModelSpec, job: JobSpec) -> float:
-    """fp32 masters and moments, and 16-bit weights where training is mixed: 14 bytes a parameter, 980 GB for 70B.
-    8-bit moments are stored as they are held. Adapters are stored alone."""
-    trained = count(model).total
-    return checkpoint_width(job) * (0.01 * trained if job.lora is not None else trained)
+def checkpoint_bytes(workload: Workload) -> float:
+    """Of one of the engine's own checkpoints."""
+    return checkpoint_width(workload) * trained_parameters(workload.model, workload.job)
 
 
-def checkpoint_width(job: JobSpec) -> float:
-    """Bytes of ``checkpoint_bytes`` for a trained parameter."""
-    return 4.0 + MOMENTS[job.optimizer.name].rest + (0.0 if job.precision == "fp32" else 2.0)
+def exchange_bytes(workload: Workload) -> float:
+    """Of one exchange checkpoint: masters and both moments in fp32, whatever the engine holds."""
+    return 12.0 * trained_parameters(workload.model, workload.job)
+
+
+def checkpoint_width(workload: Workload) -> float:
+    """Bytes for a trained parameter: fp32 masters, moments as they are held, and what the engine computes with beside
+    its masters.
+
+    torch: its weights are the masters. Megatron: weights and masters (kit/engines/megatron/checkpoint/names.py, SAVED).
+    DeepSpeed: weights too (runtime/engine.py, module_state_dict), but none in stage 3, whose modules are empty, nor
+    with NVMe, where kit writes masters and moments itself; in stage 0 fp32 weights are the masters.
+    """
+    layout, short = workload.layout, workload.job.precision != "fp32" and not workload.layout.autocast
+    masters_and_moments = 4.0 + MOMENTS[workload.job.optimizer.name].rest
+    if layout.engine == "deepspeed":
+        alone = layout.zero_stage == 3 or (layout.zero_stage == 0 and not short)
+        return masters_and_moments + (0.0 if alone else 2.0 if short else 4.0)
+    return masters_and_moments + (0.0 if layout.engine == "torch" else 2.0 if short else 4.0)

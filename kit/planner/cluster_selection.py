@@ -11,6 +11,7 @@ from typing import Literal
 from kit.cost.efficiency import peak_flops_per_s
 from kit.cost.flops import model_flops_per_token
 from kit.cost.operation import operation
+from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner import calibration
 from kit.planner.calibration import Calibration
@@ -229,7 +230,8 @@ class _Type:
         found = searched[same]
         if found is None:
             return None, _Miss(math.inf, f"{nodes} x {self.name}: does not fit, or no layout is legal")
-        goodput = operation(self.model, cluster, self.job, step_s(found)).goodput
+        workload = Workload(model=self.model, cluster=cluster, job=self.job, layout=found.layout)
+        goodput = operation(workload, step_s(found)).goodput
         if not goodput:
             return None, _Miss(math.inf, f"{nodes} x {self.name}: loses all its time to failures")
         steps = self.job.total_tokens / (self.job.global_batch_size * self.job.seq_length)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kit.emit.megatron
-from kit.cost.params import count
+from kit.cost.operation import checkpoint_bytes
 from kit.emit.run_directory import RunDirectory
 from kit.preflight.offload import uses_nvme
-from kit.preflight.run_checks import PACKAGES, STATE_BYTES_PER_PARAMETER
+from kit.preflight.run_checks import PACKAGES
 from kit.units import to_gib
 
 DISTRIBUTIONS = {"torch": "torch", "transformers": "transformers", "deepspeed": "deepspeed", "accelerate": "accelerate"}
@@ -51,7 +51,7 @@ def needs_of(rundir: RunDirectory) -> Needs:
     packages = [DISTRIBUTIONS[name] for name in PACKAGES[plan.layout.engine]]
     if kit.emit.megatron.applies(plan):
         packages.append("megatron-core")
-    one = 0.0 if plan.job.lora is not None else to_gib(STATE_BYTES_PER_PARAMETER * count(plan.model).total)
+    one = to_gib(checkpoint_bytes(plan.workload))
     data = [f"{prefix}{end}" for prefix in (run.data.train, run.data.validation) if prefix for end in (".bin", ".idx")]
     model = [] if run.model_path is None else [str(Path(run.model_path) / "config.json")]
     offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or uses_nvme(plan)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import kit.emit.megatron
-from kit.cost.params import count
+from kit.cost.operation import checkpoint_bytes
 from kit.emit.commands import convert_data
 from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError
@@ -26,8 +26,6 @@ PACKAGES = {
     "megatron": ("torch", "transformers"),
 }
 """What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
-STATE_BYTES_PER_PARAMETER = 12
-"""fp32 master weight and two moments: what one checkpoint writes."""
 
 
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
@@ -245,9 +243,7 @@ def _asynchronous(rundir: RunDirectory) -> None:
 
 def _disk(rundir: RunDirectory) -> None:
     """Room for one checkpoint; without it the run would train for hours and lose everything."""
-    if rundir.plan.job.lora is not None:
-        return  # adapters are a hundredth of the model
-    needed = STATE_BYTES_PER_PARAMETER * count(rundir.plan.model).total
+    needed = checkpoint_bytes(rundir.plan.workload)
     free = shutil.disk_usage(rundir.path).free
     if free < needed:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from kit.cost.matmul_time import Processor, matmul_s, tile_share
 from kit.cost.operation import GPU_HOURS_PER_FAILURE, checkpoint_bytes, operation
+from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner import calibration
 from kit.planner.cluster_selection import Wish, offers, render_offers
@@ -19,7 +21,8 @@ from kit.report.charts import draw
 from kit.report.pipeline_schedule import BACKWARD, picture, simulate
 from kit.report.what_if import bindings, explain, pinned
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.layout import Pins
+from kit.specs.job import LoraSpec, Precision
+from kit.specs.layout import EngineName, Layout, Pins
 from tests.planning.examples import job
 
 
@@ -154,12 +157,49 @@ def test_a_band_is_of_the_code_that_runs() -> None:
 
 def test_checkpoints_and_failures() -> None:
     model, cluster = load_model("llama-3-70b"), parse_cluster("64xA100-80")
-    assert checkpoint_bytes(model, job()) == pytest.approx(988e9, rel=0.01)  # "about 1 TB (980 GB)"
-    found = operation(model, cluster, job(), 10.0)
+    layout = Layout(engine="megatron", implementation="local", dp=64, zero_stage=1)
+    workload = Workload(model=model, cluster=cluster, job=job(), layout=layout)
+    assert checkpoint_bytes(workload) == pytest.approx(988e9, rel=0.01)  # "about 1 TB (980 GB)"
+    found = operation(workload, 10.0)
     assert found.hours_between_failures == pytest.approx(GPU_HOURS_PER_FAILURE / 64)
     assert 0.98 < found.goodput < 1
-    larger = operation(model, parse_cluster("4096xA100-80"), job(), 10.0)
+    larger = operation(dataclasses.replace(workload, cluster=parse_cluster("4096xA100-80")), 10.0)
     assert larger.goodput < found.goodput
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage", "precision", "width"),
+    [
+        ("torch", 0, "bf16", 12),
+        ("torch", 3, "fp32", 12),
+        ("deepspeed", 0, "bf16", 14),
+        ("deepspeed", 0, "fp32", 12),
+        ("deepspeed", 2, "bf16", 14),
+        ("deepspeed", 2, "fp32", 16),
+        ("deepspeed", 3, "bf16", 12),
+        ("megatron", 1, "bf16", 14),
+        ("megatron", 1, "fp32", 16),
+    ],
+)
+def test_a_checkpoint_is_what_the_engine_writes(
+    engine: EngineName, stage: int, precision: Precision, width: int
+) -> None:
+    layout = Layout(engine=engine, implementation="huggingface", dp=8, zero_stage=stage)
+    workload = Workload(
+        model=load_model("gpt2"), cluster=parse_cluster("8xH100"), job=job(precision=precision), layout=layout
+    )
+    assert checkpoint_bytes(workload) == width * 124_439_808
+
+
+def test_a_checkpoint_of_adapters_is_theirs_alone() -> None:
+    """Rank 16 beside every linear layer of Llama-3-70B: 207,093,760 parameters (16·(in + out) of 7 in 80 layers)."""
+    layout = Layout(engine="torch", implementation="huggingface", dp=8, zero_stage=3)
+    workload = Workload(
+        model=load_model("llama-3-70b"), cluster=parse_cluster("8xH100"), job=job(lora=LoraSpec()), layout=layout
+    )
+    h, kv, f = 8192, 1024, 28672
+    adapters = 80 * 16 * (2 * (h + h) + 2 * (h + kv) + 3 * (h + f))
+    assert checkpoint_bytes(workload) == 12 * adapters == 12 * 207_093_760
 
 
 def test_tiles_and_waves() -> None:

@@ -31,7 +31,7 @@ def test_days_and_money_are_with_what_failures_take() -> None:
     tokens = job(total_tokens=10**12, global_batch_size=512)
     (offer,) = offers(MODEL, tokens, Pins(engine="megatron"), Wish(max_gpus=64), "p5.48xlarge")
     plan = make_plan(MODEL, offer.cluster, tokens, Pins(engine="megatron"))
-    goodput = operation(MODEL, offer.cluster, tokens, plan.predicted.step_time_s).goodput
+    goodput = operation(plan.workload, plan.predicted.step_time_s).goodput
     assert goodput < 0.999
     assert offer.days == pytest.approx(plan.predicted.days / goodput)
     assert plan.predicted.cost_usd is not None

@@ -61,7 +61,7 @@ class TestKept:
     def test_what_they_take_and_cost_is_predicted(self, tmp_path):
         """By the plan's size of one, as many as the settings keep; beside what lies there at the end."""
         plan = tiny.plan(tiny.model(hidden_size=256, ffn_hidden_size=512, head_dim=64))
-        cost = operation(plan.model, plan.cluster, plan.job, 0.1)
+        cost = operation(plan.workload, 0.1)
         plan = dataclasses.replace(plan, predicted=dataclasses.replace(plan.predicted, operation=cost))
         spec = CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3)
         rundir = runs.prepare(tmp_path / "run", plan, steps=8, checkpoint=spec)

@@ -323,7 +323,7 @@ def test_8b_fits_one_gpu_of_80_gib():
 def test_checkpoints_are_smaller():
     from kit.cost.operation import checkpoint_bytes
 
-    job = tiny.plan().job
-    short = dataclasses.replace(job, optimizer=OptimizerSpec(name="adamw-8bit"))
-    ratio = checkpoint_bytes(tiny.model(), short) / checkpoint_bytes(tiny.model(), job)
+    whole = tiny.plan().workload
+    job = dataclasses.replace(whole.job, optimizer=OptimizerSpec(name="adamw-8bit"))
+    ratio = checkpoint_bytes(dataclasses.replace(whole, job=job)) / checkpoint_bytes(whole)
     assert ratio == pytest.approx((4 + 2 + 8 / BLOCK) / 12)

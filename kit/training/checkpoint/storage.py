@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.cost.operation import STORAGE_USD_PER_GB_MONTH, checkpoint_width
+from kit.cost.operation import STORAGE_USD_PER_GB_MONTH, exchange_bytes
 from kit.planner.plan import Plan
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.engine_checkpoint import kept
 from kit.units import GB
-
-HUB_BYTES = 12
-"""A parameter in a hub checkpoint: master and moments in fp32, whatever the engine holds."""
 
 
 def steps_kept(last_step: int, spec: CheckpointSpec) -> list[int]:
@@ -27,7 +24,7 @@ def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, hub: bool)
     if operation is None:
         return None
     one = operation.checkpoint_gb * GB
-    exported = one * HUB_BYTES / checkpoint_width(plan.job) if hub else 0.0
+    exported = exchange_bytes(plan.workload) if hub else 0.0
     return one * len(steps_kept(last_step, spec)) + exported
 
 
