@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from kit.cost.params import count
+from kit.cost.params import RankParameters, count
 from kit.cost.setup import Lora, Shape, TrainingSetup
 from kit.cost.stages import stage_layers
 from kit.specs.job import JobSpec, LoraSpec
@@ -32,6 +32,13 @@ def _layer(shape: Shape, lora: Lora) -> float:
     sizes = {"query": h + query, "key": h + key_value, "value": h + key_value, "projection": query + h}
     sizes["mlp"] = (3 if shape.gated_mlp else 2) * (h + width) * copies
     return lora.rank * sum(sizes.get(target, 0) for target in lora.targets)
+
+
+def trained_share(setup: TrainingSetup, held: RankParameters) -> float:
+    """Of the parameters that a rank holds: all, or its adapters beside them."""
+    if setup.lora is None:
+        return 1.0
+    return (adapter_parameters(setup, 0) if setup.adapters is None else setup.adapters) / held.total
 
 
 @lru_cache(maxsize=64)

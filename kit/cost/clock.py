@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kit.cost import traffic
+from kit.cost.adapters import trained_share
 from kit.cost.efficiency import shared
 from kit.cost.exchange_time import Exchange, context_parallel, expert_parallel, tensor_parallel
 from kit.cost.gradient_time import data_parallel_s, expert_dp
@@ -205,9 +206,8 @@ class Clock:
         sharded = setup.sharding != "none"
         ranks, expert_ranks = (setup.dp * setup.cp, expert_dp(setup)) if sharded else (1, 1)
         updated = held.dense / ranks + held.experts / expert_ranks
-        trained = 0.01 if setup.lora is not None else 1.0
         return (
-            trained
+            trained_share(setup, held)
             * traffic.optimizer_bytes_per_parameter(self.program.precision, self.program.moment_bytes)
             * updated
             / self.machine.bytes_per_s

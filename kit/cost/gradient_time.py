@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kit.cost.adapters import trained_share
 from kit.cost.communication import Group
 from kit.cost.compression import zero_times
 from kit.cost.efficiency import shared
@@ -19,7 +20,7 @@ def data_parallel_s(
     expert_ranks = machine.group(expert_dp(setup), setup.ep * setup.etp)
     if ranks.size == 1 and expert_ranks.size == 1:
         return 0.0
-    trained = 0.01 if setup.lora is not None else 1.0
+    trained = trained_share(setup, held)
     if setup.sharding == "full" or (setup.sharding == "gradients" and program.engine == "fsdp"):
         return _fully_sharded(machine, program, setup, held, ranks, expert_ranks, forward, backward)
     sixteen = 2.0 if program.precision != "fp32" else 4.0
@@ -69,9 +70,8 @@ def _fully_sharded(
     if program.zero_plus_plus is not None:
         times = zero_times(machine, program.zero_plus_plus, ranks.size, held.dense + held.experts, width, layers)
         first, gather, scatter = times.first_gather, times.gather, times.scatter
-    trained = 0.0 if setup.lora is not None else 1.0
     again = gather if setup.sharding == "full" and not program.keeps_gathered else 0.0
-    back = again + trained * scatter
+    back = again + trained_share(setup, held) * scatter
     floor = program.unhidden_sharding
     forwards = [max(exposed(each, forward), floor * each) for each in (first, gather)]
     return forwards[0] + (m - 1) * forwards[1] + m * max(exposed(back, backward), floor * back)

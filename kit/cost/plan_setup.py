@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from kit.cost.adapters import adapter_parameters_of
 from kit.cost.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.machine import ComputePrecision
 from kit.cost.params import stage_parameters
@@ -125,6 +126,7 @@ def setup_of(model: ModelSpec, job: JobSpec, layout: Layout) -> TrainingSetup:
         **split_fields(shape.num_layers, job, layout),
         kernels="huggingface" if layout.implementation == "huggingface" else "transformer_engine",
         attention="flash",
+        adapters=adapter_parameters_of(model, job.lora) / layout.tp if job.lora else None,
         parameters=stage_parameters(model, layout),
         sharding=_SHARDING[layout.zero_stage],  # type: ignore[arg-type]
         recompute_modules=frozenset({"core_attn"}) if layout.recompute == "selective" else frozenset(),

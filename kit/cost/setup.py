@@ -259,6 +259,8 @@ class TrainingSetup:
     """How context-parallel ranks see each other's keys and values."""
     parameters: tuple[RankParameters, ...] = ()
     """Of a rank of each stage; empty: counted from the shape."""
+    adapters: float | None = None
+    """LoRA's parameters on a rank, exact; null: counted from the shape."""
     planned: EngineMemory | None = None
     """States and buffers of a plan's engine; null: they follow from the widths above."""
 
