@@ -14,14 +14,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.emit.derived_file import DerivedFile
 from kit.errors import EngineError
 from kit.planner.plan import Plan
+from kit.specs import strict_yaml
 
 DS_CONFIG = "ds_config.json"
 """Relative: accelerate hands it on as it is and opens it in the working directory; launch.sh goes to its own first."""
 MAIN_PROCESS_PORT = 29500
 
-GUARDED: dict[str, str] = {
+PLAN_OWNED_KEYS: dict[str, str] = {
     "distributed_type": "layout.engine",
     "num_processes": "cluster",
     "num_machines": "cluster",
@@ -104,3 +106,10 @@ def _fsdp2(plan: Plan) -> dict[str, Any]:
 def _mixed_precision(plan: Plan) -> str:
     # accelerate's own fp8 converts other layers than kit's worker (utils/ao.py: all but the first and the last).
     return "no" if plan.job.precision == "fp32" else "bf16"
+
+
+def _text(plan: Plan) -> str:
+    return strict_yaml.dump(accelerate_config(plan))
+
+
+FILES = (DerivedFile("accelerate.yaml", _text, applies, PLAN_OWNED_KEYS, committed=True),)

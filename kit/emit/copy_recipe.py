@@ -7,15 +7,15 @@ import shlex
 import shutil
 from pathlib import Path
 
-from kit.emit.commands import convert_data
 from kit.emit.markdown import code
 from kit.emit.run_directory import write as write_run
 from kit.emit.trainer import training_arguments
 from kit.errors import KitError, RunDirectoryError
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
-from kit.specs.recipe import Recipe, load_recipe, map_paths, merged_text
-from kit.specs.run import RunSpec
+from kit.specs.job import Objective
+from kit.specs.recipe import Recipe, load_recipe, merged_text
+from kit.specs.run import RunSpec, run_paths
 from kit.specs.shipped import example_script, headline, recipe_path
 
 
@@ -58,15 +58,9 @@ def copy_recipe(name: str, target: Path) -> Path:
 
 def _paths(run: RunSpec, directory: Path) -> list[str]:
     """What must be there before it starts, as the recipe writes it."""
-    found: set[str] = set()
-
-    def note(path: str) -> str:
-        inside = Path(path).is_relative_to(directory.resolve())
-        found.add(os.path.relpath(path, directory.resolve()) if inside else path)
-        return path
-
-    map_paths(run, note)
-    return sorted(found)
+    base = directory.resolve()
+    paths = set(run_paths(run).values())
+    return sorted(os.path.relpath(path, base) if Path(path).is_relative_to(base) else path for path in paths)
 
 
 def _place(recipe: Recipe) -> str:
@@ -127,3 +121,9 @@ kit emit recipe.yaml --out run2                     # after a change: a new run 
 kit convert model run/checkpoints/hub-step-N --out trained
 ```
 """
+
+
+def convert_data(objective: Objective, source: str, tokenizer: str, out: str) -> str:
+    """What writes tokenised data for an objective; ``source`` is a word of the shell's, maybe a pattern."""
+    rows = [] if objective == "pretrain" else ["--objective", objective]
+    return f"kit convert data {source} {shlex.join(['--tokenizer', tokenizer, *rows, '--out', out])}"

@@ -9,14 +9,16 @@ Not written, on purpose: ``activation_checkpointing``, which only a call of ``de
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from kit.emit.deepspeed_zero import accumulation_dtype, aio_section, zero_section
+from kit.cost import deepspeed_sizes as sizes
+from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
 
-GUARDED: dict[str, str] = {
+PLAN_OWNED_KEYS: dict[str, str] = {
     "train_batch_size": "job.global_batch_size",
     "train_micro_batch_size_per_gpu": "layout.micro_batch_size",
     "gradient_accumulation_steps": "layout.micro_batch_size",
@@ -58,26 +60,26 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         "gradient_accumulation_steps": layout.gradient_accumulation_steps,
         "optimizer": {"type": "AdamW", "params": _adamw(plan)},
         "gradient_clipping": job.grad_clip,
-        "zero_optimization": zero_section(plan),
+        "zero_optimization": _zero_section(plan),
     }
     config |= _precision(plan) | _parallelism(plan)
     if "tensor_parallel" in config:
         # Read before AutoTP's groups exist, DeepSpeed takes every rank for a data-parallel one and would refuse the
         # product (__init__.py, initialize): it multiplies the other two itself.
         del config["train_batch_size"]
-    dtype = accumulation_dtype(plan)
+    dtype = _accumulation_dtype(plan)
     if dtype is not None:
         config["data_types"] = {"grad_accum_dtype": dtype}
     if layout.gradient_compression != "none":
         config["communication_data_type"] = layout.gradient_compression
     if "nvme" in (layout.offload_optimizer, layout.offload_param):
-        config["aio"] = aio_section(plan)
+        config["aio"] = _aio_section(plan)
     # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
     # be a second log: null turns it off (engine.py, _take_model_step).
     return config | {"wall_clock_breakdown": False, "steps_per_print": None}
 
 
-def observers(run: RunSpec, run_directory: Path) -> dict[str, Any]:
+def monitor_sections(run: RunSpec, run_directory: Path) -> dict[str, Any]:
     """Sections that ``run.logging`` asks for; they are the run's, so the engine adds them when it starts.
 
     The profiler switches ``wall_clock_breakdown`` on (config.py, _initialize_params): its step and those after it
@@ -184,3 +186,116 @@ def _parallelism(plan: Plan) -> dict[str, Any]:
         # With sequence parallelism DeepSpeed reduces in fp32 by default (engine.py, _configure_distributed_model).
         config["seq_parallel_communication_data_type"] = plan.job.precision
     return config
+
+
+def _zero_section(plan: Plan) -> dict[str, Any]:
+    """What the stage reads, and nothing else."""
+    layout, stage = plan.layout, plan.layout.zero_stage
+    if stage == 0:
+        return {"stage": 0}
+    bucket = sizes.reduce_bucket(plan.model, plan.cluster, layout)
+    zero: dict[str, Any] = {
+        "stage": stage,
+        # Reduce a bucket while backward computes the next. CPU processes have no streams: only a second buffer.
+        "overlap_comm": plan.cluster.gpu.device == "cuda",
+        # Gradients of a bucket lie side by side, and are sent without a copy into a new buffer.
+        "contiguous_gradients": True,
+        "reduce_bucket_size": bucket,
+    }
+    if stage < 3:
+        # Elements gathered at once after a step; the same message size serves. Even, as stage_1_and_2.py asserts.
+        zero["allgather_bucket_size"] = bucket + bucket % 2
+    else:
+        zero |= _stage3(plan)
+    return zero | _offload(plan)
+
+
+def _accumulation_dtype(plan: Plan) -> str | None:
+    """The dtype in which gradients are summed over micro batches, where DeepSpeed's own choice is not it.
+
+    Its choice is the model's dtype (engine.py, get_data_types): 16-bit sums lose a micro batch's share once the sum is
+    256 times larger, fp16 ones overflow. With more than one micro batch they are summed in fp32: 4 bytes per parameter
+    instead of 2, spread over ranks in stages 2 and 3; in stage 1 (BF16_Optimizer) whole on each rank, beside the bf16
+    gradients. Stage 0 has no such choice: DeepSpeed refuses it (engine.py, _do_optimizer_sanity_check).
+    """
+    layout = plan.layout
+    sixteen_bit = plan.job.precision != "fp32" and not layout.autocast
+    return "fp32" if sixteen_bit and layout.zero_stage >= 1 and layout.gradient_accumulation_steps > 1 else None
+
+
+def _stage3(plan: Plan) -> dict[str, Any]:
+    model, cluster, layout = plan.model, plan.cluster, plan.layout
+    zero: dict[str, Any] = {
+        # The next weights are on their way while these are multiplied.
+        "stage3_prefetch_bucket_size": sizes.prefetch_bucket(model, cluster, layout),
+        # Norms and biases (a few hidden sizes each) stay whole: gathering them is latency alone. No matrix is so small.
+        "stage3_param_persistence_threshold": 10 * model.hidden_size,
+        # What may stay gathered, so that backward finds the last layers of forward still there.
+        "stage3_max_live_parameters": sizes.live_parameters(model, cluster, layout),
+        "stage3_max_reuse_distance": sizes.live_parameters(model, cluster, layout),
+        # Without it save_16bit_model writes empty tensors (engine.py, _zero3_consolidated_16bit_state_dict).
+        "stage3_gather_16bit_weights_on_model_save": True,
+    }
+    if layout.zero_hpz > 1:
+        zero["zero_hpz_partition_size"] = layout.zero_hpz
+    if layout.zero_quantized_weights:
+        zero["zero_quantized_weights"] = True
+    if layout.zero_quantized_gradients:
+        zero["zero_quantized_gradients"] = True
+    if "nvme" in (layout.offload_optimizer, layout.offload_param):
+        # What is stepped, read and written at a time, and what the pinned buffers hold.
+        zero["sub_group_size"] = sizes.sub_group_size(layout)
+    if layout.offload_param == "nvme":
+        # A gathered weight keeps its swap buffer until it is released, and all that is used again within this distance
+        # stays: with DeepSpeed's default, 1e9, the first forward pass ends with "Not enough buffers".
+        zero["stage3_max_reuse_distance"] = 0
+    return zero
+
+
+def _offload(plan: Plan) -> dict[str, Any]:
+    """Where state goes. The directory on NVMe is the run's, not the plan's: the engine adds it (run.nvme_path)."""
+    layout = plan.layout
+    # Page-locked memory is what a GPU's copy engines need; a CPU process would only lock it away.
+    pin_memory = plan.cluster.gpu.device == "cuda"
+    zero: dict[str, Any] = {}
+    if layout.offload_optimizer != "none":
+        zero["offload_optimizer"] = {"device": layout.offload_optimizer, "pin_memory": pin_memory}
+    if layout.offload_optimizer == "nvme":
+        zero["offload_optimizer"]["buffer_count"] = sizes.OPTIMIZER_BUFFERS
+    if layout.offload_param != "none":
+        zero["offload_param"] = {"device": layout.offload_param, "pin_memory": pin_memory}
+    if layout.offload_param == "nvme":
+        zero["offload_param"] |= {
+            "buffer_count": sizes.PARAM_BUFFERS,
+            "buffer_size": sizes.nvme_param_buffer(plan.model, layout),
+            # How many parameters may stay in host memory after all; DeepSpeed's default, 1e9, keeps most models there.
+            "max_in_cpu": 0,
+        }
+    return zero
+
+
+def _aio_section(plan: Plan) -> dict[str, Any]:
+    """How the asynchronous I/O library reads and writes.
+
+    Requests of 1 MiB, handed over in batches and reaped as they complete; as many in flight as the disks need, by as
+    many threads as keep them busy (``kit.cost.deepspeed_sizes``). CPU rehearsals share two cores.
+    """
+    return {
+        "block_size": sizes.NVME_BLOCK_BYTES,
+        "queue_depth": sizes.nvme_queue_depth(plan.cluster),
+        "intra_op_parallelism": sizes.nvme_threads(plan.cluster),
+        "single_submit": False,
+        "overlap_events": True,
+    }
+
+
+def runs_deepspeed(plan: Plan) -> bool:
+    """Whether DeepSpeed trains the plan."""
+    return plan.layout.engine == "deepspeed"
+
+
+def _text(plan: Plan) -> str:
+    return json.dumps(ds_config(plan), indent=2) + "\n"
+
+
+FILES = (DerivedFile("ds_config.json", _text, runs_deepspeed, PLAN_OWNED_KEYS),)

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kit.emit.deepspeed import ds_config
+from kit.emit.deepspeed import ds_config, runs_deepspeed
+from kit.emit.derived_file import DerivedFile
 from kit.emit.markdown import plain
 from kit.emit.trainer import for_trainer, training_arguments
 from kit.planner.plan import Plan
@@ -17,7 +18,7 @@ _OFFLOAD = {
     "pin_memory": "page-locked memory is what a GPU's copy engines need; CPU processes would only lock it away",
 }
 
-REASONS: Mapping[str, str] = {
+RATIONALE: Mapping[str, str] = {
     "train_batch_size": "sequences of an optimizer step over all ranks; DeepSpeed asserts that it is the product of "
     "the next two and the ranks",
     "train_micro_batch_size_per_gpu": "sequences at once on a rank; the largest that is fast and fits, or pinned",
@@ -95,7 +96,7 @@ REASONS: Mapping[str, str] = {
     "aio.single_submit": "requests are handed over in batches",
     "aio.overlap_events": "finished requests are collected while others are submitted",
 }
-"""Dotted key → reason. A test holds it to the keys that are emitted, in both directions."""
+"""Dotted key → why it has its value. A test holds it to the keys that are emitted, in both directions."""
 
 
 def ds_config_page(plan: Plan) -> str:
@@ -109,7 +110,7 @@ def ds_config_page(plan: Plan) -> str:
         "",
         "| key | value | reason |",
         "|---|---|---|",
-        *(f"| `{key}` | `{json.dumps(value)}` | {REASONS[key]} |" for key, value in flat(ds_config(plan)).items()),
+        *(f"| `{key}` | `{json.dumps(value)}` | {RATIONALE[key]} |" for key, value in flat(ds_config(plan)).items()),
         "",
     ]
     if "nvme" in (plan.layout.offload_optimizer, plan.layout.offload_param):
@@ -141,9 +142,12 @@ def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested sections → dotted keys."""
     keys: dict[str, Any] = {}
     for key, value in config.items():
-        keys |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        keys |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
     return keys
 
 
 def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+FILES = (DerivedFile("ds_config.md", ds_config_page, runs_deepspeed),)

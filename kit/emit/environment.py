@@ -7,15 +7,60 @@ It hands on to other nodes only variables that begin with NCCL, PYTHON, UCX, MV2
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
+from typing import Any
 
 import kit.emit.megatron
-from kit.emit.fabric import Fabric, Variable, fabric_of
 from kit.planner.plan import Plan
+from kit.specs.catalog.rows import rows
 
 FLIGHT_RECORDS = "flight"
 """Folder in the run directory where ranks leave what they knew of their collectives when one timed out."""
 PASSED_ON = ("GLOO_SOCKET_IFNAME", "HF_HOME", "HF_HUB_OFFLINE", "LD_LIBRARY_PATH", "PATH", "TORCH_EXTENSIONS_DIR")
 """A caller's own variables that other nodes need as well, if they are set."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """An environment variable with its reason."""
+
+    name: str
+    value: str | None
+    """Null: ``launch.sh`` finds it at start."""
+    why: str
+    if_file: bool = False
+    """Set only where the file that it names exists."""
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A row of ``fabrics.yaml``."""
+
+    name: str
+    title: str
+    nodes: tuple[str, ...]
+    profile: str | None
+    """A script of the host's own, read where it exists."""
+    variables: tuple[Variable, ...]
+    notes: str
+    source: str
+
+
+def fabrics() -> tuple[Fabric, ...]:
+    """All of them, in file order."""
+    return tuple(_fabric_of_row(name, row) for name, row in rows("fabrics").items())
+
+
+def fabric_of(plan: Plan) -> Fabric | None:
+    """By the plan's kind of node; None where the catalog does not say: an integrator's or a user's own cluster."""
+    name = "cpu-host" if plan.cluster.gpu.device == "cpu" else plan.cluster.name
+    return next((fabric for fabric in fabrics() if name in fabric.nodes), None)
+
+
+def _fabric_of_row(name: str, row: dict[str, Any]) -> Fabric:
+    variables = tuple(Variable(name=key, **value) for key, value in row["variables"].items())
+    kept = {key: " ".join(row[key].split()) for key in ("title", "notes", "source")}
+    return Fabric(name=name, nodes=tuple(row["nodes"]), profile=row["profile"], variables=variables, **kept)
 
 
 def variables(plan: Plan) -> tuple[Variable, ...]:

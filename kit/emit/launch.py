@@ -1,48 +1,45 @@
-"""``launch.sh`` and ``launch_elastic.sh``: how the processes of one node are started."""
+"""Scripts that start a plan's processes: ``launch.sh`` and ``launch_elastic.sh`` those of one node, ``launch_hosts.sh``
+with ``hostfile`` every node from one of them, ``rank.py`` one rank for a launcher that numbers ranks in its own way."""
 
 from __future__ import annotations
 
 import shlex
 
-from kit.emit.environment import assignments, interface_lines
+from kit.emit.deepspeed import runs_deepspeed
+from kit.emit.derived_file import DerivedFile
+from kit.emit.environment import assignments, deepspeed_env, interface_lines, names
 from kit.planner.plan import Plan
 
 WORKER = "kit.training"
 """The module each rank runs, on its run directory."""
 
 
-def by_accelerate(plan: Plan) -> bool:
-    """Whether ``accelerate launch`` starts this plan. Megatron and plain torch go by torchrun: accelerate's
-    Megatron plugin imports modules that megatron-core does not have, and a plain launch needs no config."""
-    return plan.layout.engine == "deepspeed"
-
-
-def launch_script(plan: Plan) -> str:
+def _launch_script(plan: Plan) -> str:
     """A bash script that starts this node's processes; on several nodes it runs once on each."""
     lines = [
         "#!/usr/bin/env bash",
         f"# {plan.model.name} on {plan.cluster.name}: {plan.layout.engine}, {plan.layout.world_size} processes.",
         "# Arguments go to the worker: --resume auto|PATH, --stop-at-step N, --profile 5-8.",
-        *nsight(plan),
+        *_nsight(plan),
         "set -euo pipefail",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         'PYTHON="${PYTHON:-python}"',
-        *environment(plan),
+        *assignments(plan),
         *nodes(plan),
         " ".join(["exec", '"$PYTHON"', *_launcher(plan), WORKER, ".", '"$@"']),
     ]
     return "\n".join(lines) + "\n"
 
 
-def nsight(plan: Plan) -> list[str]:
+def _nsight(plan: Plan) -> list[str]:
     """How Nsight Systems is put around it; the worker hands it the steps of ``--profile`` as its capture range."""
     if plan.cluster.gpu.device != "cuda":
         return []
-    words = "--trace=cuda,nvtx,osrt --capture-range=cudaProfilerApi --capture-range-end=stop"
-    return [f"# Nsight Systems: nsys profile {words} -o nsight ./launch.sh --profile 5-8"]
+    options = "--trace=cuda,nvtx,osrt --capture-range=cudaProfilerApi --capture-range-end=stop"
+    return [f"# Nsight Systems: nsys profile {options} -o nsight ./launch.sh --profile 5-8"]
 
 
-def elastic_script(plan: Plan) -> str:
+def _elastic_script(plan: Plan) -> str:
     """A bash script that runs once on each node and needs no rank: torchrun finds the nodes by a c10d rendezvous, and
     after a failure starts all of them again from the newest checkpoint. The layout fixes how many nodes there are."""
     rendezvous = [
@@ -59,7 +56,7 @@ def elastic_script(plan: Plan) -> str:
         "set -euo pipefail",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         'PYTHON="${PYTHON:-python}"',
-        *environment(plan),
+        *assignments(plan),
         "# One node's address and a port, the same on all; and a name, so that two runs do not meet.",
         ': "${RDZV_ENDPOINT:?host:port of one node, the same on all}"',
         'RDZV_ID="${RDZV_ID:-$(basename "$PWD")}" MASTER_ADDR="${RDZV_ENDPOINT%:*}"',
@@ -68,11 +65,6 @@ def elastic_script(plan: Plan) -> str:
         f'-m {WORKER} . --resume auto "$@"',
     ]
     return "\n".join(lines) + "\n"
-
-
-def environment(plan: Plan) -> list[str]:
-    """Lines that set what the processes read."""
-    return assignments(plan)
 
 
 def nodes(plan: Plan) -> list[str]:
@@ -88,12 +80,15 @@ def nodes(plan: Plan) -> list[str]:
 
 
 def _launcher(plan: Plan) -> list[str]:
-    """Words between the interpreter and the worker's module; only constants and quoted variables."""
-    nodes = plan.cluster.num_nodes
-    if by_accelerate(plan):
-        words = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
-        if nodes > 1:
-            words += [
+    """Arguments between the interpreter and the worker's module; only constants and quoted variables.
+
+    Megatron and plain torch go by torchrun: accelerate's Megatron plugin imports modules that megatron-core does not
+    have, and a plain launch needs no config.
+    """
+    if runs_deepspeed(plan):
+        args = ["-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
+        if plan.cluster.num_nodes > 1:
+            args += [
                 "--machine_rank",
                 '"$NODE_RANK"',
                 "--main_process_ip",
@@ -101,18 +96,18 @@ def _launcher(plan: Plan) -> list[str]:
                 "--main_process_port",
                 '"$MASTER_PORT"',
             ]
-        return [*words, "--module"]
+        return [*args, "--module"]
     if plan.layout.world_size == 1:
         return ["-m"]
     return [*torchrun(plan), "-m"]
 
 
 def torchrun(plan: Plan) -> list[str]:
-    """Words between the interpreter and what every process runs; only constants and quoted variables."""
+    """Arguments between the interpreter and what every process runs; only constants and quoted variables."""
     nodes = plan.cluster.num_nodes
-    words = ["-m", "torch.distributed.run", "--nproc-per-node", shlex.quote(str(processes_per_node(plan)))]
+    args = ["-m", "torch.distributed.run", "--nproc-per-node", shlex.quote(str(processes_per_node(plan)))]
     if nodes == 1:
-        return [*words, "--standalone"]
+        return [*args, "--standalone"]
     rendezvous = [
         "--nnodes",
         str(nodes),
@@ -123,9 +118,119 @@ def torchrun(plan: Plan) -> list[str]:
         "--master-port",
         '"$MASTER_PORT"',
     ]
-    return [*words, *rendezvous]
+    return [*args, *rendezvous]
 
 
 def processes_per_node(plan: Plan) -> int:
     """Ranks that each node runs; a plan may leave GPUs of a lone node idle."""
     return plan.layout.world_size // plan.cluster.num_nodes
+
+
+_RANK_PY = '''"""One rank of this run, whoever starts it.
+
+OpenMPI and Slurm tell a process its rank in words of their own; torch reads RANK, LOCAL_RANK and WORLD_SIZE.
+"""
+
+import os
+import runpy
+
+WORDS = {
+    "RANK": ("OMPI_COMM_WORLD_RANK", "SLURM_PROCID"),
+    "LOCAL_RANK": ("OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"),
+    "WORLD_SIZE": ("OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS"),
+}
+
+if __name__ == "__main__":
+    for name, others in WORDS.items():
+        told = next((os.environ[other] for other in others if other in os.environ), None)
+        if told is not None:
+            os.environ.setdefault(name, told)
+    runpy.run_module("kit.training", run_name="__main__", alter_sys=True)
+'''
+
+
+def _hostfile(plan: Plan) -> str:
+    """Hosts and slots, in the form that DeepSpeed's launcher and OpenMPI read. The host names are placeholders."""
+    lines = ["# Replace the names by your hosts'; every host needs the same paths."]
+    lines += [f"node-{i} slots={plan.cluster.gpus_per_node}" for i in range(plan.cluster.num_nodes)]
+    return "\n".join(lines) + "\n"
+
+
+def _launch_hosts_script(plan: Plan) -> str:
+    """A bash script that starts all nodes from one: by the ``deepspeed`` launcher, or ``launch.sh`` on each by pdsh."""
+    by_deepspeed = runs_deepspeed(plan)
+    how = (
+        "LAUNCHER=pdsh (default), openmpi, slurm, or no-ssh (then on each node with NODE_RANK)"
+        if by_deepspeed
+        else "pdsh"
+    )
+    lines = [
+        "#!/usr/bin/env bash",
+        f"# All {plan.cluster.num_nodes} nodes of the hostfile from this one, by {how}.",
+        "# Arguments go to the worker: --resume auto|PATH, --stop-at-step N.",
+        "set -euo pipefail",
+        'cd "$(dirname "${BASH_SOURCE[0]}")"',
+        'PYTHON="${PYTHON:-python}" HOSTFILE="${HOSTFILE:-hostfile}"',
+        'hosts="$(awk \'!/^#/ && NF {printf "%s%s", comma, $1; comma = ","}\' "$HOSTFILE")"',
+        'export MASTER_ADDR="${MASTER_ADDR:-${hosts%%,*}}" MASTER_PORT="${MASTER_PORT:-29500}"',
+        *(_by_deepspeed(plan) if by_deepspeed else _by_pdsh(plan)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _by_deepspeed(plan: Plan) -> list[str]:
+    carried = " ".join(["MASTER_ADDR", "MASTER_PORT", *names(plan)])
+    return [
+        *assignments(plan),
+        *interface_lines(plan),
+        "# The launcher hands on NCCL*, PYTHON*, UCX*, MV2* and MLFLOW*; this file the rest, blank lines not allowed.",
+        'DS_ENV_FILE="$(mktemp)"; export DS_ENV_FILE',
+        "trap 'rm -f \"$DS_ENV_FILE\"' EXIT",
+        f"for name in {carried}; do",
+        '  if [ -n "${!name:-}" ]; then printf \'%s=%s\\n\' "$name" "${!name}"; fi',
+        'done > "$DS_ENV_FILE"',
+        'words=(--hostfile "$HOSTFILE" --master_addr "$MASTER_ADDR" --master_port "$MASTER_PORT")',
+        'case "${LAUNCHER:-pdsh}" in',
+        "  pdsh) ;;",
+        "  # Without the interface DeepSpeed tells OpenMPI to use eth0, and cores are left to torch.",
+        "  openmpi)",
+        "    words+=(--launcher openmpi)",
+        '    words+=(--launcher_args "--mca btl_tcp_if_include ${GLOO_SOCKET_IFNAME:-eth0} --bind-to none") ;;',
+        "  slurm) words+=(--launcher slurm) ;;",
+        '  no-ssh) words+=(--no_ssh --node_rank "${NODE_RANK:?rank of this node, from 0}") ;;',
+        '  *) echo "error: LAUNCHER=$LAUNCHER: use pdsh, openmpi, slurm or no-ssh" >&2; exit 2 ;;',
+        "esac",
+        '"$PYTHON" -m deepspeed.launcher.runner "${words[@]}" rank.py . "$@"',
+    ]
+
+
+def _by_pdsh(plan: Plan) -> list[str]:
+    carried = " ".join(["PYTHON", "PYTHONPATH", "MASTER_ADDR", "MASTER_PORT", *names(plan)])
+    return [
+        "# Nothing of this shell's environment travels by itself; what is set here goes along.",
+        'command="cd $(printf %q "$PWD") && exec env NODE_RANK=%n"',
+        f"for name in {carried}; do",
+        '  if [ -n "${!name:-}" ]; then command+=" $name=$(printf %q "${!name}")"; fi',
+        "done",
+        'command+=" ./launch.sh"',
+        'for word in "$@"; do command+=" $(printf %q "$word")"; done',
+        'exec pdsh -S -R ssh -w "$hosts" "$command"',
+    ]
+
+
+def _several_nodes(plan: Plan) -> bool:
+    return plan.cluster.num_nodes > 1
+
+
+def _several_nodes_of_deepspeed(plan: Plan) -> bool:
+    return runs_deepspeed(plan) and _several_nodes(plan)
+
+
+FILES = (
+    DerivedFile("launch.sh", _launch_script, committed=True),
+    DerivedFile("launch_elastic.sh", _elastic_script, _several_nodes, committed=True),
+    DerivedFile("launch_hosts.sh", _launch_hosts_script, _several_nodes, committed=True),
+    DerivedFile("hostfile", _hostfile, _several_nodes, committed=True),
+    DerivedFile(".deepspeed_env", deepspeed_env, _several_nodes_of_deepspeed, committed=True),
+    DerivedFile("rank.py", lambda plan: _RANK_PY, _several_nodes_of_deepspeed),
+)

@@ -16,12 +16,14 @@ from __future__ import annotations
 from typing import Any
 
 from kit.cost.pipeline import chunk_layers
+from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
+from kit.specs import strict_yaml
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
-GUARDED: dict[str, str] = {
+PLAN_OWNED_KEYS: dict[str, str] = {
     "parallel_state.tensor_model_parallel_size": "layout.tp",
     "parallel_state.pipeline_model_parallel_size": "layout.pp",
     "parallel_state.virtual_pipeline_model_parallel_size": "layout.vp",
@@ -80,7 +82,7 @@ GUARDED: dict[str, str] = {
     "optimizer.bf16": "job.precision",
     "optimizer.params_dtype": "job.precision",
 }
-"""Key of the projection → key of the recipe that must change instead."""
+"""Dotted key → recipe key that decides it."""
 
 
 def applies(plan: Plan) -> bool:
@@ -89,7 +91,7 @@ def applies(plan: Plan) -> bool:
 
 
 def megatron_settings(plan: Plan) -> dict[str, Any]:
-    """The projection of a plan for the Megatron engine; see the module's docstring. Pure and deterministic.
+    """What ``megatron.yaml`` holds; see the module's docstring. Pure and deterministic.
 
     Under DeepSpeed the last two are its own affair, and left out.
     """
@@ -284,3 +286,10 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
 def _dtype(job: JobSpec) -> str:
     """Of parameters and activations; fp8 is a precision of matrix products alone."""
     return {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}[job.precision]
+
+
+def _text(plan: Plan) -> str:
+    return strict_yaml.dump(megatron_settings(plan))
+
+
+FILES = (DerivedFile("megatron.yaml", _text, applies, PLAN_OWNED_KEYS, committed=True),)

@@ -11,20 +11,23 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kit.emit.launch import environment, nodes, torchrun
+from kit.emit.derived_file import DerivedFile
+from kit.emit.environment import assignments
+from kit.emit.launch import nodes, torchrun
 from kit.emit.megatron import megatron_settings
 from kit.planner.plan import Plan
 
 TAG = "core_v0.16.1"
+
 _ROPE = ("default", "llama3")
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """Fixed in models/common/embeddings/rotary_pos_embedding.py, ``_apply_scaling``."""
 
-Words = list[str]
+Args = list[str]
 
 
 def expressible(plan: Plan) -> bool:
-    """Whether Megatron-LM's flags can say this plan; where not, no script is written."""
+    """Whether Megatron-LM has flags for all of this plan; where not, no script is written."""
     if plan.layout.engine != "megatron" or plan.job.objective != "pretrain":
         return False
     model = plan.model
@@ -42,14 +45,14 @@ def expressible(plan: Plan) -> bool:
     )
 
 
-def pretrain_gpt_arguments(plan: Plan) -> list[Words]:
+def pretrain_gpt_arguments(plan: Plan) -> list[Args]:
     """Flags and their values, one list each, unquoted. Pure and deterministic."""
     settings = megatron_settings(plan)
     found = [
         _FLAGS[f"{section}.{key}"](value, settings) for section, keys in settings.items() for key, value in keys.items()
     ]
-    found += _of_the_run(plan)
-    return [words for words in found if words]
+    found += _job_arguments(plan)
+    return [args for args in found if args]
 
 
 def pretrain_gpt_script(plan: Plan) -> str:
@@ -65,20 +68,20 @@ def pretrain_gpt_script(plan: Plan) -> str:
         "set -euo pipefail",
         ': "${MEGATRON_LM:?directory of a Megatron-LM checkout}"',
         'PYTHON="${PYTHON:-python}"',
-        *environment(plan),
+        *assignments(plan),
         *nodes(plan),
         "arguments=(",
-        *(f"    {shlex.join(words)}" for words in pretrain_gpt_arguments(plan)),
+        *(f"    {shlex.join(args)}" for args in pretrain_gpt_arguments(plan)),
         ")",
         " ".join(["exec", '"$PYTHON"', *torchrun(plan), '"$MEGATRON_LM/pretrain_gpt.py"', '"${arguments[@]}"', '"$@"']),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _of_the_run(plan: Plan) -> list[Words]:
+def _job_arguments(plan: Plan) -> list[Args]:
     """What megatron.yaml leaves to our own loop."""
     model, job, layout = plan.model, plan.job, plan.layout
-    words = [
+    args = [
         ["--seq-length", str(job.seq_length)],
         ["--micro-batch-size", str(layout.micro_batch_size)],
         ["--global-batch-size", str(job.global_batch_size)],
@@ -92,65 +95,65 @@ def _of_the_run(plan: Plan) -> list[Words]:
         ["--ckpt-format", "torch_dist"],
     ]
     if model.num_key_value_heads != model.num_attention_heads:
-        words.append(["--group-query-attention"])
+        args.append(["--group-query-attention"])
     if model.rope_theta is not None:
-        words.append(["--rotary-base", str(int(model.rope_theta))])
+        args.append(["--rotary-base", str(int(model.rope_theta))])
     scaling = model.rope_scaling or {}
     if scaling.get("rope_type", "default") == "llama3":
-        words += [["--use-rope-scaling"], ["--rope-scaling-factor", str(scaling["factor"])]]
-    return words
+        args += [["--use-rope-scaling"], ["--rope-scaling-factor", str(scaling["factor"])]]
+    return args
 
 
-def _value(flag: str) -> Callable[[Any, Mapping[str, Any]], Words]:
+def _value(flag: str) -> Callable[[Any, Mapping[str, Any]], Args]:
     return lambda value, _: [flag, str(value)]
 
 
-def _if(flag: str, when: Any = True) -> Callable[[Any, Mapping[str, Any]], Words]:
+def _if(flag: str, when: Any = True) -> Callable[[Any, Mapping[str, Any]], Args]:
     """The flag alone, where the setting is ``when``."""
     return lambda value, _: [flag] if value == when else []
 
 
-def _same(expected: Any) -> Callable[[Any, Mapping[str, Any]], Words]:
+def _same(expected: Any) -> Callable[[Any, Mapping[str, Any]], Args]:
     """No flag: Megatron-LM does this by itself, for these values."""
 
-    def words(value: Any, _: Mapping[str, Any]) -> Words:
+    def args(value: Any, _: Mapping[str, Any]) -> Args:
         assert value in expected, (value, expected)
         return []
 
-    return words
+    return args
 
 
-def _elsewhere(value: Any, settings: Mapping[str, Any]) -> Words:
-    """Said by another key's flag."""
+def _covered_by_another_flag(value: Any, settings: Mapping[str, Any]) -> Args:
+    """Another key's flag sets this value as well."""
     return []
 
 
-def _query_groups(value: Any, settings: Mapping[str, Any]) -> Words:
+def _query_groups(value: Any, settings: Mapping[str, Any]) -> Args:
     if value == settings["transformer_config"]["num_attention_heads"]:
         return []
     return ["--num-query-groups", str(value)]  # with --group-query-attention below
 
 
-def _activation(value: Any, settings: Mapping[str, Any]) -> Words:
+def _activation(value: Any, settings: Mapping[str, Any]) -> Args:
     gated = settings["transformer_config"]["gated_linear_unit"]
     # Without a flag: gelu fused with the bias, by the tangent (fusions/fused_bias_gelu.py).
     return {("silu", True): ["--swiglu"], ("gelu_tanh", False): []}[value, gated]
 
 
-def _virtual_stages(value: Any, settings: Mapping[str, Any]) -> Words:
+def _virtual_stages(value: Any, settings: Mapping[str, Any]) -> Args:
     if "pipeline_model_parallel_layout" in settings["transformer_config"]:
-        return []  # it says so itself
+        return []  # the layout string says it
     return ["--num-virtual-stages-per-pipeline-rank", str(value)]
 
 
 _DTYPES = ("float32", "bfloat16", "float16")
-_FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Words]] = {
-    "parallel_state.tensor_model_parallel_size": _elsewhere,
-    "parallel_state.pipeline_model_parallel_size": _elsewhere,
-    "parallel_state.context_parallel_size": _elsewhere,
-    "parallel_state.virtual_pipeline_model_parallel_size": _elsewhere,
-    "parallel_state.expert_model_parallel_size": _elsewhere,
-    "parallel_state.expert_tensor_parallel_size": _elsewhere,
+_FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
+    "parallel_state.tensor_model_parallel_size": _covered_by_another_flag,
+    "parallel_state.pipeline_model_parallel_size": _covered_by_another_flag,
+    "parallel_state.context_parallel_size": _covered_by_another_flag,
+    "parallel_state.virtual_pipeline_model_parallel_size": _covered_by_another_flag,
+    "parallel_state.expert_model_parallel_size": _covered_by_another_flag,
+    "parallel_state.expert_tensor_parallel_size": _covered_by_another_flag,
     "transformer_config.num_layers": _value("--num-layers"),
     "transformer_config.hidden_size": _value("--hidden-size"),
     "transformer_config.ffn_hidden_size": _value("--ffn-hidden-size"),
@@ -160,7 +163,7 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Words]] = {
     "transformer_config.normalization": _value("--normalization"),
     "transformer_config.layernorm_epsilon": _value("--norm-epsilon"),
     "transformer_config.activation_func": _activation,
-    "transformer_config.gated_linear_unit": _elsewhere,
+    "transformer_config.gated_linear_unit": _covered_by_another_flag,
     "transformer_config.add_bias_linear": _if("--disable-bias-linear", when=False),
     "transformer_config.add_qkv_bias": _if("--add-qkv-bias"),
     "transformer_config.qk_layernorm": _if("--qk-layernorm"),
@@ -198,7 +201,7 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Words]] = {
     "transformer_config.recompute_modules": lambda value, _: ["--recompute-modules", *value],
     "transformer_config.fp8": _value("--fp8-format"),
     "transformer_config.fp8_recipe": _value("--fp8-recipe"),
-    "model.vocab_size": _elsewhere,
+    "model.vocab_size": _covered_by_another_flag,
     "model.max_sequence_length": _value("--max-position-embeddings"),
     "model.share_embeddings_and_output_weights": _if("--untie-embeddings-and-output-weights", when=False),
     "model.position_embedding_type": _value("--position-embedding-type"),
@@ -212,8 +215,11 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Words]] = {
     "optimizer.adam_eps": _value("--adam-eps"),
     "optimizer.weight_decay": _value("--weight-decay"),
     "optimizer.clip_grad": _value("--clip-grad"),
-    "optimizer.bf16": _elsewhere,
+    "optimizer.bf16": _covered_by_another_flag,
     "optimizer.params_dtype": _same(_DTYPES),
-    "optimizer.use_distributed_optimizer": _elsewhere,
+    "optimizer.use_distributed_optimizer": _covered_by_another_flag,
 }
 """Key of megatron.yaml → the flag for its value."""
+
+
+FILES = (DerivedFile("pretrain_gpt.sh", pretrain_gpt_script, expressible),)

@@ -5,13 +5,13 @@
     ds_config.md, ds_config.trainer.json
                       why each key of ds_config.json, and the same for the Hugging Face Trainer
     ds_config.json, accelerate.yaml, megatron.yaml, launch.sh, slurm.sbatch, pretrain_gpt.sh
-                      projections of the plan for the programs that read them
+                      the plan for the programs that read them
     hostfile, launch_hosts.sh, launch_elastic.sh, .deepspeed_env, rank.py
                       those of several nodes
     manifest.json     the hash of each, as written
 
-At start the engine compares. A changed plan, or a changed batch, stage or parallelism in a projection, is an
-error; any other change of a projection is honoured, announced and recorded.
+At start the engine compares. A changed plan, or a changed batch, stage or parallelism in another file, is an
+error; any other change of it is honoured, announced and recorded.
 """
 
 from __future__ import annotations
@@ -21,22 +21,18 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import kit.emit.accelerate
-import kit.emit.deepspeed
-import kit.emit.megatron
-from kit.emit import environment, hosts, launch, pretrain_gpt, slurm
-from kit.emit.deepspeed_rationale import ds_config_page
-from kit.emit.trainer import for_trainer, trainer_config
+from kit.emit import accelerate, deepspeed, deepspeed_rationale, launch, megatron, pretrain_gpt, slurm, trainer
+from kit.emit.deepspeed_rationale import flat
+from kit.emit.derived_file import DerivedFile
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
-from kit.specs.recipe import map_paths
-from kit.specs.run import RunSpec
+from kit.specs.run import RunSpec, absolute_paths, run_paths, with_paths
 from kit.specs.text import check_line
 
 MANIFEST = "manifest.json"
@@ -44,19 +40,8 @@ FORMAT = "kit-run-directory/1"
 
 
 @dataclass(frozen=True)
-class Projection:
-    """A file made from the plan alone, and the keys of it that a user may not change there."""
-
-    name: str
-    render: Callable[[Plan], str]
-    guarded: Mapping[str, str]
-    """Dotted key in the file → dotted key of the recipe that decides it."""
-    applies: Callable[[Plan], bool]
-
-
-@dataclass(frozen=True)
 class Edit:
-    """A value of a projection that was changed by hand after it was emitted."""
+    """A value of a derived file that was changed by hand after it was emitted."""
 
     file: str
     key: str
@@ -75,7 +60,7 @@ class RunDirectory:
     plan: Plan
     run: RunSpec
     settings: Mapping[str, Any]
-    """The engine's own projection, as it stands in the file: ds_config.json, megatron.yaml, or nothing for torch."""
+    """The engine's own file as it was read: ds_config.json, megatron.yaml, or nothing for torch."""
     megatron: Mapping[str, Any]
     """megatron.yaml where there is one, also beside ds_config.json: ZeRO over Megatron's tensor parallelism."""
     edits: tuple[Edit, ...]
@@ -83,7 +68,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Read and check. Raises ``RunDirectoryError`` for a missing or changed plan or a guarded edit."""
+        """Read and check. Raises ``RunDirectoryError`` for a missing or changed plan, or an edit of what it decides."""
         path = Path(path).resolve()
         check_line("run directory", str(path))
         hashes = _read_manifest(path)
@@ -93,14 +78,14 @@ class RunDirectory:
                 f"{path.name}/plan.yaml was changed after it was written; every other file follows from it: "
                 "change the recipe and emit again (kit emit RECIPE --out NEW_DIR)"
             )
-        edits = tuple(edit for projection in PROJECTIONS for edit in _edits(path, projection, plan, hashes))
-        _refuse_guarded(path, edits)
+        edits = tuple(edit for file in DERIVED_FILES for edit in _edits(path, file, plan, hashes))
+        _refuse_plan_owned(path, edits)
         return cls(
             path=path,
             plan=plan,
             run=_read_run(path),
             settings=_engine_settings(path, plan),
-            megatron=_parse(path / "megatron.yaml") if kit.emit.megatron.applies(plan) else {},
+            megatron=_parse(path / "megatron.yaml") if megatron.applies(plan) else {},
             edits=edits,
         )
 
@@ -110,52 +95,23 @@ class RunDirectory:
         (self.path / "edits.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
-PROJECTIONS: tuple[Projection, ...] = (
-    Projection(
-        "ds_config.json",
-        lambda plan: json.dumps(kit.emit.deepspeed.ds_config(plan), indent=2) + "\n",
-        kit.emit.deepspeed.GUARDED,
-        lambda plan: plan.layout.engine == "deepspeed",
-    ),
-    Projection("ds_config.md", ds_config_page, {}, lambda plan: plan.layout.engine == "deepspeed"),
-    Projection(
-        "ds_config.trainer.json",
-        lambda plan: json.dumps(trainer_config(plan), indent=2) + "\n",
-        {},
-        lambda plan: plan.layout.engine == "deepspeed" and for_trainer(plan),
-    ),
-    Projection(
-        "accelerate.yaml",
-        lambda plan: strict_yaml.dump(kit.emit.accelerate.accelerate_config(plan)),
-        kit.emit.accelerate.GUARDED,
-        kit.emit.accelerate.applies,
-    ),
-    Projection(
-        "megatron.yaml",
-        lambda plan: strict_yaml.dump(kit.emit.megatron.megatron_settings(plan)),
-        kit.emit.megatron.GUARDED,
-        kit.emit.megatron.applies,
-    ),
-    Projection("pretrain_gpt.sh", pretrain_gpt.pretrain_gpt_script, {}, pretrain_gpt.expressible),
-    Projection("launch.sh", launch.launch_script, {}, lambda plan: True),
-    Projection("launch_elastic.sh", launch.elastic_script, {}, lambda plan: plan.cluster.num_nodes > 1),
-    Projection("launch_hosts.sh", hosts.launch_hosts_script, {}, lambda plan: plan.cluster.num_nodes > 1),
-    Projection("hostfile", hosts.hostfile, {}, lambda plan: plan.cluster.num_nodes > 1),
-    Projection(".deepspeed_env", environment.deepspeed_env, {}, lambda plan: _by_deepspeed_launcher(plan)),
-    Projection("rank.py", lambda plan: hosts.RANK_PY, {}, lambda plan: _by_deepspeed_launcher(plan)),
-    Projection("slurm.sbatch", slurm.sbatch, {}, slurm.applies),
+DERIVED_FILES: tuple[DerivedFile, ...] = (
+    *deepspeed.FILES,
+    *deepspeed_rationale.FILES,
+    *trainer.FILES,
+    *accelerate.FILES,
+    *megatron.FILES,
+    *pretrain_gpt.FILES,
+    *launch.FILES,
+    *slurm.FILES,
 )
-
-
-def _by_deepspeed_launcher(plan: Plan) -> bool:
-    return plan.layout.engine == "deepspeed" and plan.cluster.num_nodes > 1
+"""Every file that follows from a plan. A new target is a module with ``FILES``, and a line here."""
 
 
 def files_of(plan: Plan) -> dict[str, str]:
     """Name → text of every file that follows from the plan alone, plan.yaml included."""
     files = {"plan.yaml": plan.to_yaml()}
-    files.update({p.name: p.render(plan) for p in PROJECTIONS if p.applies(plan)})
-    return files
+    return files | {file.name: file.text(plan) for file in DERIVED_FILES if file.applies(plan)}
 
 
 def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
@@ -167,7 +123,8 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
             f"{path.name} exists already and is not overwritten; choose another --out, or remove it yourself"
         )
     files = files_of(plan)
-    files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(map_paths(run, lambda p: _portable(p, path))))
+    portable = {key: _portable(named, path) for key, named in run_paths(run).items()}
+    files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(with_paths(run, portable)))
     manifest = {
         "format": FORMAT,
         "plan_hash": plan.digest,
@@ -215,7 +172,7 @@ def _read_run(path: Path) -> RunSpec:
     """run.yaml is the user's to edit: it never changes the plan."""
     document = strict_yaml.read(path / "run.yaml")
     run = strict_yaml.parse(RunSpec, document.data, document)
-    return map_paths(run, lambda p: str((path / Path(p).expanduser()).resolve()))
+    return absolute_paths(run, path)
 
 
 def _engine_settings(path: Path, plan: Plan) -> Mapping[str, Any]:
@@ -223,25 +180,24 @@ def _engine_settings(path: Path, plan: Plan) -> Mapping[str, Any]:
     return {} if name is None else _parse(path / name)
 
 
-def _edits(path: Path, projection: Projection, plan: Plan, hashes: Mapping[str, str]) -> list[Edit]:
-    """What differs between a projection on disk and the plan's own rendering of it."""
-    file = path / projection.name
-    if not projection.applies(plan) or _sha256(file) == hashes.get(projection.name):
+def _edits(path: Path, derived: DerivedFile, plan: Plan, hashes: Mapping[str, str]) -> list[Edit]:
+    """What differs between a file on disk and the text that the plan gives it."""
+    file, name = path / derived.name, derived.name
+    if not derived.applies(plan) or _sha256(file) == hashes.get(name):
         return []
     if file.suffix not in (".json", ".yaml"):
-        return [Edit(file=projection.name, key="(text)", planned="as emitted", found="edited")]
-    planned = _flat(_parse_text(projection.render(plan), projection.name))
-    found = _flat(_parse(file))
+        return [Edit(file=name, key="(text)", planned="as emitted", found="edited")]
+    planned, found = flat(_parse_text(derived.text(plan), name)), flat(_parse(file))
     keys = [key for key in {**planned, **found} if planned.get(key) != found.get(key)]
-    return [Edit(file=projection.name, key=key, planned=planned.get(key), found=found.get(key)) for key in keys]
+    return [Edit(file=name, key=key, planned=planned.get(key), found=found.get(key)) for key in keys]
 
 
-def _refuse_guarded(path: Path, edits: tuple[Edit, ...]) -> None:
-    guarded = {projection.name: projection.guarded for projection in PROJECTIONS}
+def _refuse_plan_owned(path: Path, edits: tuple[Edit, ...]) -> None:
+    owners = {file.name: file.plan_owned_keys for file in DERIVED_FILES}
     refused = [
-        f"{path.name}/{edit}; change {guarded[edit.file][edit.key]} in the recipe and emit again"
+        f"{path.name}/{edit}; change {owners[edit.file][edit.key]} in the recipe and emit again"
         for edit in edits
-        if edit.key in guarded[edit.file]
+        if edit.key in owners[edit.file]
     ]
     if refused:
         raise RunDirectoryError("\n".join(refused))
@@ -265,16 +221,6 @@ def _parse_text(text: str, name: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RunDirectoryError(f"{name}: holds a {type(data).__name__} where an object of keys is expected")
     return data
-
-
-def _flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
 
 
 def _sha256(file: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
 
 MARGIN = 1.25
@@ -77,3 +78,6 @@ if [ -n "$told" ] && [ "$code" != 0 ]; then
 fi
 exit "$code"
 """
+
+
+FILES = (DerivedFile("slurm.sbatch", sbatch, applies, committed=True),)

@@ -8,9 +8,11 @@ take h² and 0.9·h², less than a matrix of the MLP, and it never fills in allg
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from kit.emit.deepspeed import ds_config
+from kit.emit.deepspeed import ds_config, runs_deepspeed
+from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
 
 AUTO = "auto"
@@ -18,7 +20,8 @@ AUTO = "auto"
 
 def for_trainer(plan: Plan) -> bool:
     """Whether the Trainer can run the plan: it takes every rank for a data-parallel one, and no Megatron layers."""
-    return plan.layout.tp == plan.layout.cp == 1 and plan.layout.implementation == "huggingface"
+    layout = plan.layout
+    return runs_deepspeed(plan) and layout.tp == layout.cp == 1 and layout.implementation == "huggingface"
 
 
 _FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
@@ -62,3 +65,10 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
     if plan.cluster.gpu.device == "cpu":
         arguments["use_cpu"] = True
     return arguments
+
+
+def _text(plan: Plan) -> str:
+    return json.dumps(trainer_config(plan), indent=2) + "\n"
+
+
+FILES = (DerivedFile("ds_config.trainer.json", _text, for_trainer),)

@@ -12,7 +12,7 @@ from typing import Any
 
 import kit.emit.megatron
 from kit.cost.operation import checkpoint_bytes
-from kit.emit.commands import convert_data
+from kit.emit.copy_recipe import convert_data
 from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError
 from kit.preflight.offload import check_host_memory, check_libaio, check_nvme

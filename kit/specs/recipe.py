@@ -12,7 +12,6 @@ Relative paths in a recipe are relative to the recipe's directory.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
-from kit.specs.run import RunSpec
+from kit.specs.run import RunSpec, absolute_paths
 from kit.specs.text import check_line, escaped, nearest
 
 SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
@@ -118,26 +117,7 @@ def _section(key: str, document: strict_yaml.Document, base: Path) -> Any:
         return {"job": JobSpec(), "layout": Pins()}.get(key)
     kinds: dict[str, Any] = {"model": ModelSpec, "cluster": ClusterSpec, "job": JobSpec, "run": RunSpec, "layout": Pins}
     value = strict_yaml.parse(kinds[key], raw, document, (key,))
-    return _absolute(value, base) if isinstance(value, RunSpec) else value
-
-
-def _absolute(run: RunSpec, base: Path) -> RunSpec:
-    """Recipe-relative paths → absolute ones. Absolute ones, ``~`` and the like stay what they mean to a shell."""
-    return map_paths(run, lambda path: str((base / Path(path).expanduser()).resolve()))
-
-
-def map_paths(run: RunSpec, change: Any) -> RunSpec:
-    """The same run with every path in it changed by ``change(str) -> str``. Raises SpecError where a directory on the
-    way has a control character in its name."""
-
-    def changed(spec: Any, *keys: str) -> dict[str, Any]:
-        paths = {key: path and change(path) for key in keys for path in (getattr(spec, key),)}
-        for key, path in paths.items():
-            check_line(key, path or "")
-        return paths
-
-    data = dataclasses.replace(run.data, **changed(run.data, "train", "validation"))
-    return dataclasses.replace(run, data=data, **changed(run, "model_path", "nvme_path"))
+    return absolute_paths(value, base) if isinstance(value, RunSpec) else value
 
 
 def _extended(document: strict_yaml.Document, path: Path) -> strict_yaml.Document:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
+from kit.errors import SpecError
 from kit.specs.base import Field, spec
+from kit.specs.text import check_line
 
 
 @spec
@@ -145,3 +150,40 @@ class RunSpec:
     """Steps between evaluations on the held-out data; null: only at the end."""
     validation_sequences: int = Field(default=64, gt=0)
     """Sequences of one evaluation, the first of the held-out set in file order."""
+
+
+def run_paths(run: RunSpec) -> dict[str, str]:
+    """Key → path, of every path that the run names."""
+    paths = {
+        "data.train": run.data.train,
+        "data.validation": run.data.validation,
+        "model_path": run.model_path,
+        "nvme_path": run.nvme_path,
+    }
+    return {key: path for key, path in paths.items() if path}
+
+
+def with_paths(run: RunSpec, paths: Mapping[str, str]) -> RunSpec:
+    """The same run with these paths, by the keys of ``run_paths``. Raises SpecError where a directory on the way has a
+    control character in its name."""
+    for key, path in paths.items():
+        check_line(f"run.{key}", path)
+    data = {key.removeprefix("data."): path for key, path in paths.items() if key.startswith("data.")}
+    own = {key: path for key, path in paths.items() if not key.startswith("data.")}
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, **data), **own)  # type: ignore[arg-type]
+
+
+def absolute_paths(run: RunSpec, base: Path) -> RunSpec:
+    """Paths relative to ``base`` → absolute ones; ``~`` and ``~name`` mean what they mean to a shell.
+
+    Raises SpecError where this machine knows no home of that user."""
+    absolute: dict[str, str] = {}
+    for key, path in run_paths(run).items():
+        try:
+            absolute[key] = str((base / Path(path).expanduser()).resolve())
+        except RuntimeError:
+            raise SpecError(
+                f"run.{key}={path}: this machine knows no home directory of {Path(path).parts[0]}; write the whole "
+                f"path, or ./{path} for a directory of that name"
+            ) from None
+    return with_paths(run, absolute)

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from kit.emit.accelerate import GUARDED, accelerate_config
+from kit.emit.accelerate import PLAN_OWNED_KEYS, accelerate_config
 from kit.errors import EngineError
 from kit.specs import strict_yaml
 from tests.deepspeed import cases
@@ -58,5 +58,5 @@ def test_what_accelerate_would_start_wrongly_is_refused(chosen):
 
 def test_guarded_keys_are_emitted_or_would_override_the_plan():
     config = accelerate_config(cases.plan(3)) | accelerate_config(on_gpus(tiny.plan(dp=2)))
-    top = {key for key in GUARDED if "." not in key}
+    top = {key for key in PLAN_OWNED_KEYS if "." not in key}
     assert top <= config.keys()

@@ -17,7 +17,7 @@ from kit.cost.deepspeed_sizes import (
     nvme_threads,
     reduce_bucket,
 )
-from kit.emit.deepspeed import GUARDED, ds_config
+from kit.emit.deepspeed import PLAN_OWNED_KEYS, ds_config
 from kit.specs.catalog import load_model, parse_cluster
 from tests.deepspeed import cases, plain
 from tests.workers import pool
@@ -284,14 +284,14 @@ def test_guarded_keys_are_emitted_or_would_add_what_the_plan_decides():
             emitted |= flat(ds_config(cases.plan(precision=precision, **layout)))
     for variant in VARIANTS.values():
         emitted |= flat(ds_config(cases.plan(**variant)))
-    assert GUARDED.keys() - emitted == {"scheduler.type", "expert_parallel.enabled"}
+    assert PLAN_OWNED_KEYS.keys() - emitted == {"scheduler.type", "expert_parallel.enabled"}
     decided = {
         "train_batch_size",
         "train_micro_batch_size_per_gpu",
         "gradient_accumulation_steps",
         "zero_optimization.stage",
     }
-    assert decided <= GUARDED.keys()
+    assert decided <= PLAN_OWNED_KEYS.keys()
 
 
 def flat(config, prefix=""):

@@ -9,7 +9,7 @@ import math
 import pytest
 
 from kit.emit.deepspeed import ds_config
-from kit.emit.deepspeed_rationale import REASONS, ds_config_page, flat
+from kit.emit.deepspeed_rationale import RATIONALE, ds_config_page, flat
 from kit.emit.run_directory import files_of
 from kit.emit.trainer import trainer_config, training_arguments
 from tests.deepspeed import cases
@@ -93,7 +93,7 @@ def refused(config, arguments, directory):
 
 def test_every_key_has_a_reason_and_every_reason_a_key():
     emitted = {key for plan in PLANS for key in flat(ds_config(plan))}
-    assert emitted == REASONS.keys()
+    assert emitted == RATIONALE.keys()
 
 
 @pytest.mark.parametrize("plan", [cases.plan(0), cases.plan(**NVME[1], precision="bf16")], ids=["stage 0", "NVMe"])

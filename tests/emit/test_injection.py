@@ -6,211 +6,44 @@ Control characters are refused where text is read; every other character is quot
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
 import re
 import subprocess
-import types
-import typing
-from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml as pyyaml
-from hypothesis import assume, example, given, settings
-from hypothesis import strategies as st
+from hypothesis import assume
 from markdown_it import MarkdownIt
 
-import kit
 from kit.emit.markdown import code
 from kit.emit.run_directory import RunDirectory, files_of, write
 from kit.errors import SpecError
-from kit.planner.plan import Plan
 from kit.specs import strict_yaml
-from kit.specs.base import Text, TextMapping
 from kit.specs.catalog import load_model
 from kit.specs.recipe import Recipe, RecipeFile, load_recipe
 from kit.specs.run import DataSpec, RunSpec
-from tests.emit.test_preflight import CONFIG
-
-CONTROLS = [*map(chr, range(32)), *map(chr, range(127, 160)), "\u2028", "\u2029"]
-EXAMPLES = (
-    "x\ntouch CANARY",
-    "$(touch CANARY)",
-    "`touch CANARY`",
-    "'; touch CANARY; '",
-    "--flag",
-    "x\u2028y",
-    "#SBATCH --x",
+from tests.emit.injection_cases import (
+    CONTROLS,
+    ENGINES,
+    PLACES,
+    STUBS,
+    Place,
+    files,
+    fuzz,
+    harmless,
+    hostile,
+    leaves,
+    plain,
+    planned,
+    put,
+    replaced,
+    texts,
 )
-PIECES = [
-    "$(touch CANARY)",
-    "`touch CANARY`",
-    ";touch CANARY;",
-    "';",
-    '"; touch CANARY;"',
-    "'; touch CANARY; '",
-    "${X:-$(touch CANARY)}",
-    "|touch CANARY",
-    ">CANARY",
-    "&&",
-    "#SBATCH --x",
-    "#",
-    "%s",
-    "%j",
-    "\\",
-    "\\n",
-    '\\"',
-    "'",
-    '"',
-    "--flag",
-    "-",
-    "=",
-    ":",
-    ",",
-    "@",
-    "!",
-    "?",
-    "*",
-    "&",
-    " ",
-    "{",
-    "}",
-    "[",
-    "]",
-    "---",
-    "...",
-    "<b>",
-    "[x](y)",
-    "|",
-    "**",
-    "1e5",
-    "1e-5",
-    "0x1F",
-    "null",
-    "true",
-    "on",
-    "x",
-    "7",
-    "/a/b",
-    "é",
-    "模型",
-    "😀",
-    "\u00a0",
-    "\ntouch CANARY\n",
-    "\r#SBATCH --x\r",
-    "\u2028",
-    "\ufeff",
-]
-VALUES = st.lists(st.sampled_from(PIECES), min_size=1, max_size=4).map("".join)
-STUBS = ("accelerate", "deepspeed", "nsys", "pdsh", "python", "scontrol", "srun", "torchrun")
-ENGINES = ["torch", "deepspeed", "megatron"]
-Place = tuple[str | int, ...]
-
-
-def fuzz(examples: int) -> Callable[[Callable[[str], None]], Callable[[], None]]:
-    """The test with the same values each time: those above, and ``examples`` others."""
-
-    def wrap(test: Callable[[str], None]) -> Callable[[], None]:
-        for value in EXAMPLES:
-            test = example(value=value)(test)
-        settled = settings(derandomize=True, database=None, deadline=None, max_examples=examples)
-        return settled(given(value=VALUES)(test))
-
-    return wrap
-
-
-def texts(kind: Any, place: Place = ()) -> Iterator[tuple[Place, bool]]:
-    """Every text below a spec: its place, and whether it is a key there. Fails for text that is not checked."""
-    assert kind is not str, f"{place}: a spec's text has the type Text, which refuses control characters"
-    inner = typing.get_args(kind)
-    if kind == Text:
-        yield place, False
-    elif kind == TextMapping:
-        yield from (((*place, "rope_type"), False), (place, True), ((*place, "list"), False))
-    elif dataclasses.is_dataclass(kind):
-        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-            yield from texts(hint, (*place, name))
-    elif typing.get_origin(kind) is dict:
-        assert inner[0] == Text, place
-        yield place, True
-        yield from texts(inner[1], (*place, "key"))
-    elif typing.get_origin(kind) is tuple:
-        yield from texts(inner[0], (*place, 0))
-    elif typing.get_origin(kind) in (typing.Union, types.UnionType):
-        for option in inner:
-            yield from texts(option, place)
-    elif typing.get_origin(kind) is not typing.Literal:
-        assert kind in (int, float, bool, type(None)), f"{place}: {kind}"
-
-
-PLACES = [(kind, *text) for kind in (Plan, RunSpec) for text in texts(kind)]
-
-
-@cache
-def planned(engine: str) -> Plan:
-    layers = "huggingface" if engine == "deepspeed" else None
-    return kit.plan("llama-3.1-8b", "p5.48xlarge:2", pins=kit.Pins(engine=engine, implementation=layers))
-
-
-def plain(kind: type) -> dict[str, Any]:
-    return strict_yaml.to_plain(planned("deepspeed") if kind is Plan else RunSpec(data=DataSpec(train="train")))
-
-
-def put(data: Any, place: Place, is_key: bool, text: str) -> None:
-    for step in place if is_key else place[:-1]:
-        if isinstance(data, dict) and data.get(step) is None:
-            data[step] = {}
-        data = data[step]
-    if is_key:
-        data[text] = 1.0
-    elif isinstance(data, list):
-        data[:] = [text, *data[1:]]
-    else:
-        data[place[-1]] = [text] if place[-1] == "list" else text
-
-
-def hostile(plan: Plan, value: Any) -> Plan:
-    """The plan with ``value(i)`` for its i-th text; keys that the cost model chose are left."""
-    data = strict_yaml.to_plain(plan)
-    data["model"]["rope_scaling"] = {"rope_type": "llama3", **(data["model"]["rope_scaling"] or {})}
-    for index, (kind, place, is_key) in enumerate(PLACES):
-        if kind is Plan and place[-1] != "rope_type" and (not is_key or place[-1] == "rope_scaling"):
-            put(data, place, is_key, value(index))
-    return strict_yaml.parse(Plan, data, strict_yaml.Document(name="plan", data=data, lines={}))
-
-
-def files(engine: str, value: str) -> dict[str, str]:
-    """What is emitted where every text is ``value``; nothing where it is refused, as control characters must be."""
-    try:
-        return files_of(hostile(planned(engine), lambda index: value))
-    except SpecError:
-        assert set(value) & set(CONTROLS), "refused without a reason"
-        return {}
-
-
-def leaves(data: Any) -> Any:
-    """Nested values as pairs, which show a key that was lost, added or moved."""
-    if isinstance(data, dict):
-        return [(key, leaves(value)) for key, value in data.items()]
-    return [leaves(value) for value in data] if isinstance(data, list) else data
-
-
-def replaced(data: Any, value: str) -> Any:
-    """``harmless-N`` as the value."""
-    if isinstance(data, list | tuple):
-        return type(data)(replaced(part, value) for part in data)
-    return value if isinstance(data, str) and re.fullmatch(r"harmless-\d+", data) else data
-
-
-@cache
-def harmless(engine: str) -> dict[str, str]:
-    return files_of(hostile(planned(engine), lambda index: f"harmless-{index}"))
-
+from tests.emit.test_preflight import CONFIG
 
 # What is refused
 

@@ -13,8 +13,7 @@ import pytest
 
 import kit
 from kit.diagnose.lint import SCRIPTS, lint
-from kit.emit.environment import assignments, deepspeed_env
-from kit.emit.fabric import fabric_of, fabrics
+from kit.emit.environment import assignments, deepspeed_env, fabric_of, fabrics
 from kit.emit.run_directory import files_of, write
 from kit.emit.slurm import notice_s
 from kit.planner.plan import Plan

@@ -7,8 +7,9 @@ import pytest
 
 import kit
 from kit.emit.run_directory import RunDirectory, files_of, write
-from kit.errors import RunDirectoryError
+from kit.errors import RunDirectoryError, SpecError
 from kit.specs import strict_yaml
+from kit.specs.recipe import load_recipe
 from kit.specs.run import DataSpec, RunSpec
 
 RUN = RunSpec(data=DataSpec(train="/data/train"))
@@ -125,6 +126,17 @@ def test_no_home_path_goes_into_a_run_directory(tmp_path: Path, monkeypatch: pyt
     for rundir in (inside, outside):
         assert rundir.run.data.train == run.data.train
         assert "somebody" not in (rundir.path / "run.yaml").read_text()
+
+
+def test_a_home_that_nobody_has_is_named(rundir: RunDirectory, tmp_path: Path) -> None:
+    """Python's own answer is a RuntimeError without the key."""
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: llama-3.2-1b\ncluster: 8xH100\nrun: {data: {train: ~nobody-here/x}}\n")
+    file = rundir.path / "run.yaml"
+    file.write_text(file.read_text().replace("train: ", "train: ~nobody-here/x #", 1))
+    for read, name in ((load_recipe, recipe), (RunDirectory.open, rundir.path)):
+        with pytest.raises(SpecError, match=r"run\.data\.train=~nobody-here/x: this machine knows no home directory"):
+            read(name)
 
 
 def edit(file: Path, path: tuple[str, ...], value: object) -> None:

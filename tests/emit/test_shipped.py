@@ -12,8 +12,8 @@ import pytest
 from kit.diagnose.lint import lint
 from kit.emit import generated
 from kit.emit.copy_recipe import copy_recipe
+from kit.emit.generated import TEMPLATES
 from kit.emit.run_directory import RunDirectory
-from kit.emit.templates import TEMPLATES
 from kit.errors import KitError, SpecError
 from kit.planner.search import make_plan
 from kit.specs.recipe import load_recipe

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from kit.emit.megatron import GUARDED, megatron_settings, padded_vocab_size
+from kit.emit.megatron import PLAN_OWNED_KEYS, megatron_settings, padded_vocab_size
 from kit.specs.families import families_where
 from tests.megatron.shapes import BY_FAMILY
 from tests.training import tiny
@@ -104,9 +104,9 @@ def test_guarded_keys_exist_and_name_recipe_keys():
         emitted |= {f"{section}.{key}" for section, keys in megatron_settings(plan).items() for key in keys}
     # rotary_base is not emitted, but adding it would be ignored: the frequencies are transformers' own.
     # fp8 has its own test.
-    assert set(GUARDED) - emitted == {"model.rotary_base", "transformer_config.fp8"}
+    assert set(PLAN_OWNED_KEYS) - emitted == {"model.rotary_base", "transformer_config.fp8"}
     sections = {name: type(getattr(plan, name)) for name in ("model", "job", "layout")}
-    for recipe_key in GUARDED.values():
+    for recipe_key in PLAN_OWNED_KEYS.values():
         section, _, name = recipe_key.partition(".")
         assert name in sections[section].__dataclass_fields__
 
@@ -121,7 +121,7 @@ def test_deterministic_and_without_torch():
     code = (
         "import sys; sys.modules['torch'] = None; sys.modules['megatron'] = None\n"
         "import kit.emit.megatron\n"
-        "assert kit.emit.megatron.GUARDED"
+        "assert kit.emit.megatron.PLAN_OWNED_KEYS"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     plan = next(plans())

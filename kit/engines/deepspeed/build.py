@@ -13,7 +13,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 
-from kit.emit.deepspeed import observers
+from kit.emit.deepspeed import monitor_sections
 from kit.engines.deepspeed import nvme, ops
 from kit.engines.deepspeed.reading import read_safely
 from kit.engines.deepspeed.strategy import Split, split_of
@@ -34,7 +34,7 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Sp
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
     ops.ready()
     nvme.prepare(rundir, settings)
-    settings |= observers(rundir.run, rundir.path)
+    settings |= monitor_sections(rundir.run, rundir.path)
     split = split_of(rundir)
     model = split.build(settings)
     engine, *_ = deepspeed.initialize(

@@ -1,0 +1,28 @@
+"""A file that follows from a plan alone. Each target is a module that lists its own in ``FILES``; ``run_directory``
+lists the targets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from kit.planner.plan import Plan
+
+
+def _every_plan(_: Plan) -> bool:
+    return True
+
+
+@dataclass(frozen=True)
+class DerivedFile:
+    """All that kit knows of one emitted file."""
+
+    name: str
+    text: Callable[[Plan], str]
+    applies: Callable[[Plan], bool] = _every_plan
+    """Which plans have it."""
+    plan_owned_keys: Mapping[str, str] = field(default_factory=dict)
+    """Dotted key of the file → dotted key of the recipe that decides it. An edit of one by hand is refused at start;
+    any other edit is honoured and recorded."""
+    committed: bool = False
+    """Whether ``launch/RECIPE/`` of a checkout shows it (``kit emit --check``)."""
