@@ -1,0 +1,286 @@
+"""What the structure of a checkout measures: ``python scripts/measure.py [ROOT ...]``, a column a checkout.
+
+Sizes of each room; import circles of any kind; public names with two meanings in a package; functions that take model,
+cluster, job and layout one by one; floors of kit/cost; how deep ``kit plan`` and ``kit emit`` go; what mypy covers.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("kit", "benchmarks")
+QUADRUPLE = {"model", "cluster", "job", "layout"}
+RECIPE = "llama-3.1-8b-sft-zero2-8xh100"
+TWICE_ALLOWED = {
+    ("kit/emit", "applies"): "whether a target has files for a plan: one for each target",
+    ("kit/engines", "entries"): "the weight map of a family: one for each file of families",
+    ("kit/engines", "linear_cross_entropy"): "one loss by two kernels, chunks of torch's and Liger's",
+    ("kit/diagnose", "trace"): "what the probe runs: one for each implementation",
+    ("kit/preflight", "main"): "files that are also programs",
+}
+"""(room, name) → why it may stand in several files of the room."""
+Graph = dict[str, set[str]]
+
+
+class Checkout:
+    """Parsed files of one checkout."""
+
+    def __init__(self, root: Path) -> None:
+        listed = subprocess.run(
+            ["git", "-C", str(root), "ls-files", "-co", "--exclude-standard", *(f"{room}/*.py" for room in ROOMS)],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        self.root = root
+        names = sorted(name for name in set(listed.stdout.split()) if (root / name).is_file())
+        self.texts = {name: (root / name).read_text(encoding="utf-8") for name in names}
+        self.trees = {name: ast.parse(text) for name, text in self.texts.items()}
+        self.kit = {_module(name): tree for name, tree in self.trees.items() if name.startswith("kit/")}
+
+    def sizes(self) -> dict[str, tuple[int, int, int]]:
+        """Room → (files, lines, statements without docstrings)."""
+        found: dict[str, tuple[int, int, int]] = {}
+        for name, tree in self.trees.items():
+            parts = name.split("/")
+            room = "/".join(parts[:2]) if len(parts) > 2 else f"{parts[0]}/*.py"
+            statements = sum(isinstance(node, ast.stmt) and not _is_docstring(node) for node in ast.walk(tree))
+            files, lines, before = found.get(room, (0, 0, 0))
+            found[room] = files + 1, lines + self.texts[name].count("\n"), before + statements
+        return found
+
+    @functools.cached_property
+    def imports(self) -> Graph:
+        """Module of kit → modules of kit that it imports: at its top, inside functions, and for types alone."""
+        return {name: set(self._imported(name, tree)) - {name} for name, tree in self.kit.items()}
+
+    def _imported(self, name: str, tree: ast.AST) -> Iterator[str]:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names if alias.name in self.kit)
+            elif isinstance(node, ast.ImportFrom):
+                parents = name.split(".") if self._is_package(name) else name.split(".")[:-1]
+                base = ".".join(parents[: len(parents) - node.level + 1]) if node.level else ""
+                module = ".".join(filter(None, [base, node.module]))
+                for alias in node.names:
+                    full = f"{module}.{alias.name}"
+                    if full in self.kit or module in self.kit:
+                        yield full if full in self.kit else module
+
+    def _is_package(self, name: str) -> bool:
+        return f"{name.replace('.', '/')}/__init__.py" in self.trees
+
+    def module_circles(self) -> list[list[str]]:
+        """Sets of modules that import each other, directly or not."""
+        return _circles(self.imports)
+
+    def package_circles(self) -> list[list[str]]:
+        """The same for packages: rooms of kit; and folders, where a file beside folders stands for itself."""
+        return [*_circles(self._merged(self._room)), *_circles(self._merged(self._folder))]
+
+    def _merged(self, node: Callable[[str], str]) -> Graph:
+        graph: Graph = defaultdict(set)
+        for name, imported in self.imports.items():
+            graph[node(name)] |= {node(other) for other in imported} - {node(name)}
+        return graph
+
+    def _room(self, name: str) -> str:
+        parts = name.split(".")
+        return ".".join(parts[:2]) if self._is_package(".".join(parts[:2])) else name
+
+    def _folder(self, name: str) -> str:
+        folder = name if self._is_package(name) else name.rpartition(".")[0]
+        has_folders = any(
+            other != folder and other.startswith(f"{folder}.") for other in self.kit if self._is_package(other)
+        )
+        return name if has_folders else folder
+
+    def names_twice(self) -> list[str]:
+        """Public functions, classes and constants that several files of a room define, exceptions aside."""
+        places: dict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, tree in self.kit.items():
+            room = "/".join(name.split(".")[:2])
+            for public in set(_public_names(tree)):
+                places[room, public].append(name)
+        several = {key: files for key, files in places.items() if len(files) > 1 and key not in TWICE_ALLOWED}
+        return [f"{room}: {public} in {', '.join(sorted(files))}" for (room, public), files in sorted(several.items())]
+
+    def quadruples(self) -> list[str]:
+        """Functions of kit with parameters model, cluster, job and layout together."""
+        return [
+            f"{module}.{node.name}"
+            for module, tree in self.kit.items()
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+            and {each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)} >= QUADRUPLE
+        ]
+
+    def floors(self, package: str = "kit.cost") -> int:
+        """Files on the longest path of imports inside a package; 0 where they go in a circle."""
+        graph = {name: edges for name, edges in self.imports.items() if name.startswith(f"{package}.")}
+        graph = {name: edges & graph.keys() for name, edges in graph.items()}
+        if _circles(graph):
+            return 0
+
+        @functools.cache
+        def height(name: str) -> int:
+            return 1 + max(map(height, graph[name]), default=0)
+
+        return max(map(height, graph), default=0)
+
+    def typed_share(self) -> float:
+        """Statements of kit under ``mypy --strict``, by pyproject.toml, over all."""
+        settings = tomllib.loads((self.root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]
+        strict = settings.get("packages", settings.get("files", [])) if settings.get("strict") else []
+        patterns = [word.replace("/", ".") for word in ([strict] if isinstance(strict, str) else strict)]
+        loose = [
+            word.removesuffix(".*")
+            for rule in settings.get("overrides", [])
+            if rule.get("ignore_errors") or rule.get("disallow_untyped_defs") is False
+            for word in ([rule["module"]] if isinstance(rule["module"], str) else rule["module"])
+        ]
+        sizes = {name: sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) for name, tree in self.kit.items()}
+        covered = [name for name in sizes if _inside(name, patterns) and not _inside(name, loose)]
+        return sum(sizes[name] for name in covered) / sum(sizes.values())
+
+    def walk(self, *arguments: str) -> dict[str, int]:
+        """``kit`` with these arguments in a process of its own: files of kit entered, deepest stack of its calls."""
+        command = [sys.executable, __file__, "--walk", *arguments]
+        environment = {**os.environ, "PYTHONPATH": str(self.root)}
+        done = subprocess.run(command, cwd=self.root, env=environment, capture_output=True, text=True, check=True)
+        found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+        return found
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def _inside(name: str, packages: list[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def _is_docstring(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def _public_names(tree: ast.Module) -> Iterator[str]:
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names = [node.name]
+        else:
+            targets = getattr(node, "targets", []) or [getattr(node, "target", None)]
+            names = [target.id for target in targets if isinstance(target, ast.Name)]
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def _circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Strongly connected sets of more than one node."""
+
+    @functools.cache
+    def reached(start: str) -> frozenset[str]:
+        seen: set[str] = set()
+        ahead = list(graph.get(start, ()))
+        while ahead:
+            if (node := ahead.pop()) not in seen:
+                seen.add(node)
+                ahead += graph.get(node, ())
+        return frozenset(seen)
+
+    found = {tuple(sorted(node for node in reached(start) if start in reached(node))) for start in graph}
+    return [list(circle) for circle in sorted(found) if len(circle) > 1]
+
+
+def _walk(arguments: list[str]) -> int:
+    """Runs inside of the checkout that is measured; its last line is the result."""
+    from kit.cli import main
+
+    inside = str(Path("kit").resolve()) + os.sep
+    entered: set[str] = set()
+    depth = deepest = calls = 0
+
+    def profile(frame: object, event: str, _: object) -> None:
+        nonlocal depth, deepest, calls
+        code = frame.f_code  # type: ignore[attr-defined]
+        if event not in ("call", "return") or not code.co_filename.startswith(inside) or code.co_name == "<module>":
+            return
+        if event == "return":
+            depth -= 1
+            return
+        depth, calls = depth + 1, calls + 1
+        deepest = max(deepest, depth)
+        entered.add(code.co_filename)
+
+    sys.argv = ["kit", *arguments]
+    sys.setprofile(profile)
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+    finally:
+        sys.setprofile(None)
+    print("\n" + json.dumps({"files": len(entered), "deepest": deepest, "calls": calls}))
+    return 0
+
+
+def report(root: Path) -> dict[str, str]:
+    """Measure → what it is in a checkout."""
+    checkout = Checkout(root)
+    sizes = checkout.sizes()
+    rows = {f"{room}: files, lines, statements": "{}, {:,}, {:,}".format(*size) for room, size in sorted(sizes.items())}
+    for part, rooms in (("kit", ("kit",)), ("benchmarks", ("benchmarks",)), ("both", ROOMS)):
+        chosen = [size for room, size in sizes.items() if room.startswith(rooms)]
+        rows[f"**{part}**"] = "{}, {:,}, {:,}".format(*map(sum, zip(*chosen, strict=True)))
+    with tempfile.TemporaryDirectory(prefix="kit-measure-") as scratch:
+        walks = {
+            "kit plan llama-3.1-8b --gpus 8xH100": ("plan", "llama-3.1-8b", "--gpus", "8xH100"),
+            f"kit emit {RECIPE}": ("emit", f"recipes/{RECIPE}.yaml", "--out", f"{scratch}/run"),
+        }
+        for name, arguments in walks.items():
+            found = checkout.walk(*arguments)
+            rows[f"{name}: files entered, deepest stack, calls"] = "{files}, {deepest}, {calls:,}".format(**found)
+    in_cost = [name for name in checkout.kit if name.startswith("kit.cost.") or name == "kit.cost"]
+    return rows | {
+        "import circles of modules": _count(checkout.module_circles()),
+        "import circles of packages": _count(checkout.package_circles()),
+        "public names twice in a package": str(len(checkout.names_twice())),
+        "functions with model, cluster, job, layout": str(len(checkout.quadruples())),
+        "files of kit/cost, floors": f"{len(in_cost)}, {checkout.floors() or 'in a circle'}",
+        "kit under mypy --strict": f"{checkout.typed_share():.0%}",
+    }
+
+
+def _count(circles: list[list[str]]) -> str:
+    return f"{len(circles)}" + (f" ({'; '.join(' ↔ '.join(circle) for circle in circles)})" if circles else "")
+
+
+def main(arguments: list[str]) -> int:
+    """Print a table with a column for each checkout."""
+    if arguments[:1] == ["--walk"]:
+        return _walk(arguments[1:])
+    if arguments[:1] == ["--list"]:
+        checkout = Checkout(Path(*arguments[1:]).resolve())
+        print("\n".join([*checkout.names_twice(), *checkout.quadruples()]))
+        return 0
+    roots = [Path(word).resolve() for word in arguments] or [ROOT]
+    columns = [report(root) for root in roots]
+    print(f"| | {' | '.join(arguments or ['here'])} |\n|{'---|' * (len(columns) + 1)}")
+    for name in dict.fromkeys(name for column in columns for name in column):
+        print(f"| {name} | {' | '.join(column.get(name, '–') for column in columns)} |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

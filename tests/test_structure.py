@@ -1,0 +1,26 @@
+"""The structure of kit, held where it is: a number may fall, and its limit here with it, but not rise."""
+
+from __future__ import annotations
+
+import pytest
+from scripts.measure import ROOT, Checkout
+
+CHECKOUT = Checkout(ROOT)
+LIMITS = {
+    "import circles of modules": (CHECKOUT.module_circles, 4),
+    "import circles of packages": (CHECKOUT.package_circles, 2),
+    "public names twice in a room": (CHECKOUT.names_twice, 36),
+    "functions that take model, cluster, job and layout": (CHECKOUT.quadruples, 67),
+}
+"""What is counted, and how many there may be. The goal is 0 everywhere."""
+
+
+@pytest.mark.parametrize("what", LIMITS)
+def test_a_count_does_not_rise(what: str) -> None:
+    listed, limit = LIMITS[what]
+    found = listed()
+    assert len(found) <= limit, f"{what}: {found}"
+
+
+def test_floors_of_the_cost_model() -> None:
+    assert 0 < CHECKOUT.floors() <= 15, "6 is the goal"
