@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from scripts.measure import ROOT, Checkout
 
 CHECKOUT = Checkout(ROOT)
