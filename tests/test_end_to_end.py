@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.assets import RECIPE, prepare
+from tests.support.assets import RECIPE, prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 6

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from benchmarks.assets import RECIPE
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import LoraSpec, OptimizerSpec, Precision
 from kit.units import GIB
+from tests.support.assets import RECIPE
 
 CPU_SHRINK = 32
 """By what sequences are shorter on a CPU."""

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from benchmarks.assets import RECIPE, model_variant, prepare
 from benchmarks.gpu.cases import machine
 from benchmarks.system_tests.parity.cases import COMMON, FAMILIES
-from benchmarks.system_tests.parity.compare import compare_curves, compare_gradients
 from kit.emit.run_directory import write
 from kit.training.__main__ import process_group
+from tests.support.assets import RECIPE, model_variant, prepare
+from tests.support.compare import compare_curves, compare_gradients
 
 BOUND = 1e-4
 """Largest relative error of any parameter's gradient, and of any loss: other kernels, other orders of sums, the same

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import kit
 from benchmarks.gpu.cases import BY_NAME, planned
-from benchmarks.gpu.waits import waits_on_this_device
 from kit.cost.flops import model_flops_per_token
 from kit.emit.run_directory import RunDirectory, write
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.__main__ import process_group
 from kit.units import TFLOP, to_gib
+from tests.support.host_syncs import waits_on_this_device
 
 if TYPE_CHECKING:
     from kit.engines.base import Engine, MicroBatch

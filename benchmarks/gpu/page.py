@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.peers import BARE
 from benchmarks.gpu.targets import verdicts
+from benchmarks.page import table
 
 Row = dict[str, Any]
 
@@ -197,9 +198,7 @@ def _missing(rows: dict[str, list[Row]]) -> str:
 def _table(title: str, heads: tuple[str, ...], body: Sequence[tuple[str, ...]]) -> str:
     if not body:
         return ""
-    lines = [heads, ("---",) * len(heads), *body]
-    text = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"## {title}\n\n{text}"
+    return f"## {title}\n\n{table(heads, body)}"
 
 
 def _g(value: float | None) -> str:

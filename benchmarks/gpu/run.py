@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from benchmarks.assets import ROOT
 from benchmarks.gpu import devices
 from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.page import page
 from benchmarks.gpu.peers import PEERS
 from kit.rehearsal.processes import kill
+from tests.support.assets import ROOT
 
 LEAST_S = 15.0
 """What starts and imports takes about as long: a row is not begun with less."""

@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.assets import ROOT
 from benchmarks.system_tests.examples.inputs import prepare
+from tests.support.assets import ROOT
 
 NAME = "llama-1b-pretrain-amp-1xh100"
 STEPS = 12

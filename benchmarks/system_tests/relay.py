@@ -12,9 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import runs
-from benchmarks.assets import RECIPE, prepare
+from benchmarks.page import row, table
 from kit.emit.run_directory import RunDirectory
+from tests.support import runs
+from tests.support.assets import RECIPE, prepare
+from tests.support.compare import compare_curves
 
 HALF, WHOLE = 6, 12
 HUB_BOUND = 1e-3
@@ -41,17 +43,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kit-relay-") as scratch:
         root = Path(scratch)
         expected = _launch(root / "reference", TORCH)
-        print(f"| from → to | steps compared | largest difference of loss | of gradient norm | bound |\n{'|---' * 5}|")
+        print(table(("from → to", "steps compared", "largest difference of loss", "of gradient norm", "bound"), []))
         for number, (name, first, second, checkpoint, bound) in enumerate(LEGS):
             half = _launch(root / f"{number}a", first, "--stop-at-step", str(HALF))
             where = str(half.path / "checkpoints" / checkpoint)
             found = _launch(root / f"{number}b", second, "--resume", where)
-            errors = {key: _largest(found, expected, key) for key in ("loss", "grad_norm")}
-            failed |= not max(errors.values()) <= bound
-            print(
-                f"| {name} | {HALF + 1}–{WHOLE} | {errors['loss']:.1e} | {errors['grad_norm']:.1e} | {bound:.0e} |",
-                flush=True,
-            )
+            curves = runs.metrics(expected), runs.metrics(found)
+            errors = [
+                compare_curves(*curves, key, range(HALF + 1, WHOLE + 1)).worst_relative_error
+                for key in ("loss", "grad_norm")
+            ]
+            failed |= not max(errors) <= bound
+            cells = (name, f"{HALF + 1}–{WHOLE}", *(f"{error:.1e}" for error in errors), f"{bound:.0e}")
+            print(row(cells), flush=True)
     return 1 if failed else 0
 
 
@@ -59,16 +63,6 @@ def _launch(path: Path, words: tuple[str, ...], *arguments: str) -> RunDirectory
     rundir = runs.emit(RECIPE, path, [*COMMON, *words])
     runs.train(rundir, *arguments)
     return rundir
-
-
-def _largest(found: RunDirectory, expected: RunDirectory, key: str) -> float:
-    """Largest relative difference over the second half; infinite where a step is missing."""
-    theirs = {row["step"]: row[key] for row in runs.metrics(expected)}
-    ours = {row["step"]: row[key] for row in runs.metrics(found)}
-    steps = range(HALF + 1, WHOLE + 1)
-    if not set(steps) <= ours.keys():
-        return float("inf")
-    return max(abs(ours[step] - theirs[step]) / abs(theirs[step]) for step in steps)
 
 
 if __name__ == "__main__":

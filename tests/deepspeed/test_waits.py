@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from benchmarks.gpu.waits import waits_in_a_step
 from tests.deepspeed import cases
+from tests.support.host_syncs import waits_in_a_step
 from tests.workers import pool
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import kit
-from benchmarks.system_tests.hosts import lab
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import SpecError
 from kit.preflight import bandwidth, cluster_checks, dcgm, disk, facts, gpus
@@ -24,6 +23,7 @@ from kit.preflight.host_checks import check_host
 from kit.preflight.remote import read_hostfile
 from kit.preflight.requirements import needs_of
 from kit.specs.run import CheckpointSpec, DataSpec, RunSpec
+from tests.support import namespaces
 from tests.test_cli import kit as command_line
 
 ROOT = Path(__file__).parents[2]
@@ -339,8 +339,8 @@ def test_hosts_of_namespaces_differ_where_planted() -> None:
     """One fault of ``benchmarks.system_tests.preflight``: real hosts, a real difference; the only test here that
     needs root."""
     try:
-        lab.check()
-    except lab.NoLab as error:
+        namespaces.check()
+    except namespaces.NoNamespaces as error:
         pytest.skip(f"SKIPPED, nothing was looked at over several hosts: {error}")
     words = [sys.executable, "-m", "benchmarks.system_tests.preflight", "content"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

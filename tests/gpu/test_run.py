@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import kit
-from benchmarks.gpu import cases, devices, measured, peers, run, waits, worker
+from benchmarks.gpu import cases, devices, measured, peers, run, worker
+from tests.support import host_syncs
 
 
 @pytest.fixture
@@ -136,9 +137,9 @@ def test_waits_that_torch_tells_of_are_counted_by_place(monkeypatch):
     """Its sync debug mode warns at each; a place that is asked twice counts twice, and another warning is none."""
     modes: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    with waits.cuda_waits() as places:
+    with host_syncs.cuda_waits() as places:
         for _ in range(2):
-            warnings.warn(f"{waits.SYNCHRONISED} (Triggered internally)", stacklevel=1)
+            warnings.warn(f"{host_syncs.SYNCHRONISED} (Triggered internally)", stacklevel=1)
         warnings.warn("something else", stacklevel=1)
     assert modes == ["warn", "default"]
     assert list(places.values()) == [2]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from benchmarks.gpu.waits import waits_in_a_step
 from tests.megatron import cases
+from tests.support.host_syncs import waits_in_a_step
 from tests.training import tiny
 from tests.workers import pool
 

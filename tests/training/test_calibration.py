@@ -8,10 +8,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from benchmarks.assets import RECIPE
-from benchmarks.performance.overhead import runs as small
 from kit.cli import app
 from kit.planner.plan import Plan
+from tests.support import small_run as small
+from tests.support.assets import RECIPE
 from tests.training import runs
 
 

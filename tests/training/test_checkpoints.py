@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.system_tests.failures.disk import small_disk
 from kit.cost.operation import operation
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.disk_space import require_room
 from kit.training.checkpoint.storage import steps_kept
+from tests.support.small_disk import small_disk
 from tests.training import runs, tiny
 from tests.workers import pool
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 import torch
 
-from benchmarks.gpu.waits import waits_in_a_step
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.huggingface import packed_attention
 from kit.engines.torch.engine import TorchEngine
 from kit.specs.run import DataSpec
+from tests.support.host_syncs import waits_in_a_step
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
 

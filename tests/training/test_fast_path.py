@@ -11,7 +11,6 @@ import torch._dynamo.utils
 from torch.nn import functional
 
 import kit
-from benchmarks.gpu.waits import waits_in_a_step
 from kit.cost.huggingface_layer import loss_bytes
 from kit.cost.planned import planned_setup
 from kit.diagnose.probe.tracker import LiveBytes
@@ -24,6 +23,7 @@ from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError
 from kit.planner.rules import violations
 from kit.specs.job import OptimizerSpec
+from tests.support.host_syncs import waits_in_a_step
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
 from tests.workers import pool

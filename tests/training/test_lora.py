@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.performance.loading.memory import Peak, return_freed_memory
 from kit.cost.planned import planned_setup
 from kit.cost.rank_states import rank_states
 from kit.emit.deepspeed import ds_config
@@ -21,6 +20,7 @@ from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.training.checkpoint.transfer import Counters, export_hub, hub_to_hf, import_hub
+from tests.support.peak_memory import Peak, return_freed_memory
 from tests.training import tiny
 from tests.training.batches import micro_batches, sample
 from tests.workers import pool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,12 +11,13 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is first imported
 import torch
 import torch.distributed as dist
 
-from benchmarks.performance.loading.memory import Peak, return_freed_memory
+from benchmarks.performance.weights import report
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import StateKind
 from kit.engines.deepspeed.engine import DeepSpeedEngine
 from kit.engines.torch.engine import TorchEngine
 from kit.training.__main__ import leave
+from tests.support.peak_memory import Peak, return_freed_memory
 
 
 def main() -> None:
@@ -28,20 +28,10 @@ def main() -> None:
     rundir = RunDirectory.open(sys.argv[1])
     with Peak() as loading:
         engine = (TorchEngine if rundir.plan.layout.engine == "torch" else DeepSpeedEngine)(rundir)
-    held = engine.held_bytes()
     with Peak() as exporting:
         for _, tensor in engine.export_state(StateKind.MASTER):
             del tensor
-    found = {
-        "held": sum(held.values()),
-        "kept": loading.kept,
-        "loading": loading.grown,
-        "exporting": exporting.grown,
-    }
-    everyone: list[dict[str, int]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, found)
-    if dist.get_rank() == 0:
-        Path(sys.argv[2]).write_text(json.dumps(everyone), encoding="utf-8")
+    report({"kept": loading.kept, "loading": loading.grown, "exporting": exporting.grown}, Path(sys.argv[2]))
     engine.close()
     dist.destroy_process_group()
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 import kit
-from benchmarks.performance.overhead import runs
 from kit.specs.job import JobSpec
 from kit.training.data.batches import Share, training_batches
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import HEADER, MAGIC, VERSION, IndexedTokens, IndexedWriter
 from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
+from tests.support import small_run
 
 SEQ_LENGTH = 4096
 VOCABULARY = 128_256
@@ -81,7 +81,7 @@ def opening(directory: Path) -> list[tuple[int, float]]:
         times = []
         for _ in range(7):
             began = time.perf_counter()
-            samples = GptSamples(IndexedTokens(prefix), SEQ_LENGTH, runs.VOCAB_SIZE)
+            samples = GptSamples(IndexedTokens(prefix), SEQ_LENGTH, small_run.VOCAB_SIZE)
             samples[0], samples[len(samples) - 1]
             times.append(time.perf_counter() - began)
         found.append((count, 1000 * min(times)))

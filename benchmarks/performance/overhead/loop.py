@@ -12,11 +12,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from benchmarks.performance.overhead import runs
 from kit.engines.base import LossSum, MicroBatch, Norms
 from kit.engines.torch.engine import TorchEngine
 from kit.training.data.loader import Feed
 from kit.training.loop import train
+from tests.support import small_run
 from tests.training.alone import process_group_of_one
 
 STEPS = 60
@@ -65,7 +65,7 @@ class Timed(TorchEngine):
 def own_time(directory: Path) -> Own:
     """Of a run that logs and judges every step, and saves none."""
     with process_group_of_one():
-        rundir = runs.emit(directory / "timed", f"run.steps={STEPS}")
+        rundir = small_run.emit(directory / "timed", f"run.steps={STEPS}")
         engine = Timed(rundir)
         train(engine, rundir, export_hub_at_end=False)
         engine.close()
@@ -88,7 +88,7 @@ def bytecodes(directory: Path) -> tuple[float, float]:
     ours, bare = [], []
     with process_group_of_one():
         for steps in COUNTED:
-            rundir = runs.emit(directory / f"counted-{steps}", f"run.steps={steps}")
+            rundir = small_run.emit(directory / f"counted-{steps}", f"run.steps={steps}")
             engine = TorchEngine(rundir)
             ours.append(_count(lambda engine=engine, rundir=rundir: train(engine, rundir, export_hub_at_end=False)))
             engine.close()

@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.performance.overhead import runs
 from kit.engines.torch.engine import TorchEngine
 from kit.training.loop import train
+from tests.support import small_run
 from tests.training.alone import process_group_of_one
 
 EVERY = 20
@@ -37,7 +37,9 @@ def stall(directory: Path, asynchronous: bool) -> Stall:
         f"run.checkpoint.asynchronous={str(asynchronous).lower()}",
     )
     with process_group_of_one():
-        rundir = runs.emit(directory / f"saved-{asynchronous}", *words, hidden=512, layers=3, seq_length=256, batch=2)
+        rundir = small_run.emit(
+            directory / f"saved-{asynchronous}", *words, hidden=512, layers=3, seq_length=256, batch=2
+        )
         engine = TorchEngine(rundir)
         began = time.perf_counter()
         summary = train(engine, rundir, export_hub_at_end=False)

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from benchmarks.performance.loading.memory import Peak, return_freed_memory
 from kit.training.checkpoint.convert import convert
+from tests.support.peak_memory import Peak, return_freed_memory
 
 
 def main() -> None:

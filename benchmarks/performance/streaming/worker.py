@@ -1,9 +1,7 @@
-"""One rank: ``python -m benchmarks.performance.streaming.worker RUN_DIR SCRATCH OUT.json``, started by torchrun."""
+"""One rank: ``python -m benchmarks.performance.streaming.worker RUN_DIR OUT.json``, started by torchrun."""
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
 import shutil
 import statistics
@@ -16,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.performance.loading.memory import Peak
+from benchmarks.performance.weights import report
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory
@@ -26,6 +24,7 @@ from kit.training.checkpoint.background import Background
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
 from kit.training.checkpoint.transfer import export_hub
+from tests.support.peak_memory import Peak, return_freed_memory
 
 REPEATS = 3
 BLOCK = 16 * 2**20
@@ -36,20 +35,19 @@ COUNTERS = Counters(step=1, samples_seen=1, tokens_seen=1, optimizer_steps=1)
 def main() -> None:
     """Import, export and native checkpoints, each beside a plain copy of the same bytes by the same processes."""
     torch.set_num_threads(1)
-    # Freed blocks go back to the system at once: a heap that only grows would be measured instead of tensors.
-    ctypes.CDLL(None).mallopt(-1, 0)  # M_TRIM_THRESHOLD
-    ctypes.CDLL(None).mallopt(-3, 65536)  # M_MMAP_THRESHOLD
+    return_freed_memory()
     dist.init_process_group("gloo")
     cpu.install()
     from kit.engines.megatron.engine import MegatronEngine
 
-    rundir, scratch = RunDirectory.open(sys.argv[1]), Path(sys.argv[2])
+    rundir = RunDirectory.open(sys.argv[1])
+    scratch = rundir.path.parent / "scratch"
     engine = MegatronEngine(rundir)
     source = HfDirectory(rundir.run.model_path or "")
     for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
         engine.import_state(kind, source)  # moments that exist, with numbers in them
     files = sorted(Path(rundir.run.model_path or "").glob("*.safetensors"))
-    found: dict[str, Any] = {"own_bytes": sum(engine.held_bytes().values())}
+    found: dict[str, Any] = {}
     found["import"] = side_by_side(
         lambda: engine.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path or "")),
         lambda: read_plainly(files, everything=rundir.plan.layout.dp > 1),
@@ -71,10 +69,7 @@ def main() -> None:
     found["export"] = side_by_side(export, lambda: write_plainly(files, scratch / "plain", copies=3), clean)
     clean()
     found["native"] = native(engine, rundir, scratch / "checkpoints")
-    everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, found)
-    if dist.get_rank() == 0:
-        Path(sys.argv[3]).write_text(json.dumps(everyone), encoding="utf-8")
+    report(found, Path(sys.argv[2]))
     engine.close()
     dist.destroy_process_group()
 

@@ -12,14 +12,15 @@ from typing import Any
 from rich.console import Console
 
 import kit
-from benchmarks import runs
-from benchmarks.assets import RECIPE, ROOT, Assets, prepare
 from benchmarks.system_tests.demo import page
 from benchmarks.system_tests.demo.claims import Ledger
 from benchmarks.system_tests.demo.exports import Verdict, judge
-from benchmarks.system_tests.parity.compare import compare_curves, compare_gradients
+from benchmarks.system_tests.parity.__main__ import planted
 from kit.emit.run_directory import RunDirectory
 from kit.report.plan_text import render
+from tests.support import runs
+from tests.support.assets import RECIPE, ROOT, Assets, prepare
+from tests.support.compare import compare_curves, compare_gradients
 
 BUILD = ROOT / "build" / "demo"
 RECIPES = {
@@ -184,20 +185,7 @@ def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirec
 def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
     """Swap Q and K in the weight map: the same comparison must turn red."""
     rundir = runs.emit(RECIPES["tp2"], out / "planted", ["run.steps=2"])
-    log = rundir.path / "log.txt"
-    words = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "benchmarks.system_tests.parity.worker",
-        "--plant",
-        "megatron-swap-qk",
-        str(rundir.path),
-    ]
-    runs.wait(runs.start([sys.executable, *words], log), log)
+    planted(rundir, "megatron-swap-qk")
     name = "gradients/step-000001.safetensors"
     gradients = compare_gradients(reference.path / name, rundir.path / name)
     loss = abs(runs.metrics(rundir)[0]["loss"] / runs.metrics(reference)[0]["loss"] - 1)

@@ -12,17 +12,14 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
-from benchmarks.assets import ROOT
+from benchmarks.page import Section, table
 from benchmarks.system_tests.examples.cases import LAYOUTS, SCRIPTS, ExampleError, Facts, alone, launched
 from benchmarks.system_tests.examples.inputs import STEPS, prepare
 from benchmarks.system_tests.examples.plain import plain_torch
 
 LOSS_BOUND, NORM_BOUND = 1e-5, 1e-4
 """Relative, of each step: processes add in another order. Doubled gradients move norms by one, losses hardly."""
-PAGE = ROOT / "docs" / "own-scripts.md"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 
 
 def main() -> int:
@@ -55,7 +52,7 @@ def main() -> int:
     minutes = (time.monotonic() - begin) / 60
     print(f"{agree} of {len(scripts) * len(layouts)} cells agree, in {minutes:.1f} minutes", flush=True)
     if not failed and not arguments.script and not arguments.layout:
-        write(rows, PAGE)
+        Section("docs/own-scripts.md", "figures", lambda: figures(rows)).write()
     return int(failed)
 
 
@@ -77,22 +74,13 @@ def _said(errors: tuple[float, float]) -> str:
     return f"losses within {errors[0]:.0e}, gradient norms within {errors[1]:.0e}"
 
 
-def write(rows: dict[str, dict[str, tuple[float, float]]], page: Path) -> None:
-    """The figures into the page, between its marks."""
-    layouts = list(next(iter(rows.values())))
-    table = [
-        "| script | " + " | ".join(layouts) + " |",
-        "|---|" + "---|" * len(layouts),
-        *(
-            f"| [{script}.py](../examples/{script}.py) | "
-            + " | ".join("{:.0e}, {:.0e}".format(*row[layout]) for layout in layouts)
-            + " |"
-            for script, row in rows.items()
-        ),
+def figures(rows: dict[str, dict[str, tuple[float, float]]]) -> str:
+    """Markdown: a row a script, a column a layout."""
+    cells = [
+        [f"[{script}.py](../examples/{script}.py)", *map("{:.0e}, {:.0e}".format, *zip(*row.values(), strict=True))]
+        for script, row in rows.items()
     ]
-    head, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, tail = rest.partition(END)
-    page.write_text("\n".join([head + begin, *table, end + tail]), encoding="utf-8")
+    return table(("script", *LAYOUTS), cells)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.assets import ROOT
 from benchmarks.system_tests.examples.inputs import (
     BLOCK,
     EPS,
@@ -24,6 +23,7 @@ from benchmarks.system_tests.examples.inputs import (
 from kit.emit.run_directory import files_of
 from kit.emit.trainer import training_arguments
 from kit.specs.layout import Pins
+from tests.support.assets import ROOT
 
 EXAMPLES = ROOT / "examples"
 TIME_LIMIT_S = 400

@@ -7,12 +7,12 @@ import json
 import shutil
 from pathlib import Path
 
-from benchmarks.assets import ROOT
 from kit.api import plan as make_plan
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, OptimizerSpec
 from kit.specs.layout import Pins
+from tests.support.assets import ROOT
 
 DIRECTORY = ROOT / "build" / "examples"
 BLOCK = 32

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.system_tests.failures import kit_run, memory
-from benchmarks.system_tests.failures.disk import small_disk
-from benchmarks.system_tests.hosts import lab
 from kit.diagnose.logs import Cause, diagnose
 from kit.planner.plan import Plan
+from tests.support import namespaces
+from tests.support.small_disk import small_disk
 
 LIMIT_S = 120
 DISK_BYTES = 16 << 20
@@ -93,7 +93,7 @@ def main() -> int:
     for failure in chosen:
         try:
             causes = provoke(failure, keep / failure.name)
-        except (lab.NoLab, subprocess.TimeoutExpired) as error:
+        except (namespaces.NoNamespaces, subprocess.TimeoutExpired) as error:
             print(f"NOT PROVOKED {failure.name}: {error}", flush=True)
             missed += 1
             continue
@@ -114,7 +114,7 @@ def main() -> int:
 
 
 def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...]:
-    """Run the job and read its logs. Raises ``NoLab`` where this machine cannot provoke it."""
+    """Run the job and read its logs. Raises ``NoNamespaces`` where this machine cannot provoke it."""
     directory.mkdir()
     log = directory / "job.log"
     if failure.name == "dead-node":
@@ -122,7 +122,7 @@ def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...]:
             [sys.executable, "-m", "benchmarks.system_tests.failures.dead_node", str(directory)], timeout=LIMIT_S
         )
         if done.returncode == 3:
-            raise lab.NoLab("hosts cannot be made here; see above")
+            raise namespaces.NoNamespaces("hosts cannot be made here; see above")
     else:
         told = kit_run.fail(directory) if failure.name == "kit-run" else _job(failure.name, directory)
         log.write_text(_without_places(told, directory), encoding="utf-8")
@@ -160,14 +160,14 @@ def _job(name: str, directory: Path) -> str:
     with ExitStack() as around:
         group = around.enter_context(memory.small_group(name == "oom-kill"))
         if group is None:
-            raise lab.NoLab("only root can make a control group, and not in every container")
+            raise namespaces.NoNamespaces("only root can make a control group, and not in every container")
         try:
             if name == "disk-full":
                 around.enter_context(small_disk(disk, DISK_BYTES))
             else:
                 disk.mkdir()
         except OSError as error:
-            raise lab.NoLab(f"no small disk: {error}") from None
+            raise namespaces.NoNamespaces(f"no small disk: {error}") from None
         run = subprocess.run(
             [sys.executable, "-m", "torch.distributed.run", *words, str(disk)],
             capture_output=True,

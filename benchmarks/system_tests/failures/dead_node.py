@@ -12,24 +12,17 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.page import ROOT
 from benchmarks.system_tests.failures.worker import FAULT_AT
-from benchmarks.system_tests.hosts import lab
+from tests.support import namespaces
 
 LIMIT_S = 90
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def main() -> int:
-    """Enter namespaces, run, kill."""
-    if not lab.inside():
-        try:
-            lab.check()
-        except lab.NoLab as error:
-            print(f"NOT RUN: {error}", file=sys.stderr)
-            return 3
-        return lab.enter("benchmarks.system_tests.failures.dead_node", sys.argv[1:])
+    """Run, and kill, inside of namespaces."""
     log = Path(sys.argv[1]) / "job.log"
-    with lab.hosts(["node-0", "node-1"], trap=False) as (first, second), log.open("ab") as stream:
+    with namespaces.hosts(["node-0", "node-1"], trap=False) as (first, second), log.open("ab") as stream:
         processes = []
         for rank in range(2):
             rendezvous = f"--node-rank {rank} --master-addr {first.address} --master-port 29500"
@@ -37,7 +30,7 @@ def main() -> int:
             job = f"--nproc-per-node 1 --nnodes 2 {rendezvous} -m {worker}"
             script = f"cd {ROOT} && {sys.executable} -m torch.distributed.run {job}"
             environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0"}
-            words = lab.remote(f"node-{rank}", script, environment)
+            words = namespaces.remote(f"node-{rank}", script, environment)
             words[1:1] = ["-o", "ServerAliveInterval=2", "-o", "ServerAliveCountMax=2"]
             processes.append(subprocess.Popen(words, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL))
         deadline = time.monotonic() + LIMIT_S
@@ -52,4 +45,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(namespaces.main("benchmarks.system_tests.failures.dead_node", main))

@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import kit
-from benchmarks.assets import RECIPE, prepare
-from kit.emit.run_directory import write
 from kit.planner.plan import Plan
+from tests.support import runs
+from tests.support.assets import RECIPE, ROOT, prepare
 
 OVERRIDES = (
     "cluster=2xcpu",
@@ -20,7 +20,6 @@ OVERRIDES = (
     "run.steps=3",
 )
 LIMIT_S = 120
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def planned() -> Plan:
@@ -31,9 +30,7 @@ def planned() -> Plan:
 def fail(directory: Path) -> str:
     """Emit, launch, fail; what it printed."""
     prepare()
-    recipe = kit.load_recipe(RECIPE, OVERRIDES)
-    assert recipe.run is not None
-    rundir = write(kit.plan(recipe), recipe.run, directory / "run")
+    rundir = runs.emit(RECIPE, directory / "run", OVERRIDES)
     path = os.pathsep.join([str(Path(__file__).with_name("limited")), str(ROOT)])
     done = subprocess.run(
         ["bash", str(rundir.path / "launch.sh")],

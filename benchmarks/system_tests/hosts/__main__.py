@@ -1,8 +1,9 @@
 """Emitted launch files on two and three hosts, beside one process: ``python -m benchmarks.system_tests.hosts [NAME…]``.
 
-Hosts are namespaces on this machine (``lab.py``), whose own names stand for 127.0.1.1 as on Debian. Each case writes a
-run directory and its hostfile, launches it over ssh, and compares loss and gradient norm of every step with one process
-of plain torch. Exit code 1 where a curve leaves its bound, 3 where this machine cannot have hosts.
+Hosts are namespaces on this machine (``tests/support/namespaces.py``), whose own names stand for 127.0.1.1 as on
+Debian. Each case writes a run directory and its hostfile, launches it over ssh, and compares loss and gradient norm of
+every step with one process of plain torch. Exit code 1 where a curve leaves its bound, 3 where this
+machine cannot have hosts.
 """
 
 from __future__ import annotations
@@ -16,13 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks import runs
-from benchmarks.assets import RECIPE, prepare
-from benchmarks.system_tests.hosts import lab
-from benchmarks.system_tests.hosts.cases import CASES, COMMON, REFERENCE, STEPS, Case
-from benchmarks.system_tests.hosts.judge import BOUNDS, agree, differences
+from benchmarks.page import ROOT, row, table
+from benchmarks.system_tests.hosts.cases import BOUNDS, CASES, COMMON, REFERENCE, STEPS, Case, beside, nodes
 from kit.emit.run_directory import RunDirectory
 from kit.rehearsal.processes import metrics
+from tests.support import namespaces, runs
+from tests.support.assets import RECIPE, prepare
 
 LIMIT_S = 420
 """The first run of a fresh machine compiles DeepSpeed's operators."""
@@ -32,35 +32,24 @@ OPENMPI = {"mpirun": "openmpi-bin"}
 def main() -> int:
     """Enter namespaces, run, judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(case.name for case in CASES)}")
+    parser.add_argument("names", nargs="*", choices=[*(case.name for case in CASES), []], metavar="NAME")
     parser.add_argument("--plant", action="store_true", help="train with another rate: every comparison must fail")
     arguments = parser.parse_args()
     chosen = [case for case in CASES if not arguments.names or case.name in arguments.names]
-    unknown = set(arguments.names) - {case.name for case in CASES}
-    if unknown:
-        parser.error(f"no case is called {', '.join(sorted(unknown))}")
-    if not lab.inside():
-        try:
-            lab.check(OPENMPI if any(case.name == "openmpi" for case in chosen) else None)
-        except lab.NoLab as error:
-            print(f"NOT RUN: {error}", file=sys.stderr)
-            return 3
-        prepare()
-        return lab.enter("benchmarks.system_tests.hosts", sys.argv[1:])
-    return run(chosen, arguments.plant)
+    programs = OPENMPI if any(case.name == "openmpi" for case in chosen) else None
+    module = "benchmarks.system_tests.hosts"
+    return namespaces.main(module, lambda: run(chosen, arguments.plant), programs, before=prepare)
 
 
 def run(cases: list[Case], plant: bool) -> int:
     """All cases beside one reference; 0 where all agree, or with ``plant`` all differ."""
     wrong = 0
-    with tempfile.TemporaryDirectory(prefix="kit-hosts-") as scratch, lab.hosts(["node-0", "node-1", "node-2"]):
+    with tempfile.TemporaryDirectory(prefix="kit-hosts-") as scratch, namespaces.hosts(["node-0", "node-1", "node-2"]):
         root = Path(scratch)
         reference = runs.emit(RECIPE, root / "reference", [*COMMON, *REFERENCE])
         runs.train(reference)
-        print(
-            f"| launch | hosts | steps | largest difference of loss | of gradient norm | seconds |\n{'|---' * 6}|",
-            flush=True,
-        )
+        heads = ("launch", "hosts", "steps", "largest difference of loss", "of gradient norm", "seconds")
+        print(table(heads, []), flush=True)
         for case in cases:
             begin = time.monotonic()
             try:
@@ -69,21 +58,16 @@ def run(cases: list[Case], plant: bool) -> int:
                 print(f"FAILED {case.name}: {error}", flush=True)
                 wrong += 1
                 continue
-            worst = differences(metrics(found.path), metrics(reference.path), STEPS)
-            wrong += agree(worst) == plant
-            cells = [case.title, str(case.num_hosts), str(STEPS), f"{worst['loss']:.1e}", f"{worst['grad_norm']:.1e}"]
-            print(f"| {' | '.join(cells)} | {time.monotonic() - begin:.0f} |", flush=True)
+            agree, worst = beside(reference, found, STEPS)
+            wrong += agree == plant
+            print(row((case.title, case.num_hosts, STEPS, *worst, f"{time.monotonic() - begin:.0f}")), flush=True)
     print(f"bounds {BOUNDS}; {len(cases)} launches, {wrong} {'agree in spite of the fault' if plant else 'wrong'}")
     return 1 if wrong else 0
 
 
 def launch(case: Case, directory: Path, more: tuple[str, ...]) -> RunDirectory:
     """Emit, write the hostfile, start over ssh, wait. Raises ``RunFailed``."""
-    cluster = directory.with_suffix(".yaml")
-    cluster.write_text(
-        f"node: 1xcpu\nnum_nodes: {case.num_hosts}\ngpus_per_node: 1\ninter_node_gbytes_per_s: 1\n", encoding="utf-8"
-    )
-    rundir = runs.emit(RECIPE, directory, [*COMMON, *case.overrides, f"cluster={cluster}", *more])
+    rundir = runs.emit(RECIPE, directory, [*COMMON, *case.overrides, nodes(directory, case.num_hosts), *more])
     names = [f"node-{number}" for number in range(case.num_hosts)]
     (directory / "hostfile").write_text("".join(f"{name} slots=1\n" for name in names), encoding="utf-8")
     log = directory / "log.txt"
@@ -109,10 +93,9 @@ def launch(case: Case, directory: Path, more: tuple[str, ...]) -> RunDirectory:
 
 
 def _start(host: str, script: str, directory: Path, log: Path) -> subprocess.Popen[bytes]:
-    root = Path(__file__).resolve().parents[3]
     environment = {
         "PYTHON": sys.executable,
-        "PYTHONPATH": str(root),
+        "PYTHONPATH": str(ROOT),
         "PATH": f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "TOKENIZERS_PARALLELISM": "false",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -120,7 +103,7 @@ def _start(host: str, script: str, directory: Path, log: Path) -> subprocess.Pop
         "DS_ACCELERATOR": "cpu",
     }
     with log.open("ab") as stream:
-        words = lab.remote(host, f"cd {directory} && {script}", environment)
+        words = namespaces.remote(host, f"cd {directory} && {script}", environment)
         return subprocess.Popen(words, stdout=stream, stderr=stream, stdin=subprocess.DEVNULL)
 
 
@@ -149,4 +132,4 @@ def _is_worker(process: psutil.Process, directory: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(lab.told(main))
+    sys.exit(main())

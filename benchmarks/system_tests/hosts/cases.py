@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from kit.emit.run_directory import RunDirectory
+from tests.support import runs
+from tests.support.compare import compare_curves
 
 STEPS = 8
+BOUNDS = {"loss": 1e-5, "grad_norm": 1e-3}
+"""Relative, at each of the first steps in fp32: the order of sums differs, nothing else. Adam begins by signs, which
+amplifies it in the norm."""
 COMMON = (
     f"run.steps={STEPS}",
     "run.checkpoint.every_steps=4",
@@ -33,6 +41,20 @@ class Case:
     on_every_host: bool
     kill_rank_at_step: int | None = None
     """``kill -9`` of a worker on the last host at this step: the launcher must begin again and resume."""
+
+
+def nodes(directory: Path, number: int) -> str:
+    """The override that plans for so many nodes of one process; their file lies beside the run directory."""
+    cluster = directory.with_suffix(".yaml")
+    cluster.write_text(f"node: 1xcpu\nnum_nodes: {number}\ngpus_per_node: 1\ninter_node_gbytes_per_s: 1\n")
+    return f"cluster={cluster}"
+
+
+def beside(reference: RunDirectory, found: RunDirectory, steps: int) -> tuple[bool, list[str]]:
+    """Whether loss and gradient norm of the first steps are within their bounds, and how far they are off."""
+    curves, wanted = [runs.metrics(each) for each in (reference, found)], range(1, steps + 1)
+    worst = {key: compare_curves(*curves, key, wanted).worst_relative_error for key in BOUNDS}
+    return all(worst[key] <= BOUNDS[key] for key in BOUNDS), [f"{error:.1e}" for error in worst.values()]
 
 
 _STATIC = "NODE_RANK={rank} MASTER_ADDR={first} ./launch.sh"

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kit
-from benchmarks.assets import RECIPE
-from kit.emit.run_directory import RunDirectory, write
+from kit.emit.run_directory import RunDirectory
 from kit.rehearsal.assets import write_data
+from tests.support import runs
+from tests.support.assets import RECIPE
 
 STEPS = 40
 SAVE_EVERY = 3
@@ -69,9 +70,7 @@ def emit(case: Case, out: Path, data: Path, steps: int = STEPS) -> RunDirectory:
         "run.logging.gradients_at_steps=[]",
         "run.validation_sequences=4",
     )
-    recipe = kit.load_recipe(RECIPE, words)
-    assert recipe.run is not None
-    return write(kit.plan(recipe), recipe.run, out)
+    return runs.emit(RECIPE, out, words)
 
 
 def prepare(directory: Path) -> Path:

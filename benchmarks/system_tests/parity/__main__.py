@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 import kit
-from benchmarks import runs
-from benchmarks.assets import RECIPE, model_variant, prepare
 from benchmarks.system_tests.parity.cases import CASES, COMMON, CURVE_BOUND, FAMILIES, GRADIENT_BOUND, Case, reference
-from benchmarks.system_tests.parity.compare import compare_curves, compare_gradients
 from benchmarks.system_tests.parity.faults import FAULTS
 from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
+from tests.support import runs
+from tests.support.assets import RECIPE, model_variant, prepare
+from tests.support.compare import compare_curves, compare_gradients
 
 LAUNCHED = [name for name, fault in FAULTS.items() if fault.case]
 """Faults in cases that are launched; the others show on pools of processes
@@ -105,19 +105,14 @@ def run_case(case: Case, scratch: Path, fault: str | None) -> RunDirectory:
     if fault is None:
         runs.train(rundir)
         return rundir
-    log = rundir.path / "log.txt"
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes_per_node(rundir.plan))]
-    command = [
-        sys.executable,
-        *words,
-        "-m",
-        "benchmarks.system_tests.parity.worker",
-        "--plant",
-        fault,
-        str(rundir.path),
-    ]
-    runs.wait(runs.start(command, log), log)
+    planted(rundir, fault)
     return rundir
+
+
+def planted(rundir: RunDirectory, fault: str) -> None:
+    """Train a run directory on this machine with a fault in every rank."""
+    words = ("benchmarks.system_tests.parity.worker", "--plant", fault, rundir.path)
+    runs.run(runs.torchrun(processes_per_node(rundir.plan), *words), rundir)
 
 
 def judge(expected: RunDirectory, other: RunDirectory, name: str) -> Result:

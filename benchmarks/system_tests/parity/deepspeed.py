@@ -23,19 +23,19 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers.utils.logging import disable_progress_bar
 
+from benchmarks.page import ROOT, write_json
 from benchmarks.system_tests.parity.deepspeed_layouts import (
     COLUMNS,
     EXACT,
     PLANTED,
     RESUMES,
     ROWS,
-    Bounds,
+    Cell,
     Column,
     Row,
 )
@@ -48,25 +48,7 @@ STEPS = 20
 HALF = 5
 """Steps before a hub checkpoint, and after it."""
 LIMIT_S = 300
-RESULTS = Path(__file__).resolve().parents[2] / "results" / "deepspeed-parity.json"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """How far a layout lies from the reference; infinite where it failed."""
-
-    bounds: Bounds
-    gradient: float = float("inf")
-    loss: float = float("inf")
-    norm: float = float("inf")
-    seconds: float = 0.0
-    failure: str = ""
-
-    @property
-    def agrees(self) -> bool:
-        """Within every bound; NaN is not."""
-        bounds = self.bounds
-        return self.gradient <= bounds.gradient and self.loss <= bounds.loss and self.norm <= bounds.norm
+RESULTS = ROOT / "benchmarks" / "results" / "deepspeed-parity.json"
 
 
 def main() -> int:
@@ -106,7 +88,7 @@ def _keep(one: str, other: str, cell: Cell) -> None:
     """Beside those of earlier runs: a run of some rows replaces theirs."""
     measured = {key: getattr(cell, key) for key in ("gradient", "loss", "norm", "seconds")}
     everyone = _read() | {f"{one} | {other}": measured}
-    RESULTS.write_text(json.dumps(everyone, indent=0, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(RESULTS, everyone)
 
 
 def _kept() -> dict[tuple[str, str], Cell]:

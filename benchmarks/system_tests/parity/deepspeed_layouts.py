@@ -32,6 +32,24 @@ BF16 = Bounds(2e-2, 2e-4, 5e-3)
 
 
 @dataclass(frozen=True)
+class Cell:
+    """How far a layout lies from the reference; infinite where it failed."""
+
+    bounds: Bounds
+    gradient: float = float("inf")
+    loss: float = float("inf")
+    norm: float = float("inf")
+    seconds: float = 0.0
+    failure: str = ""
+
+    @property
+    def agrees(self) -> bool:
+        """Within every bound; NaN is not."""
+        bounds = self.bounds
+        return self.gradient <= bounds.gradient and self.loss <= bounds.loss and self.norm <= bounds.norm
+
+
+@dataclass(frozen=True)
 class Column:
     """One tiny model, one kind of rows, or one way of computing."""
 

@@ -22,9 +22,6 @@ class Fault:
     """Plants it in this process."""
 
 
-FAULTS: dict[str, Fault] = {}
-"""Name → fault. Each engine's faults are appended below its functions."""
-
 _replaced: list[tuple[Any, str, Any]] = []
 
 
@@ -82,11 +79,6 @@ def _deepspeed_local_token_count() -> None:
         return sum((micro_batch.labels != IGNORE_INDEX).sum() for micro_batch in micro_batches).to(device)
 
     _replace(engine, "global_tokens", local_tokens)
-
-
-FAULTS["deepspeed-double-gradients"] = Fault("deepspeed-zero3", _deepspeed_double_gradients)
-FAULTS["deepspeed-repeated-data"] = Fault("deepspeed-zero2-accumulation", _deepspeed_repeated_data)
-FAULTS["deepspeed-local-token-count"] = Fault("deepspeed-zero1", _deepspeed_local_token_count)
 
 
 # ---------------------------------------------------------------------- Megatron
@@ -263,19 +255,23 @@ def _megatron_decayed_norms() -> None:
     _replace(megatron.core.optimizer, "get_standard_config_overrides", lambda config: {})
 
 
-FAULTS["megatron-swap-qk"] = Fault("megatron-tp2", _megatron_swap_qk)
-FAULTS["megatron-skip-sequence-parallel-reduction"] = Fault(
-    "megatron-tp2-sp", _megatron_skip_sequence_parallel_reduction
-)
-FAULTS["megatron-double-gradients"] = Fault("megatron-dp2-distributed-optimizer", _megatron_double_gradients)
-FAULTS["megatron-batched-interleaving"] = Fault("megatron-pp2-interleaved", _megatron_batched_interleaving)
-FAULTS["megatron-shifted-stages"] = Fault("megatron-pp2", _megatron_shifted_stages)
-FAULTS["megatron-ring-forgets-a-part"] = Fault("", _megatron_ring_forgets_a_part)
-FAULTS["megatron-shared-key-of-own-heads"] = Fault("", _megatron_shared_key_of_own_heads)
-FAULTS["megatron-forgotten-correction"] = Fault("", _megatron_forgotten_correction)
-FAULTS["megatron-summed-expert-biases"] = Fault("", _megatron_summed_expert_biases)
-FAULTS["megatron-joined-documents"] = Fault("", _megatron_joined_documents)
-FAULTS["megatron-running-positions"] = Fault("", _megatron_running_positions)
-FAULTS["megatron-decayed-norms"] = Fault("megatron-tp2", _megatron_decayed_norms)
-FAULTS["megatron-swapped-experts"] = Fault("megatron-ep2-mixtral", _megatron_swapped_experts)
-FAULTS["megatron-unbalanced-context"] = Fault("megatron-cp2", _megatron_unbalanced_context)
+FAULTS: dict[str, Fault] = {
+    "deepspeed-double-gradients": Fault("deepspeed-zero3", _deepspeed_double_gradients),
+    "deepspeed-repeated-data": Fault("deepspeed-zero2-accumulation", _deepspeed_repeated_data),
+    "deepspeed-local-token-count": Fault("deepspeed-zero1", _deepspeed_local_token_count),
+    "megatron-swap-qk": Fault("megatron-tp2", _megatron_swap_qk),
+    "megatron-skip-sequence-parallel-reduction": Fault("megatron-tp2-sp", _megatron_skip_sequence_parallel_reduction),
+    "megatron-double-gradients": Fault("megatron-dp2-distributed-optimizer", _megatron_double_gradients),
+    "megatron-batched-interleaving": Fault("megatron-pp2-interleaved", _megatron_batched_interleaving),
+    "megatron-shifted-stages": Fault("megatron-pp2", _megatron_shifted_stages),
+    "megatron-ring-forgets-a-part": Fault("", _megatron_ring_forgets_a_part),
+    "megatron-shared-key-of-own-heads": Fault("", _megatron_shared_key_of_own_heads),
+    "megatron-forgotten-correction": Fault("", _megatron_forgotten_correction),
+    "megatron-summed-expert-biases": Fault("", _megatron_summed_expert_biases),
+    "megatron-joined-documents": Fault("", _megatron_joined_documents),
+    "megatron-running-positions": Fault("", _megatron_running_positions),
+    "megatron-decayed-norms": Fault("megatron-tp2", _megatron_decayed_norms),
+    "megatron-swapped-experts": Fault("megatron-ep2-mixtral", _megatron_swapped_experts),
+    "megatron-unbalanced-context": Fault("megatron-cp2", _megatron_unbalanced_context),
+}
+"""Name → fault."""

@@ -12,11 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import runs
-from benchmarks.assets import RECIPE, prepare
 from benchmarks.system_tests.parity.cases import COMMON
 from kit.emit.run_directory import RunDirectory
 from kit.rehearsal.processes import free_port
+from tests.support import runs
+from tests.support.assets import RECIPE, prepare
 
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "ZeRO-3": (2, ("layout.zero_stage=3",)),
@@ -51,29 +51,16 @@ def main() -> int:
 
 def start(rundir: RunDirectory, launcher: str, processes: int) -> None:
     """To its end. Raises RunFailed where that is not clean."""
-    log, worker = rundir.path / "log.txt", ["kit.training", str(rundir.path)]
     # As launch.sh and torchrun set it. DeepSpeed's launcher leaves it open, and two threads add up in another order.
     os.environ["OMP_NUM_THREADS"] = "1"
-    commands = {
-        "accelerate launch": [str(rundir.path / "launch.sh")],
-        "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m", *worker],
-        "deepspeed": [
-            "-m",
-            "deepspeed.launcher.runner",
-            "--num_accelerators",
-            str(processes),
-            "--master_port",
-            str(free_port()),
-            "--module",
-        ],
-    }
-    command = commands[launcher]
-    if launcher == "deepspeed":
-        command += worker
-        os.environ["DS_ACCELERATOR"] = "cpu"  # the launcher itself asks which accelerator there is
-    if launcher != "accelerate launch":
-        command = [sys.executable, *command]
-    runs.wait(runs.start(command, log), log)
+    if launcher == "accelerate launch":
+        return runs.train(rundir)
+    if launcher == "torchrun":
+        return runs.run(runs.torchrun(processes, "kit.training", rundir.path), rundir)
+    os.environ["DS_ACCELERATOR"] = "cpu"  # the launcher itself asks which accelerator there is
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", str(processes)]
+    command += ["--master_port", str(free_port()), "--module", "kit.training", str(rundir.path)]
+    return runs.run(command, rundir)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.page import header, table
 from benchmarks.system_tests.parity.megatron_layouts import FAMILIES, LAYOUTS, PLANTED, applies
 from kit.specs.model import ModelSpec
 from tests.megatron import cases, inside
@@ -79,25 +80,25 @@ def main() -> int:
         bench = _Bench(Path(scratch))
         if arguments.plant or arguments.plant_all:
             names = sorted(PLANTED) if arguments.plant_all else [arguments.plant]
-            cells = [bench.run(*PLANTED[name], fault=name) for name in names]
+            planted = [bench.run(*PLANTED[name], fault=name) for name in names]
             # One that cannot run is not one that was seen.
-            caught = [not cell.agrees and not cell.failure for cell in cells]
+            caught = [not cell.agrees and not cell.failure for cell in planted]
             print(f"{len(names)} faults planted, {sum(caught)} caught")
             return (0 if all(caught) else 1) if arguments.plant_all else int(any(caught))
         families = [name for name in FAMILIES if not arguments.families or name in arguments.families.split(",")]
-        table = {
+        cells = {
             (layout, family): bench.run(layout, family)
             for layout in sorted(LAYOUTS, key=lambda name: LAYOUTS[name].world_size)
             for family in families
             if arguments.layouts in layout and applies(LAYOUTS[layout], FAMILIES[family])
         }
         logits = {} if arguments.layouts else {family: bench.logits(family) for family in families}
-    page = render(table, families, logits, bench.seconds)
+    page = render(cells, families, logits, bench.seconds)
     print(page)
     if arguments.write:
         arguments.write.write_text(page)
-    agree = all(cell.agrees for cell in table.values()) and all(error <= LOGITS_BOUND for error in logits.values())
-    return 0 if table and agree else 1
+    agree = all(cell.agrees for cell in cells.values()) and all(error <= LOGITS_BOUND for error in logits.values())
+    return 0 if cells and agree else 1
 
 
 class _Bench:
@@ -117,14 +118,9 @@ class _Bench:
         rundir = cases.run_directory(
             reference.directory / f"{layout}-{fault}", reference.spec, job=FAMILIES[family].job, **chosen.layout
         )
-        if self._world_size not in (0, chosen.world_size):
-            pool("megatron", self._world_size).close()
-        self._world_size = chosen.world_size
         function, rest = (cases.train, []) if fault is None else (cases.train_with_fault, [fault])
         try:
-            found = pool("megatron", chosen.world_size).run(
-                function, rundir, STEPS, *rest, chosen.packed, timeout_s=300
-            )
+            found = self._pool(chosen.world_size).run(function, rundir, STEPS, *rest, chosen.packed, timeout_s=300)
             cell = Cell(cases.largest_errors(found[0], reference.expected))
         except WorkerError as error:
             cell = Cell(failure=str(error))
@@ -141,17 +137,21 @@ class _Bench:
         rundir = cases.run_directory(
             reference.directory / "logits", reference.spec, job=FAMILIES[family].job, **LAYOUTS[layout].layout
         )
-        if self._world_size not in (0, 2):
-            pool("megatron", self._world_size).close()
-        self._world_size = 2
         try:
-            (found, *_) = pool("megatron", 2).run(inside.logits, rundir, timeout_s=300)
+            (found, *_) = self._pool(2).run(inside.logits, rundir, timeout_s=300)
         except WorkerError as error:
             print(error)
             return math.inf
         difference = (found - inside.hugging_face_logits(reference.spec, reference.directory)).abs().max()
         print(f"logits {family}: {difference:.1e}", flush=True)
         return float(difference.nan_to_num(math.inf))
+
+    def _pool(self, world_size: int) -> Any:
+        """Of one size at a time: each process holds half a GiB."""
+        if self._world_size not in (0, world_size):
+            pool("megatron", self._world_size).close()
+        self._world_size = world_size
+        return pool("megatron", world_size)
 
     def _family(self, layout: str, family: str) -> Family:
         from tests.megatron.conftest import saved_model
@@ -169,32 +169,29 @@ class _Bench:
 
 
 def render(
-    table: dict[tuple[str, str], Cell], families: Iterable[str], logits: dict[str, float], seconds: float
+    found: dict[tuple[str, str], Cell], families: Iterable[str], logits: dict[str, float], seconds: float
 ) -> str:
     """The page of docs: layouts down, families across, the largest error in each cell."""
     families = list(families)
     lines = [
-        "# Megatron parity",
-        "",
-        "Written by `python -m benchmarks.system_tests.parity.megatron --write docs/megatron-parity.md`.",
-        "",
+        header("Megatron parity", "make prove NAME=parity-megatron"),
         "Largest relative error of a tiny model in fp32 against plain transformers: of each parameter's gradient at",
         f"step 1, of loss and gradient norm of {STEPS} steps, of each weight after the last; {BOUND:.0e} is allowed.",
         "The four families that the table is first about stand on every layout that is one of theirs, the others on",
         f"some of each kind. The last row: the largest absolute difference of a logit; {LOGITS_BOUND:.0e} is allowed.",
         "",
-        f"| layout | {' | '.join(families)} |",
-        f"|---|{'---|' * len(families)}",
     ]
+    rows = []
     for layout in LAYOUTS:
-        cells = [table.get((layout, family)) for family in families]
+        cells = [found.get((layout, family)) for family in families]
         if any(cells):
-            lines.append(f"| {layout} | {' | '.join('–' if cell is None else str(cell) for cell in cells)} |")
+            rows.append((layout, *("–" if cell is None else cell for cell in cells)))
     if logits:
-        words = [f"{logits[each]:.0e}" if logits[each] <= LOGITS_BOUND else "**off**" for each in families]
-        lines.append(f"| logits, tp2 | {' | '.join(words)} |")
-    agree = sum(cell.agrees for cell in table.values())
-    lines += ["", f"{len(table)} cells, {agree} agree; {seconds / 60:.0f} minutes on two cores."]
+        words = (f"{logits[each]:.0e}" if logits[each] <= LOGITS_BOUND else "**off**" for each in families)
+        rows.append(("logits, tp2", *words))
+    lines.append(table(("layout", *families), rows))
+    agree = sum(cell.agrees for cell in found.values())
+    lines += ["", f"{len(found)} cells, {agree} agree; {seconds / 60:.0f} minutes on two cores."]
     return "\n".join(lines) + "\n"
 
 

@@ -1,11 +1,10 @@
 """``kit doctor --hosts`` over three hosts, each fault planted on one: ``python -m benchmarks.system_tests.preflight
 [NAME…]``.
 
-Hosts are namespaces (``benchmarks/system_tests/hosts/lab.py``). First nothing is wrong and nothing may be said; then
-one host at a
-time differs, really: another version of a package lies over its metadata, another file over the data, a route is cut, a
-port is taken, /dev/shm is small, sshd hangs. ``--bandwidth`` measures too. Exit code 1 where a fault is not named on
-its host, 3 without namespaces.
+Hosts are namespaces (``tests/support/namespaces.py``). First nothing is wrong and nothing may be said; then one host
+at a time differs, really: another version of a package lies over its metadata, another file over the data, a route
+is cut, a port is taken, /dev/shm is small, sshd hangs. ``--bandwidth`` measures too. Exit code 1 where a fault
+is not named on its host, 3 without namespaces.
 """
 
 from __future__ import annotations
@@ -21,13 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks.system_tests.hosts import lab
+from benchmarks.page import ROOT, row, table
 from kit.emit.run_directory import RunDirectory, write
 from kit.planner.search import make_plan
 from kit.preflight.remote import SOCKETS
@@ -36,8 +36,8 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.recipe import load_recipe
 from kit.specs.run import DataSpec, RunSpec
+from tests.support import namespaces
 
-ROOT = Path(__file__).resolve().parents[3]
 LIMIT_S = 60
 LONGEST_S = 30
 """What the doctor promises without the bandwidth part."""
@@ -82,26 +82,23 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[*(fault.name for fault in FAULTS), []], metavar="NAME")
     parser.add_argument("--bandwidth", action="store_true")
     arguments = parser.parse_args()
-    if not lab.inside():
-        try:
-            lab.check()
-        except lab.NoLab as error:
-            print(f"NOT RUN: {error}", file=sys.stderr)
-            return 3
-        return lab.enter("benchmarks.system_tests.preflight", sys.argv[1:])
-    wrong = 0
     chosen = tuple(fault for fault in FAULTS if not arguments.names or fault.name in arguments.names)
+    return namespaces.main("benchmarks.system_tests.preflight", lambda: run(chosen, arguments.bandwidth))
+
+
+def run(chosen: Sequence[Fault], bandwidth: bool) -> int:
+    """Plant one after the other; 0 where the doctor named each on its host, and nothing where nothing was wrong."""
+    wrong = 0
     with (
         tempfile.TemporaryDirectory(prefix="kit-preflight-") as scratch,
-        lab.hosts(["node-0", "node-1", "node-2"]) as hosts,
+        namespaces.hosts(["node-0", "node-1", "node-2"]) as hosts,
     ):
         root = Path(scratch)
         rundir = _prepare(root)
         found, seconds = ask(root, rundir)
         failures = [row for row in found if row["state"] == "failure"]
         wrong += bool(failures) or (chosen == FAULTS and seconds > LONGEST_S)
-        print(f"| planted | named | on | seconds |\n{'|---' * 4}|")
-        print(f"| nothing | {failures or 'nothing'} | – | {seconds:.1f} |", flush=True)
+        print(table(("planted", "named", "on", "seconds"), [("nothing", failures or "nothing", "–", f"{seconds:.1f}")]))
         for fault in chosen:
             host = hosts[fault.host]
             _do(host, fault.script, root, hosts[0].address)
@@ -115,11 +112,9 @@ def main() -> int:
             ]
             wrong += not right
             told = right[0] if right else {"said": f"MISSED; failures: {failures}", "hosts": [], "check": "?"}
-            print(
-                f"| {fault.name} | {told['check']}: {told['said']} | {', '.join(told['hosts'])} | {seconds:.1f} |",
-                flush=True,
-            )
-        if arguments.bandwidth:
+            named = f"{told['check']}: {told['said']}"
+            print(row((fault.name, named, ", ".join(told["hosts"]), f"{seconds:.1f}")), flush=True)
+        if bandwidth:
             begin = time.monotonic()
             found, _ = ask(root, rundir, "--bandwidth")
             told = [
@@ -138,19 +133,9 @@ def main() -> int:
 def ask(root: Path, rundir: RunDirectory, *words: str) -> tuple[list[dict[str, Any]], float]:
     """``kit doctor --hosts … --plan … --json`` → its rows, and how long it took."""
     begin = time.monotonic()
-    command = [
-        sys.executable,
-        "-m",
-        "kit",
-        "doctor",
-        "--hosts",
-        str(root / "hostfile"),
-        "--plan",
-        str(rundir.path),
-        "--json",
-    ]
+    command = [sys.executable, "-m", "kit", "doctor", "--hosts", str(root / "hostfile"), "--plan", str(rundir.path)]
     done = subprocess.run(
-        [*command, *words],
+        [*command, "--json", *words],
         capture_output=True,
         text=True,
         timeout=LIMIT_S * (4 if words else 1),
@@ -193,7 +178,7 @@ def _pth() -> Path:
     return next(Path(file) for folder in site.getsitepackages() for file in sorted(glob.glob(f"{folder}/*.pth")))
 
 
-def _do(host: lab.Host, script: str, root: Path, first: str) -> None:
+def _do(host: namespaces.Host, script: str, root: Path, first: str) -> None:
     if not script:  # process 1 of a namespace hears no SIGSTOP from inside
         stopped = psutil.Process(host.pid).status() == psutil.STATUS_STOPPED
         os.kill(host.pid, signal.SIGCONT if stopped else signal.SIGSTOP)
@@ -211,4 +196,4 @@ def _do(host: lab.Host, script: str, root: Path, first: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(lab.told(main))
+    sys.exit(main())

@@ -6,7 +6,7 @@ benchmarks.system_tests.slurm [NAME…]``.
     preempt   a job of a partition with a higher priority takes the nodes: queued again, resumed, the same curve
     srun      the deepspeed launcher in its slurm mode, inside an allocation
 
-slurmctld, two slurmd and munge run in namespaces (``benchmarks/system_tests/hosts/lab.py``) and go with them. Exit
+slurmctld, two slurmd and munge run in namespaces (``tests/support/namespaces.py``) and go with them. Exit
 code 1 where a curve leaves its bound or a job takes another way, 3 where this machine cannot have them.
 """
 
@@ -16,16 +16,16 @@ import argparse
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import runs
-from benchmarks.assets import RECIPE, prepare
-from benchmarks.system_tests.hosts import lab
-from benchmarks.system_tests.hosts.judge import BOUNDS, agree, differences
+from benchmarks.page import ROOT, row, table
+from benchmarks.system_tests.hosts.cases import BOUNDS, beside, nodes
 from benchmarks.system_tests.slurm.cluster import PROGRAMS, Slurm, start
 from kit.emit.run_directory import RunDirectory
 from kit.rehearsal.processes import metrics
+from tests.support import namespaces, runs
+from tests.support.assets import RECIPE, prepare
 
 LIMIT_S = 420
 COMMON = ("run.logging.gradients_at_steps=[]", "job.global_batch_size=12", "layout.micro_batch_size=2")
@@ -46,21 +46,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*CASES, []], metavar="NAME")
     chosen = parser.parse_args().names or list(CASES)
-    if not lab.inside():
-        try:
-            lab.check(PROGRAMS)
-        except lab.NoLab as error:
-            print(f"NOT RUN: {error}", file=sys.stderr)
-            return 3
-        prepare()
-        return lab.enter("benchmarks.system_tests.slurm", sys.argv[1:])
+    return namespaces.main("benchmarks.system_tests.slurm", lambda: run(chosen), PROGRAMS, before=prepare)
+
+
+def run(chosen: Sequence[str]) -> int:
+    """The chosen jobs beside one reference; 0 where all agree."""
     wrong = 0
-    with tempfile.TemporaryDirectory(prefix="kit-slurm-") as scratch, lab.hosts(["node-0", "node-1"]) as hosts:
+    with tempfile.TemporaryDirectory(prefix="kit-slurm-") as scratch, namespaces.hosts(["node-0", "node-1"]) as hosts:
         root = Path(scratch)
         slurm = start(hosts, root)
         reference = runs.emit(RECIPE, root / "reference", [*COMMON, f"run.steps={STEPS}"])
         runs.train(reference)
-        print(f"| job | way | steps | difference of loss | of gradient norm | seconds |\n{'|---' * 6}|", flush=True)
+        heads = ("job", "way", "steps", "difference of loss", "of gradient norm", "seconds")
+        print(table(heads, []), flush=True)
         for name in chosen:
             begin = time.monotonic()
             try:
@@ -69,11 +67,9 @@ def main() -> int:
                 print(f"FAILED {name}: {error}", flush=True)
                 wrong += 1
                 continue
-            spent = time.monotonic() - begin
-            worst = differences(metrics(found.path), metrics(reference.path), STEPS)
-            wrong += not agree(worst)
-            cells = [name, way, str(STEPS), f"{worst['loss']:.1e}", f"{worst['grad_norm']:.1e}", f"{spent:.0f}"]
-            print(f"| {' | '.join(cells)} |", flush=True)
+            agree, worst = beside(reference, found, STEPS)
+            wrong += not agree
+            print(row((name, way, STEPS, *worst, f"{time.monotonic() - begin:.0f}")), flush=True)
     print(f"bounds {BOUNDS}; {len(chosen)} jobs, {wrong} wrong")
     return 1 if wrong else 0
 
@@ -142,10 +138,8 @@ CASES: dict[str, Callable[[Slurm, Path], tuple[RunDirectory, str]]] = {
 
 
 def _emit(directory: Path, engine: tuple[str, ...], save_every: int) -> RunDirectory:
-    cluster = directory.with_suffix(".yaml")
-    cluster.write_text("node: 1xcpu\nnum_nodes: 2\ngpus_per_node: 1\ninter_node_gbytes_per_s: 1\n", encoding="utf-8")
-    words = [*COMMON, *engine, f"run.steps={STEPS}", f"run.checkpoint.every_steps={save_every}", f"cluster={cluster}"]
-    return runs.emit(RECIPE, directory, words)
+    steps = (f"run.steps={STEPS}", f"run.checkpoint.every_steps={save_every}")
+    return runs.emit(RECIPE, directory, [*COMMON, *engine, *steps, nodes(directory, 2)])
 
 
 def _submit(slurm: Slurm, rundir: RunDirectory, *words: str, sleep_s: float) -> str:
@@ -155,11 +149,10 @@ def _submit(slurm: Slurm, rundir: RunDirectory, *words: str, sleep_s: float) -> 
 def _environment(sleep_s: float = 0.0) -> list[str]:
     """What a user's shell would hold; sbatch hands it on."""
     path = f"PATH={Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
-    root = Path(__file__).resolve().parents[3]
     words = ["env", path, f"PYTHON={sys.executable}", "DS_ACCELERATOR=cpu"]
     if sleep_s:
-        return [*words, f"PYTHONPATH={SLOW}:{root}", f"KIT_SLOW_STEP_S={sleep_s}"]
-    return [*words, f"PYTHONPATH={root}"]
+        return [*words, f"PYTHONPATH={SLOW}:{ROOT}", f"KIT_SLOW_STEP_S={sleep_s}"]
+    return [*words, f"PYTHONPATH={ROOT}"]
 
 
 def _until(slurm: Slurm, rundir: RunDirectory, number: str, reached: Callable[[dict[str, str]], bool]) -> None:
@@ -212,4 +205,4 @@ def _log(rundir: RunDirectory) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(lab.told(main))
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""slurmctld, a slurmd a host, and munge, without systemd or cgroups: started in a lab, gone with it."""
+"""slurmctld, a slurmd a host, and munge, without systemd or cgroups: started on hosts of namespaces, gone with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.system_tests.hosts.lab import Host, NoLab
+from tests.support.namespaces import Host, NoNamespaces
 
 PROGRAMS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge"}
 """Program → Debian package."""
@@ -47,7 +47,7 @@ class Slurm:
 
 
 def start(hosts: Sequence[Host], scratch: Path) -> Slurm:
-    """Start the daemons and wait until all nodes are idle. Raises ``NoLab``."""
+    """Start the daemons and wait until all nodes are idle. Raises ``NoNamespaces``."""
     config = scratch / "slurm.conf"
     config.write_text(_config(hosts), encoding="ascii")
     key = secrets.token_hex(64)
@@ -74,14 +74,14 @@ def start(hosts: Sequence[Host], scratch: Path) -> Slurm:
             return slurm
         if time.monotonic() > deadline:
             logs = "".join(_on(host, "tail -n 15 /run/slurm/*.log /run/munge/log") for host in hosts)
-            raise NoLab(f"Slurm's nodes are {states or told}:\n{logs}")
+            raise NoNamespaces(f"Slurm's nodes are {states or told}:\n{logs}")
         time.sleep(0.5)
 
 
 def _config(hosts: Sequence[Host]) -> str:
     first = hosts[0]
     lines = [
-        "ClusterName=lab",
+        "ClusterName=kit",
         f"SlurmctldHost={first.name}({first.address})",
         "SlurmUser=root",
         "AuthType=auth/munge",
@@ -113,5 +113,5 @@ def _config(hosts: Sequence[Host]) -> str:
 def _on(host: Host, script: str) -> str:
     done = subprocess.run(host.command(["bash", "-c", script]), capture_output=True, text=True, timeout=60)
     if done.returncode != 0:
-        raise NoLab(f"{host.name}: {script.split('&&')[0].strip()[:100]}: {done.stderr.strip()}")
+        raise NoNamespaces(f"{host.name}: {script.split('&&')[0].strip()[:100]}: {done.stderr.strip()}")
     return done.stdout

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-import kit
-from benchmarks.assets import RECIPE
-from kit.emit.run_directory import RunDirectory, write
+from kit.emit.run_directory import RunDirectory
 from kit.training.data.indexed import IndexedWriter
+from tests.support import runs
+from tests.support.assets import RECIPE
 
 VOCAB_SIZE = 256
 
@@ -21,8 +21,9 @@ def emit(
     data = out.parent / "tokens"
     if not data.with_suffix(".bin").exists():
         write_tokens(data, 400_000)
-    recipe = kit.load_recipe(
+    return runs.emit(
         RECIPE,
+        out,
         (
             f"model.num_layers={layers}",
             f"model.hidden_size={hidden}",
@@ -42,8 +43,6 @@ def emit(
             *words,
         ),
     )
-    assert recipe.run is not None
-    return write(kit.plan(recipe), recipe.run, out)
 
 
 def write_tokens(prefix: Path, count: int) -> None:

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import psutil
 
-INSIDE = "KIT_LAB_INSIDE"
+INSIDE = "KIT_NAMESPACES"
 PACKAGES = {
     "sshd": "openssh-server",
     "ssh": "openssh-client",
@@ -34,10 +34,10 @@ PACKAGES = {
 """Program → Debian package."""
 START_LIMIT_S = 20
 NETWORK = "10.77.0"
-BRIDGE = "labbr0"
+BRIDGE = "kitbr0"
 
 
-class NoLab(Exception):
+class NoNamespaces(Exception):
     """This machine cannot have hosts as namespaces; the message says what is missing and what to do."""
 
 
@@ -56,18 +56,20 @@ class Host:
 
 
 def check(extra: Mapping[str, str] | None = None) -> None:
-    """Raises ``NoLab`` where hosts cannot be made here; ``extra`` are further programs and their packages."""
+    """Raises ``NoNamespaces`` where hosts cannot be made here; ``extra`` are further programs and their packages."""
     if os.geteuid() != 0:
-        raise NoLab(
+        raise NoNamespaces(
             "hosts as namespaces need root (sshd, mount, network interfaces): run it as root, or in CI's container"
         )
     needed = {**PACKAGES, **(extra or {})}
     missing = sorted({package for program, package in needed.items() if _which(program) is None})
     if missing:
-        raise NoLab(f"not installed: apt-get install {' '.join(missing)}")
+        raise NoNamespaces(f"not installed: apt-get install {' '.join(missing)}")
     made = subprocess.run(["unshare", "-n", "-u", "-m", "-p", "-i", "--fork", "true"], capture_output=True, text=True)
     if made.returncode != 0:
-        raise NoLab(f"this kernel or container forbids namespaces ({made.stderr.strip()}): run it with CAP_SYS_ADMIN")
+        raise NoNamespaces(
+            f"this kernel or container forbids namespaces ({made.stderr.strip()}): run it with CAP_SYS_ADMIN"
+        )
 
 
 def enter(module: str, arguments: Sequence[str]) -> int:
@@ -85,13 +87,23 @@ def enter(module: str, arguments: Sequence[str]) -> int:
         process.kill()
 
 
-def told(main: Callable[[], int]) -> int:
-    """Exit code of ``main``; 1, and why, where hosts or their daemons did not start although they could have."""
+def main(
+    module: str,
+    run: Callable[[], int],
+    programs: Mapping[str, str] | None = None,
+    before: Callable[[], object] = lambda: None,
+) -> int:
+    """Exit code of ``run`` inside of namespaces; 3 where this machine cannot have them, 1 where their daemons do not
+    start although they could. ``module``: what calls this; ``before``: what needs the network of this machine."""
     try:
-        return main()
-    except NoLab as error:
-        print(f"FAILED: {error}", flush=True)
-        return 1
+        if inside():
+            return run()
+        check(programs)
+    except NoNamespaces as error:
+        print(f"{'FAILED' if inside() else 'NOT RUN'}: {error}", file=sys.stderr)
+        return 1 if inside() else 3
+    before()
+    return enter(module, sys.argv[1:])
 
 
 def inside() -> bool:
@@ -103,7 +115,7 @@ def inside() -> bool:
 def hosts(names: Sequence[str], trap: bool = True) -> Iterator[list[Host]]:
     """Start hosts on one bridge; ``trap`` gives each Debian's habit, its own name on 127.0.1.1."""
     assert inside(), "hosts are made inside of enter()"
-    scratch = Path(tempfile.mkdtemp(prefix="kit-lab-"))
+    scratch = Path(tempfile.mkdtemp(prefix="kit-hosts-"))
     try:
         _bridge()
         config = _ssh(scratch)
@@ -165,7 +177,7 @@ def _bind_hosts_file(scratch: Path, addresses: Mapping[str, str]) -> None:
 
 def _hosts_file(scratch: Path, addresses: Mapping[str, str], own: str | None) -> Path:
     """/etc/hosts of one host; ``own`` stands on 127.0.1.1."""
-    file = scratch / f"hosts.{own or 'lab'}"
+    file = scratch / f"hosts.{own or 'all'}"
     lines = ["127.0.0.1 localhost"] + ([f"127.0.1.1 {own}"] if own else [])
     lines += [f"{address} {name}" for name, address in addresses.items() if name != own]
     file.write_text("\n".join(lines) + "\n", encoding="ascii")
@@ -191,7 +203,7 @@ exec "$(command -v sshd)" -D -e -f {config}
     deadline = time.monotonic() + START_LIMIT_S
     while not (children := psutil.Process(process.pid).children()):
         if time.monotonic() > deadline or process.poll() is not None:
-            raise NoLab(f"{name} did not start: {(scratch / f'{name}.log').read_text()}")
+            raise NoNamespaces(f"{name} did not start: {(scratch / f'{name}.log').read_text()}")
         time.sleep(0.02)
     pid = children[0].pid
     outside = f"v{pid}"
@@ -208,7 +220,7 @@ def _wait_for_ssh(host: Host) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while (told := subprocess.run(["ssh", host.name, "hostname"], capture_output=True, text=True)).returncode != 0:
         if time.monotonic() > deadline:
-            raise NoLab(f"{host.name} cannot be reached by ssh: {told.stderr.strip()}")
+            raise NoNamespaces(f"{host.name} cannot be reached by ssh: {told.stderr.strip()}")
         time.sleep(0.1)
     assert told.stdout.strip() == host.name, told.stdout
 

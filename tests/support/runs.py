@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,6 @@ from kit.emit.run_directory import RunDirectory, write
 from kit.errors import EngineError
 from kit.rehearsal import processes
 from kit.rehearsal.processes import start
-
-__all__ = ["RUN_LIMIT_S", "RunFailed", "emit", "metrics", "start", "train", "train_until_killed", "wait"]
 
 RUN_LIMIT_S = 300
 """No run of these takes a minute on an idle machine; a hang must not last longer than this."""
@@ -28,6 +27,18 @@ def emit(recipe: Path, out: Path, overrides: Sequence[str]) -> RunDirectory:
     loaded = kit.load_recipe(recipe, overrides)
     assert loaded.run is not None
     return write(kit.plan(loaded), loaded.run, out)
+
+
+def torchrun(num_processes: int, module: str, *arguments: object) -> list[str]:
+    """The command that starts a module on processes of this machine."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_processes)]
+    return [*launcher, "-m", module, *map(str, arguments)]
+
+
+def run(command: Sequence[str], rundir: RunDirectory) -> None:
+    """A command to its end, its output in the run directory's log."""
+    log = rundir.path / "log.txt"
+    wait(start(command, log), log)
 
 
 def wait(process: subprocess.Popen[bytes], log: Path) -> None:

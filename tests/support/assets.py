@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DIRECTORY = ROOT / "build" / "demo" / "assets"
 """Where the tiny recipes look for their model and data."""
 RECIPE = ROOT / "recipes" / "tiny-llama-pretrain-cpu.yaml"

@@ -41,16 +41,19 @@ def compare_gradients(reference: Path, other: Path) -> GradientComparison:
     return GradientComparison(errors[worst], worst, len(errors))
 
 
-def compare_curves(reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], key: str) -> CurveComparison:
-    """One key of two lists of metric rows, matched by step."""
+def compare_curves(
+    reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], key: str, steps: Sequence[int] | None = None
+) -> CurveComparison:
+    """One key of two lists of metric rows, matched by step. ``steps``: only these; without, both have the same ones. A
+    step that was made twice, before and after a restart, counts both times."""
     expected = {row["step"]: row[key] for row in reference}
-    found = {row["step"]: row[key] for row in other}
-    if expected.keys() != found.keys() or not expected:
-        missing = sorted(expected.keys() ^ found.keys()) or [0]
-        return CurveComparison(float("inf"), missing[0], 0)
-    errors = {step: _relative_number(expected[step], found[step]) for step in expected}
-    worst = max(errors, key=lambda step: errors[step])
-    return CurveComparison(errors[worst], worst, len(errors))
+    wanted = set(expected if steps is None else steps)
+    found = [(row["step"], row[key]) for row in other if steps is None or row["step"] in wanted]
+    missing = (wanted ^ {step for step, _ in found}) | (wanted - expected.keys())
+    if missing or not wanted:
+        return CurveComparison(float("inf"), min(missing, default=0), 0)
+    worst, step = max((_relative_number(expected[step], value), step) for step, value in found)
+    return CurveComparison(worst, step, len(wanted))
 
 
 def _relative_number(reference: float, other: float) -> float:

@@ -1,0 +1,74 @@
+"""Random weights on disk, and a worker on gloo processes that loads them: what loading and streaming share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import kit
+from benchmarks.page import ROOT
+from kit.emit.run_directory import write
+from kit.engines.huggingface.models import hf_config, parameter_shapes
+from kit.engines.io.sharded_safetensors import ShardWriter
+from kit.specs.catalog import parse_cluster
+from kit.specs.model import ModelSpec
+from kit.specs.run import DataSpec, RunSpec
+from kit.units import GIB
+from tests.support.runs import torchrun
+
+LIMIT_S = 1500
+
+
+def write_model(model: ModelSpec, directory: Path, dtype: torch.dtype) -> None:
+    """A Hugging Face directory with random weights, a tensor at a time, 1 GiB a file."""
+    directory.mkdir()
+    hf_config(model).save_pretrained(directory)
+    writer = ShardWriter(directory, "model", shard_bytes=GIB)
+    generator = torch.Generator().manual_seed(0)
+    for name, shape in parameter_shapes(model).items():
+        writer.add(name, torch.empty(shape, dtype=dtype).normal_(0, 0.02, generator=generator))
+    index = {"metadata": {}, "weight_map": writer.finish()}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+
+
+def measure(
+    model: ModelSpec, job: kit.JobSpec, pins: kit.Pins, directory: Path, name: str, worker: str
+) -> list[dict[str, Any]]:
+    """What each rank of ``worker`` found on a plan for ``directory/model``, one process a sequence of the batch."""
+    cluster = parse_cluster(f"{job.global_batch_size}xcpu")
+    # The stand-in's 8 GiB are a convention; what counts here is the machine.
+    cluster = dataclasses.replace(cluster, gpu=dataclasses.replace(cluster.gpu, memory_gib=64.0))
+    plan = kit.plan(model, cluster, job, dataclasses.replace(pins, micro_batch_size=1))
+    run = RunSpec(model_path=str(directory / "model"), data=DataSpec(train="none"))
+    rundir, out = write(plan, run, directory / name), directory / f"{name}.json"
+    run_worker(torchrun(cluster.num_gpus, worker, rundir.path, out))
+    found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
+    return found
+
+
+def run_worker(command: list[str]) -> str:
+    """What it prints. Raises CalledProcessError where it fails."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, check=True, timeout=LIMIT_S, env=environment, stdout=subprocess.PIPE, text=True)
+    return done.stdout
+
+
+def report(found: dict[str, Any], out: Path) -> None:
+    """In a worker: what each rank found, written by the first."""
+    everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, found)
+    if dist.get_rank() == 0:
+        out.write_text(json.dumps(everyone), encoding="utf-8")
+
+
+def sizes(model: ModelSpec) -> tuple[int, int]:
+    """(all, the largest tensor) in bytes of fp32."""
+    numbers = [4 * torch.Size(shape).numel() for shape in parameter_shapes(model).values()]
+    return sum(numbers), max(numbers)

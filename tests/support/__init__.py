@@ -1,0 +1,1 @@
+"""What tests and proofs share: a tiny model, runs that are started and waited for, comparisons, hosts as namespaces."""
