@@ -18,16 +18,16 @@ def lint(
         list[Path] | None,
         typer.Argument(help="ds_config.json, accelerate YAML, recipe, run directory, or script with launch lines."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="What it trains: lets memory be judged.")] = None,
-    gpus: Annotated[str | None, typer.Option(help="Where it runs: lets batch sizes and memory be judged.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model to check memory against.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Cluster to check batch sizes and memory against.")] = None,
     reader: Annotated[
-        str | None, typer.Option(help="Who reads a DeepSpeed file: deepspeed, accelerate or trainer.")
+        str | None, typer.Option(help="Program that reads the DeepSpeed file: deepspeed, accelerate or trainer.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     fix: Annotated[Path | None, typer.Option(help="Write a corrected copy of the one file here.")] = None,
     rules: Annotated[bool, typer.Option("--rules", help="Print every rule, as a table.")] = False,
 ) -> None:
-    """What is wrong with a configuration, before a GPU is paid for. Exit code 1 where a finding is an error."""
+    """Find errors in a configuration before you pay for GPUs. Exit code 1 if a finding is an error."""
     import json
 
     from kit.diagnose.lint import READERS, lint, read_values, write_fixed
@@ -62,19 +62,16 @@ def lint(
 @app.command()
 def doctor(
     logs: Annotated[
-        list[Path] | None, typer.Argument(help="Logs of all ranks, or directories of them; none: look at machines.")
+        list[Path] | None,
+        typer.Argument(help="Logs of all ranks, or directories of logs; without one, check machines."),
     ] = None,
-    hosts: Annotated[Path | None, typer.Option(help="Look at every host of this hostfile, by ssh.")] = None,
-    plan: Annotated[
-        Path | None, typer.Option(help="Run directory: what it needs of the machines, and what it predicted.")
-    ] = None,
-    port: Annotated[
-        int | None, typer.Option(help="Rendezvous port that is tried (29500).", min=1024, max=65535)
-    ] = None,
-    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Measure disks, copies and collectives too.")] = False,
+    hosts: Annotated[Path | None, typer.Option(help="Check every host of this hostfile, by ssh.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Run directory whose needs and predictions to check.")] = None,
+    port: Annotated[int | None, typer.Option(help="Rendezvous port to check (29500).", min=1024, max=65535)] = None,
+    bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Also measure disks, copies and collectives.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Before a run: what is wrong with this machine, or with all of a hostfile. After it: what its logs say went wrong.
+    """Before a run, check this machine or all hosts of a hostfile. After it, find the cause of a failure in its logs.
 
     Exit code 1 where something is wrong."""
     import json

@@ -12,7 +12,7 @@ from kit.cli.options import OutDir
 from kit.errors import SpecError
 
 convert_app = typer.Typer(
-    help="Between formats, offline: text to tokens, checkpoints and models to one another.", no_args_is_help=True
+    help="Convert offline: text to tokens; checkpoints and models between formats.", no_args_is_help=True
 )
 app.add_typer(convert_app, name="convert")
 
@@ -22,12 +22,12 @@ def convert_data(
     sources: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or a saved Hugging Face data set.")],
     tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Prefix of the .bin/.idx pair.")],
-    text_key: Annotated[str, typer.Option(help="Field of jsonl rows and data sets that holds the text.")] = "text",
+    text_key: Annotated[str, typer.Option(help="Field of a jsonl row or data set with the text.")] = "text",
     objective: Annotated[
         str,
         typer.Option(help="pretrain: text. sft: jsonl of messages, or prompt and completion. seq2seq: source, target."),
     ] = "pretrain",
-    seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: longer rows lose their end.", min=1)] = None,
+    seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: truncate longer rows.", min=1)] = None,
 ) -> None:
     """Tokenise text, chats or pairs into the .bin/.idx pair that the engines read."""
     if objective in ("sft", "seq2seq"):
@@ -54,13 +54,13 @@ def convert_model(
     to: Annotated[str, typer.Option(help="hf, hub or megatron.")] = "hf",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     extras_from: Annotated[
-        Path | None, typer.Option(help="Hugging Face directory whose tokenizer is copied along.")
+        Path | None, typer.Option(help="Copy tokenizer files from this Hugging Face directory.")
     ] = None,
     merge_into: Annotated[
-        Path | None, typer.Option(help="Adapters: the model that was frozen; writes it with them merged in.")
+        Path | None, typer.Option(help="For adapters: the base model; writes the merged model.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="What a Megatron checkpoint is of: Hugging Face or run directory, catalog name.")
+        str | None, typer.Option(help="Model of a Megatron checkpoint: Hugging Face or run directory, or catalog name.")
     ] = None,
 ) -> None:
     """Between Hugging Face models, hub checkpoints and Megatron's, offline and a parameter at a time.

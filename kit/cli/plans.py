@@ -32,18 +32,26 @@ def plan(
     fix: Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. Repeatable.")] = None,
     seq_length: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
     global_batch_size: Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")] = None,
-    total_tokens: Annotated[float | None, typer.Option(help="Token budget, for days and cost; 1e12 is fine.")] = None,
+    total_tokens: Annotated[
+        float | None, typer.Option(help="Token budget, for days and cost; for example 1e12.")
+    ] = None,
     precision: Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")] = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan to this YAML file.")] = None,
-    deadline: Annotated[float | None, typer.Option(help="Days for the token budget: choose the cluster too.")] = None,
-    budget: Annotated[float | None, typer.Option(help="USD for the token budget: choose the cluster too.")] = None,
-    max_gpus: Annotated[int | None, typer.Option(help="Most GPUs of a cluster to choose.", min=1)] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Also choose a cluster that trains the token budget in this many days.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Also choose a cluster that trains the token budget for this many USD.")
+    ] = None,
+    max_gpus: Annotated[
+        int | None, typer.Option(help="Also choose a cluster, with at most this many GPUs.", min=1)
+    ] = None,
     by: Annotated[str | None, typer.Option(help="Choose the cluster by gpus (the default), money or time.")] = None,
     calibrate: Annotated[
-        Path | None, typer.Option(help="A run's summary.json: correct this and later plans on the cluster by it.")
+        Path | None, typer.Option(help="summary.json of a run: correct this and later plans on its cluster.")
     ] = None,
 ) -> None:
-    """What to run, whether it fits, how fast, what it costs, and why.
+    """Choose a layout; print whether it fits, how fast it is, what it costs, and why.
 
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
@@ -87,7 +95,7 @@ def plan(
 def explain(
     target: Annotated[str, typer.Argument(help="Plan file, recipe file, catalog name, or Hugging Face directory.")],
     overrides: Overrides = None,
-    gpus: Annotated[str | None, typer.Option(help="Cluster, for a model that is no file.")] = None,
+    gpus: Annotated[str | None, typer.Option(help="Cluster, if the target is a model.")] = None,
     engine: Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")] = "auto",
     fix: Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. Repeatable.")] = None,
     seq_length: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
@@ -96,9 +104,9 @@ def explain(
     what_if: Annotated[
         list[str] | None, typer.Option("--what-if", help="gpus=16xH200, seq_length=131072, tp=4 …; repeatable.")
     ] = None,
-    png: Annotated[Path | None, typer.Option(help="Draw the step and the schedule to this file.")] = None,
+    png: Annotated[Path | None, typer.Option(help="Draw the step and the schedule into this file.")] = None,
 ) -> None:
-    """Every decision of a plan, what binds, where the time goes, and what would change."""
+    """Explain every decision of a plan, what limits it, where its time goes, and what a change would do."""
     from kit.report.charts import draw
     from kit.report.what_if import explain as explained
     from kit.specs.catalog import load_model
@@ -126,16 +134,16 @@ def memory(
     gpus: Annotated[str | None, typer.Option(help="8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")] = None,
     engine: Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")] = "auto",
     zero: Annotated[int | None, typer.Option(help="ZeRO stage.")] = None,
-    offload: Annotated[str | None, typer.Option(help="Where optimizer state lies: none, cpu or nvme.")] = None,
-    offload_param: Annotated[str | None, typer.Option(help="Where weights lie: none, cpu or nvme.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor parallelism.")] = None,
+    offload: Annotated[str | None, typer.Option(help="Offload the optimizer state: none, cpu or nvme.")] = None,
+    offload_param: Annotated[str | None, typer.Option(help="Offload the weights: none, cpu or nvme.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor parallel size.")] = None,
     pp: Annotated[int | None, typer.Option(help="Pipeline stages.")] = None,
-    vp: Annotated[int | None, typer.Option(help="Virtual stages a pipeline rank.")] = None,
-    cp: Annotated[int | None, typer.Option(help="Context parallelism.")] = None,
-    ep: Annotated[int | None, typer.Option(help="Expert parallelism.")] = None,
+    vp: Annotated[int | None, typer.Option(help="Virtual stages per pipeline rank.")] = None,
+    cp: Annotated[int | None, typer.Option(help="Context parallel size.")] = None,
+    ep: Annotated[int | None, typer.Option(help="Expert parallel size.")] = None,
     sp: Annotated[bool | None, typer.Option(help="Sequence parallelism.")] = None,
     recompute: Annotated[str | None, typer.Option(help="none, selective or full.")] = None,
-    micro_batch: Annotated[int | None, typer.Option(help="Sequences at once on a rank.")] = None,
+    micro_batch: Annotated[int | None, typer.Option(help="Sequences per rank and forward pass.")] = None,
     fix: Annotated[list[str] | None, typer.Option(help="Pin any other choice: --fix etp=2. Repeatable.")] = None,
     seq_length: Annotated[int | None, typer.Option("--seq", "--seq-length", help="Tokens in a sequence.")] = None,
     global_batch_size: Annotated[
@@ -145,11 +153,12 @@ def memory(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     png: Annotated[Path | None, typer.Option(help="Draw a stacked bar into this file.")] = None,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Measure a plan: run its real model code on fake tensors, without a GPU.")
+        bool,
+        typer.Option("--probe", help="Measure a plan's memory: run the model code on fake tensors, without a GPU."),
     ] = False,
-    stage: Annotated[int | None, typer.Option(help="With --probe: one pipeline stage.")] = None,
+    stage: Annotated[int | None, typer.Option(help="With --probe: the pipeline stage to measure.")] = None,
 ) -> None:
-    """Whether it fits: peak memory of a GPU by component and pipeline stage, fitting or not."""
+    """Print peak memory per GPU by component and pipeline stage, and whether it fits."""
     import json
 
     if probe:

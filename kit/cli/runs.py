@@ -30,7 +30,7 @@ def emit(
     check: Annotated[
         bool, typer.Option(help="Compare ds_configs/ and launch/ of this checkout with its recipes.")
     ] = False,
-    write_shipped: Annotated[bool, typer.Option(help="Write ds_configs/ and launch/ again.")] = False,
+    write_shipped: Annotated[bool, typer.Option(help="Regenerate ds_configs/ and launch/.")] = False,
 ) -> None:
     """Plan a recipe and write its run directory."""
     if check or write_shipped:
@@ -46,7 +46,7 @@ def emit(
 
 @app.command()
 def train(
-    target: Annotated[Path, typer.Argument(help="Run directory, or a recipe (then with --out).")],
+    target: Annotated[Path, typer.Argument(help="Run directory, or a recipe (with --out).")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Run directory to write for a recipe.")] = None,
     resume: Annotated[
@@ -54,7 +54,7 @@ def train(
     ] = None,
     stop_at_step: Annotated[int | None, typer.Option(help="Stop after this step, with a checkpoint.", min=1)] = None,
     profile: Annotated[
-        str | None, typer.Option(help="Trace these steps, such as 5-8, and say where time goes.")
+        str | None, typer.Option(help="Trace these steps, such as 5-8, and print where their time goes.")
     ] = None,
 ) -> None:
     """Start this node's processes of a run and wait for them."""
@@ -91,7 +91,7 @@ def rehearse(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Keep everything in this new directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a recipe in small, on CPU processes: train, be killed, resume, export. Exit code 1 where it differs."""
+    """Run a scaled-down copy of a recipe on CPU processes: train, kill, resume, export. Exit code 1 if it differs."""
     import json
     import tempfile
 
@@ -112,14 +112,14 @@ def rehearse(
 
 @recipes_app.callback(invoke_without_command=True)
 def recipes(context: typer.Context) -> None:
-    """The recipes that come with kit: without more words, a list of them."""
+    """List the recipes that come with kit."""
     if context.invoked_subcommand is None:
         list_recipes()
 
 
 @recipes_app.command("list")
 def list_recipes() -> None:
-    """Every recipe, with what it is for."""
+    """List every recipe and its purpose."""
     from kit.specs.shipped import headline, recipe_names, recipe_path
 
     for name in recipe_names():
@@ -131,7 +131,7 @@ def copy_recipe(
     name: Annotated[str, typer.Argument(help="Recipe, as kit recipes list shows it.")],
     directory: Annotated[Path, typer.Argument(help="New directory; an existing one is never overwritten.")],
 ) -> None:
-    """A directory to run from: the recipe in one file, its run directory, and a README with the commands."""
+    """Write a directory to run from: the recipe, its run directory, and a README with the commands."""
     from kit.emit.copy_recipe import copy_recipe
 
     made = copy_recipe(name, directory)

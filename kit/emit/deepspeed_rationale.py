@@ -32,38 +32,38 @@ RATIONALE: Mapping[str, str] = {
     "optimizer.params.torch_adam": "torch's AdamW: on CPUs DeepSpeed's own would be compiled at first use for the same "
     "result; in 16 bits without ZeRO its FusedAdam would flatten all master weights into one tensor",
     "gradient_clipping": "job.grad_clip: the global norm that gradients are scaled down to",
-    "bf16.enabled": "bf16 weights and gradients, fp32 masters and moments",
-    "fp16.enabled": "fp16 weights and gradients, fp32 masters and moments: for GPUs without bf16",
+    "bf16.enabled": "bf16 weights and gradients, fp32 master weights and moments",
+    "fp16.enabled": "fp16 weights and gradients, fp32 master weights and moments: for GPUs without bf16",
     "fp16.loss_scale": "0: the scale is found while training; fp16 gradients below 6e-8 would vanish without one",
     "fp16.initial_scale_power": "start at 2^16, near fp16's largest number: too large costs a few skipped steps, too "
     "small loses gradients",
     "fp16.loss_scale_window": "clean steps after which the scale doubles: a fiftieth of the run, from 50 to 1,000",
     "fp16.hysteresis": "one overflow is forgiven before the scale halves: a single bad batch says nothing about it",
-    "fp16.min_loss_scale": "below it the run stops: gradients that overflow unscaled are no matter of the scale",
-    "torch_autocast.enabled": "fp32 weights, cast for each matrix product (layout.autocast)",
+    "fp16.min_loss_scale": "below it the run stops: a smaller scale would not help",
+    "torch_autocast.enabled": "fp32 weights, cast for each GEMM (layout.autocast)",
     "torch_autocast.dtype": "job.precision",
-    "torch_autocast.lower_precision_safe_modules": "modules whose gradients travel in bf16: matrix products; norms' "
+    "torch_autocast.lower_precision_safe_modules": "modules whose gradients are sent in bf16: GEMMs; norms' "
     "and embeddings' stay fp32",
     "communication_data_type": "layout.gradient_compression: fp32 gradients are rounded to bf16 to be sent, which "
     "halves what a slow link carries",
     "tensor_parallel.autotp_size": "layout.tp: ranks over which DeepSpeed splits the matrices of a Hugging Face model",
     "tensor_parallel.vocab_parallel_lm_head": "the loss is computed outside of the model, from whole logits; with tied "
     "embeddings DeepSpeed would choose to split them",
-    "sequence_parallel_size": "layout.cp: ranks that share out each sequence (Ulysses)",
-    "seq_parallel_communication_data_type": "gradients travel as without sequence parallelism; here DeepSpeed's own "
+    "sequence_parallel_size": "layout.cp: ranks that split each sequence (Ulysses)",
+    "seq_parallel_communication_data_type": "gradients are sent as without sequence parallelism; here DeepSpeed's own "
     "choice is fp32, twice the bytes of 16-bit ones",
     "data_types.grad_accum_dtype": "sums over micro batches in fp32; DeepSpeed's default, the weights' dtype, loses "
     "a micro batch's share once the sum is 256 times larger",
     "wall_clock_breakdown": "the training loop measures; these timers synchronise the device around every phase",
     "steps_per_print": "the training loop logs; null turns DeepSpeed's own line off",
-    f"{_ROOT}.stage": "what is spread over ranks: 1 optimizer state, 2 gradients too, 3 weights too",
+    f"{_ROOT}.stage": "what ranks shard: 1 the optimizer state, 2 also gradients, 3 also weights",
     f"{_ROOT}.overlap_comm": "reduce a bucket while backward computes the next; CPU processes have no streams for it",
-    f"{_ROOT}.contiguous_gradients": "gradients of a bucket lie side by side, and are sent without a copy",
+    f"{_ROOT}.contiguous_gradients": "gradients of a bucket are contiguous, and are sent without a copy",
     f"{_ROOT}.reduce_bucket_size": "elements; the largest matrix of a layer, so that it goes through the bucket, and "
     "as many as take ten times the ring's latency, so that messages are bandwidth, up to a fiftieth of the GPU's "
     "memory. The default, 5e8, is 1 GB",
     f"{_ROOT}.allgather_bucket_size": "elements gathered at once after a step; the size that serves reductions, even",
-    f"{_ROOT}.stage3_prefetch_bucket_size": "elements on their way while others are multiplied: the largest matrix; "
+    f"{_ROOT}.stage3_prefetch_bucket_size": "elements prefetched during compute: the largest matrix; "
     "up to a layer where a matrix is too short a message for the link",
     f"{_ROOT}.stage3_max_live_parameters": "elements that may stay gathered: a twentieth of the GPU's memory, at most "
     "the model, at least two layers and the largest weight",
@@ -71,10 +71,10 @@ RATIONALE: Mapping[str, str] = {
     "which backward gathers without the network between nodes",
     f"{_ROOT}.zero_quantized_weights": "layout.zero_quantized_weights: weights are gathered in int8, half of 16 bits; "
     "its kernels are CUDA's: parsed by DeepSpeed here, never run by kit",
-    f"{_ROOT}.zero_quantized_gradients": "layout.zero_quantized_gradients: gradients are exchanged in int4, a quarter "
+    f"{_ROOT}.zero_quantized_gradients": "layout.zero_quantized_gradients: gradients are reduced in int4, a quarter "
     "of 16 bits, first inside nodes, then between them; its kernels are CUDA's: parsed here, never run by kit",
-    f"{_ROOT}.stage3_param_persistence_threshold": "ten hidden sizes: norms and biases stay whole, whose gathering "
-    "is latency alone; every matrix is larger",
+    f"{_ROOT}.stage3_param_persistence_threshold": "ten hidden sizes: norms and biases stay whole, because gathering them "
+    "costs only latency; every matrix is larger",
     f"{_ROOT}.stage3_gather_16bit_weights_on_model_save": "without it save_16bit_model writes empty tensors",
     f"{_ROOT}.sub_group_size": "elements that a rank reads, steps and writes at a time, and that its pinned buffers "
     "hold: bandwidth, not latency, at 1.6 GB; the default, 1e9, pins 16 GB. Smaller on many ranks with weights on "
@@ -93,7 +93,7 @@ RATIONALE: Mapping[str, str] = {
     "(cluster.nvme_gbytes_per_s, stated or measured); ds_nvme_tune measures better values",
     "aio.intra_op_parallelism": "threads of a rank: one for each 2 GB/s of its part of the disks; CPU rehearsals share "
     "few cores",
-    "aio.single_submit": "requests are handed over in batches",
+    "aio.single_submit": "submit requests in batches",
     "aio.overlap_events": "finished requests are collected while others are submitted",
 }
 """Dotted key → why it has its value. A test holds it to the keys that are emitted, in both directions."""
@@ -105,7 +105,7 @@ def ds_config_page(plan: Plan) -> str:
         "# ds_config.json, key by key",
         "",
         f"{plain(plan.model.name)} on {plan.cluster.num_gpus} x {plain(plan.cluster.gpu.name)}. Keys that are not "
-        "here keep DeepSpeed's default. A change of batch, stage, precision or offload belongs into the recipe; any "
+        "here keep DeepSpeed's default. A change of batch, stage, precision or offload belongs in the recipe; any "
         "other is honoured.",
         "",
         "| key | value | reason |",

@@ -38,7 +38,7 @@ class Binding:
 
 
 def explain(plan: Plan, pins: Pins | None = None, what_if: tuple[str, ...] = ()) -> str:
-    """Plain text: the plan, its decisions, what binds, where a step's time goes, the schedule, and what-ifs.
+    """Plain text: the plan, its decisions, what limits it, where a step's time goes, the schedule, and what-ifs.
 
     Other plans are corrected by the runs on record (``calibration.load``) where this one was, so that they compare.
     """
@@ -61,7 +61,7 @@ def pinned(plan: Plan) -> Pins:
     return Pins(**{name: getattr(plan.layout, name) for name in chosen})
 
 
-# ---------------------------------------------------------------- what binds
+# ---------------------------------------------------------------- what limits a plan
 
 
 def bindings(plan: Plan) -> tuple[Binding, ...]:
@@ -99,7 +99,7 @@ def bindings(plan: Plan) -> tuple[Binding, ...]:
 
 def _bindings(plan: Plan) -> str:
     found = bindings(plan)
-    lines = [f"what binds: {found[0].what}"]
+    lines = [f"limited by: {found[0].what}"]
     lines += [
         f"  {binding.share:>6.1%}  {binding.what}: {binding.words}" for binding in found if binding.share >= 0.001
     ]

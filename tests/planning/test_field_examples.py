@@ -58,7 +58,7 @@ def test_three_dimensional_layouts_as_quoted(name: str, machines: str, pp: int, 
     plan = plan_of(name, machines, pins, seq_length=2048, global_batch_size=batch)
     assert plan.layout.dp == dp
     words = explain(plan, pins)
-    assert "what binds: compute" in words
+    assert "limited by: compute" in words
     assert "left to the planner" in words
 
 
