@@ -73,8 +73,8 @@ RATIONALE: Mapping[str, str] = {
     "its kernels are CUDA's: parsed by DeepSpeed here, never run by kit",
     f"{_ROOT}.zero_quantized_gradients": "layout.zero_quantized_gradients: gradients are reduced in int4, a quarter "
     "of 16 bits, first inside nodes, then between them; its kernels are CUDA's: parsed here, never run by kit",
-    f"{_ROOT}.stage3_param_persistence_threshold": "ten hidden sizes: norms and biases stay whole, because gathering them "
-    "costs only latency; every matrix is larger",
+    f"{_ROOT}.stage3_param_persistence_threshold": "ten hidden sizes: norms and biases stay whole, because gathering "
+    "them costs only latency; every matrix is larger",
     f"{_ROOT}.stage3_gather_16bit_weights_on_model_save": "without it save_16bit_model writes empty tensors",
     f"{_ROOT}.sub_group_size": "elements that a rank reads, steps and writes at a time, and that its pinned buffers "
     "hold: bandwidth, not latency, at 1.6 GB; the default, 1e9, pins 16 GB. Smaller on many ranks with weights on "

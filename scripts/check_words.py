@@ -1,0 +1,63 @@
+"""Coined words and long sentences, for ``make lint``: exit code 1 if there is one."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+NAMES = {
+    r"[Hh]ub_?[Cc]heckpoint|HUB_JSON": "exchange checkpoint",
+    r"^(Teller|Unsteady|Outbox|Peers|TrainingSetup|ById)$": "RunLogger, AnomalyHandler, P2PSender, …, Workload",
+    r"^[Tt]win(_|$)": "scaled_down",
+}
+"""Coined public name → the name to use."""
+WORDS = {
+    r"[Hh]ub checkpoint|hub-step": "exchange checkpoint",
+    r"torch-native|huggingface-sdpa": "local, huggingface",
+    r"operators as they come": "eager mode",
+    r"matrix products?": "GEMM",
+    r"\bmasters\b": "master weights",
+    r"belongs? into": "belongs in",
+    r"copied along|lose their end": "copy, truncate",
+    r"\btravels?\b": "is sent",
+    r"\b(lies|lie) (on|in|beside|where|fused|transposed)\b": "is stored",
+    r"\btwin\b": "scaled-down copy",
+}
+"""Coined word in a docstring, a message or a page → the field's word."""
+LONGEST = 35
+"""Words in a sentence of a page. A colon or a semicolon ends one too."""
+TABLE = re.compile(r"^(\||#|    |- `).*$", re.MULTILINE)
+CODE = re.compile(r"```.*?```|<!-- (?:generated|figures: begin).*?<!-- .*?-->", re.DOTALL)
+
+
+def of_code(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield from ((node.lineno, f"{node.name}: {use}") for old, use in NAMES.items() if re.search(old, node.name))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield from (
+                (node.lineno, f"{m[0]!r}: {use}") for old, use in WORDS.items() if (m := re.search(old, node.value))
+            )
+
+
+def of_page(path: Path) -> Iterator[tuple[int, str]]:
+    if re.match(r"# .*\n\n(Generated|Written) by", whole := path.read_text(encoding="utf-8")):
+        return  # a report that a program writes
+    text = CODE.sub(lambda m: "\n" * m[0].count("\n"), whole)
+    for old, use in WORDS.items():
+        yield from ((text.count("\n", 0, m.start()) + 1, f"{m[0]!r}: {use}") for m in re.finditer(old, text))
+    for sentence in re.split(r"(?<=[.!?:;])[*)]*\s|\n\s*\n|\n *(?:[-*]|\d+\.) ", TABLE.sub("\n", text)):
+        if len(sentence.split()) > LONGEST:
+            at = text.count("\n", 0, text.find(sentence[:40])) + 1
+            yield at, f"{len(sentence.split())} words: {' '.join(sentence.split())[:70]}…"
+
+
+if __name__ == "__main__":
+    files = [*sorted((ROOT / "kit").rglob("*.py")), ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    found = [(file, *hit) for file in files for hit in (of_code if file.suffix == ".py" else of_page)(file)]
+    print("\n".join(f"{file.relative_to(ROOT)}:{line}: {said}" for file, line, said in found))
+    sys.exit(bool(found))
