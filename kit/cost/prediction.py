@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from dataclasses import field
 
-from kit.specs.base import spec
+from pydantic.dataclasses import dataclass
+
+from kit.specs.base import SPEC, Text
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class StageMemory:
     """Peak memory of one GPU of one pipeline stage, GiB by component."""
 
     stage: int
     """Pipeline stage, from 0."""
-    components_gib: dict[str, float]
+    components_gib: dict[Text, float]
     """weights, gradients, optimizer, activations, logits, buffers, overhead."""
-    phases_gib: dict[str, float] = field(default_factory=dict)
+    phases_gib: dict[Text, float] = field(default_factory=dict)
     """Peak of load, forward, backward, step and save."""
 
     @property
@@ -24,7 +26,7 @@ class StageMemory:
         return sum(self.components_gib.values())
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class Operation:
     """A run beside its steps: checkpoints and failures."""
 
@@ -44,7 +46,7 @@ class Operation:
     """To keep one in object storage, at list price; null in plans of earlier versions."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class Prediction:
     """What the cost model says of a layout."""
 
@@ -56,7 +58,7 @@ class Prediction:
     """Disk that offload takes on each node."""
     step_time_s: float
     """One optimizer step."""
-    step_time_components_s: dict[str, float]
+    step_time_components_s: dict[Text, float]
     """By the names of ``kit.cost.clock.COMPONENTS``; they add up to the step."""
     tokens_per_s: float
     """Over all GPUs."""
@@ -72,7 +74,7 @@ class Prediction:
     """Relative error of memory predictions of this kind against measurements; null = not yet measured."""
     step_time_band: float | None = None
     """The same for step time; of the same implementation."""
-    step_time_evidence: str = ""
+    step_time_evidence: Text = ""
     """Whose measurements the band is from, or whose are nearest."""
     operation: Operation | None = None
     """Checkpoints and failures; null in plans of earlier versions."""

@@ -8,11 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic.dataclasses import dataclass
+
 from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.base import spec
+from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
@@ -23,19 +25,19 @@ SCHEMA_VERSION = 2
 __all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction", "StageMemory"]
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class Decision:
     """One choice and its reason."""
 
-    rule: str
+    rule: Text
     """Name of what was decided: engine, tp, pp, zero_stage, recompute, micro_batch_size, …"""
-    chosen: str
-    why: str
-    rejected: tuple[str, ...] = ()
+    chosen: Text
+    why: Text
+    rejected: tuple[Text, ...] = ()
     """Alternatives, each with what it would cost."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class Plan:
     """Frozen; change it with ``dataclasses.replace``, which validates again."""
 

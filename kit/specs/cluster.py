@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kit.specs.base import Field, spec
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from kit.specs.base import SPEC, Text
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class GpuSpec:
     """One accelerator, or one CPU process standing in for it (``device: cpu``)."""
 
-    name: str
+    name: Text
     """Catalog name, for example ``H100``."""
     device: Literal["cuda", "cpu"] = "cuda"
     """What torch calls it; ``cpu`` for rehearsals: gloo instead of NCCL."""
@@ -31,15 +34,15 @@ class GpuSpec:
     """All of its links to other GPUs (NVLink, Infinity Fabric) together, GB/s per direction; 0 where it has none."""
     pcie_gbytes_per_s: float = Field(gt=0)
     """Host link, GB/s per direction."""
-    source: str
+    source: Text
     """Address of the data sheet, with what was read from it."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class ClusterSpec:
     """Equal nodes of equal GPUs."""
 
-    name: str
+    name: Text
     """Node type, for example ``p4d.24xlarge``; or what the user called it."""
     gpu: GpuSpec
     gpus_per_node: int = Field(gt=0)
@@ -56,9 +59,9 @@ class ClusterSpec:
     """What a node's disks read together, GB/s, as stated or measured; null = one drive is assumed (efficiency.yaml)."""
     price_per_node_hour_usd: float | None = Field(default=None, gt=0)
     """List price of a node per hour, USD, on demand; null = unknown."""
-    price_date: str | None = None
+    price_date: Text | None = None
     """When the price was read."""
-    source: str
+    source: Text
     """Where the node's figures were read."""
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any, NoReturn
 
 
@@ -37,6 +36,6 @@ def _plain(value: Any) -> Any:
     return [_plain(inner) for inner in value] if isinstance(value, tuple) else value
 
 
-def thawed(values: Mapping[str, Any]) -> dict[str, Any]:
+def thawed(values: dict[str, Any]) -> dict[str, Any]:
     """The same as dicts and lists, for programs that ask for these."""
     return {key: _plain(value) for key, value in values.items()}

@@ -91,7 +91,11 @@ def config_from_model(model: ModelSpec) -> dict[str, Any]:
 
 
 def _unsupported(config: Mapping[str, Any], name: str) -> str:
-    needed = [item.name for item in dataclasses.fields(ModelSpec) if item.default is dataclasses.MISSING]
+    needed = [
+        item.name
+        for item in dataclasses.fields(ModelSpec)
+        if item.default is dataclasses.MISSING or getattr(item.default, "is_required", lambda: False)()
+    ]
     kind = config.get("model_type")
     part = ""
     if isinstance(config.get("text_config"), dict):

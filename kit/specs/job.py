@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kit.specs.base import Field, spec
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from kit.specs.base import SPEC
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
 Objective = Literal["pretrain", "sft", "seq2seq"]
 OptimizerName = Literal["adamw", "adamw-8bit", "adafactor", "sgd", "muon"]
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class OptimizerSpec:
     """An optimizer with decoupled weight decay; one-dimensional parameters (norms, biases) are not decayed."""
 
@@ -24,7 +27,7 @@ class OptimizerSpec:
     weight_decay: float = Field(default=0.1, ge=0)
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class LoraSpec:
     """Low-rank adapters on frozen weights (arXiv 2106.09685)."""
 
@@ -38,7 +41,7 @@ class LoraSpec:
     """QLoRA: frozen linear weights in nf4 (arXiv 2305.14314)."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class JobSpec:
     """A training job."""
 

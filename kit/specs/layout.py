@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from kit.specs.base import Field, spec
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from kit.specs.base import SPEC
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
@@ -32,7 +35,7 @@ ContextExchange = Literal["all_gather", "p2p", "a2a"]
 passed round a ring, or exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class Layout:
     """One complete choice. ``world_size = dp·cp·tp·pp``; experts are split otherwise: ``dp·cp·tp = edp·ep·etp``."""
 
@@ -105,7 +108,7 @@ class Layout:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class Pins:
     """The part of a layout that a user decided; null leaves the choice to the planner."""
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 
 from kit.errors import SpecError
-from kit.specs.base import Field, spec
+from kit.specs.base import SPEC, Text, TextMapping
 from kit.specs.families import (
     ENCODER_DECODER,
     FAMILIES,
@@ -35,7 +37,7 @@ __all__ = [
 ]
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class LatentAttention:
     """DeepSeek's multi-head latent attention (arXiv 2405.04434, section 2.1). Widths per head, unless ranks."""
 
@@ -55,11 +57,11 @@ class LatentAttention:
         return self.nope_head_dim + self.rope_head_dim
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class ModelSpec:
     """A decoder-only transformer, or an encoder and a decoder of one width. Sizes are per model, never per rank."""
 
-    name: str
+    name: Text
     """Catalog name, hub id, or the directory name of a local model."""
     family: Family
     """Decides which biases and norms exist, and which Hugging Face class builds it; see ``traits``."""
@@ -93,7 +95,7 @@ class ModelSpec:
     """RoPE base; null for positions that do not rotate."""
     local_rope_theta: float | None = Field(default=None, gt=0)
     """RoPE base of the layers with a sliding window (Gemma 3); null = the same."""
-    rope_scaling: Mapping[str, Any] | None = None
+    rope_scaling: TextMapping | None = None
     """Hugging Face's rope_parameters beyond the base (rope_type, factor, …)."""
     partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
     """Part of a head that is rotated."""
@@ -140,12 +142,20 @@ class ModelSpec:
     """T5: its MLP, of the first version or of 1.1."""
     scale_embedding: bool = False
     """BART, Blenderbot: whether embeddings are multiplied by the root of the hidden size."""
-    source: str = "user"
+    source: Text = "user"
     """Where the shape was read."""
 
     def __post_init__(self) -> None:
         for problem in (*_of_the_family(self), *_of_heads(self), *_of_experts(self)):
             raise SpecError(problem)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field.name) for field in dataclasses.fields(self)))
+
+    def __hash__(self) -> int:
+        """Worked out once: a search looks a model up thousands of times."""
+        return self._hash
 
     @cached_property
     def traits(self) -> Traits:
@@ -217,7 +227,8 @@ def _of_the_family(model: ModelSpec) -> list[str]:
     for item in dataclasses.fields(ModelSpec):
         value = getattr(model, item.name)
         known = families_with(item.name)
-        if not known or value == item.default:
+        # pydantic keeps a Field where it stands as the default
+        if not known or value == getattr(item.default, "default", item.default):
             continue
         if model.family not in known:
             found.append(

@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic.dataclasses import dataclass
+
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.base import spec
+from kit.specs.base import SPEC, Text
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -30,11 +32,11 @@ from kit.specs.text import check_line, escaped, nearest
 SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class Recipe:
     """A recipe with its names looked up and its paths made absolute; every value validated."""
 
-    name: str
+    name: Text
     """The file's name without its suffix."""
     model: ModelSpec
     cluster: ClusterSpec
@@ -43,18 +45,18 @@ class Recipe:
     layout: Pins
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class RecipeFile:
     """A recipe of kit: a model, a cluster, a job, and what the planner must not choose."""
 
-    model: str | ModelSpec
+    model: Text | ModelSpec
     """Catalog name, path of a Hugging Face directory, or a shape."""
-    cluster: str | ClusterSpec
+    cluster: Text | ClusterSpec
     """For example ``8xH100`` or ``aws:p5.48xlarge:4``, a YAML file, ``local``, or a full description."""
     job: JobSpec = JobSpec()
     run: RunSpec | None = None
     layout: Pins = Pins()
-    extends: str | None = None
+    extends: Text | None = None
     """Another recipe file, whose keys hold where this one is silent; one level deep."""
 
 

@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
 from kit.errors import SpecError
-from kit.specs.base import Field, spec
+from kit.specs.base import SPEC, Text
 from kit.specs.text import check_line
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class DataSpec:
     """Tokenised data: prefixes of Megatron ``.bin``/``.idx`` pairs, as ``kit convert data`` writes them."""
 
-    train: str
+    train: Text
     """Prefix of the training pair (without ``.bin``)."""
-    validation: str | None = None
+    validation: Text | None = None
     """Prefix of the held-out pair."""
     seed: int = 1234
     """Seed of the sample order."""
@@ -27,7 +30,7 @@ class DataSpec:
     job.global_batch_size make a step, is then such a pack."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class BatchRampSpec:
     """A batch that grows in equal steps from ``start`` to job.global_batch_size (Megatron-LM's rampup_batch_size)."""
 
@@ -39,7 +42,7 @@ class BatchRampSpec:
     """Sequences seen when the whole batch is reached; each size lasts for the same part of them."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class ScheduleSpec:
     """Learning rate as a function of the samples seen: linear warm-up, then cosine or constant."""
 
@@ -52,7 +55,7 @@ class ScheduleSpec:
     """null: every step has job.global_batch_size."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class CheckpointSpec:
     """Native checkpoints on the way, a hub checkpoint at the end."""
 
@@ -66,7 +69,7 @@ class CheckpointSpec:
     checkpoint, and state that is not offloaded to NVMe."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class LimitsSpec:
     """When a run ends by itself although it is not done."""
 
@@ -81,7 +84,7 @@ SpikeAction = Literal["off", "warn", "discard", "rewind"]
 NotFiniteAction = Literal["stop", "discard", "rewind"]
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class StabilitySpec:
     """What is done about a step that is not like the ones before it. ``discard``: no optimizer step, the batch is lost.
     ``rewind``: back to the last checkpoint, and on after the batches since."""
@@ -104,7 +107,7 @@ Monitor = Literal["tensorboard", "wandb", "csv_monitor", "comet"]
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class LoggingSpec:
     """What is written while training."""
 
@@ -120,17 +123,17 @@ class LoggingSpec:
     """Where what metrics.jsonl holds is sent too, through accelerate. Each needs its package."""
     prometheus_port: int | None = Field(default=None, gt=0, lt=65536)
     """The main rank answers Prometheus there; null: it does not."""
-    prometheus_address: str = "127.0.0.1"
+    prometheus_address: Text = "127.0.0.1"
     """0.0.0.0 for all of a node's addresses: whoever reaches the port then reads the run's metrics."""
 
 
-@spec
+@dataclass(frozen=True, kw_only=True, config=SPEC)
 class RunSpec:
     """Everything an engine needs at run time that planning does not."""
 
-    model_path: str | None = None
+    model_path: Text | None = None
     """Hugging Face directory to start from (weights, config, tokenizer); null: random weights from ``seed``."""
-    nvme_path: str | None = None
+    nvme_path: Text | None = None
     """Directory on every node's own disk, for what the layout offloads to nvme. A run makes one folder there for its
     swap files, and removes it when it ends."""
     data: DataSpec

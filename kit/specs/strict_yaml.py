@@ -6,19 +6,21 @@ are strings, and a duplicate key is an error instead of a silent overwrite.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from kit.errors import SpecError
-from kit.specs.base import Location, Problem, fit, kind_of
-from kit.specs.text import escaped
+from kit.specs.text import escaped, nearest
 
 T = TypeVar("T")
+Location = tuple[str | int, ...]
 
 _Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -121,23 +123,20 @@ def dump(data: Mapping[str, Any]) -> str:
 
 def to_plain(value: Any) -> Any:
     """A spec (or any nesting of them) → dicts, lists and scalars."""
-    if is_dataclass(value):
-        return {item.name: to_plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, dict):
-        return {key: to_plain(inner) for key, inner in value.items()}
-    return [to_plain(inner) for inner in value] if isinstance(value, tuple | list) else value
+    return TypeAdapter(type(value)).dump_python(value, mode="json")
 
 
 def parse(kind: type[T], data: Any, document: Document, location: Location = ()) -> T:
-    """Plain values → a checked spec. Raises ``SpecError`` with every problem, one line each."""
-    problems: list[Problem] = []
+    """Plain values → a validated spec; every problem is reported, one line each.
+
+    Raises ``SpecError``. JSON mode is what lets a strict model take a list for a tuple.
+    """
     try:
-        value = fit(kind_of(kind), data, location, problems)
+        return TypeAdapter(kind).validate_json(json.dumps(data))
+    except ValidationError as error:
+        raise SpecError("\n".join(_explain(kind, item, document, location) for item in error.errors())) from None
     except SpecError as error:
         raise SpecError(f"{document.where(location)}: {error}") from None
-    if problems:
-        raise SpecError("\n".join(f"{document.where(problem.location)}: {problem}" for problem in problems))
-    return value  # type: ignore[no-any-return]
 
 
 def _walk(node: Any, location: Location, lines: dict[Location, int], name: str) -> None:
@@ -148,10 +147,41 @@ def _walk(node: Any, location: Location, lines: dict[Location, int], name: str) 
         for key, value in node.value:
             inner = (*location, key.value)
             if inner in lines:
-                twice = Problem(inner, "", f"the key stands twice (first in line {lines[inner]}); keep one")
-                raise SpecError(f"{name}:{key.start_mark.line + 1}: {twice}")
+                raise SpecError(
+                    f"{name}:{key.start_mark.line + 1}: {_dotted(inner)}: the key stands twice "
+                    f"(first in line {lines[inner]}); keep one"
+                )
             lines[inner] = key.start_mark.line + 1
             _walk(value, inner, lines, name)
     elif isinstance(node, yaml.SequenceNode):
         for index, value in enumerate(node.value):
             _walk(value, (*location, index), lines, name)
+
+
+def _explain(kind: Any, item: Any, document: Document, prefix: Location) -> str:
+    inner: Location = tuple(item["loc"])
+    location = (*prefix, *inner)
+    where = f"{document.where(location)}: {_dotted(location) or 'top level'}"
+    if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        return f"{where}: unknown key; {nearest(str(location[-1]), _valid_keys(kind, inner[:-1]))}"
+    if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
+        return f"{where}: is required and missing"
+    message = item["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    if item["type"] == "literal_error":
+        text = str(item["input"])
+        options = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+        return f"{where}={escaped(text)}: {message}" + (f"; {nearest(text, options)}" if len(options) > 2 else "")
+    return f"{where}={item['input']!r}: {message}"
+
+
+def _valid_keys(kind: Any, location: Location) -> list[str]:
+    """Field names of the dataclass at a location inside ``kind``."""
+    for step in location:
+        kind = get_type_hints(kind).get(str(step)) if is_dataclass(kind) else None
+        options = [arg for arg in get_args(kind) if is_dataclass(arg)]
+        kind = options[0] if options else kind
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+
+
+def _dotted(location: Location) -> str:
+    return ".".join(escaped(str(part)) for part in location)

@@ -9,14 +9,16 @@ exp_avg_sq-00001.safetensors   Adam's second moment
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from kit.engines.base import StateKind
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, KitError
-from kit.specs import strict_yaml
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.collective import share
@@ -46,15 +48,13 @@ class HubCheckpoint:
         """What a person should know of how it was read."""
         if data["version"] == _UNSEALED:
             self.note = f"{self.path} is of version {_UNSEALED}, whose counters no hash protects: export it again"
-        document = strict_yaml.Document(name=HUB_JSON, data=data, lines={})
         try:
             self.counters = counters_from_json(data["counters"])
-            self.model = strict_yaml.parse(ModelSpec, data["model"], document)
-            lora = data.get("lora")
-            self.lora = None if lora is None else strict_yaml.parse(LoraSpec, lora, document)
+            self.model = TypeAdapter(ModelSpec).validate_json(json.dumps(data["model"]))
+            self.lora = TypeAdapter(LoraSpec | None).validate_json(json.dumps(data.get("lora")))
             self._records = records_from_json(data["files"])
             self._weight_map = {StateKind(kind): dict(files) for kind, files in data["weight_map"].items()}
-        except (KeyError, TypeError, ValueError, KitError) as error:
+        except (KeyError, TypeError, ValueError, ValidationError, KitError) as error:
             raise CheckpointError(
                 f"{self.path / HUB_JSON} is damaged ({' '.join(str(error).split())}); copy the checkpoint again"
             ) from error
@@ -94,7 +94,7 @@ def hub_json(
             "format": FORMAT,
             "version": VERSION,
             "counters": dataclasses.asdict(counters),
-            "model": strict_yaml.to_plain(model),
+            "model": TypeAdapter(ModelSpec).dump_python(model, mode="json"),
             # What is held are adapters then, not the model.
             **({"lora": dataclasses.asdict(lora)} if lora is not None else {}),
             "files": {name: dataclasses.asdict(record) for name, record in records.items()},
