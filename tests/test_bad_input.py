@@ -174,7 +174,7 @@ def test_a_native_resume_on_another_number_of_ranks(model, capsys, monkeypatch):
     step = native_checkpoint(model.parent / "step-00000004", ranks=4)
     said = answer(["train", str(run), "--resume", str(step)], capsys, monkeypatch)
     assert "written by 4 ranks where the plan has 2" in said
-    assert "resume from a hub checkpoint (hub-step-…)" in said
+    assert "resume from an exchange checkpoint (exchange-step-…)" in said
 
 
 def test_a_native_resume_on_as_many_ranks_starts(model):

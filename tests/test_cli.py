@@ -64,7 +64,7 @@ def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> Non
         (["explain", "llama-3.1-8b", "--gpus", "8xH100", "--what-if", "precision=int4"], ["precision=int4", "bf16"]),
         (["emit", "none.yaml", "--out", "x"], ["none.yaml", "No such file"]),
         (["train", "none"], ["is not a run directory"]),
-        (["convert", "model", "none", "--out", "x"], ["none", "hub.json"]),
+        (["convert", "model", "none", "--out", "x"], ["none", "exchange.json"]),
     ],
     ids=lambda value: " ".join(value) if value and value[0] in ("plan", "explain", "emit", "train", "convert") else "",
 )

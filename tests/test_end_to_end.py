@@ -60,12 +60,12 @@ def test_the_export_loads_with_plain_transformers(run: Path, tmp_path: Path) -> 
 
     exported = tmp_path / "hf"
     model = prepare().model
-    hub = run / "checkpoints" / f"hub-step-{STEPS:08d}"
-    kit("convert", "model", hub, "--out", exported, "--dtype", "float32", "--extras-from", model)
+    exchange = run / "checkpoints" / f"exchange-step-{STEPS:08d}"
+    kit("convert", "model", exchange, "--out", exported, "--dtype", "float32", "--extras-from", model)
     loaded = AutoModelForCausalLM.from_pretrained(exported, local_files_only=True)
     assert loaded.num_parameters() == AutoModelForCausalLM.from_pretrained(model).num_parameters()
     assert AutoTokenizer.from_pretrained(exported, local_files_only=True)("import os").input_ids
-    refused = kit("convert", "model", hub, "--out", exported, ok=False)
+    refused = kit("convert", "model", exchange, "--out", exported, ok=False)
     assert refused.returncode == 2
 
 
@@ -95,18 +95,18 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
 
 def test_resuming_from_something_else_is_refused(run: Path, tmp_path: Path) -> None:
     done = kit("train", run, "--resume", tmp_path, ok=False)
-    assert "not a checkpoint (no hub.json" in done.stderr
+    assert "not a checkpoint (no exchange.json" in done.stderr
 
 
-def test_a_truncated_hub_checkpoint_is_refused_before_training(run: Path, tmp_path: Path) -> None:
+def test_a_truncated_exchange_checkpoint_is_refused_before_training(run: Path, tmp_path: Path) -> None:
     import shutil
 
-    hub = tmp_path / "hub"
-    shutil.copytree(run / "checkpoints" / f"hub-step-{STEPS:08d}", hub)
-    victim = next(hub.glob("exp_avg-*.safetensors"))
+    exchange = tmp_path / "exchange"
+    shutil.copytree(run / "checkpoints" / f"exchange-step-{STEPS:08d}", exchange)
+    victim = next(exchange.glob("exp_avg-*.safetensors"))
     victim.write_bytes(victim.read_bytes()[:-100])
     fresh = tmp_path / "fresh"
     kit("emit", RECIPE, "--out", fresh)
-    done = kit("train", fresh, "--resume", hub, ok=False)
+    done = kit("train", fresh, "--resume", exchange, ok=False)
     assert victim.name in done.stderr
     assert not (fresh / "metrics.jsonl").exists()

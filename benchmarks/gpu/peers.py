@@ -179,7 +179,7 @@ def _kit(engine_name: str, like: Case | None = None) -> Callable[[str, Path], di
             from kit.training.loop import train
 
             engine = build_engine(rundir)
-            train(engine, rundir, export_hub_at_end=False)
+            train(engine, rundir, export_at_end=False)
             memory = measured_memory(engine, device)
             engine.close()
         lines = (rundir.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

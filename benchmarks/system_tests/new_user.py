@@ -45,7 +45,7 @@ def main() -> int:
         overrides = ("job.learning_rate=1e-3", "layout.micro_batch_size=4", "run.checkpoint.every_steps=6")
         _kit(mine, "train", "recipe.yaml", *overrides, "--out", "run2", "--stop-at-step", 8)
         _kit(mine, "train", "run2", "--resume", "auto")
-        _kit(mine, "convert", "model", f"run2/checkpoints/hub-step-{STEPS:08d}", "--out", "trained")
+        _kit(mine, "convert", "model", f"run2/checkpoints/exchange-step-{STEPS:08d}", "--out", "trained")
         losses = curve(mine / "run2")
         print(f"{STEPS} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}; {loads(mine / 'trained'):,} parameters load")
         return 0 if len(losses) == STEPS and losses[-1] < losses[0] else 1

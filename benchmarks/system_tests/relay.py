@@ -1,9 +1,9 @@
 """Runs that change engine or layout half-way, beside one that does not: ``python -m benchmarks.system_tests.relay``.
 
 The same tiny Llama on the same text, really launched: ZeRO-3 → Megatron TP2 and Megatron with the distributed
-optimizer → ZeRO-2 through hub checkpoints, with Adam's state; Megatron TP2 → PP2 from the native checkpoint. Loss and
-gradient norm of every later step are compared with those of one process of plain torch. Exit code 1 where a curve
-leaves its bound.
+optimizer → ZeRO-2 through exchange checkpoints, with Adam's state; Megatron TP2 → PP2 from the native checkpoint.
+Loss and gradient norm of every later step are compared with those of one process of plain torch. Exit code 1 where a
+curve leaves its bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.support.assets import RECIPE, prepare
 from tests.support.compare import compare_curves
 
 HALF, WHOLE = 6, 12
-HUB_BOUND = 1e-3
+EXCHANGE_BOUND = 1e-3
 NATIVE_BOUND = 1e-4
 COMMON = (f"run.steps={WHOLE}", f"run.checkpoint.every_steps={HALF}", "run.logging.gradients_at_steps=[]")
 TORCH = ("layout.micro_batch_size=4",)
@@ -30,8 +30,8 @@ TP2 = (*_MEGATRON, "layout.tp=2", "layout.sp=true")
 DP2 = (*_MEGATRON, "layout.tp=1", "layout.pp=1", "layout.cp=1", "layout.zero_stage=1")
 PP2 = (*_MEGATRON, "layout.tp=1", "layout.pp=2", "layout.vp=1")
 LEGS = (
-    ("ZeRO-3 → Megatron TP2, hub", ZERO3, TP2, f"hub-step-{HALF:08d}", HUB_BOUND),
-    ("Megatron DP2, distributed optimizer → ZeRO-2, hub", DP2, ZERO2, f"hub-step-{HALF:08d}", HUB_BOUND),
+    ("ZeRO-3 → Megatron TP2, exchange", ZERO3, TP2, f"exchange-step-{HALF:08d}", EXCHANGE_BOUND),
+    ("Megatron DP2, distributed optimizer → ZeRO-2, exchange", DP2, ZERO2, f"exchange-step-{HALF:08d}", EXCHANGE_BOUND),
     ("Megatron TP2 → PP2, native", TP2, PP2, f"step-{HALF:08d}", NATIVE_BOUND),
 )
 

@@ -48,10 +48,11 @@ def convert_data(
 @convert_app.command("model")
 def convert_model(
     source: Annotated[
-        Path, typer.Argument(help="Hub checkpoint (RUN/checkpoints/hub-step-…), Hugging Face model, or Megatron's.")
+        Path,
+        typer.Argument(help="An exchange checkpoint (exchange-step-…), a Hugging Face model, or Megatron's."),
     ],
     out: OutDir,
-    to: Annotated[str, typer.Option(help="hf, hub or megatron.")] = "hf",
+    to: Annotated[str, typer.Option(help="hf, exchange or megatron.")] = "hf",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     extras_from: Annotated[
         Path | None, typer.Option(help="Copy tokenizer files from this Hugging Face directory.")
@@ -63,9 +64,9 @@ def convert_model(
         str | None, typer.Option(help="Model of a Megatron checkpoint: Hugging Face or run directory, or catalog name.")
     ] = None,
 ) -> None:
-    """Between Hugging Face models, hub checkpoints and Megatron's, offline and a parameter at a time.
+    """Between Hugging Face models, exchange checkpoints and Megatron's, offline and a parameter at a time.
 
-    A hub checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
+    An exchange checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
     """
     from kit.training.checkpoint.convert import convert
 

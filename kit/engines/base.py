@@ -81,7 +81,7 @@ class Norms:
 
 
 class TensorSource(Protocol):
-    """Named tensors on disk, read one (or a slice of one) at a time: a Hugging Face directory or a hub checkpoint."""
+    """Named tensors on disk, read one (or a slice) at a time: a Hugging Face directory or an exchange checkpoint."""
 
     def names(self) -> Sequence[str]:
         """Hugging Face parameter names present."""

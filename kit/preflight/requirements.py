@@ -36,7 +36,7 @@ class Needs:
     """Files that must be the same on all nodes."""
     checkpoint_directory: str
     checkpoints_gib: float
-    """Of as many checkpoints as are kept, one being written, and the one for the hub."""
+    """Of as many checkpoints as are kept, one being written, and the exchange checkpoint at the end."""
     nvme_path: str | None
     downloads: bool
     """Whether anything has to come from the hub: nothing of kit's, so a token is not needed."""

@@ -54,14 +54,14 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
 
 
 def _checkpoint(rundir: RunDirectory, path: Path) -> None:
-    """A hub checkpoint fits every layout, an engine's own files as many ranks as wrote them; Megatron's fit any."""
-    if (path / "hub.json").is_file():
+    """An exchange checkpoint fits every layout; engines' own files fit as many ranks as wrote them, Megatron's any."""
+    if any((path / name).is_file() for name in ("exchange.json", "hub.json")):  # the second as earlier kits wrote it
         return
     manifest = path / "manifest.json"
     if not manifest.is_file():
         raise CheckpointError(
-            f"--resume {path}: not a checkpoint (no hub.json, no manifest.json); give auto, or a hub-step-… or "
-            f"step-… directory"
+            f"--resume {path}: not a checkpoint (no exchange.json, no manifest.json); give auto, or an "
+            f"exchange-step-… or step-… directory"
         )
     try:
         writers = int(json.loads(manifest.read_text(encoding="utf-8"))["world_size"])
@@ -71,8 +71,8 @@ def _checkpoint(rundir: RunDirectory, path: Path) -> None:
     if layout.engine != "megatron" and writers != layout.world_size:
         raise CheckpointError(
             f"--resume {path}: written by {writers} ranks where the plan has {layout.world_size}, and "
-            f"layout.engine={layout.engine} reads its own files on as many as wrote them; resume from a hub checkpoint "
-            f"(hub-step-…) of that run"
+            f"layout.engine={layout.engine} reads its own files on as many as wrote them; resume from an "
+            f"exchange checkpoint (exchange-step-…) of that run"
         )
 
 

@@ -130,7 +130,7 @@ def _in_bf16(shrunk: Twin, settings: RunSpec, reference: RunDirectory, directory
     lora, seed = shrunk.job.lora, settings.seed
     return rounding.compare(
         (_curve(reference), _curve(rundir)),
-        (_hub(reference), _hub(rundir)),
+        (_exchange(reference), _exchange(rundir)),
         shrunk,
         HfDirectory(settings.model_path)
         if lora is None
@@ -183,8 +183,12 @@ def _curve(rundir: RunDirectory) -> dict[int, dict[str, float]]:
     return rows
 
 
-def _hub(rundir: RunDirectory) -> Path:
-    return sorted((rundir.path / "checkpoints").glob("hub-step-*"))[-1]
+def _exchange(rundir: RunDirectory) -> Path:
+    from kit.training.checkpoint.exchange import newest_exchange
+
+    newest = newest_exchange(rundir.path / "checkpoints")
+    assert newest is not None, "a rehearsed run ends with one"
+    return newest
 
 
 def _exported(reference: RunDirectory, own: RunDirectory, shrunk: Twin, directory: Path) -> tuple[float, float]:
@@ -193,7 +197,7 @@ def _exported(reference: RunDirectory, own: RunDirectory, shrunk: Twin, director
     models = []
     for rundir in (reference, own):
         exported = directory / f"exported-{rundir.path.name}"
-        models.append(_in_transformers(_hub(rundir), exported, shrunk, directory / "model"))
+        models.append(_in_transformers(_exchange(rundir), exported, shrunk, directory / "model"))
     losses = [_held_out_loss(model, shrunk, directory / "data/validation") for model in models]
     if not all(math.isfinite(loss) for loss in losses):
         raise EngineError(f"losses of the exported models are {losses}")
@@ -209,13 +213,13 @@ def _weight_difference(expected: Any, found: Any, learning_rate: float) -> float
     return float((found - expected).abs().max()) / max(float(expected.abs().max()), learning_rate)
 
 
-def _in_transformers(hub: Path, directory: Path, shrunk: Twin, base: Path) -> Any:
+def _in_transformers(exchange: Path, directory: Path, shrunk: Twin, base: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from kit.training.checkpoint.transfer import hub_to_hf
+    from kit.training.checkpoint.transfer import exchange_to_hf
 
-    hub_to_hf(hub, directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
+    exchange_to_hf(exchange, directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
     kind = AutoModelForSeq2SeqLM if shrunk.model.is_encoder_decoder else AutoModelForCausalLM
     return kind.from_pretrained(directory, dtype=torch.float32).eval()
 

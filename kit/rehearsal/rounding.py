@@ -85,18 +85,18 @@ def update_bound(gradient: float, root_mean_square: float, eps: float) -> float:
 
 def compare(
     curves: tuple[dict[int, dict[str, float]], dict[int, dict[str, float]]],
-    hubs: tuple[Path, Path],
+    exchanges: tuple[Path, Path],
     shrunk: Twin,
     start: TensorSource,
 ) -> InBf16:
-    """Of (reference, run in bf16): logged steps, and hub checkpoints at their end. ``start``: the weights before."""
+    """Compare logged steps and last exchange checkpoints of (reference, run in bf16). ``start``: the first weights."""
     from kit.engines.base import StateKind
-    from kit.training.checkpoint.exchange import HubCheckpoint
+    from kit.training.checkpoint.exchange import ExchangeCheckpoint
 
-    exact, rounded = (HubCheckpoint(hub) for hub in hubs)
+    exact, rounded = (ExchangeCheckpoint(exchange) for exchange in exchanges)
     masters, moments = StateKind.MASTER, StateKind.EXP_AVG
     model = shrunk.model
-    expected, found = (hub.source(masters) for hub in (exact, rounded))
+    expected, found = (exchange.source(masters) for exchange in (exact, rounded))
     names = expected.names()
     assert shrunk.job_in_bf16 is not None
     precision = shrunk.job_in_bf16.precision

@@ -57,7 +57,7 @@ class ScheduleSpec:
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class CheckpointSpec:
-    """Native checkpoints on the way, a hub checkpoint at the end."""
+    """Native checkpoints on the way, an exchange checkpoint at the end."""
 
     every_steps: int = Field(default=1000, gt=0)
     keep_last: int = Field(default=5, gt=0)

@@ -150,7 +150,7 @@ def leave(code: int) -> NoReturn:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m kit.training", description="One rank of a training run.")
     parser.add_argument("run_directory", type=Path)
-    parser.add_argument("--resume", default=None, help="auto, or the path of a hub checkpoint")
+    parser.add_argument("--resume", default=None, help="auto, or the path of an exchange checkpoint")
     parser.add_argument("--stop-at-step", type=int, default=None, help="stop after this step, with a checkpoint")
     parser.add_argument("--profile", type=steps_range, default=None, metavar="FIRST-LAST", help="trace these steps")
     # DeepSpeed's launcher adds it to every command; LOCAL_RANK in the environment says the same.

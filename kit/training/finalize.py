@@ -1,4 +1,4 @@
-"""The end of a run: hub checkpoint, summary, and what was predicted beside what was measured."""
+"""The end of a run: exchange checkpoint, summary, and what was predicted beside what was measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from kit.training.checkpoint import storage
 from kit.training.checkpoint.collective import together
-from kit.training.checkpoint.transfer import Counters, HubCheckpoint, export_hub
+from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
+from kit.training.checkpoint.transfer import Counters, export_exchange
 from kit.training.stopping import mark
 from kit.training.summary import Summary, device_name, memory_held_gib
 from kit.units import to_gib
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def finish(run: _Run, counters: Counters, export: bool) -> Summary:
-    """Collective. Hub checkpoint where one is wanted, summary, and the mark of a run that was stopped."""
+    """Collective. Exchange checkpoint where one is wanted, summary, and the mark of a run that was stopped."""
     rundir, engine = run.rundir, run.engine
     plan = rundir.plan
     if run.validated_step != counters.step and not run.stopped:
         run.validate(counters.step)
-    hub = rundir.path / "checkpoints" / f"hub-step-{counters.step:08d}"
-    if export and not _is_exported(hub, counters):
-        export_hub(engine, hub, counters, model=plan.model, lora=plan.job.lora)
+    exchange = rundir.path / "checkpoints" / f"exchange-step-{counters.step:08d}"
+    if export and not _is_exported(exchange, counters):
+        export_exchange(engine, exchange, counters, model=plan.model, lora=plan.job.lora)
     if run.memory is None and run.step_times_s:
         run.memory = memory_held_gib(engine)
     operation, size = plan.predicted.operation, run.saving.checkpoints.bytes_of(counters.step)
@@ -56,7 +57,7 @@ def finish(run: _Run, counters: Counters, export: bool) -> Summary:
         predicted_storage_usd_per_month=None if expected is None else storage.usd_per_month(expected),
         measured_storage_usd_per_month=storage.usd_per_month(found),
         stopped=run.stopped.words if run.stopped else None,
-        hub_checkpoint=str(hub.relative_to(rundir.path)) if export else None,
+        exchange_checkpoint=str(exchange.relative_to(rundir.path)) if export else None,
     )
     path = rundir.path / "summary.json"
     together(engine.is_main, lambda: summary.write(path), f"writing {path}")
@@ -72,6 +73,6 @@ def _typical(times_s: list[float]) -> float | None:
     return statistics.median(times_s[1:] or times_s) if times_s else None
 
 
-def _is_exported(hub: Path, counters: Counters) -> bool:
+def _is_exported(exchange: Path, counters: Counters) -> bool:
     """Whether a finished run is finished once more."""
-    return (hub / "hub.json").is_file() and HubCheckpoint(hub).counters == counters
+    return is_exchange(exchange) and ExchangeCheckpoint(exchange).counters == counters

@@ -50,14 +50,14 @@ def train(
     *,
     resume: str | Path | None = None,
     stop_at_step: int | None = None,
-    export_hub_at_end: bool = True,
+    export_at_end: bool = True,
     started: float | None = None,
     profile: tuple[int, int] | None = None,
 ) -> Summary:
     """Collective. Train to the end of the run, or to ``stop_at_step``, and write what the run directory promises.
 
     ``resume``: None, ``"auto"`` or the path of a checkpoint (see ``resume_from``). The last step always has a native
-    checkpoint, and with ``export_hub_at_end`` a hub checkpoint ``checkpoints/hub-step-NNNNNNNN``. A native
+    checkpoint, and with ``export_at_end`` an exchange checkpoint ``checkpoints/exchange-step-NNNNNNNN``. A native
     checkpoint that cannot be written is reported and the run goes on with the previous one. A signal or the time limit
     end a run after the step that runs, with a native checkpoint and ``Summary.stopped``. ``started``:
     ``time.monotonic()`` when the process began. ``profile``: first and last step of a trace.
@@ -83,7 +83,7 @@ def train(
         while counters.step < last_step and not run.stopped:
             counters = run.step(counters, last_step)
         watchdog.beat("finishing", PATIENCE)
-        return finish(run, counters, export_hub_at_end and not run.stopped)
+        return finish(run, counters, export_at_end and not run.stopped)
 
 
 class _Run:

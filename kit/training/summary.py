@@ -39,7 +39,7 @@ class Summary:
     predicted_step_time_s: float
     measured_step_time_s: float | None
     """Median, without the first step where there are more."""
-    hub_checkpoint: str | None
+    exchange_checkpoint: str | None
     """Directory, relative to the run directory."""
     predicted_checkpoint_gib: float | None = None
     measured_checkpoint_gib: float | None = None
@@ -49,7 +49,7 @@ class Summary:
     """Median time that training stood still for one; with asynchronous ones less than writing took."""
     predicted_storage_gib: float | None = None
     measured_storage_gib: float | None = None
-    """Of all checkpoints that lie in the run directory: as many as the settings keep, and the hub checkpoint."""
+    """Of all checkpoints that lie in the run directory: as many as the settings keep, and the exchange checkpoint."""
     predicted_storage_usd_per_month: float | None = None
     measured_storage_usd_per_month: float | None = None
     """To keep them in object storage, at list price."""

@@ -19,7 +19,7 @@ from kit.engines.huggingface.models import build_model
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.transfer import Counters, HubCheckpoint, export_hub, import_hub
+from kit.training.checkpoint.transfer import Counters, ExchangeCheckpoint, export_exchange, import_exchange
 from tests.deepspeed import samples
 from tests.deepspeed.plain import GRAD_CLIP, OPTIMIZER, Curve, learning_rate
 from tests.training import tiny
@@ -138,33 +138,33 @@ def resized(chosen: Plan, zero: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def leave(chosen: Plan, start: Path, directory: Path, steps: int, zero: Mapping[str, Any] | None = None) -> None:
-    """Some steps, and a hub checkpoint after them."""
+    """Some steps, and an exchange checkpoint after them."""
     engine = build(chosen, start, directory, resized(chosen, zero))
     advance(engine, chosen, 0, steps)
     counters = Counters(step=steps, samples_seen=0, tokens_seen=0, optimizer_steps=engine.optimizer_steps)
-    export_hub(engine, directory / "hub", counters, model=chosen.model)
+    export_exchange(engine, directory / "exchange", counters, model=chosen.model)
     engine.close()
 
 
 def go_on(
     chosen: Plan,
-    hub: Path,
+    exchange: Path,
     directory: Path,
     steps: int,
     fault: str | None = None,
     zero: Mapping[str, Any] | None = None,
 ) -> tuple[Curve, list[str]]:
-    """As many steps again from a hub checkpoint; and what is not bit for bit in the engine as it was on disk."""
+    """As many steps again from an exchange checkpoint; and what is not bit for bit in the engine as it was on disk."""
     from benchmarks.system_tests.parity.deepspeed_faults import planted
 
     with planted(fault):
         engine = build(chosen, None, directory, resized(chosen, zero))
-        counters = import_hub(engine, hub)
+        counters = import_exchange(engine, exchange)
     different = [
         f"{kind} {name}"
         for kind in (StateKind.MASTER, *MOMENTS)
         for name, tensor in exported(engine, kind).items()
-        if not torch.equal(tensor, HubCheckpoint(hub).source(kind).read(name))
+        if not torch.equal(tensor, ExchangeCheckpoint(exchange).source(kind).read(name))
     ]
     if engine.optimizer_steps != counters.optimizer_steps:
         different.append("optimizer_steps")
@@ -173,19 +173,19 @@ def go_on(
     return curve, different
 
 
-def through_the_hub(
+def through_the_exchange_checkpoint(
     before: Plan, after: Plan, start: Path, directory: Path, settings: Settings = ds_config
 ) -> tuple[Curve, Curve]:
     """Two steps, export, and two steps more; and the same two after an import into a fresh engine of another plan."""
     engine = build(before, start, directory, settings(before))
     advance(engine, before, 0, 2)
     counters = Counters(step=2, samples_seen=16, tokens_seen=0, optimizer_steps=engine.optimizer_steps)
-    export_hub(engine, directory / "hub", counters, model=before.model)
+    export_exchange(engine, directory / "exchange", counters, model=before.model)
     whole = Curve(*advance(engine, before, 2, 4), exported(engine, StateKind.MASTER))
     engine.close()
 
     engine = build(after, None, directory, settings(after))
-    import_hub(engine, directory / "hub")
+    import_exchange(engine, directory / "exchange")
     resumed = Curve(*advance(engine, after, 2, 4), exported(engine, StateKind.MASTER))
     engine.close()
     return whole, resumed

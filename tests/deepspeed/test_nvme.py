@@ -147,16 +147,16 @@ CHANGES = {"nvme → optimizer on nvme": (ALL, OPTIMIZER), "none → nvme": ({},
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
-def test_training_goes_on_through_the_hub(before, after, start, tmp_path):
-    whole, resumed = run(through_the_hub, plan(**before), plan(**after), start, tmp_path)[0]
+def test_training_goes_on_through_the_exchange_checkpoint(before, after, start, tmp_path):
+    whole, resumed = run(through_the_exchange_checkpoint, plan(**before), plan(**after), start, tmp_path)[0]
     assert plain.curve_error(resumed.losses, whole.losses) < 1e-6
     assert plain.curve_error(resumed.norms, whole.norms) < 1e-6
     for name, master in whole.masters.items():
         assert torch.allclose(resumed.masters[name], master, rtol=1e-5, atol=1e-7), name
 
 
-def through_the_hub(before, after, start, directory):
-    return cases.through_the_hub(before, after, start, directory, settings)
+def through_the_exchange_checkpoint(before, after, start, directory):
+    return cases.through_the_exchange_checkpoint(before, after, start, directory, settings)
 
 
 def test_native_save_and_load_are_exact(start_bf16, tmp_path):

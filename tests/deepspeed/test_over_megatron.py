@@ -61,8 +61,8 @@ def test_bf16_is_near_plain_fp32(start, tmp_path):
     assert plain.curve_error(curve.losses, expected.losses) < 2e-4
 
 
-def test_training_goes_on_through_the_hub(start, tmp_path):
-    whole, resumed = run(cases.through_the_hub, plan(2), plan(3, sp=True), start, tmp_path)[0]
+def test_training_goes_on_through_the_exchange_checkpoint(start, tmp_path):
+    whole, resumed = run(cases.through_the_exchange_checkpoint, plan(2), plan(3, sp=True), start, tmp_path)[0]
     assert plain.curve_error(resumed.losses, whole.losses) < 1e-6
     assert plain.curve_error(resumed.norms, whole.norms) < 1e-6
     for name, master in whole.masters.items():

@@ -60,9 +60,9 @@ def test_bf16_of_ulysses_counts_every_rank_in_the_norm(start, tmp_path):
     assert plain.curve_error(curve.norms, plain.reference(start, STEPS).norms) < 5e-3
 
 
-def test_a_split_goes_on_as_another_through_the_hub(start, tmp_path):
+def test_a_split_goes_on_as_another_through_the_exchange_checkpoint(start, tmp_path):
     run(cases.leave, LAYOUTS["Ulysses, stage 3"], start, tmp_path, STEPS)
-    curve, different = run(cases.go_on, LAYOUTS["AutoTP, stage 0"], tmp_path / "hub", tmp_path, STEPS)[0]
+    curve, different = run(cases.go_on, LAYOUTS["AutoTP, stage 0"], tmp_path / "exchange", tmp_path, STEPS)[0]
     expected = plain.reference(start, 2 * STEPS)
     assert different == []
     assert plain.curve_error(curve.losses, expected.losses[STEPS:]) < TOLERANCE

@@ -1,4 +1,4 @@
-"""State in and out: the hub, DeepSpeed's own files, discarding, evaluating, and what the engine refuses."""
+"""State in and out: exchange checkpoints, DeepSpeed's own files, discarding, evaluating, and what is refused."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())
-def test_training_goes_on_through_the_hub(before, after, start, tmp_path):
-    whole, resumed = run(cases.through_the_hub, before, after, start, tmp_path)[0]
+def test_training_goes_on_through_the_exchange_checkpoint(before, after, start, tmp_path):
+    whole, resumed = run(cases.through_the_exchange_checkpoint, before, after, start, tmp_path)[0]
     assert plain.curve_error(resumed.losses, whole.losses) < 1e-6
     assert plain.curve_error(resumed.norms, whole.norms) < 1e-6
     for name, master in whole.masters.items():
@@ -51,11 +51,11 @@ def test_training_goes_on_through_the_hub(before, after, start, tmp_path):
 
 
 @pytest.mark.parametrize(("stage", "accumulation"), [(0, 2), (1, 1), (1, 2), (2, 2), (3, 2)])
-def test_bf16_keeps_its_fp32_masters_through_the_hub(stage, accumulation, start, tmp_path):
+def test_bf16_keeps_its_fp32_masters_through_the_exchange_checkpoint(stage, accumulation, start, tmp_path):
     """Exactly: a master that was rounded to bf16 on the way would be off by 0.4 %."""
     layout = {"micro_batch_size": 4 // accumulation, "gradient_accumulation_steps": accumulation}
     chosen = cases.plan(stage, precision="bf16", **layout)
-    whole, resumed = run(cases.through_the_hub, chosen, chosen, start, tmp_path)[0]
+    whole, resumed = run(cases.through_the_exchange_checkpoint, chosen, chosen, start, tmp_path)[0]
     assert resumed.losses == whole.losses
     assert all(torch.equal(resumed.masters[name], master) for name, master in whole.masters.items())
 

@@ -13,7 +13,7 @@ from kit.errors import CheckpointError
 from kit.training.checkpoint.background import Background
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.transfer import HubCheckpoint, export_hub, import_hub
+from kit.training.checkpoint.transfer import ExchangeCheckpoint, export_exchange, import_exchange
 from tests.megatron.cases import LEARNING_RATE, micro_batches
 from tests.training.disk import full_disk
 
@@ -38,30 +38,30 @@ def checkpoints(rundir: Any, root: Path) -> NativeCheckpoints:
 
 
 def save(rundir: Any, root: Path) -> list[float]:
-    """Train 2 steps, save natively and to a hub checkpoint; returns the curve of the 2 steps after."""
+    """Train 2 steps, save natively and to an exchange checkpoint; returns the curve of the 2 steps after."""
     from kit.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(rundir)
     steps(engine, rundir, 0)
     checkpoints(rundir, root).save(engine, COUNTERS)
-    export_hub(engine, root / "hub", COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+    export_exchange(engine, root / "exchange", COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
     curve = steps(engine, rundir, 2)
     engine.close()
     return curve
 
 
 def load(rundir: Any, root: Path) -> dict[str, Any]:
-    """Load what ``save`` wrote on another layout: whether the state is the hub's bit for bit, and the curve after."""
+    """Load what ``save`` wrote on another layout: whether the state equals the exchange checkpoint, and the curve."""
     from kit.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(rundir)
     counters = checkpoints(rundir, root / "elsewhere").load(engine, root / "step-00000002")
-    hub = HubCheckpoint(root / "hub")
+    exchange = ExchangeCheckpoint(root / "exchange")
     differing = [
         (kind.value, name)
         for kind in KINDS
         for name, tensor in engine.export_state(kind)
-        if tensor is not None and not torch.equal(tensor, hub.source(kind).read(name))
+        if tensor is not None and not torch.equal(tensor, exchange.source(kind).read(name))
     ]
     found = {"counters": counters, "steps": engine.optimizer_steps, "differing": differing}
     found["curve"] = steps(engine, rundir, 2)
@@ -69,12 +69,12 @@ def load(rundir: Any, root: Path) -> dict[str, Any]:
     return found
 
 
-def through_the_hub(rundir: Any, root: Path) -> list[float]:
-    """The curve after importing the hub checkpoint that ``save`` wrote."""
+def through_the_exchange_checkpoint(rundir: Any, root: Path) -> list[float]:
+    """The curve after importing the exchange checkpoint that ``save`` wrote."""
     from kit.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(rundir)
-    import_hub(engine, root / "hub")
+    import_exchange(engine, root / "exchange")
     curve = steps(engine, rundir, 2)
     engine.close()
     return curve
@@ -110,14 +110,14 @@ def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
     return {"expected": expected, "found": found, "counters": counters, "failure": failure}
 
 
-def roundtrip(rundir: Any, hub: Path) -> None:
-    """Hugging Face → this layout → a hub checkpoint, in blocks smaller than any matrix."""
+def roundtrip(rundir: Any, exchange: Path) -> None:
+    """Hugging Face → this layout → an exchange checkpoint, in blocks smaller than any matrix."""
     from kit.engines.io import parallel_safetensors
     from kit.engines.megatron.engine import MegatronEngine
 
     whole, parallel_safetensors.BLOCK_BYTES = parallel_safetensors.BLOCK_BYTES, 1000
     engine = MegatronEngine(rundir)
-    export_hub(engine, hub, COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+    export_exchange(engine, exchange, COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
     engine.close()
     parallel_safetensors.BLOCK_BYTES = whole
 
@@ -146,8 +146,8 @@ def from_the_start(rundir: Any, model: Path) -> list[float]:
     return curve
 
 
-def read_by_megatron(rundir: Any, directory: Path, hub: Path) -> list[str]:
-    """Load with megatron-core's own loader into its own sharded state dict; names that are then not the hub's."""
+def read_by_megatron(rundir: Any, directory: Path, exchange: Path) -> list[str]:
+    """Load with megatron-core's own loader; names whose tensors differ from the exchange checkpoint."""
     from megatron.core import dist_checkpointing
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.utils import unwrap_model
@@ -171,7 +171,7 @@ def read_by_megatron(rundir: Any, directory: Path, hub: Path) -> list[str]:
         found, _, absent = dist_checkpointing.load(sharded, str(directory), strict="return_all")
         assert all("_extra_state" in key for key in absent), absent
         chunk.load_state_dict(found, strict=False)
-    source = HubCheckpoint(hub).source(StateKind.MASTER)
+    source = ExchangeCheckpoint(exchange).source(StateKind.MASTER)
     differing = [
         name
         for name, tensor in engine.export_state(StateKind.MASTER)

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.system_tests.parity.megatron_layouts import FAMILIES
 from kit.engines.huggingface.models import HfDirectory
-from kit.training.checkpoint.transfer import hub_to_hf
+from kit.training.checkpoint.transfer import exchange_to_hf
 from tests.megatron import cases, checkpoints
 from tests.training import tiny
 from tests.workers import pool
@@ -69,10 +69,10 @@ def test_hugging_face_in_any_layout_hugging_face_out(references, tmp_path, famil
     original = HfDirectory(directory / "model")
     expert = {"ep": 2} if spec.num_experts else {}
     for number, layout in enumerate(({"tp": 2, "sp": True} | expert, {"pp": 2, "vp": 2}, ZERO | expert)):
-        hub = tmp_path / f"hub{number}"
+        exchange = tmp_path / f"exchange{number}"
         rundir = cases.run_directory(directory / "run", spec, **layout)
-        pool("megatron", 2).run(checkpoints.roundtrip, rundir, hub)
-        hub_to_hf(hub, tmp_path / f"hf{number}", dtype="float32")
+        pool("megatron", 2).run(checkpoints.roundtrip, rundir, exchange)
+        exchange_to_hf(exchange, tmp_path / f"hf{number}", dtype="float32")
         again = HfDirectory(tmp_path / f"hf{number}")
         assert sorted(again.names()) == sorted(original.names())
         for name in original.names():

@@ -18,7 +18,7 @@ from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
-from kit.training.checkpoint.transfer import HubCheckpoint
+from kit.training.checkpoint.transfer import ExchangeCheckpoint
 from tests.megatron import cases, checkpoints
 from tests.training import tiny
 from tests.workers import pool
@@ -42,19 +42,19 @@ def same(found, expected):
     return all(torch.equal(found.read(name).float(), expected.read(name).float()) for name in expected.names())
 
 
-def test_a_native_checkpoint_becomes_the_hub_checkpoint_that_the_engine_writes(saved, tmp_path):
+def test_a_native_checkpoint_becomes_the_exchange_checkpoint_that_the_engine_writes(saved, tmp_path):
     _, _, root, _ = saved
-    convert(root / "step-00000002", "hub", tmp_path / "hub")
-    found, expected = HubCheckpoint(tmp_path / "hub"), HubCheckpoint(root / "hub")
+    convert(root / "step-00000002", "exchange", tmp_path / "exchange")
+    found, expected = ExchangeCheckpoint(tmp_path / "exchange"), ExchangeCheckpoint(root / "exchange")
     found.verify()
     assert (found.counters, found.model) == (expected.counters, expected.model)
     for kind in checkpoints.KINDS:
         assert same(found.source(kind), expected.source(kind))
 
 
-def test_a_hub_checkpoint_becomes_one_that_the_engine_resumes(saved, tmp_path):
+def test_an_exchange_checkpoint_becomes_one_that_the_engine_resumes(saved, tmp_path):
     spec, directory, root, curve = saved
-    words = convert(root / "hub", "megatron", tmp_path / "out", dtype="float32")
+    words = convert(root / "exchange", "megatron", tmp_path / "out", dtype="float32")
     assert words == f"a megatron checkpoint of {spec.name}, with Adam's state"
     assert (tmp_path / "out" / "latest_checkpointed_iteration.txt").read_text() == "2"
     rundir = cases.run_directory(directory / "run", spec, pp=2)
@@ -65,10 +65,10 @@ def test_a_hub_checkpoint_becomes_one_that_the_engine_resumes(saved, tmp_path):
 def test_megatron_core_reads_what_is_written(saved, tmp_path):
     """Its own loader, on its own names and shapes, on another layout than that which wrote."""
     spec, directory, root, _ = saved
-    convert(root / "hub", "megatron", tmp_path / "out", dtype="float32")
+    convert(root / "exchange", "megatron", tmp_path / "out", dtype="float32")
     rundir = cases.run_directory(directory / "run", spec, pp=2)
     for path in (root / "step-00000002" / "state", tmp_path / "out" / "iter_0000002"):
-        differing = pool("megatron", 2).run(checkpoints.read_by_megatron, rundir, path, root / "hub")
+        differing = pool("megatron", 2).run(checkpoints.read_by_megatron, rundir, path, root / "exchange")
         assert differing == [[], []]
 
 
@@ -97,7 +97,7 @@ def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_
     """Arguments, classes that are not there, a word that would run code; with experts an optimizer each."""
     monkeypatch.chdir(tmp_path)
     _, directory, root, _ = saved
-    convert(root / "hub", "megatron", tmp_path / "theirs", dtype="float32")
+    convert(root / "exchange", "megatron", tmp_path / "theirs", dtype="float32")
     common = tmp_path / "theirs/iter_0000002/common.pt"
     values = torch.load(common, weights_only=True)
     if several:
@@ -108,28 +108,28 @@ def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_
         "now": Harmful(harm),
     }
     torch.save(own | values, common)
-    words = convert(tmp_path / "theirs", "hub", tmp_path / "hub", model=str(directory / "model"))
+    words = convert(tmp_path / "theirs", "exchange", tmp_path / "exchange", model=str(directory / "model"))
     assert words.endswith("with Adam's state")
-    found = HubCheckpoint(tmp_path / "hub").counters
+    found = ExchangeCheckpoint(tmp_path / "exchange").counters
     assert (found.step, found.optimizer_steps) == (2, 2)
     assert not (tmp_path / "harm").exists()
 
 
 def test_moments_of_unknown_age_are_left_out(saved, tmp_path, monkeypatch):
     _, directory, root, _ = saved
-    convert(root / "hub", "megatron", tmp_path / "theirs", dtype="float32")
+    convert(root / "exchange", "megatron", tmp_path / "theirs", dtype="float32")
     torch.save({"iteration": 2}, tmp_path / "theirs/iter_0000002/common.pt")
-    words = convert(tmp_path / "theirs", "hub", tmp_path / "hub", model=str(directory / "model"))
+    words = convert(tmp_path / "theirs", "exchange", tmp_path / "exchange", model=str(directory / "model"))
     assert words.endswith("weights only")
     monkeypatch.chdir(tmp_path)
     # Neither in torch's format nor in its older one, a bare pickle.
     (tmp_path / "theirs/iter_0000002/common.pt").write_bytes(pickle.dumps(Harmful(harm)))
     with pytest.raises(CheckpointError, match=r"common\.pt cannot be read .*; copy the checkpoint again"):
-        convert(tmp_path / "theirs", "hub", tmp_path / "other", model=str(directory / "model"))
+        convert(tmp_path / "theirs", "exchange", tmp_path / "other", model=str(directory / "model"))
     # What calls the operating system is refused as a whole.
     torch.save({"iteration": 2, "now": Harmful(os.mkdir)}, tmp_path / "theirs/iter_0000002/common.pt")
     with pytest.raises(CheckpointError, match=r"common\.pt names posix\.mkdir, which is not in the closed list"):
-        convert(tmp_path / "theirs", "hub", tmp_path / "other", model=str(directory / "model"))
+        convert(tmp_path / "theirs", "exchange", tmp_path / "other", model=str(directory / "model"))
     assert not (tmp_path / "harm").exists()
 
 
@@ -139,33 +139,33 @@ def test_a_hugging_face_model_there_and_back(references, tmp_path, family):
     model = references(spec)[0] / "model"
     assert convert(model, "megatron", tmp_path / "megatron", dtype="float32").endswith("weights only")
     convert(tmp_path / "megatron", "hf", tmp_path / "back", dtype="float32", model=str(model))
-    convert(model, "hub", tmp_path / "hub")
-    convert(tmp_path / "hub", "hf", tmp_path / "again", dtype="float32")
+    convert(model, "exchange", tmp_path / "exchange")
+    convert(tmp_path / "exchange", "hf", tmp_path / "again", dtype="float32")
     for path in (tmp_path / "back", tmp_path / "again"):
         assert same(HfDirectory(path), HfDirectory(model))
-    assert open_checkpoint(tmp_path / "hub").sources.keys() == {StateKind.MASTER}
+    assert open_checkpoint(tmp_path / "exchange").sources.keys() == {StateKind.MASTER}
 
 
-def test_an_engine_starts_from_a_hub_checkpoint_of_weights_alone(saved, tmp_path):
+def test_an_engine_starts_from_an_exchange_checkpoint_of_weights_alone(saved, tmp_path):
     spec, directory, _, _ = saved
-    convert(directory / "model", "hub", tmp_path / "hub")
+    convert(directory / "model", "exchange", tmp_path / "exchange")
     rundir = cases.run_directory(directory / "run", spec, pp=2, model_path=None)
-    curve = pool("megatron", 2).run(checkpoints.through_the_hub, rundir, tmp_path)[0]
+    curve = pool("megatron", 2).run(checkpoints.through_the_exchange_checkpoint, rundir, tmp_path)[0]
     assert curve == pytest.approx(pool("megatron", 2).run(checkpoints.from_the_start, rundir, directory / "model")[0])
 
 
 class TestBadInput:
     def test_what_is_no_checkpoint(self, tmp_path):
-        with pytest.raises(CheckpointError, match=r"is no checkpoint: neither hub.json"):
+        with pytest.raises(CheckpointError, match=r"is no checkpoint: neither exchange.json"):
             convert(tmp_path, "hf", tmp_path / "out")
 
     def test_an_unknown_format(self, tmp_path):
-        with pytest.raises(CheckpointError, match="--to onnx is unknown; use one of hf, hub, megatron"):
+        with pytest.raises(CheckpointError, match="--to onnx is unknown; use one of hf, exchange, megatron"):
             convert(tmp_path, "onnx", tmp_path / "out")
 
     def test_the_same_format(self, saved, tmp_path):
-        with pytest.raises(CheckpointError, match="is of format hub already"):
-            convert(saved[2] / "hub", "hub", tmp_path / "out")
+        with pytest.raises(CheckpointError, match="is of format exchange already"):
+            convert(saved[2] / "exchange", "exchange", tmp_path / "out")
 
     def test_a_megatron_checkpoint_of_nobody(self, saved, tmp_path):
         shutil.copytree(saved[2] / "step-00000002", tmp_path / "a" / "step")

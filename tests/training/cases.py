@@ -9,7 +9,7 @@ import torch
 
 from kit.engines.base import StateKind
 from kit.engines.torch.engine import TorchEngine
-from kit.training.checkpoint.transfer import Counters, export_hub, import_hub
+from kit.training.checkpoint.transfer import Counters, export_exchange, import_exchange
 from tests.training import tiny
 from tests.training.batches import micro_batches
 
@@ -43,15 +43,15 @@ def steps(engine: TorchEngine, rundir: tiny.TinyRunDirectory, first: int, count:
     return curve
 
 
-def train_and_export(rundir: tiny.TinyRunDirectory, hub: Path | None = None, count: int = 3) -> dict[str, Any]:
-    """Gradients of the first step, then ``count`` steps, a hub checkpoint, and two steps more."""
+def train_and_export(rundir: tiny.TinyRunDirectory, exchange: Path | None = None, count: int = 3) -> dict[str, Any]:
+    """Gradients of the first step, then ``count`` steps, an exchange checkpoint, and two steps more."""
     engine = TorchEngine(rundir)
     first = engine.forward_backward(batches(engine, rundir, 0))
     gradients = state(engine, StateKind.GRADIENT)
     engine.discard()
     curve = steps(engine, rundir, 0, count)
-    if hub is not None:
-        export_hub(engine, hub, COUNTERS, model=rundir.plan.model)
+    if exchange is not None:
+        export_exchange(engine, exchange, COUNTERS, model=rundir.plan.model)
     evaluated = engine.evaluate(batches(engine, rundir, 50))
     after = steps(engine, rundir, count, 2)
     result = {"first": first, "gradients": gradients, "curve": curve, "after": after, "evaluated": evaluated}
@@ -60,10 +60,10 @@ def train_and_export(rundir: tiny.TinyRunDirectory, hub: Path | None = None, cou
     return result
 
 
-def import_and_train(rundir: tiny.TinyRunDirectory, hub: Path, count: int = 3) -> dict[str, Any]:
-    """Two steps from a hub checkpoint that ``count`` steps made."""
+def import_and_train(rundir: tiny.TinyRunDirectory, exchange: Path, count: int = 3) -> dict[str, Any]:
+    """Two steps from an exchange checkpoint that ``count`` steps made."""
     engine = TorchEngine(rundir)
-    counters = import_hub(engine, hub)
+    counters = import_exchange(engine, exchange)
     evaluated = engine.evaluate(batches(engine, rundir, 50))
     after = steps(engine, rundir, count, 2)
     return {"counters": counters, "after": after, "evaluated": evaluated, "master": state(engine, StateKind.MASTER)}

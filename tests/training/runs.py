@@ -71,12 +71,12 @@ def run_failing(rundir: tiny.TinyRunDirectory, **options: Any) -> str:
 
 
 def run_any(rundir: tiny.TinyRunDirectory, stop_at_step: int | None = None, resume: Any = None, **options: Any):
-    """As ``run``, on the engine that the plan names, without a hub checkpoint."""
+    """As ``run``, on the engine that the plan names, without an exchange checkpoint."""
     from kit.engines import build_engine
 
     engine = build_engine(with_settings(rundir))  # type: ignore[arg-type]
     try:
-        return train(engine, rundir, stop_at_step=stop_at_step, resume=resume, export_hub_at_end=False, **options)
+        return train(engine, rundir, stop_at_step=stop_at_step, resume=resume, export_at_end=False, **options)
     finally:
         engine.close()
 

@@ -18,7 +18,7 @@ from tests.training import runs
 @pytest.mark.usefixtures("one_process")
 def test_the_summary_of_a_run_corrects_the_next_plan(tmp_path, monkeypatch):
     rundir = small.emit(tmp_path / "run", "run.steps=4", seq_length=32)
-    runs.run(rundir, export_hub_at_end=False)
+    runs.run(rundir, export_at_end=False)
     summary = json.loads((rundir.path / "summary.json").read_text())
     monkeypatch.setenv("KIT_CALIBRATION", str(tmp_path / "kit-calibration.yaml"))
     words = ["plan", str(RECIPE), "cluster=1xcpu", "layout.engine=torch", "layout.zero_stage=0"]

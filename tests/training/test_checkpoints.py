@@ -33,7 +33,7 @@ class TestKept:
     def test_the_last_ones_and_every_so_many(self, tmp_path):
         spec = CheckpointSpec(every_steps=1, keep_last=2, keep_every_steps=3)
         rundir = runs.prepare(tmp_path / "run", steps=8, checkpoint=spec)
-        runs.run(rundir, export_hub_at_end=False)
+        runs.run(rundir, export_at_end=False)
         assert checkpoints(rundir) == [f"step-{step:08d}" for step in (3, 6, 7, 8)]
 
     def test_latest_never_names_one_that_is_not_complete(self, tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ class TestKept:
 
         monkeypatch.setattr(files, "fsync", look)
         monkeypatch.setattr(engine_checkpoint, "fsync", look)
-        runs.run(rundir, export_hub_at_end=False)
+        runs.run(rundir, export_at_end=False)
         assert len(set(seen)) == 6
 
     def test_what_they_take_and_cost_is_predicted(self, tmp_path):
@@ -94,7 +94,7 @@ class TestRoom:
     def test_a_full_disk_fails_the_save_and_not_the_run(self, tmp_path, capsys):
         """Room for two checkpoints and a half: the third is refused before a byte of it is written."""
         whole = runs.prepare(tmp_path / "whole", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
-        runs.run(whole, export_hub_at_end=False)
+        runs.run(whole, export_at_end=False)
         manifest = json.loads((whole.path / "checkpoints" / "step-00000001" / "manifest.json").read_text())
         size = sum(record["bytes"] for record in manifest["files"].values())
         rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=9))
@@ -104,7 +104,7 @@ class TestRoom:
             except OSError as error:
                 pytest.skip(f"NOT TESTED: a full disk (RLIMIT_FSIZE stands in elsewhere): {error}")
             capsys.readouterr()
-            summary = runs.run(rundir, export_hub_at_end=False)
+            summary = runs.run(rundir, export_at_end=False)
             printed = capsys.readouterr().out
             assert summary.step == 6
             assert "no checkpoint at step 3, the run goes on: a checkpoint takes" in printed
@@ -151,10 +151,10 @@ def test_generators_are_part_of_a_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Feed, "step", step)
     rundir = runs.prepare(tmp_path / "run")
-    runs.run(rundir, stop_at_step=5, export_hub_at_end=False)
+    runs.run(rundir, stop_at_step=5, export_at_end=False)
     (rundir.path / "checkpoints" / "step-00000005" / "manifest.json").unlink()  # back to step 4
     del drawn[:4]
-    runs.run(rundir, resume="auto", export_hub_at_end=False)
+    runs.run(rundir, resume="auto", export_at_end=False)
     assert drawn[1] == drawn[0]
 
 
@@ -176,7 +176,7 @@ def test_written_by_a_thread_it_is_the_same(tmp_path, engine, zero_stage):
 
 @one_process
 class TestAChangedPlan:
-    def test_auto_goes_by_way_of_the_hub(self, tmp_path, capsys):
+    def test_auto_goes_through_the_exchange_checkpoint(self, tmp_path, capsys):
         rundir = runs.prepare(tmp_path / "run", tiny.plan(micro_batch_size=4))
         whole = runs.prepare(tmp_path / "whole", tiny.plan(micro_batch_size=4))
         runs.run(whole)
@@ -184,21 +184,21 @@ class TestAChangedPlan:
         changed = dataclasses.replace(rundir, plan=tiny.plan(micro_batch_size=2, gradient_accumulation_steps=2))
         capsys.readouterr()
         runs.run(changed, resume="auto")
-        assert "the plan has changed since step 4: resuming by way of hub-step-00000004" in capsys.readouterr().out
+        assert "the plan has changed since step 4: resuming by way of exchange-step-00000004" in capsys.readouterr().out
         for ours, theirs in zip(runs.metrics(rundir), runs.metrics(whole), strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-5)
 
     def test_auto_does_not_lose_steps_unasked(self, tmp_path):
         rundir = runs.prepare(tmp_path / "run", tiny.plan(micro_batch_size=4))
         runs.run(rundir, stop_at_step=3)
-        runs.run(rundir, resume="auto", stop_at_step=5, export_hub_at_end=False)
+        runs.run(rundir, resume="auto", stop_at_step=5, export_at_end=False)
         changed = dataclasses.replace(rundir, plan=tiny.plan(micro_batch_size=2, gradient_accumulation_steps=2))
-        with pytest.raises(CheckpointError, match="the newest hub checkpoint here is of step 3: name it to lose"):
+        with pytest.raises(CheckpointError, match="the newest exchange checkpoint is of step 3: name it to lose"):
             runs.run(changed, resume="auto")
 
     def test_another_run_is_named_by_its_directory(self, tmp_path):
         first = runs.prepare(tmp_path / "first")
         runs.run(first, stop_at_step=3)
         second = runs.prepare(tmp_path / "second")
-        runs.run(second, resume=first.path, export_hub_at_end=False)
+        runs.run(second, resume=first.path, export_at_end=False)
         assert [row["step"] for row in runs.metrics(second)] == [4, 5, 6]

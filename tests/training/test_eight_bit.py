@@ -16,7 +16,7 @@ from kit.engines.huggingface.models import parameter_shapes
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.specs.job import OptimizerSpec
-from kit.training.checkpoint.transfer import export_hub, import_hub
+from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.training import cases, tiny
 from tests.workers import pool
 
@@ -123,17 +123,17 @@ class TestOneProcess:
         with pytest.raises(CheckpointError, match=f"optimizer.name={reads} needs"):
             TorchEngine(directory(tmp_path, reads)).load(tmp_path)
 
-    def test_a_hub_checkpoint_has_fp32_moments(self, tmp_path):
+    def test_an_exchange_checkpoint_has_fp32_moments(self, tmp_path):
         """AdamW takes them over as they are; 8 bits round them once more."""
         rundir = directory(tmp_path)
         engine = TorchEngine(rundir)
         cases.steps(engine, rundir, 0, 3)
-        export_hub(engine, tmp_path / "hub", cases.COUNTERS, model=rundir.plan.model)
+        export_exchange(engine, tmp_path / "exchange", cases.COUNTERS, model=rundir.plan.model)
         expected = {kind: cases.state(engine, kind) for kind in (StateKind.MASTER, *MOMENTS)}
         after = cases.steps(engine, rundir, 3, 2)
         for name, error in (("adamw", 0.0), ("adamw-8bit", 0.01)):
             fresh = TorchEngine(directory(tmp_path / name, name))
-            import_hub(fresh, tmp_path / "hub")
+            import_exchange(fresh, tmp_path / "exchange")
             assert fresh.optimizer_steps == 3
             assert relative(cases.state(fresh, StateKind.MASTER), expected[StateKind.MASTER]) == 0
             for kind in MOMENTS:

@@ -120,13 +120,13 @@ def test_gradients_are_as_far_from_fp32_as_rounding_to_eight_bits_takes_them(tmp
 def test_two_processes_compute_what_one_does(zero_stage, tmp_path):
     """Scales are of a micro batch, so equal micro batches give equal numbers; FSDP2 rounds weights to bf16 first."""
     sharded = {"zero_stage": zero_stage}
-    one = pool("torch", 1).run(cases.train_and_export, rundir(tmp_path / "one", **TWO, **sharded), tmp_path / "hub")[0]
+    one = pool("torch", 1).run(cases.train_and_export, rundir(tmp_path / "one", **TWO, **sharded), tmp_path / "out")[0]
     two = pool("torch", 2).run(cases.train_and_export, rundir(tmp_path / "two", dp=2, **sharded))[0]
     assert distance(two["gradients"], one["gradients"]) < 1e-6
     for found, expected in zip(two["curve"], one["curve"], strict=True):
         assert found == pytest.approx(expected, rel=1e-3)
     # From one process's checkpoint: what the two go on with is what the one went on with.
-    resumed = pool("torch", 2).run(cases.import_and_train, rundir(tmp_path / "on", dp=2, **sharded), tmp_path / "hub")[
+    resumed = pool("torch", 2).run(cases.import_and_train, rundir(tmp_path / "on", dp=2, **sharded), tmp_path / "out")[
         0
     ]
     assert resumed["evaluated"].mean == pytest.approx(one["evaluated"].mean, rel=1e-6)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from kit.errors import CheckpointError, DataError, EngineError
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec
-from kit.training.checkpoint.transfer import HubCheckpoint
+from kit.training.checkpoint.transfer import ExchangeCheckpoint
 from kit.training.schedule import length
 from tests.training import runs, tiny
 from tests.training.disk import full_disk
@@ -43,17 +43,17 @@ class TestWhatARunLeaves:
         assert all(row["tokens"] == 64 for row in rows)
         assert runs.names(rundir.path / "gradients") == ["step-000001.safetensors", "step-000003.safetensors"]
         assert runs.names(rundir.path / "checkpoints") == [
-            "hub-step-00000005",
+            "exchange-step-00000005",
             "latest",
             "step-00000004",
             "step-00000005",
         ]
         assert (rundir.path / "checkpoints" / "latest").read_text() == "step-00000005\n"
-        assert HubCheckpoint(rundir.path / "checkpoints" / "hub-step-00000005").counters.tokens_seen == 5 * 64
+        assert ExchangeCheckpoint(rundir.path / "checkpoints" / "exchange-step-00000005").counters.tokens_seen == 5 * 64
         written = json.loads((rundir.path / "summary.json").read_text())
         assert written == dataclasses.asdict(summary)
         assert (written["loss"], written["validation_loss"]) == (rows[-1]["loss"], rows[-1]["validation_loss"])
-        assert written["hub_checkpoint"] == "checkpoints/hub-step-00000005"
+        assert written["exchange_checkpoint"] == "checkpoints/exchange-step-00000005"
         printed = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
         assert printed[:-1] == ["step 2/5", "step 4/5", "step 5/5"]
         assert printed[-1].startswith("measured: step ")
@@ -96,7 +96,7 @@ class TestInterrupted:
 
     def same_end(self, whole, rundir):
         assert runs.metrics(rundir) == runs.metrics(whole)
-        ours, theirs = (HubCheckpoint(r.path / "checkpoints" / "hub-step-00000006") for r in (rundir, whole))
+        ours, theirs = (ExchangeCheckpoint(r.path / "checkpoints" / "exchange-step-00000006") for r in (rundir, whole))
         for kind in ("master", "exp_avg", "exp_avg_sq"):
             ours_source, theirs_source = ours.source(kind), theirs.source(kind)
             assert all(torch.equal(ours_source.read(name), theirs_source.read(name)) for name in ours_source.names())
@@ -125,20 +125,20 @@ class TestInterrupted:
         runs.run(rundir, resume="auto")
         self.same_end(whole, rundir)
 
-    def test_resumed_from_a_hub_checkpoint_in_another_run_directory(self, whole, tmp_path):
+    def test_resumed_from_an_exchange_checkpoint_in_another_run_directory(self, whole, tmp_path):
         first = runs.prepare(tmp_path / "first")
         runs.run(first, stop_at_step=3)
         second = runs.prepare(tmp_path / "second", seed=99)
-        runs.run(second, resume=first.path / "checkpoints" / "hub-step-00000003")
+        runs.run(second, resume=first.path / "checkpoints" / "exchange-step-00000003")
         assert runs.metrics(first) + runs.metrics(second) == runs.metrics(whole)
 
     def test_a_finished_run_is_left_as_it_is(self, whole):
-        hub = whole.path / "checkpoints" / "hub-step-00000006" / "hub.json"
-        before = runs.metrics(whole), hub.stat().st_mtime_ns
+        exchange = whole.path / "checkpoints" / "exchange-step-00000006" / "exchange.json"
+        before = runs.metrics(whole), exchange.stat().st_mtime_ns
         summary = runs.run(whole, resume="auto")
         assert summary.step == 6
         assert summary.validation_loss == before[0][-1]["validation_loss"]
-        assert (runs.metrics(whole), hub.stat().st_mtime_ns) == before
+        assert (runs.metrics(whole), exchange.stat().st_mtime_ns) == before
 
     def test_auto_starts_at_the_beginning_of_a_new_run(self, whole, tmp_path):
         rundir = runs.prepare(tmp_path / "run")
@@ -175,7 +175,7 @@ class TestDamagedCheckpoints:
     def stopped(self, tmp_path):
         """A run stopped after step 4, with checkpoints of steps 2 and 4."""
         rundir = runs.prepare(tmp_path / "run")
-        runs.run(rundir, stop_at_step=4, export_hub_at_end=False)
+        runs.run(rundir, stop_at_step=4, export_at_end=False)
         assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000002", "step-00000004"]
         return rundir
 
@@ -225,19 +225,19 @@ class TestDamagedCheckpoints:
         checkpoints = stopped.path / "checkpoints"
         shutil.copytree(checkpoints / "step-00000004", checkpoints / ".step-00000006.partial")
         runs.run(stopped, resume="auto")
-        assert runs.names(checkpoints) == ["hub-step-00000006", "latest", "step-00000004", "step-00000006"]
+        assert runs.names(checkpoints) == ["exchange-step-00000006", "latest", "step-00000004", "step-00000006"]
 
     def test_another_plan_is_refused_with_the_way_out(self, stopped):
         other = dataclasses.replace(stopped, plan=tiny.plan(micro_batch_size=1, gradient_accumulation_steps=2))
-        with pytest.raises(CheckpointError, match=r"was written under plan .* resume from a hub checkpoint"):
+        with pytest.raises(CheckpointError, match=r"was written under plan .* resume from an exchange checkpoint"):
             runs.run(other, resume="auto")
 
     def test_a_full_disk_keeps_the_previous_checkpoint_and_the_run(self, tmp_path, capsys):
         rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
-        runs.run(rundir, stop_at_step=1, export_hub_at_end=False)
+        runs.run(rundir, stop_at_step=1, export_at_end=False)
         capsys.readouterr()
         with full_disk(30_000):
-            summary = runs.run(rundir, resume="auto", stop_at_step=3, export_hub_at_end=False)
+            summary = runs.run(rundir, resume="auto", stop_at_step=3, export_at_end=False)
         assert summary.step == 3
         assert "no checkpoint at step 2, the run goes on: writing the checkpoint" in capsys.readouterr().out
         assert runs.names(rundir.path / "checkpoints") == ["latest", "step-00000001"]
@@ -293,13 +293,13 @@ class TestTwoProcesses:
             assert ours["samples_seen"] == theirs["samples_seen"]
 
     @pytest.mark.parametrize("zero_stage", [0, 3])
-    def test_another_world_size_goes_through_the_hub(self, tmp_path, zero_stage):
+    def test_another_world_size_goes_through_the_exchange_checkpoint(self, tmp_path, zero_stage):
         two = self.rundir(tmp_path / "two", zero_stage=zero_stage)
         pool("torch", 2).run(_stop, two)
         (message,) = set(pool("torch", 2).run(runs.run_failing, two))
         assert "continue it with --resume auto" in message
         one = self.rundir(tmp_path / "one", dp=1)
-        (summary,) = pool("torch", 1).run(_resume, one, two.path / "checkpoints" / "hub-step-00000003")
+        (summary,) = pool("torch", 1).run(_resume, one, two.path / "checkpoints" / "exchange-step-00000003")
         assert summary.step == 6
         whole = self.rundir(tmp_path / "whole", zero_stage=zero_stage)
         pool("torch", 2).run(runs.run, whole)

@@ -1,4 +1,4 @@
-"""Adapters on a frozen model: what peft computes, on every layout; hub, native checkpoint, export."""
+"""Adapters on a frozen model: what peft computes, on every layout; exchange and native checkpoints, export."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, pe
 from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec, OptimizerSpec
-from kit.training.checkpoint.transfer import Counters, export_hub, hub_to_hf, import_hub
+from kit.training.checkpoint.transfer import Counters, exchange_to_hf, export_exchange, import_exchange
 from tests.support.peak_memory import Peak, return_freed_memory
 from tests.training import tiny
 from tests.training.batches import micro_batches, sample
@@ -52,8 +52,8 @@ def state(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
 
 
-def train(rundir: tiny.TinyRunDirectory, hub: Path | None = None) -> dict[str, Any]:
-    """Four steps; gradients of the second (in the first those of A are zero); hub and native checkpoints after it."""
+def train(rundir: tiny.TinyRunDirectory, exchange: Path | None = None) -> dict[str, Any]:
+    """Four steps; gradients of the second (in the first those of A are zero), and both kinds of checkpoint."""
     engine = build(rundir)
     result: dict[str, Any] = {"curve": []}
     native = rundir.path / "native"
@@ -62,14 +62,14 @@ def train(rundir: tiny.TinyRunDirectory, hub: Path | None = None) -> dict[str, A
         if number == 1:
             result["gradients"] = state(engine, StateKind.GRADIENT)
         result["curve"].append((loss.mean, engine.apply(1e-2).gradient))
-        if number == 1 and hub is not None:
+        if number == 1 and exchange is not None:
             native.mkdir(exist_ok=True)
             engine.save(native)
             counters = Counters(2, 16, 0, engine.optimizer_steps)
-            export_hub(engine, hub, counters, model=rundir.plan.model, lora=rundir.plan.job.lora)
+            export_exchange(engine, exchange, counters, model=rundir.plan.model, lora=rundir.plan.job.lora)
     result["held"] = engine.held_bytes()
     engine.close()
-    if hub is not None:
+    if exchange is not None:
         again = build(rundir)
         again.load(native)
         result["native"] = [(step(again, rundir, n).mean, again.apply(1e-2).gradient) for n in (2, 3)]
@@ -77,10 +77,10 @@ def train(rundir: tiny.TinyRunDirectory, hub: Path | None = None) -> dict[str, A
     return result
 
 
-def resume(rundir: tiny.TinyRunDirectory, hub: Path) -> list[Any]:
+def resume(rundir: tiny.TinyRunDirectory, exchange: Path) -> list[Any]:
     """The last two steps."""
     engine = build(rundir)
-    import_hub(engine, hub)
+    import_exchange(engine, exchange)
     curve = [(step(engine, rundir, number).mean, engine.apply(1e-2).gradient) for number in (2, 3)]
     engine.close()
     return curve
@@ -141,7 +141,7 @@ def test_every_layout_trains_what_peft_trains(tmp_path, family, lora, layouts):
     curves = {}
     for engine, stage in layouts:
         place = tmp_path / f"{engine}{stage}"
-        found, other = pool(engine, 2).run(train, directory(place, hf, engine, stage, lora, family), place / "hub")
+        found, other = pool(engine, 2).run(train, directory(place, hf, engine, stage, lora, family), place / "exchange")
         assert [loss for loss, _ in found["curve"][:2]] == pytest.approx(losses, rel=1e-6)
         assert found["gradients"].keys() == gradients.keys()
         for name, gradient in gradients.items():
@@ -150,20 +150,20 @@ def test_every_layout_trains_what_peft_trains(tmp_path, family, lora, layouts):
         assert found["curve"] == other["curve"]
         assert np.allclose(found["native"], found["curve"][2:], rtol=1e-6)
         curves[engine, stage] = found["curve"]
-    # From each hub checkpoint the curve goes on under the next layout.
+    # From each exchange checkpoint the curve goes on under the next layout.
     for (engine, stage), (after, after_stage) in zip(layouts, [*layouts[1:], layouts[0]], strict=True):
-        hub = tmp_path / f"{engine}{stage}" / "hub"
+        exchange = tmp_path / f"{engine}{stage}" / "exchange"
         rundir = directory(tmp_path / "resumed", hf, after, after_stage, lora, family)
-        assert np.allclose(pool(after, 2).run(resume, rundir, hub)[0], curves[engine, stage][2:], rtol=1e-5)
-    check_exports(hub, hf, tmp_path)
+        assert np.allclose(pool(after, 2).run(resume, rundir, exchange)[0], curves[engine, stage][2:], rtol=1e-5)
+    check_exports(exchange, hf, tmp_path)
 
 
-def check_exports(hub: Path, hf: Path, tmp_path: Path) -> None:
+def check_exports(exchange: Path, hf: Path, tmp_path: Path) -> None:
     """peft loads the adapters; merged by peft and by kit, the model says the same, and not what it said before."""
     from peft import PeftModel
 
-    hub_to_hf(hub, tmp_path / "peft", dtype="float32", extras_from=hf)
-    hub_to_hf(hub, tmp_path / "merged", dtype="float32", merge_into=hf)
+    exchange_to_hf(exchange, tmp_path / "peft", dtype="float32", extras_from=hf)
+    exchange_to_hf(exchange, tmp_path / "merged", dtype="float32", merge_into=hf)
     tokens = torch.arange(20).reshape(2, 10)
     base = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float32)
     before = base(tokens).logits.detach()

@@ -11,7 +11,7 @@ from kit.errors import CheckpointError
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec
 from kit.training.checkpoint.counters import Counters, counters_from_json
 from kit.training.checkpoint.engine_checkpoint import read_manifest
-from kit.training.checkpoint.exchange import HUB_JSON, HubCheckpoint
+from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, newest_exchange
 from kit.training.checkpoint.manifest import sealed
 from tests.training import runs
 from tests.training.alone import process_group_of_one
@@ -20,7 +20,7 @@ COUNTERS = ("step", "samples_seen", "tokens_seen", "optimizer_steps", "samples_s
 NUMBERS = [-1, -(2**63), 2**63, 10**30, 4.0, 1e308, "4", True, None, [], {}, [4]]
 TEXTS = [4, None, [], {}, True]
 STEP = "step-00000004"
-EXCHANGE = "hub-step-00000004"
+EXCHANGE = "exchange-step-00000004"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ ABSURD = [
     (("plan_hash",), ""),
     *(((name,), value) for name in ("counters", "files") for value in [[], {}, None, 4, "x", ...]),
     *((("version",), value) for value in [-1, 4, 3.0, "3", True, None, ..., 2**70]),
-    *((("format",), value) for value in ["kit-hub", None, 4, [], ...]),
+    *((("format",), value) for value in ["kit-exchange", None, 4, [], ...]),
     (("more",), 1),
     (("counters", "more"), 1),
 ]
@@ -112,7 +112,7 @@ class TestNative:
         )
         assert "its own hash (sha256) differs" in runs.run_failing(run, resume=path.parent)
         capsys.readouterr()
-        runs.run(run, resume="auto", export_hub_at_end=False)
+        runs.run(run, resume="auto", export_at_end=False)
         assert "checkpoint step-00000004 is not usable" in capsys.readouterr().out
 
     @pytest.mark.usefixtures("one_process")
@@ -127,7 +127,7 @@ class TestNative:
         for resume in (path.parent, "auto"):
             shutil.rmtree(run.path / "checkpoints" / EXCHANGE, ignore_errors=True)
             words = runs.run_failing(run, resume=resume)
-            assert "manifest.json has version 2, this kit reads 3; resume from a hub checkpoint" in words
+            assert "manifest.json has version 2, this kit reads 3; resume from an exchange checkpoint" in words
         assert path.is_file(), "nothing is wrong with it: it stays"
 
     @pytest.mark.usefixtures("one_process")
@@ -173,42 +173,68 @@ class TestNative:
 
 
 class TestExchange:
+    def test_the_newest_is_that_of_the_highest_step(self, tmp_path):
+        """In whatever order the file system lists them, under both names; what has no index is none."""
+        steps = {7: "exchange", 30: "hub", 100: "exchange", 20: "exchange", 9: "hub"}
+        for step, name in steps.items():
+            (tmp_path / f"{name}-step-{step:08d}").mkdir()
+            (tmp_path / f"{name}-step-{step:08d}" / f"{name}.json").touch()
+        (tmp_path / "exchange-step-00000200").mkdir()
+        found = []
+        while (newest := newest_exchange(tmp_path)) is not None:
+            found.append(int(newest.name[-8:]))
+            shutil.rmtree(newest)
+        assert found == sorted(steps, reverse=True)
+
     @pytest.mark.parametrize(
         ("keys", "value"),
-        [pair for pair in ABSURD if pair[0][0] in ("counters", "version", "format") and pair[1] != "kit-hub"],
+        [pair for pair in ABSURD if pair[0][0] in ("counters", "version", "format") and pair[1] != "kit-exchange"],
         ids=lambda each: str(each)[:40],
     )
     def test_an_absurd_field_is_refused_though_the_hash_is_right(self, run, keys, value):
-        path = run.path / "checkpoints" / EXCHANGE / HUB_JSON
+        path = run.path / "checkpoints" / EXCHANGE / EXCHANGE_JSON
         change(path, put(*keys, value), seal=True)
         with pytest.raises(CheckpointError) as error:
-            HubCheckpoint(path.parent)
+            ExchangeCheckpoint(path.parent)
         assert str(path) in str(error.value)
         assert "\n" not in str(error.value)
 
     @pytest.mark.usefixtures("one_process")
     @pytest.mark.parametrize("name", COUNTERS)
     def test_one_number_more_is_noticed(self, run, name):
-        path = run.path / "checkpoints" / EXCHANGE / HUB_JSON
+        path = run.path / "checkpoints" / EXCHANGE / EXCHANGE_JSON
         change(path, lambda data: put("counters", name, data["counters"][name] + 1)(data), seal=False)
         assert "its own hash (sha256) differs" in runs.run_failing(run, resume=path.parent)
 
     @pytest.mark.usefixtures("one_process")
-    def test_the_version_before_is_read_with_a_word(self, run, capsys):
-        path = run.path / "checkpoints" / EXCHANGE / HUB_JSON
-        change(path, put("version", 2), seal=False)
-        with pytest.raises(CheckpointError, match="its own hash"):  # one flipped bit away from 3
-            HubCheckpoint(path.parent)
-        change(path, put("sha256", ...), seal=False)
+    @pytest.mark.parametrize("version", [2, 3])
+    def test_the_names_of_earlier_versions_are_read(self, run, version, capsys):
+        """hub-step-…/hub.json; version 2 had no hash of itself, which is said."""
+        old = run.path / "checkpoints" / EXCHANGE.replace("exchange", "hub")
+        (run.path / "checkpoints" / EXCHANGE).rename(old)
+        path = (old / EXCHANGE_JSON).rename(old / "hub.json")
+        change(path, put("format", "kit-hub"), seal=True)
+        if version == 2:
+            change(path, put("version", 2), seal=False)
+            with pytest.raises(CheckpointError, match="its own hash"):  # one flipped bit away from 3
+                ExchangeCheckpoint(old)
+            change(path, put("sha256", ...), seal=False)
         shutil.rmtree(run.path / "checkpoints" / STEP)
-        runs.run(run, resume=path.parent, export_hub_at_end=False)
-        assert "is of version 2, whose counters no hash protects" in capsys.readouterr().out
+        assert newest_exchange(old.parent) == old
+        runs.run(run, resume=old, export_at_end=False)
+        assert ("is of version 2, whose counters no hash protects" in capsys.readouterr().out) == (version == 2)
+
+    def test_version_2_never_had_the_names_of_today(self, run):
+        path = run.path / "checkpoints" / EXCHANGE / EXCHANGE_JSON
+        change(path, put("version", 2), seal=True)
+        with pytest.raises(CheckpointError, match="has version 2, this kit reads 3"):
+            ExchangeCheckpoint(path.parent)
 
     def test_this_version_without_a_hash_is_damaged(self, run):
-        path = run.path / "checkpoints" / EXCHANGE / HUB_JSON
+        path = run.path / "checkpoints" / EXCHANGE / EXCHANGE_JSON
         change(path, put("sha256", ...), seal=False)
         with pytest.raises(CheckpointError, match="differs or is missing"):
-            HubCheckpoint(path.parent)
+            ExchangeCheckpoint(path.parent)
 
 
 @pytest.mark.usefixtures("one_process")
@@ -224,13 +250,13 @@ class TestCountersAgree:
         change(directory / file, spoil, seal=True)
         return runs.run_failing(run, resume=directory)
 
-    @pytest.mark.parametrize(("name", "file"), [(STEP, "manifest.json"), (EXCHANGE, HUB_JSON)])
+    @pytest.mark.parametrize(("name", "file"), [(STEP, "manifest.json"), (EXCHANGE, EXCHANGE_JSON)])
     def test_with_the_metrics(self, run, name, file):
         words = self.resumed(run, name, file, samples=10)
         assert "says samples_seen=10 and" in words
         assert "metrics.jsonl has 8 at step 4" in words
 
-    @pytest.mark.parametrize(("name", "file"), [(STEP, "manifest.json"), (EXCHANGE, HUB_JSON)])
+    @pytest.mark.parametrize(("name", "file"), [(STEP, "manifest.json"), (EXCHANGE, EXCHANGE_JSON)])
     def test_with_the_end_of_the_run(self, run, name, file):
         words = self.resumed(run, name, file, step=7, samples=14)
         assert "is of step 7 and this run ends after step 6; resume from an earlier one" in words
@@ -252,14 +278,14 @@ class TestCountersAgree:
         chosen = runs.tiny.plan(gradient_accumulation_steps=4)
         spec = CheckpointSpec(every_steps=1, keep_last=9)
         rundir = runs.prepare(tmp_path / "run", chosen, schedule=schedule, checkpoint=spec)
-        runs.run(rundir, stop_at_step=4, export_hub_at_end=False)
+        runs.run(rundir, stop_at_step=4, export_at_end=False)
         if lost:
             (rundir.path / "metrics.jsonl").unlink()
         seen = read_manifest(rundir.path / "checkpoints" / STEP).counters.samples_seen
         assert seen < 4 * 8, "the ramp is part of this"
         assert self.resumed(rundir, STEP, "manifest.json", samples=4 * 8)
         change(rundir.path / "checkpoints" / STEP / "manifest.json", put("counters", "samples_seen", seen), seal=True)
-        runs.run(rundir, resume="auto", export_hub_at_end=False)
+        runs.run(rundir, resume="auto", export_at_end=False)
 
     @pytest.mark.parametrize(
         ("counters", "words"),

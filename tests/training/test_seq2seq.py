@@ -15,7 +15,7 @@ from kit.emit.deepspeed import ds_config
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.huggingface.models import build_model
 from kit.specs.job import OptimizerSpec
-from kit.training.checkpoint.transfer import Counters, export_hub, hub_to_hf, import_hub
+from kit.training.checkpoint.transfer import Counters, exchange_to_hf, export_exchange, import_exchange
 from kit.training.data.collate import padded
 from kit.training.data.fine_tuning_rows import Row
 from tests.training import tiny
@@ -57,8 +57,8 @@ def state(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
 
 
-def train(rundir: tiny.TinyRunDirectory, hub: Path | None = None) -> dict[str, Any]:
-    """Gradients of the first step; four steps, a hub checkpoint after the second."""
+def train(rundir: tiny.TinyRunDirectory, exchange: Path | None = None) -> dict[str, Any]:
+    """Gradients of the first step; four steps, an exchange checkpoint after the second."""
     engine = build(rundir)
     result: dict[str, Any] = {"curve": []}
     for step in range(4):
@@ -66,16 +66,16 @@ def train(rundir: tiny.TinyRunDirectory, hub: Path | None = None) -> dict[str, A
         if step == 0:
             result["gradients"] = state(engine, StateKind.GRADIENT)
         result["curve"].append((loss.mean, loss.tokens, engine.apply(1e-2).gradient))
-        if step == 1 and hub is not None:
-            export_hub(engine, hub, Counters(2, 16, 0, engine.optimizer_steps), model=rundir.plan.model)
+        if step == 1 and exchange is not None:
+            export_exchange(engine, exchange, Counters(2, 16, 0, engine.optimizer_steps), model=rundir.plan.model)
     engine.close()
     return result
 
 
-def resume(rundir: tiny.TinyRunDirectory, hub: Path) -> list[Any]:
+def resume(rundir: tiny.TinyRunDirectory, exchange: Path) -> list[Any]:
     """The last two steps."""
     engine = build(rundir)
-    import_hub(engine, hub)
+    import_exchange(engine, exchange)
     curve = []
     for step in (2, 3):
         loss = engine.forward_backward(micro_batches(engine, rundir, step))
@@ -125,7 +125,7 @@ def test_gradients_are_those_of_transformers(family: Any, engine: str, stage: in
         spec, job=JOB, engine=engine, zero_stage=stage, dp=2, micro_batch_size=2, gradient_accumulation_steps=2
     )
     rundir = tiny.run_directory(tmp_path / "run", plan, model_path=str(start))
-    found, _ = pool(engine, 2).run(train, rundir, tmp_path / "hub")
+    found, _ = pool(engine, 2).run(train, rundir, tmp_path / "exchange")
     assert found["curve"][0][0] == pytest.approx(loss, rel=1e-6)
     assert found["curve"][0][1] == sum(len(row(k)) for k in range(ROWS))
     assert found["gradients"].keys() == gradients.keys()
@@ -135,12 +135,12 @@ def test_gradients_are_those_of_transformers(family: Any, engine: str, stage: in
         else:
             assert relative_error(found["gradients"][name], gradient) < 1e-5, name
 
-    # The hub checkpoint goes on the same curve in the other engine, and becomes a model that transformers loads.
+    # The exchange checkpoint goes on the same curve in the other engine, and becomes a model that transformers loads.
     other = "deepspeed" if engine == "torch" else "torch"
     plan = dataclasses.replace(plan, layout=dataclasses.replace(plan.layout, engine=other, zero_stage=2))
-    curve = pool(other, 2).run(resume, tiny.run_directory(tmp_path / "other", plan), tmp_path / "hub")[0]
+    curve = pool(other, 2).run(resume, tiny.run_directory(tmp_path / "other", plan), tmp_path / "exchange")[0]
     assert np.allclose(curve, found["curve"][2:], rtol=1e-5)
-    hub_to_hf(tmp_path / "hub", tmp_path / "out", dtype="float32")
+    exchange_to_hf(tmp_path / "exchange", tmp_path / "out", dtype="float32")
     model, report = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]

@@ -125,8 +125,8 @@ class TestSpikes:
         assert [row["step"] for row in rows] == list(range(1, 13))
         assert (rows[7]["grad_norm"], rows[7]["event"]) == (None, "loss spike: discard")
         assert summary.samples_seen == 24
-        hub = json.loads((rundir.path / summary.hub_checkpoint / "hub.json").read_text())
-        assert hub["counters"]["optimizer_steps"] == 11
+        exchange = json.loads((rundir.path / summary.exchange_checkpoint / "exchange.json").read_text())
+        assert exchange["counters"]["optimizer_steps"] == 11
         # The batch is never applied: spoiled by another factor it leaves the same weights.
         spoiled[14] = 1000.0
         again = prepared(tmp_path / "again", loss_spike="discard")
@@ -150,8 +150,8 @@ class TestSpikes:
         assert "back to step 6; samples 12 to 15 are left out" in capsys.readouterr().out
         assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
         assert summary.samples_seen == 24
-        hub = json.loads((rundir.path / summary.hub_checkpoint / "hub.json").read_text())
-        assert hub["counters"]["samples_skipped"] == 4
+        exchange = json.loads((rundir.path / summary.exchange_checkpoint / "exchange.json").read_text())
+        assert exchange["counters"]["samples_skipped"] == 4
         # The steps after are those of a run that never had these samples in its order.
         spoiled.clear()
         from kit.training.data.loader import Feed
@@ -167,8 +167,8 @@ class TestSpikes:
         spoiled[14] = 10.0
         whole, rundir = (prepared(tmp_path / name, loss_spike="rewind") for name in ("whole", "run"))
         runs.run(whole)
-        runs.run(rundir, stop_at_step=7, export_hub_at_end=False)  # before the spike, from a checkpoint of step 7
-        runs.run(rundir, resume="auto", stop_at_step=10, export_hub_at_end=False)
+        runs.run(rundir, stop_at_step=7, export_at_end=False)  # before the spike, from a checkpoint of step 7
+        runs.run(rundir, resume="auto", stop_at_step=10, export_at_end=False)
         runs.run(rundir, resume="auto")
         assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
         assert events(rundir)[-1]["event"] == "resumed"

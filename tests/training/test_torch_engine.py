@@ -192,7 +192,7 @@ def test_two_processes_agree_with_one(tmp_path, family, zero_stage, recompute):
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("from_disk", [False, True], ids=["random", "built on meta"])
 def test_tensor_parallelism_agrees_with_one_process(tmp_path, family, from_disk):
-    """And its hub checkpoint goes on without it: names and shapes are those of whole parameters."""
+    """And its exchange checkpoint goes on without it: names and shapes are those of whole parameters."""
     spec = tiny.model(family, tied_embeddings=family == "qwen2")
     job = {"optimizer": dataclasses.replace(tiny.plan().job.optimizer, eps=1e-3)}
     alone = tiny.plan(spec, job=job, micro_batch_size=2, gradient_accumulation_steps=4)
@@ -203,12 +203,12 @@ def test_tensor_parallelism_agrees_with_one_process(tmp_path, family, from_disk)
         paths = {"model_path": str(tmp_path / "hf")}
     cut = dataclasses.replace(alone, layout=dataclasses.replace(alone.layout, tp=2, zero_stage=3))
     (one,) = pool("torch", 1).run(cases.train_and_export, tiny.run_directory(tmp_path, alone, **paths))
-    two = pool("torch", 2).run(cases.train_and_export, tiny.run_directory(tmp_path, cut, **paths), tmp_path / "hub")[0]
+    two = pool("torch", 2).run(cases.train_and_export, tiny.run_directory(tmp_path, cut, **paths), tmp_path / "out")[0]
     for name, gradient in one["gradients"].items():
         assert relative_error(two["gradients"][name], gradient) < 1e-5, name
     assert torch.tensor(two["curve"] + two["after"]).allclose(torch.tensor(one["curve"] + one["after"]), rtol=1e-5)
     resumed = pool("torch", 1).run(
-        cases.import_and_train, tiny.run_directory(tmp_path, alone, **paths), tmp_path / "hub"
+        cases.import_and_train, tiny.run_directory(tmp_path, alone, **paths), tmp_path / "out"
     )
     assert torch.tensor(resumed[0]["after"]).allclose(torch.tensor(one["after"]), rtol=1e-5)
 

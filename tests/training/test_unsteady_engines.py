@@ -52,7 +52,7 @@ def spoiled_run(rundir, factor):
             module.register_forward_hook(hook)
     Feed.step = step
     try:
-        train(engine, rundir, export_hub_at_end=False)
+        train(engine, rundir, export_at_end=False)
     except KitError as error:
         return str(error)
     finally:
@@ -125,7 +125,7 @@ def fp16_run(rundir, power):
         for parameter in engine.modules()["model.norm"].parameters():
             parameter.register_hook(lambda gradient: gradient * torch.inf)
     try:
-        return train(engine, rundir, export_hub_at_end=False).step, engine.optimizer_steps
+        return train(engine, rundir, export_at_end=False).step, engine.optimizer_steps
     except KitError as error:
         return str(error)
     finally:

@@ -21,7 +21,7 @@ from tests.support.peak_memory import Peak, return_freed_memory
 
 
 def main() -> None:
-    """Load, export the masters as a hub checkpoint would, and write what both took."""
+    """Load, export the masters as an exchange checkpoint would, and write what both took."""
     torch.set_num_threads(1)
     return_freed_memory()
     dist.init_process_group("gloo")

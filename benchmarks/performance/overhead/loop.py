@@ -67,7 +67,7 @@ def own_time(directory: Path) -> Own:
     with process_group_of_one():
         rundir = small_run.emit(directory / "timed", f"run.steps={STEPS}")
         engine = Timed(rundir)
-        train(engine, rundir, export_hub_at_end=False)
+        train(engine, rundir, export_at_end=False)
         engine.close()
     turns: list[tuple[float, float, float]] = []
     begins = [index for index, call in enumerate(engine.calls) if call[0] == "forward_backward"]
@@ -90,7 +90,7 @@ def bytecodes(directory: Path) -> tuple[float, float]:
         for steps in COUNTED:
             rundir = small_run.emit(directory / f"counted-{steps}", f"run.steps={steps}")
             engine = TorchEngine(rundir)
-            ours.append(_count(lambda engine=engine, rundir=rundir: train(engine, rundir, export_hub_at_end=False)))
+            ours.append(_count(lambda engine=engine, rundir=rundir: train(engine, rundir, export_at_end=False)))
             engine.close()
             engine = TorchEngine(rundir)
             feed = Feed.open(rundir.plan, rundir.run, engine)

@@ -42,7 +42,7 @@ def stall(directory: Path, asynchronous: bool) -> Stall:
         )
         engine = TorchEngine(rundir)
         began = time.perf_counter()
-        summary = train(engine, rundir, export_hub_at_end=False)
+        summary = train(engine, rundir, export_at_end=False)
         engine.close()
     rows = [json.loads(line) for line in (rundir.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     stalls = [row["checkpoint_s"] for row in rows if row["checkpoint_s"] is not None]

@@ -85,8 +85,8 @@ def conversions(directory: Path, total: int, largest: int) -> bool:
     print()
     print(table(("offline", "GiB/s of weights", "host memory / largest tensor"), []))
     failed = False
-    for before, after in (("model", "megatron"), ("megatron", "hf"), ("hf", "hub"), ("hub", "megatron")):
-        source, out = directory / before, directory / ("again" if before == "hub" else after)
+    for before, after in (("model", "megatron"), ("megatron", "hf"), ("hf", "exchange"), ("exchange", "megatron")):
+        source, out = directory / before, directory / ("again" if before == "exchange" else after)
         command = [sys.executable, "-m", "benchmarks.performance.streaming.converting", str(source), after, str(out)]
         command.append(str(directory / "model"))
         found = json.loads(weights.run_worker(command).splitlines()[-1])

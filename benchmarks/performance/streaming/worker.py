@@ -23,7 +23,7 @@ from kit.training.__main__ import leave
 from kit.training.checkpoint.background import Background
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.checkpoint.transfer import export_hub
+from kit.training.checkpoint.transfer import export_exchange
 from tests.support.peak_memory import Peak, return_freed_memory
 
 REPEATS = 3
@@ -53,15 +53,15 @@ def main() -> None:
         lambda: read_plainly(files, everything=rundir.plan.layout.dp > 1),
         lambda: forget(files),
     )
-    hub = scratch / "hub"
+    exchange = scratch / "exchange"
 
     def export() -> None:
-        export_hub(engine, hub, COUNTERS, model=rundir.plan.model)
+        export_exchange(engine, exchange, COUNTERS, model=rundir.plan.model)
 
     def clean() -> None:
         dist.barrier()
         if engine.is_main:
-            shutil.rmtree(hub, ignore_errors=True)
+            shutil.rmtree(exchange, ignore_errors=True)
             shutil.rmtree(scratch / "plain", ignore_errors=True)
             (scratch / "plain").mkdir(parents=True)
         dist.barrier()
@@ -127,7 +127,7 @@ def read_plainly(files: list[Path], everything: bool) -> None:
 
 
 def write_plainly(files: list[Path], directory: Path, copies: int) -> None:
-    """This rank's share of the bytes, to the disk for good, as often as a hub checkpoint has kinds of state."""
+    """This rank's share of the bytes, to the disk for good, as often as an exchange checkpoint has kinds of state."""
     for number in range(copies):
         for path in files:
             start, end = _share(path)

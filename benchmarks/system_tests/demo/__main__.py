@@ -115,14 +115,14 @@ def compare(ledger: Ledger, reference: RunDirectory, other: RunDirectory, title:
 
 
 def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> tuple[RunDirectory, list[dict[str, Any]]]:
-    """ZeRO-3, kill -9, resume, hand over at step 40 through the hub checkpoint, finish on TP=2."""
+    """ZeRO-3, kill -9, resume, hand over at step 40 through the exchange checkpoint, finish on TP=2."""
     first = runs.emit(RECIPES["zero3"], out / "relay-zero3", [])
     killed_at = runs.train_until_killed(first, KILL_AFTER_STEP)
     ledger.console.print(f"  killed -9 after step {killed_at}; the last checkpoint is of step 20")
     runs.train(first, "--resume", "auto", "--stop-at-step", str(HAND_OVER_STEP))
-    hub = first.path / "checkpoints" / f"hub-step-{HAND_OVER_STEP:08d}"
+    exchange = first.path / "checkpoints" / f"exchange-step-{HAND_OVER_STEP:08d}"
     second = runs.emit(RECIPES["tp2"], out / "relay-tp2", [])
-    runs.train(second, "--resume", str(hub))
+    runs.train(second, "--resume", str(exchange))
     rows = [*runs.metrics(first), *runs.metrics(second)]
     for key in ("loss", "grad_norm"):
         curve = compare_curves(runs.metrics(uninterrupted), rows, key)
@@ -141,22 +141,22 @@ def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> tuple[R
 
 def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirectory], out: Path) -> None:
     """Every run becomes a Hugging Face model; the fp32 ones must be the same model."""
-    from kit.training.checkpoint.transfer import hub_to_hf
+    from kit.training.checkpoint.transfer import exchange_to_hf
 
     plan = rundirs["torch"].plan
     before = judge(assets.model, assets.validation, plan.job.seq_length)
     verdicts: dict[str, Verdict] = {}
     for name, rundir in rundirs.items():
         exported = out / f"{name}-hf"
-        hub_to_hf(
-            rundir.path / "checkpoints" / "hub-step-00000060", exported, dtype="float32", extras_from=assets.model
+        exchange_to_hf(
+            rundir.path / "checkpoints" / "exchange-step-00000060", exported, dtype="float32", extras_from=assets.model
         )
         verdicts[name] = judge(exported, assets.validation, plan.job.seq_length)
         loss = verdicts[name].held_out_loss
         figure = f"held-out loss {loss:.4f}, {before.held_out_loss:.4f} before training"
         ledger.add(
             f"{TITLES[name]}: exported and learned",
-            f"kit convert model …/{name}/checkpoints/hub-step-00000060",
+            f"kit convert model …/{name}/checkpoints/exchange-step-00000060",
             figure,
             loss < before.held_out_loss - 1,
         )

@@ -4,7 +4,7 @@
 
 In each case a run is killed so many times: at a random moment since its start, or while a checkpoint is being written;
 one random rank, or all. Then it is resumed to its end. Losses, gradient norms, learning rates and validation loss of
-every step and the tensors of the last hub checkpoint must equal the uninterrupted run's bit for bit (fp32, same
+every step and the tensors of the last exchange checkpoint must equal the uninterrupted run's bit for bit (fp32, same
 layout). Exit code 1 where one does not. ``--plant skip`` resumes with one sample too many, which must show.
 """
 
@@ -30,7 +30,7 @@ from benchmarks.system_tests.kills.processes import WORLD_SIZE, Job
 from kit.engines.base import StateKind
 from kit.rehearsal.processes import metrics, tail
 from kit.training.checkpoint.manifest import sealed
-from kit.training.checkpoint.transfer import HubCheckpoint
+from kit.training.checkpoint.transfer import ExchangeCheckpoint
 
 COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens", "samples_seen", "validation_loss")
 
@@ -160,7 +160,9 @@ def compare(whole: Path, run: Path) -> str:
             return f"step {expected['step']}: {_difference(expected, found)}"
     if len(theirs) != len(ours):
         return f"{len(ours)} steps where there should be {len(theirs)}"
-    first, second = (HubCheckpoint(sorted((path / "checkpoints").glob("hub-step-*"))[-1]) for path in (whole, run))
+    first, second = (
+        ExchangeCheckpoint(sorted((path / "checkpoints").glob("exchange-step-*"))[-1]) for path in (whole, run)
+    )
     for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
         expected_source, found_source = first.source(kind), second.source(kind)
         for name in expected_source.names():

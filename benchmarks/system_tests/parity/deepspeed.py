@@ -3,7 +3,7 @@ and torch.
 
 python -m benchmarks.system_tests.parity.deepspeed                       both tables; exit code 1 if anything disagrees
 python -m benchmarks.system_tests.parity.deepspeed --rows Ulysses2 --columns llama
-python -m benchmarks.system_tests.parity.deepspeed --resumes             only the changes of layout through the hub
+python -m benchmarks.system_tests.parity.deepspeed --resumes             only the changes of layout
 python -m benchmarks.system_tests.parity.deepspeed --plant hpz-stale-copy  with a fault
 python -m benchmarks.system_tests.parity.deepspeed --plant-all every fault where it must show; exit code 0 if all were
 caught python -m benchmarks.system_tests.parity.deepspeed --write docs/parity.md
@@ -11,7 +11,7 @@ caught python -m benchmarks.system_tests.parity.deepspeed --write docs/parity.md
 A tiny model is trained in one process of plain transformers and torch's AdamW, then on pools of gloo processes, which
 import DeepSpeed once for all layouts of their size. Labels are masked, a different number in each sample. Compared are
 each parameter's gradient at step 1 and the loss and gradient norm of each step; and after a change of layout through
-the hub masters and moments, bit for bit, and the losses and norms of the steps that follow.
+the masters and moments of the checkpoint, bit for bit, and the losses and norms of the steps that follow.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.workers import WorkerError, pool
 
 STEPS = 20
 HALF = 5
-"""Steps before a hub checkpoint, and after it."""
+"""Steps before an exchange checkpoint, and after it."""
 LIMIT_S = 300
 RESULTS = ROOT / "benchmarks" / "results" / "deepspeed-parity.json"
 
@@ -136,14 +136,14 @@ class _Bench:
         return self._say(f"{name}, {column_name}", fault, cell)
 
     def resume(self, before: str, after: str, fault: str | None = None) -> Cell:
-        """HALF steps on one row, a hub checkpoint, HALF steps on another: those of plain torch without a break."""
+        """HALF steps on one row, an exchange checkpoint, HALF on another: those of plain torch without a break."""
         first, then, directory = ROWS[before], ROWS[after], self._directory()
         column = COLUMNS["wide" if first.swaps or then.swaps else "llama"]
         start, expected = self._reference(column, 2 * HALF)
         try:
             self._run(first, cases.leave, self._plan(first, column), start, directory, HALF, first.zero)
-            hub, plan = directory / "hub", self._plan(then, column)
-            found, different = self._run(then, cases.go_on, plan, hub, directory, HALF, fault, then.zero)
+            exchange, plan = directory / "exchange", self._plan(then, column)
+            found, different = self._run(then, cases.go_on, plan, exchange, directory, HALF, fault, then.zero)
         except WorkerError as error:
             return self._say(f"{before} → {after}", fault, Cell(EXACT, failure=str(error)))
         cell = Cell(
@@ -195,7 +195,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.system_tests.parity.deepspeed", description=summary)
     parser.add_argument("--rows", default="", help="those whose name contains this")
     parser.add_argument("--columns", default="", help="those whose name contains this")
-    parser.add_argument("--resumes", action="store_true", help="only the changes of layout through the hub")
+    parser.add_argument("--resumes", action="store_true", help="only the changes of layout")
     parser.add_argument("--write", type=Path, help="where the page goes; cells that are not run now keep their figures")
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--plant", choices=sorted(PLANTED), help="one fault, where it must show")

@@ -92,7 +92,7 @@ def _pairs_see_padding() -> None:
     )
 
 
-def _hub_forgets_moments() -> None:
+def _exchange_forgets_moments() -> None:
     """A resumed optimizer begins with empty moments."""
     from kit.engines.base import StateKind
     from kit.engines.deepspeed.engine import DeepSpeedEngine
@@ -114,6 +114,6 @@ SPLIT_FAULTS: dict[str, Callable[[], None]] = {
     "over-megatron-rounded-frequencies": _over_megatron_rounded_frequencies,
     "hpz-stale-copy": _hpz_stale_copy,
     "pairs-see-padding": _pairs_see_padding,
-    "hub-forgets-moments": _hub_forgets_moments,
+    "exchange-forgets-moments": _exchange_forgets_moments,
 }
 """Name → what plants it in this process; where it must show is in ``deepspeed_layouts.PLANTED``."""

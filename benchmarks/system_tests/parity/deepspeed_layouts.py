@@ -1,4 +1,4 @@
-"""Rows and columns of the DeepSpeed parity table, the changes of layout through the hub, and where faults must show."""
+"""Rows and columns of the DeepSpeed parity table, the changes of layout, and where faults must show."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ RESUMES: tuple[tuple[str, str], ...] = (
     ("dp4 ZeRO-2", "Megatron TP2·dp2 + SP ZeRO-2, optimizer on the host"),
     ("Megatron TP2·dp2 ZeRO-1", "Megatron TP2 + SP ZeRO-3, recompute"),
 )
-"""(row that trains and leaves a hub checkpoint, row that goes on)."""
+"""(row that trains and leaves an exchange checkpoint, row that goes on)."""
 
 PLANTED: dict[str, tuple[str, str]] = {
     "deepspeed-double-gradients": ("dp2 ZeRO-3", "llama"),
@@ -192,6 +192,6 @@ PLANTED: dict[str, tuple[str, str]] = {
     "over-megatron-partial-norms": ("Megatron TP2 + SP ZeRO-3, recompute", "llama"),
     "over-megatron-rounded-frequencies": ("Megatron TP2 ZeRO-3", "llama"),
     "hpz-stale-copy": ("dp4 ZeRO-3, hpZ 2", "llama"),
-    "hub-forgets-moments": ("dp2 ZeRO-2", "dp2 ZeRO-3"),
+    "exchange-forgets-moments": ("dp2 ZeRO-2", "dp2 ZeRO-3"),
 }
-"""Fault → the cell, or for a fault of the hub the resume, that it must turn red."""
+"""Fault → the cell, or for a fault of the exchange checkpoint the resume, that it must turn red."""

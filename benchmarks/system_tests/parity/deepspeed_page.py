@@ -62,12 +62,12 @@ def _bounds(columns: list[str]) -> str:
 def _resumes(resumes: Mapping[tuple[str, str], Cell], half: int) -> list[str]:
     agree = sum(cell.agrees for cell in resumes.values())
     lines = [
-        "## Through the hub",
+        "## Through the exchange checkpoint",
         "",
         "`python -m benchmarks.system_tests.parity.deepspeed --resumes` runs these alone.",
-        f"{half} steps on one layout, a hub checkpoint, {half} steps on another: largest relative error of loss and",
-        "norm against plain torch that ran on without a break; 1e-05 is allowed. Masters and moments in the engine are",
-        "those on disk bit for bit, and so is the count of Adam's steps.",
+        f"{half} steps on one layout, an exchange checkpoint, {half} steps on another: largest relative error of loss",
+        "and norm against plain torch that ran on without a break; 1e-05 is allowed. Masters and moments in the engine",
+        "are those on disk bit for bit, and so is the count of Adam's steps.",
         "",
     ]
     rows = [

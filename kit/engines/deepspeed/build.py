@@ -107,7 +107,7 @@ def _check_settings(settings: dict[str, Any]) -> None:
     if settings.get("checkpoint", {}).get("load_universal"):
         raise EngineError(
             "checkpoint.load_universal=true: DeepSpeed reads universal checkpoints with pickle, which runs what a file "
-            "says; remove the key and resume from an exchange checkpoint (hub-step-…), which fits every layout"
+            "says; remove the key and resume from an exchange checkpoint (exchange-step-…), which fits every layout"
         )
     if "scheduler" in settings:
         raise EngineError("scheduler: the learning rate is a function of the samples seen; use run.schedule instead")

@@ -107,13 +107,14 @@ class Swapped(FullyPartitioned):
         for index in range(len(self._optimizer.fp16_groups)):
             path = directory / _file_name(index)
             if not path.is_file():
-                raise CheckpointError(f"{path} is missing; native checkpoints belong to their layout: use the hub")
+                raise CheckpointError(f"{path} is missing; this checkpoint fits one layout: use an exchange checkpoint")
             with safe_open(path, framework="pt") as file:
                 for kind, tensor in self._tensors(index).items():
                     saved = file.get_tensor(kind.value)
                     if saved.shape != tensor.shape:
                         raise CheckpointError(
-                            f"{path}: {saved.numel()} elements where this layout has {tensor.numel()}; use the hub"
+                            f"{path}: {saved.numel()} elements where this layout has {tensor.numel()}; use an exchange "
+                            "checkpoint"
                         )
                     tensor.copy_(saved)
             self._changed = True

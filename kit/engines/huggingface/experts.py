@@ -3,7 +3,8 @@
 transformers 5 fuses the experts of a layer in memory (``mlp.experts.gate_up_proj``, one tensor for all of them); the
 files on the hub, and those that ``save_pretrained`` writes, have a tensor for each matrix of each expert
 (transformers/conversion_mapping.py, "mixtral" and "qwen2_moe"). Outside of an engine names are always those on disk:
-hub checkpoints, Megatron's weight maps and Hugging Face directories then agree, and no tensor is larger than a matrix.
+exchange checkpoints, Megatron's weight maps and Hugging Face directories then agree, and no tensor is larger than a
+matrix.
 """
 
 from __future__ import annotations

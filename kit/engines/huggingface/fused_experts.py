@@ -2,8 +2,8 @@
 
 Its files and transformers' parameters are the same (modeling_gpt_oss.py, GptOssExperts): (expert, input, output), gate
 and up the even and odd outputs. Everywhere else in kit an expert's matrices are tensors of their own, (output, input),
-as other families have them on disk: weight maps, hub checkpoints and expert parallelism then need to know nothing of
-it. Each is a view of the fused tensor, so that one function serves both directions.
+as other families have them on disk: weight maps, exchange checkpoints and expert parallelism then need to know nothing
+of it. Each is a view of the fused tensor, so that one function serves both directions.
 """
 
 from __future__ import annotations

@@ -205,7 +205,7 @@ class TorchEngine:
         if files.keys() != own.keys():
             raise CheckpointError(
                 f"{directory} has {', '.join(sorted(files))} and optimizer.name={self._optimizer_name} needs "
-                f"{', '.join(sorted(own))}; resume with the optimizer that wrote it, or from a hub checkpoint"
+                f"{', '.join(sorted(own))}; resume with the optimizer that wrote it, or from an exchange checkpoint"
             )
         for kind, tensors in own.items():
             source = SafetensorsSource({name: directory / file for name, file in files[kind].items()})

@@ -1,1 +1,1 @@
-"""Checkpoints: the hub format between engines, and native ones on the way."""
+"""Checkpoints: the exchange format between engines, and native ones on the way."""

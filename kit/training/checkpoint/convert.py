@@ -1,4 +1,4 @@
-"""Hugging Face model ↔ hub checkpoint ↔ Megatron checkpoint, offline: no GPU, no processes, one parameter in memory."""
+"""Hugging Face model ↔ exchange checkpoint ↔ Megatron checkpoint, offline: no GPU, one parameter in memory."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.counters import LARGEST, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_manifest
-from kit.training.checkpoint.exchange import HUB_JSON, KINDS, HubCheckpoint, hub_json
+from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json, is_exchange
 from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
-from kit.training.checkpoint.to_huggingface import DTYPES, hub_to_hf, write_hf
+from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
 
-FORMATS = ("hf", "hub", "megatron")
+FORMATS = ("hf", "exchange", "megatron")
 TRACKER = "latest_checkpointed_iteration.txt"
 """Where Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
 _START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
@@ -52,20 +52,23 @@ def convert(
 ) -> str:
     """Write ``source`` in another format to the new directory ``out``; returns what that is, in words.
 
-    ``dtype``: of the weights in Hugging Face and Megatron checkpoints; hub checkpoints and optimizer state are fp32.
+    ``dtype``: of the weights in Hugging Face and Megatron checkpoints; all else is fp32.
     ``model``: what a Megatron checkpoint is of (a Hugging Face directory, a run directory, a catalog name), where it
     does not lie in a run directory of kit's. Raises KitError for anything missing, damaged, or of another model.
     """
+    to = "exchange" if to == "hub" else to  # the name that earlier versions gave it
     if to not in FORMATS:
         raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(FORMATS)}")
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
-    if to == "hf" and (Path(source) / HUB_JSON).is_file():
-        hub_to_hf(source, out, dtype, extras_from, merge_into=merge_into)
-        adapters = HubCheckpoint(source).lora is not None and merge_into is None
+    if to == "hf" and is_exchange(Path(source)):
+        exchange_to_hf(source, out, dtype, extras_from, merge_into=merge_into)
+        adapters = ExchangeCheckpoint(source).lora is not None and merge_into is None
         return f"{'peft adapters' if adapters else 'a Hugging Face model'} in {dtype}"
     if merge_into is not None:
-        raise CheckpointError(f"--merge-into {merge_into} is for a hub checkpoint of adapters and --to hf; omit it")
+        raise CheckpointError(
+            f"--merge-into {merge_into} is for adapters (an exchange checkpoint) and --to hf; omit it"
+        )
     opened = open_checkpoint(Path(source), model)
     if opened.lora is not None:
         raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to hf")
@@ -75,8 +78,8 @@ def convert(
         if to == "hf":
             write_hf(opened.model, opened.sources[StateKind.MASTER], out, dtype, extras_from)
             return f"a Hugging Face model in {dtype}"
-        if to == "hub":
-            write_hub(opened, out)
+        if to == "exchange":
+            write_exchange(opened, out)
         else:
             write_megatron(opened, out, DTYPES[dtype])
     except (OSError, SafetensorError) as error:
@@ -89,10 +92,11 @@ def convert(
 
 def open_checkpoint(path: Path, model: str | None = None) -> Opened:
     """Find out what a directory is. Raises KitError where it is none of the formats, or is damaged."""
-    if (path / HUB_JSON).is_file():
-        hub = HubCheckpoint(path)
-        hub.verify()
-        return Opened("hub", hub.model, hub.counters, {kind: hub.source(kind) for kind in hub.kinds}, hub.lora)
+    if is_exchange(path):
+        exchange = ExchangeCheckpoint(path)
+        exchange.verify()
+        sources: dict[StateKind, TensorSource] = {kind: exchange.source(kind) for kind in exchange.kinds}
+        return Opened("exchange", exchange.model, exchange.counters, sources, exchange.lora)
     if (directory := _torch_dist_directory(path)) is not None:
         return _open_megatron(path, directory, model)
     if (path / "config.json").is_file():
@@ -101,13 +105,13 @@ def open_checkpoint(path: Path, model: str | None = None) -> Opened:
         spec = load_model(str(path))
         return Opened("hf", spec, _START, {StateKind.MASTER: HfDirectory(path)})
     raise CheckpointError(
-        f"{path} is no checkpoint: neither {HUB_JSON} (hub) nor config.json (Hugging Face) nor .metadata or {TRACKER} "
-        f"(Megatron) is in it"
+        f"{path} is no checkpoint: neither {EXCHANGE_JSON} nor config.json (Hugging Face) nor .metadata or "
+        f"{TRACKER} (Megatron) is in it"
     )
 
 
-def write_hub(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
-    """Write a hub checkpoint, in fp32. Raises CheckpointError or OSError."""
+def write_exchange(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
+    """Write an exchange checkpoint, in fp32. Raises CheckpointError or OSError."""
     shapes = tensor_shapes(opened.model)
     weight_map: dict[StateKind, dict[str, str]] = {}
     records: dict[str, FileRecord] = {}
@@ -120,7 +124,7 @@ def write_hub(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES)
                 file = f"{kind.value}-{number:05d}.safetensors"
                 records[file] = _write_file(partial / file, names, shapes, source)
                 weight_map[kind] |= dict.fromkeys(names, file)
-        write_json(partial / HUB_JSON, hub_json(opened.counters, opened.model, weight_map, records))
+        write_json(partial / EXCHANGE_JSON, exchange_json(opened.counters, opened.model, weight_map, records))
 
 
 def write_megatron(opened: Opened, out: Path, dtype: torch.dtype) -> None:

@@ -166,7 +166,7 @@ class NativeCheckpoints:
         if damage:
             raise CheckpointError(
                 f"no checkpoint in {self.root} is usable ({damage[0]}); "
-                f"resume from a hub checkpoint, or start in a new run directory"
+                f"resume from an exchange checkpoint, or start in a new run directory"
             )
         return None
 
@@ -193,10 +193,10 @@ class NativeCheckpoints:
         reading = f"reading {directory}"
         older = together(engine.is_main, lambda: _other_version(directory), reading)[0]
         if older is not None:
-            words = (
-                f"{older}; resume from a hub checkpoint (hub-step-…) of that run, or go on with the kit that wrote it"
+            fix = (
+                "resume from an exchange checkpoint (exchange-step-…) of that run, or go on with the kit that wrote it"
             )
-            raise ForeignError(words, _step_of(directory))
+            raise ForeignError(f"{older}; {fix}", _step_of(directory))
         try:
             manifest = together(engine.is_main, lambda: read_manifest(directory), reading)[0]
             together(True, lambda: verify(directory, dict(share(sorted(manifest.files.items())))), reading)
@@ -209,14 +209,15 @@ class NativeCheckpoints:
         if manifest.plan_hash != self.plan_hash:
             raise ForeignError(
                 f"{directory} was written under plan {manifest.plan_hash[:12]} and this is {self.plan_hash[:12]}; "
-                f"native checkpoints fit one plan: resume from a hub checkpoint (hub-step-…) of that run instead; "
-                f"kit train THAT_RUN --resume auto --stop-at-step {manifest.counters.step} writes one",
+                f"native checkpoints fit one plan: resume from an exchange checkpoint (exchange-step-…) of that run "
+                f"instead; kit train THAT_RUN --resume auto --stop-at-step {manifest.counters.step} writes one",
                 manifest.counters.step,
             )
         if manifest.world_size != self.world_size:
             raise ForeignError(
                 f"{directory} was written by {manifest.world_size} ranks and there are {self.world_size}; native "
-                f"checkpoints fit one world size: resume from a hub checkpoint (hub-step-…) of that run instead",
+                f"checkpoints fit one world size: resume from an exchange checkpoint (exchange-step-…) of that run "
+                f"instead",
                 manifest.counters.step,
             )
         return manifest

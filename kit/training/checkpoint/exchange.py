@@ -1,6 +1,6 @@
 """The exchange format on disk: safetensors under Hugging Face names, and a JSON that says what they are.
 
-hub.json                    format, version, counters, model, and size + hash of every other file
+exchange.json               format, version, counters, model, and size + hash of every other file
 master-00001.safetensors    fp32 weights, in shards
 exp_avg-00001.safetensors   Adam's first moment
 exp_avg_sq-00001.safetensors   Adam's second moment
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,24 +27,26 @@ from kit.training.checkpoint.counters import Counters, counters_from_json
 from kit.training.checkpoint.files import FileRecord, records_from_json, verify
 from kit.training.checkpoint.manifest import OtherVersionError, read_sealed, sealed
 
-HUB_JSON = "hub.json"
-FORMAT = "kit-hub"
+EXCHANGE_JSON = "exchange.json"
+FORMAT = "kit-exchange"
 VERSION = 3
-_UNSEALED = 2
-"""The version before had no hash of itself; all else is alike."""
+_EARLIER_JSON, _EARLIER_FORMAT, _UNSEALED = "hub.json", "kit-hub", 2
+"""The names until version 3, which are still read. Version 2 has no hash of itself; all else is alike."""
+_STEP = re.compile(r"(?:exchange|hub)-step-(\d{8})")
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-"""What a hub checkpoint holds of every parameter; one made of a model alone has no moments."""
+"""What an exchange checkpoint holds of every parameter; one made of a model alone has no moments."""
 
 
-class HubCheckpoint:
-    """A hub checkpoint on disk. Opening reads ``hub.json`` only.
+class ExchangeCheckpoint:
+    """An exchange checkpoint on disk. Opening reads its JSON only.
 
     Raises CheckpointError where that is missing, damaged, of another format, or names files that are not there.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        data = _read(self.path)
+        index = self.path / (EXCHANGE_JSON if (self.path / EXCHANGE_JSON).exists() else _EARLIER_JSON)
+        data = _read(index)
         self.note: str | None = None
         """What a person should know of how it was read."""
         if data["version"] == _UNSEALED:
@@ -56,10 +59,10 @@ class HubCheckpoint:
             self._weight_map = {StateKind(kind): dict(files) for kind, files in data["weight_map"].items()}
         except (KeyError, TypeError, ValueError, ValidationError, KitError) as error:
             raise CheckpointError(
-                f"{self.path / HUB_JSON} is damaged ({' '.join(str(error).split())}); copy the checkpoint again"
+                f"{index} is damaged ({' '.join(str(error).split())}); copy the checkpoint again"
             ) from error
         if unrecorded := {f for files in self._weight_map.values() for f in files.values()} - self._records.keys():
-            raise CheckpointError(f"{self.path / HUB_JSON} has no hash of {min(unrecorded)}; copy the checkpoint again")
+            raise CheckpointError(f"{index} has no hash of {min(unrecorded)}; copy the checkpoint again")
 
     @property
     def kinds(self) -> tuple[StateKind, ...]:
@@ -81,14 +84,14 @@ class HubCheckpoint:
         return SafetensorsSource({name: self.path / file for name, file in self._weight_map[kind].items()})
 
 
-def hub_json(
+def exchange_json(
     counters: Counters,
     model: ModelSpec,
     weight_map: Mapping[StateKind, Mapping[str, str]],
     records: Mapping[str, FileRecord],
     lora: LoraSpec | None = None,
 ) -> dict[str, Any]:
-    """The contents of ``hub.json``."""
+    """The contents of ``exchange.json``."""
     return sealed(
         {
             "format": FORMAT,
@@ -103,14 +106,26 @@ def hub_json(
     )
 
 
-def _read(directory: Path) -> dict[str, Any]:
-    path = directory / HUB_JSON
+def is_exchange(directory: Path) -> bool:
+    """Whether a directory holds an exchange checkpoint, under the names of today or the earlier ones."""
+    return any((directory / name).is_file() for name in (EXCHANGE_JSON, _EARLIER_JSON))
+
+
+def newest_exchange(root: Path) -> Path | None:
+    """The exchange checkpoint of the highest step in ``root``. Raises OSError where ``root`` cannot be listed."""
+    listed = root.iterdir() if root.is_dir() else ()
+    paths = (path for path in listed if _STEP.fullmatch(path.name) and is_exchange(path))
+    return max(paths, key=lambda path: path.name.rpartition("-")[2], default=None)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    earlier = path.name == _EARLIER_JSON
     try:
-        return read_sealed(path, FORMAT, VERSION, _UNSEALED)
+        return read_sealed(path, _EARLIER_FORMAT if earlier else FORMAT, VERSION, _UNSEALED if earlier else None)
     except OSError as error:
         raise CheckpointError(
-            f"{directory} is not a hub checkpoint (no readable {HUB_JSON}: {error.strerror}); give a directory such as "
-            f"RUN/checkpoints/hub-step-00000060"
+            f"{path.parent} is not an exchange checkpoint (no readable {EXCHANGE_JSON}: {error.strerror}); give a "
+            f"directory such as RUN/checkpoints/exchange-step-00000060"
         ) from error
     except OtherVersionError as error:
         raise CheckpointError(f"{error}; export it again with the kit that wrote it") from error

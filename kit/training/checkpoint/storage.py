@@ -18,13 +18,13 @@ def steps_kept(last_step: int, spec: CheckpointSpec) -> list[int]:
     return sorted(kept(sorted(saved, reverse=True), spec.keep_last, spec.keep_every_steps))
 
 
-def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, hub: bool) -> float | None:
+def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, exchange: bool) -> float | None:
     """Of all checkpoints that a run leaves; None where its plan predicts none."""
     operation = plan.predicted.operation
     if operation is None:
         return None
     one = operation.checkpoint_gb * GB
-    exported = exchange_bytes(plan.workload) if hub else 0.0
+    exported = exchange_bytes(plan.workload) if exchange else 0.0
     return one * len(steps_kept(last_step, spec)) + exported
 
 

@@ -1,4 +1,4 @@
-"""A hub checkpoint → a Hugging Face model directory, offline, one tensor in memory."""
+"""An exchange checkpoint → a Hugging Face model directory, offline, one tensor in memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kit.engines.huggingface.models import build_skeleton, check_names, hf_confi
 from kit.engines.io.sharded_safetensors import SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.exchange import HubCheckpoint
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import new_directory, write_json
 from kit.units import GIB
 
@@ -45,15 +45,15 @@ TOKENIZER_FILES = (
 SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 
 
-def hub_to_hf(
-    hub_dir: Path,
+def exchange_to_hf(
+    checkpoint: Path,
     hf_dir: Path,
     dtype: str = "bfloat16",
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
     merge_into: Path | None = None,
 ) -> None:
-    """Write the master weights of a hub checkpoint as a model that transformers' Auto classes load.
+    """Write the master weights of an exchange checkpoint as a model that transformers' Auto classes load.
 
     ``extras_from``: the Hugging Face directory that the run started from; its tokenizer files, generation config
     and special token ids are taken over. Of adapters a peft directory is written, or, with ``merge_into`` (the
@@ -63,21 +63,21 @@ def hub_to_hf(
     """
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
-    hub = HubCheckpoint(hub_dir)
-    hub.verify()
-    source: TensorSource = hub.source(StateKind.MASTER)
-    if (hub.lora is None) != (merge_into is None):
-        if hub.lora is None:
-            raise CheckpointError(f"{hub_dir} holds a whole model and no adapters; leave merge_into={merge_into} out")
-        from kit.training.checkpoint.to_peft import hub_to_peft
+    exchange = ExchangeCheckpoint(checkpoint)
+    exchange.verify()
+    source: TensorSource = exchange.source(StateKind.MASTER)
+    if (exchange.lora is None) != (merge_into is None):
+        if exchange.lora is None:
+            raise CheckpointError(f"{checkpoint} holds a whole model and no adapters; omit merge_into={merge_into}")
+        from kit.training.checkpoint.to_peft import exchange_to_peft
 
-        hub_to_peft(hub, Path(hf_dir), DTYPES[dtype], base=extras_from)
+        exchange_to_peft(exchange, Path(hf_dir), DTYPES[dtype], base=extras_from)
         return
     if merge_into is not None:
         from kit.training.checkpoint.to_peft import Merged
 
-        source, extras_from = Merged(hub, merge_into), extras_from or merge_into
-    write_hf(hub.model, source, hf_dir, dtype, extras_from, shard_bytes)
+        source, extras_from = Merged(exchange, merge_into), extras_from or merge_into
+    write_hf(exchange.model, source, hf_dir, dtype, extras_from, shard_bytes)
 
 
 def write_hf(
@@ -88,7 +88,7 @@ def write_hf(
     extras_from: Path | None = None,
     shard_bytes: int = 4 * GIB,
 ) -> None:
-    """Write any source of weights as such a model; see ``hub_to_hf``."""
+    """Write any source of weights as such a model; see ``exchange_to_hf``."""
     shapes = tensor_shapes(model)
     check_names(shapes, source)
     if model.family in fused_experts.FAMILIES:

@@ -1,4 +1,4 @@
-"""A hub checkpoint of adapters → a peft directory, or a model with the adapters merged in; offline."""
+"""An exchange checkpoint of adapters → a peft directory, or a model with the adapters merged in; offline."""
 
 from __future__ import annotations
 
@@ -12,25 +12,27 @@ from kit.engines.base import StateKind
 from kit.engines.huggingface import adapters
 from kit.engines.huggingface.models import HfDirectory, build_skeleton, check_names, tensor_shapes
 from kit.errors import CheckpointError
-from kit.training.checkpoint.exchange import HubCheckpoint
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.files import new_directory
 
 
-def hub_to_peft(hub: HubCheckpoint, directory: Path, dtype: torch.dtype, base: Path | None = None) -> None:
+def exchange_to_peft(
+    exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtype, base: Path | None = None
+) -> None:
     """``adapter_config.json`` and ``adapter_model.safetensors``, as ``PeftModel.from_pretrained`` takes them.
 
     ``base``: the model that the adapters belong to, to be named in the configuration. Raises CheckpointError for a
     directory that is not empty and for a full disk.
     """
-    assert hub.lora is not None
-    skeleton = build_skeleton(hub.model)
-    config = adapters.peft_config(hub.lora, adapters.target_modules(skeleton, hub.lora))
+    assert exchange.lora is not None
+    skeleton = build_skeleton(exchange.model)
+    config = adapters.peft_config(exchange.lora, adapters.target_modules(skeleton, exchange.lora))
     config.base_model_name_or_path = None if base is None else str(base)
-    config.task_type = "SEQ_2_SEQ_LM" if hub.model.is_encoder_decoder else "CAUSAL_LM"
+    config.task_type = "SEQ_2_SEQ_LM" if exchange.model.is_encoder_decoder else "CAUSAL_LM"
     config.inference_mode = True
-    config.fan_in_fan_out = hub.model.family == "gpt2"
-    source = hub.source(StateKind.MASTER)
-    check_names(adapters.checkpoint_shapes(hub.model, hub.lora), source)
+    config.fan_in_fan_out = exchange.model.family == "gpt2"
+    source = exchange.source(StateKind.MASTER)
+    check_names(adapters.checkpoint_shapes(exchange.model, exchange.lora), source)
     try:
         with new_directory(directory) as partial:
             tensors = {name: source.read(name).to(dtype) for name in source.names()}
@@ -43,14 +45,14 @@ def hub_to_peft(hub: HubCheckpoint, directory: Path, dtype: torch.dtype, base: P
 class Merged:
     """A ``TensorSource`` of W + (alpha/rank)·B·A over a frozen model's weights, as peft merges them."""
 
-    def __init__(self, hub: HubCheckpoint, base: Path) -> None:
+    def __init__(self, exchange: ExchangeCheckpoint, base: Path) -> None:
         """Raises CheckpointError where ``base`` is not the model that was frozen."""
-        assert hub.lora is not None
-        self._base, self._adapters = HfDirectory(base), hub.source(StateKind.MASTER)
-        check_names(tensor_shapes(hub.model), self._base)
-        self._scale = hub.lora.alpha / hub.lora.rank
+        assert exchange.lora is not None
+        self._base, self._adapters = HfDirectory(base), exchange.source(StateKind.MASTER)
+        check_names(tensor_shapes(exchange.model), self._base)
+        self._scale = exchange.lora.alpha / exchange.lora.rank
         self._adapted = {name for name in self._adapters.names() if ".lora_A." in name}
-        self._transposed = hub.model.family == "gpt2"
+        self._transposed = exchange.model.family == "gpt2"
 
     def names(self) -> list[str]:
         """All weights of the model."""

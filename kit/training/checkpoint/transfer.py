@@ -1,4 +1,4 @@
-"""Every change of layout, world size or engine is: export to a hub checkpoint, import from it."""
+"""Every change of layout, world size or engine is: export to an exchange checkpoint, import from it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.collective import together
 from kit.training.checkpoint.counters import Counters, RunLength
-from kit.training.checkpoint.exchange import HUB_JSON, KINDS, HubCheckpoint, hub_json
+from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json
 from kit.training.checkpoint.files import FileRecord, is_free, partial_name, publish, write_json
 from kit.training.checkpoint.parallel_export import write_parts
-from kit.training.checkpoint.to_huggingface import hub_to_hf
+from kit.training.checkpoint.to_huggingface import exchange_to_hf
 
-__all__ = ["Counters", "HubCheckpoint", "export_hub", "export_tensors", "hub_to_hf", "import_hub"]
+__all__ = ["Counters", "ExchangeCheckpoint", "exchange_to_hf", "export_exchange", "export_tensors", "import_exchange"]
 
 _Stream = Iterator[tuple[str, torch.Tensor]]
 
 
-def export_hub(
+def export_exchange(
     engine: Engine,
     directory: Path,
     counters: Counters,
@@ -47,7 +47,7 @@ def export_hub(
     is held. With ``lora`` they are the adapters'. The directory appears complete or not at all. Raises CheckpointError,
     on every rank, where it exists already or cannot be written.
     """
-    doing = f"writing the hub checkpoint {directory}"
+    doing = f"writing the exchange checkpoint {directory}"
     partial = partial_name(directory)
     shapes = checkpoint_shapes(model, lora)
     together(engine.is_main, lambda: _start(directory, partial), doing)
@@ -65,7 +65,7 @@ def export_hub(
             kind: {name: file for of_rank in files.values() for file, names in of_rank.items() for name in names}
             for kind, files in plan.items()
         }
-        contents = hub_json(counters, model, weight_map, dict(sorted(records.items())), lora)
+        contents = exchange_json(counters, model, weight_map, dict(sorted(records.items())), lora)
         together(engine.is_main, lambda: _publish(partial, directory, contents), doing)
     except CheckpointError:
         if engine.is_main:
@@ -73,24 +73,24 @@ def export_hub(
         raise
 
 
-def import_hub(engine: Engine, directory: Path, length: RunLength | None = None) -> Counters:
-    """Collective. Load weights, moments and Adam's step count from a hub checkpoint; returns its counters.
+def import_exchange(engine: Engine, directory: Path, length: RunLength | None = None) -> Counters:
+    """Collective. Load weights, moments and Adam's step count from an exchange checkpoint; returns its counters.
 
     Everything is checked before anything is loaded: sizes and hashes (shared out), names and shapes, and the counters
     against ``length``, the run that goes on from them. Raises
     CheckpointError, on every rank, that names what is missing, truncated, corrupted or foreign.
     """
-    doing = f"reading the hub checkpoint {directory}"
-    hub = HubCheckpoint(directory)
-    together(True, lambda: _check(hub), doing)
+    doing = f"reading the exchange checkpoint {directory}"
+    exchange = ExchangeCheckpoint(directory)
+    together(True, lambda: _check(exchange), doing)
     if length is not None:
-        together(engine.is_main, lambda: length.check(hub.counters, directory, same_plan=False), doing)
-    if hub.note is not None and engine.is_main:
-        print(hub.note, flush=True)
-    for kind in hub.kinds:
-        engine.import_state(kind, hub.source(kind))
-    engine.set_optimizer_steps(hub.counters.optimizer_steps)
-    return hub.counters
+        together(engine.is_main, lambda: length.check(exchange.counters, directory, same_plan=False), doing)
+    if exchange.note is not None and engine.is_main:
+        print(exchange.note, flush=True)
+    for kind in exchange.kinds:
+        engine.import_state(kind, exchange.source(kind))
+    engine.set_optimizer_steps(exchange.counters.optimizer_steps)
+    return exchange.counters
 
 
 def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
@@ -173,17 +173,17 @@ def _start(directory: Path, partial: Path) -> None:
 
 
 def _publish(partial: Path, directory: Path, contents: dict[str, Any]) -> None:
-    write_json(partial / HUB_JSON, contents)
+    write_json(partial / EXCHANGE_JSON, contents)
     publish(partial, directory)
 
 
-def _check(hub: HubCheckpoint) -> None:
-    hub.verify(hashes=False)
-    hub.verify_share()
-    shapes = checkpoint_shapes(hub.model, hub.lora)
+def _check(exchange: ExchangeCheckpoint) -> None:
+    exchange.verify(hashes=False)
+    exchange.verify_share()
+    shapes = checkpoint_shapes(exchange.model, exchange.lora)
     # Weights alone are where a run begins: before the first step there are no moments to take over.
-    for kind in KINDS if hub.counters.optimizer_steps else {StateKind.MASTER, *hub.kinds}:
-        source = hub.source(kind)
+    for kind in KINDS if exchange.counters.optimizer_steps else {StateKind.MASTER, *exchange.kinds}:
+        source = exchange.source(kind)
         check_names(shapes, source)
         for name, shape in shapes.items():
             check_shape(name, shape, source.shape(name))

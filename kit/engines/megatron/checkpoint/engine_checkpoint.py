@@ -72,8 +72,8 @@ def load(directory: Path, exchange: Exchange) -> int:
         steps = checkpoint.optimizer_steps()
         if steps is None:
             raise CheckpointError(
-                f"{directory} does not say how many steps its optimizer has made; convert it to a hub checkpoint or a "
-                "Hugging Face model and start from that"
+                f"{directory} does not say how many steps its optimizer has made; convert it to an exchange "
+                "checkpoint or a Hugging Face model and start from that"
             )
         checkpoint.read(_wanted(exchange))
     except CheckpointError as error:

@@ -1,4 +1,4 @@
-"""Hub checkpoints: exactness, layouts, damage, full disks, and the Hugging Face model that comes out."""
+"""Exchange checkpoints: exactness, layouts, damage, full disks, and the Hugging Face model that comes out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import record_of
 from kit.training.checkpoint.manifest import sealed
-from kit.training.checkpoint.transfer import HubCheckpoint, export_hub, hub_to_hf, import_hub
+from kit.training.checkpoint.transfer import ExchangeCheckpoint, exchange_to_hf, export_exchange, import_exchange
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
 from tests.training.disk import full_disk
@@ -26,21 +26,21 @@ from tests.workers import pool
 
 @pytest.fixture
 def exported(one_process, tmp_path):
-    """(run directory, engine after three steps, its hub checkpoint in many small shards)."""
+    """(run directory, engine after three steps, its exchange checkpoint in many small shards)."""
     rundir = tiny.run_directory(tmp_path / "run")
     engine = TorchEngine(rundir)
     cases.steps(engine, rundir, 0, 3)
-    hub = tmp_path / "hub"
-    export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
-    return rundir, engine, hub
+    exchange = tmp_path / "exchange"
+    export_exchange(engine, exchange, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+    return rundir, engine, exchange
 
 
 class TestRoundTrip:
     def test_next_steps_are_bitwise_the_same(self, exported):
-        rundir, engine, hub = exported
-        assert len(list(hub.glob("master-*.safetensors"))) > 2
+        rundir, engine, exchange = exported
+        assert len(list(exchange.glob("master-*.safetensors"))) > 2
         fresh = TorchEngine(tiny.run_directory(rundir.path, rundir.plan, seed=1))  # other weights before the import
-        assert import_hub(fresh, hub) == cases.COUNTERS
+        assert import_exchange(fresh, exchange) == cases.COUNTERS
         assert fresh.optimizer_steps == 3
         assert cases.steps(fresh, rundir, 3, 3) == cases.steps(engine, rundir, 3, 3)
         for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
@@ -50,8 +50,8 @@ class TestRoundTrip:
     def test_before_the_first_step(self, one_process, tmp_path):
         rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model("gpt2")))
         engine = TorchEngine(rundir)
-        export_hub(engine, tmp_path / "hub", cases.COUNTERS, model=rundir.plan.model)
-        source = HubCheckpoint(tmp_path / "hub").source(StateKind.EXP_AVG)
+        export_exchange(engine, tmp_path / "exchange", cases.COUNTERS, model=rundir.plan.model)
+        source = ExchangeCheckpoint(tmp_path / "exchange").source(StateKind.EXP_AVG)
         assert not any(source.read(name).any() for name in source.names())
         assert "lm_head.weight" not in source.names()
 
@@ -61,9 +61,9 @@ class TestRoundTrip:
             layout = {"dp": dp, "micro_batch_size": 2, "gradient_accumulation_steps": 4 // dp}
             return tiny.run_directory(tmp_path / "run", tiny.plan(**layout))
 
-        hub = tmp_path / "hub"
-        exported = pool("torch", before).run(cases.train_and_export, rundir(before), hub)[0]
-        resumed = pool("torch", after).run(cases.import_and_train, rundir(after), hub)[0]
+        exchange = tmp_path / "exchange"
+        exported = pool("torch", before).run(cases.train_and_export, rundir(before), exchange)[0]
+        resumed = pool("torch", after).run(cases.import_and_train, rundir(after), exchange)[0]
         assert resumed["counters"] == cases.COUNTERS
         assert resumed["evaluated"].mean == pytest.approx(exported["evaluated"].mean, rel=1e-6)
         assert torch.tensor(resumed["after"]).allclose(torch.tensor(exported["after"]), rtol=1e-5)
@@ -73,11 +73,11 @@ class TestDamage:
     """Every kind of damage is named before anything is loaded."""
 
     def refused(self, exported, message):
-        rundir, _, hub = exported
+        rundir, _, exchange = exported
         fresh = TorchEngine(rundir)
         before = cases.state(fresh, StateKind.MASTER)
         with pytest.raises(CheckpointError, match=message):
-            import_hub(fresh, hub)
+            import_exchange(fresh, exchange)
         after = cases.state(fresh, StateKind.MASTER)
         assert all(torch.equal(before[name], after[name]) for name in before)
 
@@ -98,16 +98,16 @@ class TestDamage:
         self.refused(exported, r"exp_avg_sq-00001\.safetensors is corrupted")
 
     def test_no_hub_json(self, exported):
-        (exported[2] / "hub.json").unlink()
-        self.refused(exported, r"is not a hub checkpoint \(no readable hub\.json")
+        (exported[2] / "exchange.json").unlink()
+        self.refused(exported, r"is not an exchange checkpoint \(no readable exchange\.json")
 
     @pytest.mark.parametrize(
         ("key", "value", "message"),
         [
-            ("format", "other", "format is not 'kit-hub'"),
+            ("format", "other", "format is not 'kit-exchange'"),
             ("version", 1, "has version 1, this kit reads 3"),
             ("counters", {"step": 1}, "counters must be exactly step, samples_seen"),
-            ("model", {"name": "x"}, r"hub\.json is damaged"),
+            ("model", {"name": "x"}, r"exchange\.json is damaged"),
             ("files", {}, "files must list at least one file"),
             ("files", {"a": {"bytes": 1, "xxh3_128": "0" * 32}}, r"has no hash of exp_avg-00001\.safetensors"),
             ("files", {"../outside": {"bytes": 1, "xxh3_128": "0" * 32}}, "lies outside the checkpoint"),
@@ -115,25 +115,25 @@ class TestDamage:
         ],
     )
     def test_foreign_hub_json(self, exported, key, value, message):
-        path = exported[2] / "hub.json"
+        path = exported[2] / "exchange.json"
         path.write_text(json.dumps(sealed(json.loads(path.read_text()) | {key: value})))
         self.refused(exported, message)
 
     def test_truncated_hub_json(self, exported):
-        path = exported[2] / "hub.json"
+        path = exported[2] / "exchange.json"
         path.write_text(path.read_text()[:-20])
-        self.refused(exported, r"hub\.json is damaged")
+        self.refused(exported, r"exchange\.json is damaged")
 
-    def rewrite(self, hub: Path, change):
+    def rewrite(self, exchange: Path, change):
         """Change the tensors of master's first shard, with a manifest that agrees."""
-        path, index = hub / "master-00001.safetensors", json.loads((hub / "hub.json").read_text())
+        path, index = exchange / "master-00001.safetensors", json.loads((exchange / "exchange.json").read_text())
         tensors = change(load_file(path))
         save_file(tensors, path)
         record = record_of(path)
         index["files"][path.name] = {"bytes": record.bytes, "xxh3_128": record.xxh3_128}
         kept = {n: f for n, f in index["weight_map"]["master"].items() if f != path.name}
         index["weight_map"]["master"] = kept | dict.fromkeys(tensors, path.name)
-        (hub / "hub.json").write_text(json.dumps(sealed(index)))
+        (exchange / "exchange.json").write_text(json.dumps(sealed(index)))
 
     def test_missing_name(self, exported):
         self.rewrite(exported[2], lambda tensors: dict(list(tensors.items())[1:]))
@@ -148,29 +148,29 @@ class TestDamage:
         self.refused(exported, r"has shape \[1.*\] in the checkpoint")
 
     def test_another_model(self, exported, tmp_path):
-        _, _, hub = exported
+        _, _, exchange = exported
         other = TorchEngine(tiny.run_directory(tmp_path / "other", tiny.plan(tiny.model(num_layers=3))))
         with pytest.raises(CheckpointError, match=r"missing from the checkpoint, first model\.layers\.2"):
-            import_hub(other, hub)
+            import_exchange(other, exchange)
 
 
 class TestWriting:
     def test_an_existing_checkpoint_is_not_overwritten(self, exported):
-        rundir, engine, hub = exported
-        before = record_of(hub / "master-00001.safetensors")
+        rundir, engine, exchange = exported
+        before = record_of(exchange / "master-00001.safetensors")
         cases.steps(engine, rundir, 3, 1)
         with pytest.raises(CheckpointError, match="exists and is not empty"):
-            export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model)
-        assert record_of(hub / "master-00001.safetensors") == before
+            export_exchange(engine, exchange, cases.COUNTERS, model=rundir.plan.model)
+        assert record_of(exchange / "master-00001.safetensors") == before
 
     def test_what_a_killed_export_left_is_replaced(self, exported):
-        rundir, engine, hub = exported
-        shutil.rmtree(hub)
-        leftover = hub.with_name(f".{hub.name}.partial")
+        rundir, engine, exchange = exported
+        shutil.rmtree(exchange)
+        leftover = exchange.with_name(f".{exchange.name}.partial")
         leftover.mkdir()
         (leftover / "master-00001.safetensors").write_bytes(b"half")
-        export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model)
-        HubCheckpoint(hub).verify()
+        export_exchange(engine, exchange, cases.COUNTERS, model=rundir.plan.model)
+        ExchangeCheckpoint(exchange).verify()
         assert not leftover.exists()
 
     @pytest.mark.parametrize("world_size", [1, 2])
@@ -179,18 +179,18 @@ class TestWriting:
         """20,000 bytes hold the embedding, the first shard, and not the first MLP's gate."""
         layout = {"dp": world_size, "micro_batch_size": 1}
         rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model(ffn_hidden_size=256), **layout))
-        messages = pool("torch", world_size).run(export_to_a_full_disk, rundir, tmp_path / "hub", limit)
-        assert all("writing the hub checkpoint" in message for message in messages)
+        messages = pool("torch", world_size).run(export_to_a_full_disk, rundir, tmp_path / "exchange", limit)
+        assert all("writing the exchange checkpoint" in message for message in messages)
         assert all("check the free space" in message for message in messages)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
 
 
-def export_to_a_full_disk(rundir, hub, limit):
+def export_to_a_full_disk(rundir, exchange, limit):
     """The message of the error that every rank must raise."""
     engine = TorchEngine(rundir)
     try:
         with full_disk(limit):
-            export_hub(engine, hub, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
+            export_exchange(engine, exchange, cases.COUNTERS, model=rundir.plan.model, shard_bytes=20_000)
     except CheckpointError as error:
         return str(error)
     raise AssertionError("the export succeeded")
@@ -207,8 +207,8 @@ class TestHuggingFace:
             if is_buffer(name):
                 buffer.normal_()  # other experts are chosen than without it
         cases.steps(engine, rundir, 0, 2)
-        export_hub(engine, tmp_path / "hub", cases.COUNTERS, model=rundir.plan.model)
-        hub_to_hf(tmp_path / "hub", tmp_path / "hf", dtype="float32", shard_bytes=30_000)
+        export_exchange(engine, tmp_path / "exchange", cases.COUNTERS, model=rundir.plan.model)
+        exchange_to_hf(tmp_path / "exchange", tmp_path / "hf", dtype="float32", shard_bytes=30_000)
         assert len(list((tmp_path / "hf").glob("model-*.safetensors"))) > 1
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
         assert model.dtype is torch.float32
@@ -217,8 +217,8 @@ class TestHuggingFace:
             assert torch.equal(model(batch.input_ids).logits, engine._model.eval()(batch.input_ids).logits)
 
     def test_bfloat16_in_one_file(self, exported, tmp_path):
-        _, engine, hub = exported
-        hub_to_hf(hub, tmp_path / "hf")
+        _, engine, exchange = exported
+        exchange_to_hf(exchange, tmp_path / "hf")
         assert (tmp_path / "hf" / "model.safetensors").is_file()
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
         assert model.dtype is torch.bfloat16
@@ -233,7 +233,7 @@ class TestHuggingFace:
         (source / "tokenizer.json").write_text("{}")
         (source / "generation_config.json").write_text('{"temperature": 0.5, "do_sample": true}')
         (source / "secret.txt").write_text("not part of a model")
-        hub_to_hf(exported[2], tmp_path / "hf", extras_from=source)
+        exchange_to_hf(exported[2], tmp_path / "hf", extras_from=source)
         names = {path.name for path in (tmp_path / "hf").iterdir()}
         assert names == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
@@ -244,18 +244,18 @@ class TestHuggingFace:
         (tmp_path / "hf").mkdir()
         (tmp_path / "hf" / "precious").write_text("mine")
         with pytest.raises(CheckpointError, match="exists and is not empty"):
-            hub_to_hf(exported[2], tmp_path / "hf")
+            exchange_to_hf(exported[2], tmp_path / "hf")
         assert [path.name for path in (tmp_path / "hf").iterdir()] == ["precious"]
 
     def test_an_empty_directory_is_filled(self, exported, tmp_path):
         (tmp_path / "hf").mkdir()
-        hub_to_hf(exported[2], tmp_path / "hf")
+        exchange_to_hf(exported[2], tmp_path / "hf")
         assert (tmp_path / "hf" / "config.json").is_file()
 
     def test_unknown_dtype_and_damaged_checkpoint(self, exported, tmp_path):
         with pytest.raises(CheckpointError, match="dtype 'fp8' is unknown; use one of float32"):
-            hub_to_hf(exported[2], tmp_path / "hf", dtype="fp8")
+            exchange_to_hf(exported[2], tmp_path / "hf", dtype="fp8")
         (exported[2] / "master-00001.safetensors").unlink()
         with pytest.raises(CheckpointError, match="is missing"):
-            hub_to_hf(exported[2], tmp_path / "hf")
+            exchange_to_hf(exported[2], tmp_path / "hf")
         assert not (tmp_path / "hf").exists()
