@@ -81,8 +81,8 @@ class Traits:
     """Optional fields of ModelSpec that the family cannot do without."""
     takes: tuple[str, ...] = ()
     """Optional fields of ModelSpec that it may have beside these."""
-    megatron: bool = False
-    """Whether the Megatron engine has its layers and a weight map (``kit/engines/megatron/weights/families.py``)."""
+    megatron: str = ""
+    """Its weight map for the Megatron engine, ``file.function`` of ``kit/engines/megatron/weights``; empty: none."""
     transformer_engine: bool = False
     """Whether Megatron-core's own layer specs compute it, which Transformer Engine and pretrain_gpt.py need. The other
     Megatron families differ inside a layer (``kit/engines/megatron/model``)."""
@@ -104,7 +104,7 @@ class Traits:
 _EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
 _LATENT = ("latent", "first_dense_layers", "router_groups", "router_top_groups", "routed_scaling_factor")
 _ROPE = ("rope_scaling",)
-_LLAMA = Traits(megatron=True, transformer_engine=True, autotp=True, packed_attention=True)
+_LLAMA = Traits(megatron="llama.entries", transformer_engine=True, autotp=True, packed_attention=True)
 _GEMMA = Traits(activation="gelu_tanh", zero_centred_norm=True, scaled_embedding=True, takes=_ROPE)
 _CAPS = ("attention_softcap", "logit_softcap")
 _CLASSIC = Traits(
@@ -128,12 +128,12 @@ _TWO_STACKS = _like(
 FAMILIES: Mapping[Family, Traits] = {
     "llama": _like(_LLAMA, torch_tensor_parallel=True, takes=_ROPE),
     "mistral": _like(_LLAMA, torch_tensor_parallel=True, takes=(*_ROPE, "sliding_window")),
-    "qwen2": _like(_LLAMA, torch_tensor_parallel=True, biases="qkv", takes=_ROPE),
-    "qwen3": _like(_LLAMA, qk_norm="head", takes=_ROPE),
+    "qwen2": _like(_LLAMA, megatron="qwen2.entries", torch_tensor_parallel=True, biases="qkv", takes=_ROPE),
+    "qwen3": _like(_LLAMA, megatron="qwen3.entries", qk_norm="head", takes=_ROPE),
     "gemma": _GEMMA,
     "gemma2": _like(
         _GEMMA,
-        megatron=True,
+        megatron="gemma.gemma2",
         norm_placement="both",
         fused_attention=False,
         needs=("sliding_window", "query_pre_attn_scalar"),
@@ -141,19 +141,27 @@ FAMILIES: Mapping[Family, Traits] = {
     ),
     "gemma3_text": _like(
         _GEMMA,
-        megatron=True,
+        megatron="gemma.gemma3",
         norm_placement="both",
         qk_norm="head",
         needs=("sliding_window", "query_pre_attn_scalar"),
         takes=(*_ROPE, "full_attention_every", *_CAPS, "local_rope_theta"),
     ),
-    "phi3": _like(_LLAMA, autotp=False, even_heads=True, takes=(*_ROPE, "sliding_window", "partial_rotary_factor")),
+    "phi3": _like(
+        _LLAMA,
+        megatron="phi3.entries",
+        autotp=False,
+        even_heads=True,
+        takes=(*_ROPE, "sliding_window", "partial_rotary_factor"),
+    ),
     "olmo2": Traits(norm_placement="output", qk_norm="width", even_heads=True, takes=_ROPE),
     "starcoder2": _like(_CLASSIC, grouped_queries=True, takes=(*_ROPE, "sliding_window")),
-    "gpt2": _like(_CLASSIC, positions="learned", conv1d=True, ulysses=False, megatron=True, transformer_engine=True),
+    "gpt2": _like(
+        _CLASSIC, positions="learned", conv1d=True, ulysses=False, megatron="gpt2.entries", transformer_engine=True
+    ),
     "gpt_neox": _like(
         _CLASSIC,
-        megatron=True,
+        megatron="gpt_neox.entries",
         activation="gelu",
         takes=(*_ROPE, "partial_rotary_factor", "parallel_residual"),
         choices={"activation": ("gelu", "gelu_tanh")},
@@ -168,9 +176,11 @@ FAMILIES: Mapping[Family, Traits] = {
         takes=(*_ROPE, "parallel_residual", "shared_norm"),
         choices={"biases": ("none", "all"), "positions": ("rope", "alibi")},
     ),
-    "mixtral": Traits(megatron=True, transformer_engine=True, needs=_EXPERTS, takes=(*_ROPE, "sliding_window")),
+    "mixtral": Traits(
+        megatron="moe.mixtral", transformer_engine=True, needs=_EXPERTS, takes=(*_ROPE, "sliding_window")
+    ),
     "qwen3_moe": Traits(
-        megatron=True,
+        megatron="moe.qwen3_moe",
         transformer_engine=True,
         qk_norm="head",
         needs=_EXPERTS,
@@ -180,13 +190,13 @@ FAMILIES: Mapping[Family, Traits] = {
         needs=("latent", *_EXPERTS), takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts")
     ),
     "deepseek_v3": Traits(
-        megatron=True,
+        megatron="deepseek.deepseek_v3",
         router="sigmoid",
         needs=("latent", *_EXPERTS),
         takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts"),
     ),
     "gpt_oss": Traits(
-        megatron=True,
+        megatron="gpt_oss.entries",
         activation="clamped_swiglu",
         biases="all",
         attention_sinks=True,
