@@ -14,6 +14,7 @@ import kit
 from benchmarks.gpu.cases import machine
 from benchmarks.system_tests.parity.cases import COMMON, FAMILIES
 from kit.emit.run_directory import write
+from kit.engines.full_tensors import full_tensors
 from kit.training.__main__ import process_group
 from tests.support.assets import RECIPE, model_variant, prepare
 from tests.support.compare import compare_curves, compare_gradients
@@ -61,8 +62,7 @@ def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[
                     batch = feed.step(step * plan.layout.global_batch_size)
                     loss = built.forward_backward(batch).mean
                     if step == 0:
-                        found = {n: t for n, t in built.export_state(StateKind.GRADIENT) if t is not None}
-                        save_file(found, where / "gradients.safetensors")
+                        save_file(full_tensors(built, StateKind.GRADIENT), where / "gradients.safetensors")
                     rows.append({"step": step + 1, "loss": loss, "norm": built.apply(1e-3).gradient})
         (where / "curve.json").write_text(json.dumps(rows), encoding="utf-8")
     return {"models": [path.name for path in sorted(out.iterdir())]}

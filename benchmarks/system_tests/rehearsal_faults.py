@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kit.engines.base import TensorSource
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -121,55 +123,42 @@ def _transposed_query(engine: Any) -> None:
     _change_export(
         engine,
         "q_proj.weight",
-        lambda tensor: tensor.T.contiguous(),
-        lambda part: replace(part, row=part.column, column=part.row, values=part.values.T),
+        lambda block: replace(block, row=block.column, column=block.row, values=block.values.T),
     )
 
 
 def _doubled_head(engine: Any) -> None:
     """An export adds up the ranks' copies of the head, where it should take one."""
-    _change_export(
-        engine, "lm_head.weight", lambda tensor: 2 * tensor, lambda part: replace(part, values=2 * part.values)
-    )
+    _change_export(engine, "lm_head.weight", lambda block: replace(block, values=2 * block.values))
 
 
-def _change_export(engine: Any, ending: str, of_tensor: Callable[[Any], Any], of_part: Callable[[Any], Any]) -> None:
-    """``of_part``: the same change of a part of the tensor, where an engine exports by parts."""
+def _change_export(engine: Any, ending: str, change: Callable[[Any], Any]) -> None:
+    """``change``: block → block, of the master weights whose name ends so."""
     from kit.engines.base import StateKind
 
-    def wrong(export: Callable[[Any], Iterator[tuple[str, Any]]]) -> Callable[[Any], Iterator[tuple[str, Any]]]:
-        def changed(kind: Any) -> Iterator[tuple[str, Any]]:
-            for name, tensor in export(kind):
-                hit = kind is StateKind.MASTER and tensor is not None and name.endswith(ending)
-                yield name, of_tensor(tensor) if hit else tensor
+    export = engine.export_blocks
 
-        return changed
+    def changed(kinds: Any) -> Iterator[Any]:
+        for block in export(kinds):
+            hit = block.kind is StateKind.MASTER and block.name.endswith(ending)
+            yield change(block) if hit else block
 
-    engine.export_state = wrong(engine.export_state)
-    if hasattr(engine, "export_owned"):
-        engine.export_owned = wrong(engine.export_owned)
-    if hasattr(engine, "export_parts"):
-        parts = engine.export_parts
-
-        def changed_parts(kinds: Any) -> Iterator[Any]:
-            for part in parts(kinds):
-                hit = part.kind is StateKind.MASTER and part.name.endswith(ending)
-                yield of_part(part) if hit else part
-
-        engine.export_parts = changed_parts
+    engine.export_blocks = changed
 
 
 def _gathered(engine: Any, kind: Any) -> dict[str, Any]:
     """All tensors of one kind, on every rank."""
     import torch.distributed as dist
 
-    mine = {name: tensor.clone() for name, tensor in engine.export_state(kind) if tensor is not None}
+    from kit.engines.full_tensors import full_tensors
+
+    mine = full_tensors(engine, kind)
     everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return {name: tensor for found in everyone for name, tensor in found.items()}
 
 
-class _Held:
+class _Held(TensorSource):
     """A source of tensors that are in memory."""
 
     def __init__(self, tensors: Mapping[str, Any]) -> None:
@@ -178,17 +167,8 @@ class _Held:
     def names(self) -> Sequence[str]:
         return list(self._tensors)
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
     def read(self, name: str) -> Any:
         return self._tensors[name]
-
-    def read_flat(self, name: str, start: int, length: int) -> Any:
-        return self.read(name).flatten()[start : start + length]
-
-    def read_block(self, name: str, dim: int, start: int, length: int) -> Any:
-        return self.read(name).narrow(dim, start, length)
 
 
 FAULTS: dict[str, Fault] = {

@@ -7,11 +7,12 @@ rate), no data order and no logging. Losses are sums over unmasked tokens, divid
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -80,98 +81,63 @@ class Norms:
     """fp16: what this step's loss was multiplied with."""
 
 
-class TensorSource(Protocol):
-    """Named tensors on disk, read one (or a slice) at a time: a Hugging Face directory or an exchange checkpoint."""
+class TensorSource(ABC):
+    """Named tensors, read one at a time: a Hugging Face directory, an exchange checkpoint, random weights.
 
+    A source that can read parts of its tensors overrides ``shape``, ``read_flat`` and ``read_block``; here they read
+    the whole tensor, and keep the last one.
+    """
+
+    _last: tuple[str, torch.Tensor] | None = None
+
+    @abstractmethod
     def names(self) -> Sequence[str]:
         """Hugging Face parameter names present."""
 
+    @abstractmethod
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, on the CPU, in the dtype on disk."""
 
-
-@runtime_checkable
-class SlicedSource(TensorSource, Protocol):
-    """One that reads parts of tensors: a rank that keeps a part then never holds the whole."""
-
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape; reads no data."""
+        """Shape of the whole tensor."""
+        return tuple(self._whole(name).shape)
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """At most ``length`` elements of the flattened tensor from ``start`` on, in the dtype on disk."""
-
-
-@runtime_checkable
-class BlockSource(TensorSource, Protocol):
-    """One that reads rows or columns of matrices: what a tensor-parallel rank holds of them."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape; reads no data."""
+        """Elements ``start`` … of the flattened tensor, at most ``length``; on the CPU, in the dtype on disk."""
+        return self._whole(name).flatten()[start : start + length]
 
     def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
-        """Rows (``dim`` 0) or columns (1) from ``start`` on, on the CPU, in the dtype on disk; to be copied."""
+        """``length`` rows (``dim`` 0) or columns (1) from ``start`` on; a view, on the CPU, in the dtype on disk."""
+        return self._whole(name).narrow(dim, start, length)
 
-
-@runtime_checkable
-class ParallelExport(Protocol):
-    """An engine all of whose ranks have tensors to write."""
-
-    owners: Mapping[str, int]
-    """Hugging Face name → rank that ``export_owned`` gives the tensor to, in its order; the same on all ranks."""
-
-    def export_owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
-        """Stream what this rank owns of one kind of state: full fp32 CPU tensors, valid until the next one.
-
-        All ranks must exhaust the iterator.
-        """
+    def _whole(self, name: str) -> torch.Tensor:
+        if self._last is None or self._last[0] != name:
+            self._last = None  # freed before the next tensor is read
+            self._last = name, self.read(name)
+        return self._last[1]
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some rows and columns of one full tensor, which is seen as a matrix; a vector is one column."""
+class StateBlock:
+    """Some rows and columns of one full tensor; a vector is a matrix of one column."""
 
     kind: StateKind
     name: str
     """Hugging Face name of the tensor."""
+    shape: tuple[int, ...]
+    """Shape of the full tensor."""
     row: int
     column: int
+    """First row and column of the block."""
     values: torch.Tensor
     """(rows, columns); fp32 or narrower, on any device, perhaps a view of the live state."""
 
-
-@runtime_checkable
-class PartsExport(Protocol):
-    """An engine whose ranks can write what they hold where it belongs: nothing is sent between them."""
-
-    def export_parts(self, kinds: Sequence[StateKind]) -> Iterator[Part]:
-        """Not collective. This rank's parts of full tensors; those of all ranks cover each tensor, each element once.
-
-        A part is valid until the next one.
-        """
-
-
-@runtime_checkable
-class FitsEveryLayout(Protocol):
-    """An engine whose native checkpoints can be loaded on every layout and world size of their model."""
-
-    native_fits_every_layout: bool
-
-
-@runtime_checkable
-class Snapshots(Protocol):
-    """An engine whose native checkpoints can be written while it trains on."""
-
-    def snapshot(self) -> Callable[[Path, Any], None]:
-        """Collective. Copy the state to host memory. What is returned writes it into an existing empty directory,
-        collectively over the process group given as its second argument, and may run in a thread."""
-
-
-@runtime_checkable
-class HasModules(Protocol):
-    """An engine whose modules can be looked into."""
-
-    def modules(self) -> Mapping[str, torch.nn.Module]:
-        """This rank's modules under the names of their model; leaves and containers, in no order."""
+    @classmethod
+    def whole(cls, kind: StateKind, name: str, tensor: torch.Tensor) -> StateBlock:
+        """A full tensor as one block."""
+        return cls(
+            kind, name, tuple(tensor.shape), 0, 0, tensor.unsqueeze(1) if tensor.ndim == 1 else tensor.flatten(1)
+        )
 
 
 class Engine(Protocol):
@@ -182,6 +148,8 @@ class Engine(Protocol):
     dp_size: int
     is_main: bool
     """True on exactly one rank: it writes logs and single files."""
+    fits_every_layout: bool = False
+    """Whether a checkpoint of ``save`` can be loaded on every layout and world size of its model."""
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Loss and gradients of one optimizer step; leaves the gradients ready for ``apply`` or ``discard``."""
@@ -201,16 +169,26 @@ class Engine(Protocol):
         """Loss without gradients; parameters and optimizer untouched."""
 
     def save(self, directory: Path) -> None:
-        """Write the engine's native state into an existing empty directory on a file system all ranks see."""
+        """Write the engine's own checkpoint into an existing empty directory on a file system that all ranks see."""
+
+    def snapshot(self) -> Callable[[Path, Any], None]:
+        """Copy the state to host memory. The function that is returned writes what ``save`` writes, collectively over
+        the process group given as its second argument; it may run in a thread while training goes on."""
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote, for the same layout."""
 
-    def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Stream one kind of state: (Hugging Face name, full fp32 CPU tensor on the main rank, None elsewhere).
+    @property
+    def owners(self) -> Mapping[str, int]:
+        """Hugging Face name → the one rank that exports this tensor, the same on all ranks. Tensors that several ranks
+        export together are not in it."""
+        return {}
 
-        At most one full tensor is held at a time; tied parameters appear once, under the name that
-        transformers saves. All ranks must exhaust the iterator.
+    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
+        """This rank's blocks of the full tensors; those of all ranks cover each tensor, each element once.
+
+        A block is valid until the next one. All ranks must exhaust the iterator. Tied parameters appear once, under the
+        name that transformers saves.
         """
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
@@ -222,6 +200,9 @@ class Engine(Protocol):
 
     def set_optimizer_steps(self, steps: int) -> None:
         """Set Adam's step count; used after ``import_state``."""
+
+    def modules(self) -> Mapping[str, torch.nn.Module]:
+        """This rank's modules under the names of their model; leaves and containers, in no order."""
 
     def held_bytes(self) -> dict[str, int]:
         """Bytes of this rank's tensors: weights, gradients, optimizer; and peak_allocated on CUDA."""

@@ -15,6 +15,7 @@ import torch
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import applies, megatron_settings
 from kit.engines.base import MicroBatch, StateKind
+from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
@@ -105,7 +106,7 @@ def micro_batches(engine: Any, chosen: Plan, step: int) -> list[Any]:
 
 def exported(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     """All tensors of a kind on the main rank; empty elsewhere."""
-    return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
+    return full_tensors(engine, kind)
 
 
 def train(

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 from kit.emit.megatron import megatron_settings
-from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
+from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind, TensorSource
+from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.specs.job import OptimizerSpec
@@ -133,7 +134,7 @@ def train(rundir: Any, steps: int, packed: bool = False) -> Trajectory:
 
 def export(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     """Everything that the engine streams; empty but on the main rank."""
-    return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
+    return full_tensors(engine, kind)
 
 
 def reference(
@@ -231,7 +232,7 @@ def _errors(found: Trajectory, expected: Trajectory) -> dict[str, dict[Any, floa
     return errors
 
 
-class InMemory:
+class InMemory(TensorSource):
     """A ``TensorSource`` over a dict."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -265,7 +266,7 @@ def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
         checkpoint.mkdir()
     torch.distributed.barrier()
     engine.save(checkpoint)
-    exported = {kind: list(engine.export_state(kind)) for kind in kinds}
+    exported = {kind: export(engine, kind) for kind in kinds}
     expected = two_steps(engine, 2)
     final = export(engine, StateKind.MASTER)
     engine.close()
@@ -279,7 +280,7 @@ def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
 
     everywhere: list[Any] = [exported]
     torch.distributed.broadcast_object_list(everywhere, src=0)
-    full = {kind: dict(tensors) for kind, tensors in everywhere[0].items()}
+    full = everywhere[0]
     fresh = MegatronEngine(rundir)
     for kind in kinds:
         fresh.import_state(kind, InMemory(full[kind]))

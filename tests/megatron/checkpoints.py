@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from kit.engines.base import StateKind
+from kit.engines.full_tensors import full_tensors
 from kit.errors import CheckpointError
 from kit.training.checkpoint.background import Background
 from kit.training.checkpoint.counters import Counters
@@ -60,8 +61,8 @@ def load(rundir: Any, root: Path) -> dict[str, Any]:
     differing = [
         (kind.value, name)
         for kind in KINDS
-        for name, tensor in engine.export_state(kind)
-        if tensor is not None and not torch.equal(tensor, exchange.source(kind).read(name))
+        for name, tensor in full_tensors(engine, kind).items()
+        if not torch.equal(tensor, exchange.source(kind).read(name))
     ]
     found = {"counters": counters, "steps": engine.optimizer_steps, "differing": differing}
     found["curve"] = steps(engine, rundir, 2)
@@ -174,8 +175,8 @@ def read_by_megatron(rundir: Any, directory: Path, exchange: Path) -> list[str]:
     source = ExchangeCheckpoint(exchange).source(StateKind.MASTER)
     differing = [
         name
-        for name, tensor in engine.export_state(StateKind.MASTER)
-        if tensor is not None and not torch.equal(tensor, source.read(name))
+        for name, tensor in full_tensors(engine, StateKind.MASTER).items()
+        if not torch.equal(tensor, source.read(name))
     ]
     engine.close()
     return differing

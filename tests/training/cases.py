@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from kit.engines.base import StateKind
+from kit.engines.full_tensors import full_tensors
 from kit.engines.torch.engine import TorchEngine
 from kit.training.checkpoint.transfer import Counters, export_exchange, import_exchange
 from tests.training import tiny
@@ -18,7 +19,7 @@ COUNTERS = Counters(step=3, samples_seen=24, tokens_seen=768, optimizer_steps=3)
 
 def state(engine: TorchEngine, kind: StateKind) -> dict[str, torch.Tensor]:
     """One kind of state on the main rank, {} elsewhere."""
-    return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
+    return full_tensors(engine, kind)
 
 
 def batches(engine: TorchEngine, rundir: tiny.TinyRunDirectory, step: int, masked: bool = True):

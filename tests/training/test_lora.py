@@ -15,6 +15,7 @@ from kit.cost.planned import planned_setup
 from kit.cost.rank_states import rank_states
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import IGNORE_INDEX, StateKind
+from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, peft_config
 from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
@@ -49,7 +50,7 @@ def step(engine: Any, rundir: tiny.TinyRunDirectory, number: int) -> Any:
 
 def state(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     """All tensors of a kind, on the main rank."""
-    return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
+    return full_tensors(engine, kind)
 
 
 def train(rundir: tiny.TinyRunDirectory, exchange: Path | None = None) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kit.engines.base import Part, StateKind
+from kit.engines.base import StateBlock, StateKind
 from kit.engines.io import parallel_safetensors
-from kit.engines.io.parallel_safetensors import PartWriter, PlacedFile, size_hash_and_sum
+from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import record_of
-from kit.training.checkpoint.parallel_export import write_parts
+from kit.training.checkpoint.parallel_export import write_blocks
 from tests.training.disk import full_disk
 
 TENSORS = {"matrix": torch.rand(17, 9), "vector": torch.rand(11), "transposed": torch.rand(6, 8)}
@@ -19,9 +19,11 @@ SHAPES = {name: tuple(tensor.shape) for name, tensor in TENSORS.items()}
 
 
 class Halves:
-    """An engine whose only rank gives each tensor in two parts, of rows or of columns."""
+    """An engine whose only rank gives each tensor in two blocks, of rows or of columns."""
 
-    def export_parts(self, kinds):
+    is_main = True
+
+    def export_blocks(self, kinds):
         for kind in kinds:
             for name, tensor in TENSORS.items():
                 matrix = tensor.view(tensor.shape[0], -1)
@@ -31,12 +33,12 @@ class Halves:
                     if name == "transposed":
                         values = values.t().contiguous().t()
                     row, column = (0, start) if dim else (start, 0)
-                    yield Part(kind, name, row, column, values)
+                    yield StateBlock(kind, name, SHAPES[name], row, column, values)
 
 
 def write(engine, directory):
     plan = {kind: {f"{kind.value}.safetensors": list(TENSORS)} for kind in (StateKind.MASTER, StateKind.EXP_AVG)}
-    return write_parts(engine, True, directory, plan, SHAPES, "writing")
+    return write_blocks(engine, directory, plan, SHAPES, "writing")
 
 
 @pytest.mark.parametrize("block_bytes", [40, 8 * 2**20])
@@ -60,9 +62,9 @@ def test_writes_that_a_file_system_loses_are_noticed(tmp_path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_opened_leaves_nothing_open_and_closes_nothing_twice(tmp_path):
-    there, gone = (PlacedFile(tmp_path / f"{name}.safetensors", {"vector": (11,)}) for name in ("there", "gone"))
+    there, gone = (ParallelFile(tmp_path / f"{name}.safetensors", {"vector": (11,)}) for name in ("there", "gone"))
     there.create()
-    writer = PartWriter()
+    writer = BlockWriter()
     writer.write(there, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
     with pytest.raises(FileNotFoundError):
         writer.write(gone, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
@@ -72,9 +74,9 @@ def test_a_file_that_cannot_be_opened_leaves_nothing_open_and_closes_nothing_twi
 def test_a_full_disk_is_an_error(tmp_path):
     with full_disk(300), pytest.raises(CheckpointError, match="writing failed"):
         write(Halves(), tmp_path)
-    file = PlacedFile(tmp_path / "small.safetensors", {"vector": (11,)})
+    file = ParallelFile(tmp_path / "small.safetensors", {"vector": (11,)})
     file.create()
-    writer = PartWriter()
+    writer = BlockWriter()
     with full_disk(20), pytest.raises(OSError, match="large"):
         writer.write(file, "vector", 0, 0, TENSORS["vector"].view(-1, 1))
     writer.abandon()

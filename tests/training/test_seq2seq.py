@@ -13,6 +13,7 @@ from transformers import AutoModelForSeq2SeqLM
 
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
+from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model
 from kit.specs.job import OptimizerSpec
 from kit.training.checkpoint.transfer import Counters, exchange_to_hf, export_exchange, import_exchange
@@ -54,7 +55,7 @@ def build(rundir: tiny.TinyRunDirectory) -> Any:
 
 def state(engine: Any, kind: StateKind) -> dict[str, torch.Tensor]:
     """All tensors of a kind, on the main rank."""
-    return {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
+    return full_tensors(engine, kind)
 
 
 def train(rundir: tiny.TinyRunDirectory, exchange: Path | None = None) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
 from kit.engines.base import IGNORE_INDEX, StateKind
+from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model
 from kit.errors import DataError
 from kit.specs.job import OptimizerSpec
@@ -200,7 +201,7 @@ def gradients_of_a_step(rundir: tiny.TinyRunDirectory, packing: bool) -> dict[st
     run = dataclasses.replace(rundir.run, data=dataclasses.replace(rundir.run.data, packing=packing))
     engine = Engine(rundir)
     loss = engine.forward_backward(Feed.open(rundir.plan, run, engine).step(0))
-    gradients = {n: t for n, t in engine.export_state(StateKind.GRADIENT) if t is not None}
+    gradients = full_tensors(engine, StateKind.GRADIENT)
     engine.discard()
     engine.close()
     return {"loss": loss, "gradients": gradients}

@@ -121,7 +121,7 @@ class TestOneProcess:
             engine.forward_backward(micro_batches(0, mbs=2, accumulation=1))
         engine.discard()
         with pytest.raises(EngineError, match="has no gradient"):
-            next(engine.export_state(StateKind.GRADIENT))
+            next(engine.export_blocks([StateKind.GRADIENT]))
         assert engine.optimizer_steps == 0
 
     def test_all_masked_is_an_error(self, tmp_path):

@@ -29,8 +29,8 @@ def main() -> None:
     with Peak() as loading:
         engine = (TorchEngine if rundir.plan.layout.engine == "torch" else DeepSpeedEngine)(rundir)
     with Peak() as exporting:
-        for _, tensor in engine.export_state(StateKind.MASTER):
-            del tensor
+        for block in engine.export_blocks([StateKind.MASTER]):
+            del block
     report({"kept": loading.kept, "loading": loading.grown, "exporting": exporting.grown}, Path(sys.argv[2]))
     engine.close()
     dist.destroy_process_group()

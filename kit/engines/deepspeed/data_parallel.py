@@ -13,7 +13,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from kit.engines.base import MicroBatch, StateKind, TensorSource
+from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import FullyPartitioned, ParameterState
 from kit.engines.deepspeed.strategy import Split
 from kit.engines.huggingface import experts
@@ -92,15 +92,9 @@ class Whole(Split):
                     return cast("torch.Tensor", self.engine(**arguments).logits)
             return summed_cross_entropy(self.engine(**arguments).logits, labels)
 
-    def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """See Split."""
-        for name, whole in self._each(kind):
-            yield from experts.split(self._spec, name, _copied(whole) if dist.get_rank() == 0 else None)
-        yield from ((name, tensor if dist.get_rank() == 0 else None) for name, tensor in self.buffers.export(kind))
-
     @property
     def owners(self) -> Mapping[str, int]:
-        """See ``ParallelExport``. Every rank is given every tensor by ZeRO: they take turns in writing them."""
+        """See ``Engine``. ZeRO gathers every tensor on every rank: the ranks export them in turn."""
         ranks = dist.get_world_size()
         return {
             on_disk: number % ranks
@@ -108,20 +102,17 @@ class Whole(Split):
             for on_disk in experts.names_on_disk(self._spec, name)
         } | dict.fromkeys(self.buffers.shapes, 0)
 
-    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
-        """See ``ParallelExport``."""
-        for number, (name, whole) in enumerate(self._each(kind)):
-            if number % dist.get_world_size() == dist.get_rank():
-                for on_disk, tensor in experts.split(self._spec, name, _copied(whole)):
-                    assert tensor is not None
-                    yield on_disk, tensor
-        if dist.get_rank() == 0:
-            yield from self.buffers.export(kind)
-
-    def _each(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
+    def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
+        """See ``Engine``."""
         read = self.state.gradient if kind is StateKind.GRADIENT else partial(self.state.get, kind=kind)
-        for name, parameter in self.parameters.items():
-            yield name, self.join(name, read(parameter))
+        for number, (name, parameter) in enumerate(self.parameters.items()):
+            whole = self.join(name, read(parameter)).detach()
+            if number % dist.get_world_size() == dist.get_rank():
+                for on_disk, tensor in experts.split(self._spec, name, whole):
+                    yield StateBlock.whole(kind, on_disk, tensor)
+        if dist.get_rank() == 0:
+            for name, buffer in self.buffers.export(kind):
+                yield StateBlock.whole(kind, name, buffer)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """See Split. Raises CheckpointError where names or shapes are not the model's."""
@@ -149,10 +140,6 @@ class Whole(Split):
     def join(self, name: str, held: torch.Tensor) -> torch.Tensor:
         """What ZeRO's ranks hold together of a parameter → the whole parameter."""
         return held
-
-
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)
 
 
 @contextmanager

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed import grad_norm, reading
 from kit.engines.deepspeed.build import build_deepspeed, release
 from kit.engines.deepspeed.memory_checkpoint import capture
@@ -32,13 +33,11 @@ from kit.errors import CheckpointError, EngineError
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
-_Item = TypeVar("_Item")
-
 NATIVE_TAG = "native"
 """Name of the folder that DeepSpeed makes inside a checkpoint's directory."""
 
 
-class DeepSpeedEngine:
+class DeepSpeedEngine(Engine):
     """ZeRO 0 to 3, configured by the run directory's ds_config.json, on the model of its plan's split.
 
     Weights are random from ``run.seed``, or those of ``run.model_path``. Raises EngineError where DeepSpeed did not
@@ -159,7 +158,7 @@ class DeepSpeedEngine:
             )
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """See ``Snapshots``. Raises EngineError with NVMe, whose state does not fit into host memory."""
+        """See ``Engine``. Raises EngineError with NVMe, whose state does not fit into host memory."""
         if isinstance(self._state, Swapped):
             raise EngineError("run.checkpoint.asynchronous=true with state on NVMe, which is copied there; use false")
         return capture(self._engine, NATIVE_TAG, exclude_frozen_parameters=self._adapters_only)
@@ -177,28 +176,22 @@ class DeepSpeedEngine:
             reading.check(directory / NATIVE_TAG)
             self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG, load_module_strict=not self._adapters_only)
 
-    def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """See Engine. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale already."""
-        unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1
-        for name, tensor in self._exported(self._split.stream, kind):
-            yield name, tensor if tensor is None or unscaled == 1 else tensor * unscaled
-
     @property
     def owners(self) -> Mapping[str, int]:
-        """See ``ParallelExport``."""
+        """See ``Engine``."""
         return self._split.owners
 
-    def export_owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
-        """See ``ParallelExport``."""
-        return self._exported(self._split.owned, kind)
-
-    def _exported(self, stream: Callable[[StateKind], Iterator[_Item]], kind: StateKind) -> Iterator[_Item]:
-        if kind not in (StateKind.MASTER, StateKind.GRADIENT):
-            self._state.create_moments()
-        try:
-            yield from stream(kind)
-        finally:
-            self._state.settle()
+    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
+        """See ``Engine``. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale."""
+        for kind in kinds:
+            if kind not in (StateKind.MASTER, StateKind.GRADIENT):
+                self._state.create_moments()
+            unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1
+            try:
+                for block in self._split.export_blocks(kind):
+                    yield block if unscaled == 1 else replace(block, values=block.values * unscaled)
+            finally:
+                self._state.settle()
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """See Engine. Raises CheckpointError where names or shapes are not the model's."""
@@ -221,7 +214,7 @@ class DeepSpeedEngine:
         self._state.set_optimizer_steps(steps)
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
-        """See ``HasModules``."""
+        """See ``Engine``."""
         return dict(self._engine.module.named_modules())
 
     def held_bytes(self) -> dict[str, int]:

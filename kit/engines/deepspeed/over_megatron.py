@@ -9,7 +9,7 @@ own part of the sequence or of the heads, get the sum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,14 +21,14 @@ from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from kit.engines.base import MicroBatch, StateKind, TensorSource
+from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.strategy import Split
 from kit.engines.megatron.forward import forward
 from kit.engines.megatron.model.build import build_chunks, transformer_config
+from kit.engines.megatron.resharding.export import export_blocks
 from kit.engines.megatron.resharding.groups import Place
 from kit.engines.megatron.resharding.huggingface import Exchange
-from kit.engines.megatron.resharding.p2p import Outbox
 from kit.engines.megatron.weights.random import RandomSource
 
 if TYPE_CHECKING:
@@ -93,18 +93,9 @@ class OverMegatron(Split):
         losses, counted = forward(self._engine, micro_batch)
         return (losses * counted).sum()
 
-    def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """See Split."""
-        return self._exchange.stream(kind)
-
-    @property
-    def owners(self) -> Mapping[str, int]:
-        """See ``ParallelExport``."""
-        return self._exchange.owners
-
-    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
-        """See ``ParallelExport``."""
-        return self._exchange.owned(kind)
+    def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
+        """See ``Engine``."""
+        return export_blocks(self._exchange, [kind], in_order=True)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """See Split."""
@@ -139,8 +130,6 @@ class OverMegatron(Split):
 class _Shards:
     """``ShardState`` over what DeepSpeed's optimizer holds, which takes and gives whole shards only."""
 
-    distributed = False
-
     def __init__(self, state: ParameterState, data: dist.ProcessGroup) -> None:
         self._state, self._data = state, data
         self._param: torch.nn.Parameter | None = None
@@ -150,11 +139,11 @@ class _Shards:
     def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
         return tuple(getattr(param, "ds_shape", param.shape))
 
-    def collect(
-        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        whole = self._state.gradient(param) if kind is StateKind.GRADIENT else self._state.get(param, kind)
-        return whole.detach() if self._data.rank() == to else None
+    def own(self, kind: StateKind, param: torch.nn.Parameter) -> tuple[int, torch.Tensor]:
+        shard = self._state.gradient(param) if kind is StateKind.GRADIENT else self._state.get(param, kind)
+        rows, rank, size = shard.shape[0], self._data.rank(), self._data.size()
+        start, end = (rows * each // size * (shard.numel() // rows) for each in (rank, rank + 1))
+        return start, shard.detach().reshape(-1)[start:end]
 
     def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
         return True

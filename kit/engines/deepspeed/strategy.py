@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.runtime.utils import is_model_parallel_parameter
 
-from kit.engines.base import MicroBatch, StateKind, TensorSource
+from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import ParameterState
 
 if TYPE_CHECKING:
@@ -74,18 +74,14 @@ class Split(ABC):
             dist.all_reduce(squares, group=self.tensor_group)
         return float((squares + torch.nn.utils.get_total_norm(whole).square()).sqrt())
 
-    @abstractmethod
-    def stream(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """See ``Engine.export_state``."""
-
     @property
-    @abstractmethod
     def owners(self) -> Mapping[str, int]:
-        """See ``ParallelExport``."""
+        """See ``Engine``."""
+        return {}
 
     @abstractmethod
-    def owned(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
-        """See ``ParallelExport.export_owned``."""
+    def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
+        """See ``Engine``."""
 
     @abstractmethod
     def load(self, kind: StateKind, source: TensorSource) -> None:

@@ -139,7 +139,7 @@ def checkpoint_shapes(model: ModelSpec, lora: LoraSpec | None) -> dict[str, tupl
     return tensor_shapes(model) if lora is None else adapter_shapes(model, lora)
 
 
-class InitialAdapters:
+class InitialAdapters(TensorSource):
     """A ``TensorSource`` of adapters as they start: B zero, A as peft draws it (Kaiming with a = √5: uniform within
     1/√inputs), from a seed and the name alone, so that every layout starts from the same ones."""
 
@@ -161,10 +161,6 @@ class InitialAdapters:
     def shape(self, name: str) -> tuple[int, ...]:
         """Its shape."""
         return self._shapes[name]
-
-    def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """Part of the flattened tensor."""
-        return self.read(name).flatten()[start : start + length]
 
 
 @torch.no_grad()

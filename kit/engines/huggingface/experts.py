@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kit.engines.base import SlicedSource, TensorSource
+from kit.engines.base import TensorSource
 from kit.engines.huggingface import fused_experts
 from kit.specs.model import ModelSpec
 
@@ -71,20 +71,17 @@ def shapes_on_disk(model: ModelSpec, name: str, shape: tuple[int, ...]) -> dict[
     return dict.fromkeys(names, (rows * experts // len(names), columns))
 
 
-def split(model: ModelSpec, name: str, tensor: torch.Tensor | None) -> Iterator[tuple[str, torch.Tensor | None]]:
-    """One parameter (or its gradient or moment) → names on disk and tensors, which are views; None stays None."""
+def split(model: ModelSpec, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """One parameter (or its gradient or moment) → names on disk and tensors, which are views."""
     names = names_on_disk(model, name)
-    if tensor is not None and len(names) > 1 and model.family in fused_experts.FAMILIES:
+    if len(names) > 1 and model.family in fused_experts.FAMILIES:
         yield from fused_experts.split(name, tensor)
         return
-    if tensor is None or tensor.ndim < 3:
-        yield from ((each, tensor) for each in names)
-        return
-    rows = tensor.flatten(0, 1)
-    yield from zip(names, rows.chunk(len(names)), strict=True)
+    parts = [tensor] if tensor.ndim < 3 else tensor.flatten(0, 1).chunk(len(names))
+    yield from zip(names, parts, strict=True)
 
 
-class Fused:
+class Fused(TensorSource):
     """A ``TensorSource`` with the names of transformers' parameters over one with the names on disk."""
 
     def __init__(self, model: ModelSpec, source: TensorSource, names: Sequence[str]) -> None:
@@ -113,8 +110,6 @@ class Fused:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Its shape."""
-        if not isinstance(self._source, SlicedSource):
-            return tuple(self.read(name).shape)
         parts = [self._source.shape(part) for part in self._parts[name]]
         if name not in self._rank_three:
             return parts[0]
@@ -123,9 +118,9 @@ class Fused:
         return (self._experts, sum(rows for rows, _ in parts) // self._experts, parts[0][1])
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """See SlicedSource; a source that reads whole tensors only is read whole."""
-        if not isinstance(self._source, SlicedSource) or (self._interleaved and name in self._rank_three):
-            return self.read(name).flatten()[start : start + length]
+        """See ``TensorSource``."""
+        if self._interleaved and name in self._rank_three:
+            return super().read_flat(name, start, length)
         found, position = [], 0
         for part in self._parts[name]:
             size = math.prod(self._source.shape(part))

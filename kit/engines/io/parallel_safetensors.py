@@ -22,7 +22,7 @@ _WORD = np.dtype(np.uint32)
 
 
 @dataclass(frozen=True)
-class PlacedFile:
+class ParallelFile:
     """One file of fp32 tensors, known before anything is in it."""
 
     path: Path
@@ -46,11 +46,11 @@ class PlacedFile:
         return _words(np.frombuffer(self._head, _WORD))
 
 
-class PartWriter:
+class BlockWriter:
     """Writes parts into files that exist; one is open at a time, and the disk works while the next bytes are copied."""
 
     def __init__(self) -> None:
-        self._file: PlacedFile | None = None
+        self._file: ParallelFile | None = None
         self._descriptor = -1
         self._unflushed = 0
         self._disk = ThreadPoolExecutor(max_workers=1)
@@ -58,8 +58,10 @@ class PartWriter:
         self.sums: dict[Path, int] = {}
         """File → sum of the words written to it, modulo 2**32."""
 
-    def write(self, file: PlacedFile, name: str, row: int, column: int, values: torch.Tensor) -> None:
+    def write(self, file: ParallelFile, name: str, row: int, column: int, values: torch.Tensor) -> None:
         """``values``: (rows, columns) of the tensor from there on; a vector is one column. Raises OSError."""
+        if not values.numel():
+            return
         self._switch(file)
         shape = file.shapes[name]
         width = math.prod(shape) // shape[0]
@@ -87,7 +89,7 @@ class PartWriter:
         self._switch(None)
         self._disk.shutdown()
 
-    def _switch(self, file: PlacedFile | None) -> None:
+    def _switch(self, file: ParallelFile | None) -> None:
         if file is self._file:
             return
         if self._file is not None:

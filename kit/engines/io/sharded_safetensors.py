@@ -16,13 +16,14 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from kit.engines.base import TensorSource
 from kit.errors import CheckpointError
 from kit.units import GIB
 
 DEFAULT_SHARD_BYTES = GIB
 
 
-class SafetensorsSource:
+class SafetensorsSource(TensorSource):
     """A ``TensorSource`` over safetensors files.
 
     ``files``: name of a tensor → file that holds it; ``renames``: name given → name inside the file, where they

@@ -14,14 +14,14 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
-from kit.engines.base import LossSum, MicroBatch, Norms, Part, StateKind, TensorSource
+from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.megatron.checkpoint import engine_checkpoint
 from kit.engines.megatron.forward import forward
 from kit.engines.megatron.microbatches import equally_long, length_unit, whole_rounds
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
-from kit.engines.megatron.resharding.export import parts
+from kit.engines.megatron.resharding.export import export_blocks
 from kit.engines.megatron.resharding.groups import places
 from kit.engines.megatron.resharding.huggingface import Exchange
 from kit.engines.megatron.weights.random import RandomSource
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
 
-class MegatronEngine:
+class MegatronEngine(Engine):
     """Tensor, sequence, pipeline, context, expert and data parallelism: see ``kit.engines.base.Engine``."""
 
-    native_fits_every_layout = True
+    fits_every_layout = True
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
@@ -121,20 +121,16 @@ class MegatronEngine:
         self._snapshot(copy=False).write(directory)
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """See ``Snapshots``."""
+        """See ``Engine``."""
         return self._snapshot(copy=True).write
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote, on this layout or another. Raises CheckpointError."""
         self.set_optimizer_steps(engine_checkpoint.load(directory, self._exchange))
 
-    def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
-        """Stream one kind of state under Hugging Face names; see ``Engine``."""
-        return self._exchange.stream(kind)
-
-    def export_parts(self, kinds: Sequence[StateKind]) -> Iterator[Part]:
-        """See ``PartsExport``."""
-        return parts(self._exchange, kinds)
+    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
+        """See ``Engine``. Not collective."""
+        return export_blocks(self._exchange, kinds)
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """Set one kind of state (not the gradient) from full tensors."""
@@ -151,7 +147,7 @@ class MegatronEngine:
             group["step"] = steps
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
-        """See ``HasModules``; a chunk of an interleaved pipeline has its number before its names."""
+        """See ``Engine``; a chunk of an interleaved pipeline has its number before its names."""
         if len(self._chunks) == 1:
             return dict(self._chunks[0].module.named_modules())
         return {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import LossSum, MicroBatch, Norms, StateKind, TensorSource
+from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from kit.planner.plan import Plan
 
 
-class TorchEngine:
+class TorchEngine(Engine):
     """See ``kit.engines.base.Engine``. torch.distributed is initialised by the caller, for one process too."""
 
     def __init__(self, rundir: RunDirectory) -> None:
@@ -169,7 +169,7 @@ class TorchEngine:
         self._native(copy=False).write(directory)
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """See ``Snapshots``."""
+        """See ``Engine``."""
         return self._native(copy=True).write
 
     def _native(self, copy: bool) -> Native:
@@ -214,13 +214,17 @@ class TorchEngine:
                 tensor.copy_(source.read(name))
         self.set_optimizer_steps(steps)
 
-    def export_state(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor | None]]:
-        for name in self._parameters:
-            full = self._state_is.full(self._state(kind, name).detach())
-            # Copied: a caller may hold it while the next step changes the state.
-            copied = full.to("cpu", torch.float32, copy=True) if self.is_main else None
-            yield from experts.split(self._spec, name, copied)
-        yield from ((name, tensor if self.is_main else None) for name, tensor in self._buffers.export(kind))
+    def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
+        """See ``Engine``: the main rank exports full tensors."""
+        for kind in kinds:
+            for name in self._parameters:
+                full = self._state_is.full(self._state(kind, name).detach())  # collective
+                if self.is_main:
+                    for on_disk, tensor in experts.split(self._spec, name, full):
+                        yield StateBlock.whole(kind, on_disk, tensor)
+            if self.is_main:
+                for name, tensor in self._buffers.export(kind):
+                    yield StateBlock.whole(kind, name, tensor)
 
     @torch.no_grad()
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
@@ -245,7 +249,7 @@ class TorchEngine:
         self._state_is.resumed_after(steps)
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
-        """See ``HasModules``."""
+        """See ``Engine``."""
         return dict(self._model.named_modules())
 
     def held_bytes(self) -> dict[str, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import Engine, HasModules, MicroBatch
+from kit.engines.base import Engine, MicroBatch
 from kit.training.checkpoint.collective import gather
 
 
@@ -21,8 +21,6 @@ def first_module(engine: Engine, micro_batches: Sequence[MicroBatch]) -> str:
     Looks in the order of computing: inputs and weights of the modules as they run, their outputs, then the gradients
     with respect to their outputs. Every rank looks at its own modules; the first of the ranks that found any speaks.
     """
-    if not isinstance(engine, HasModules):
-        return "the engine does not show its modules"
     found: list[str] = []
     engine.discard()
     with _hooks(engine, found):
@@ -35,7 +33,7 @@ def first_module(engine: Engine, micro_batches: Sequence[MicroBatch]) -> str:
 
 
 @contextmanager
-def _hooks(engine: HasModules, found: list[str]) -> Iterator[None]:
+def _hooks(engine: Engine, found: list[str]) -> Iterator[None]:
     handles = []
     for name, module in engine.modules().items():
         if next(module.children(), None) is None:  # a container's output is that of a leaf

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from kit.engines.base import Engine, Snapshots
-from kit.errors import CheckpointError, EngineError
+from kit.engines.base import Engine
+from kit.errors import CheckpointError
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
@@ -33,8 +33,6 @@ class Background:
 
     def start(self, engine: Engine, counters: Counters) -> None:
         """Copy the state, and write it while the caller goes on. Raises CheckpointError of the write before."""
-        if not isinstance(engine, Snapshots):
-            raise EngineError("run.checkpoint.asynchronous=true: this engine cannot; use false")
         started = time.perf_counter()
         try:
             self.wait()

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from kit.engines.base import Engine, FitsEveryLayout
+from kit.engines.base import Engine
 from kit.errors import CheckpointError
 from kit.training.checkpoint import random_state
 from kit.training.checkpoint.collective import share, together
@@ -204,7 +204,7 @@ class NativeCheckpoints:
             raise _DamagedError(str(error)) from error
         together(engine.is_main, lambda: refuse_unlisted(directory, {*manifest.files, MANIFEST}), reading)
         together(engine.is_main, lambda: self._check_counters(directory, manifest), reading)
-        if isinstance(engine, FitsEveryLayout) and self.model and manifest.model == self.model:
+        if engine.fits_every_layout and self.model and manifest.model == self.model:
             return manifest
         if manifest.plan_hash != self.plan_hash:
             raise ForeignError(

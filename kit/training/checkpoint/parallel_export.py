@@ -1,12 +1,13 @@
-"""One kind of export: all ranks write their parts of the same files at once."""
+"""All ranks write their blocks of one engine's state into the same files at once."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kit.engines.base import PartsExport, StateKind
-from kit.engines.io.parallel_safetensors import PartWriter, PlacedFile, size_hash_and_sum
+from kit.engines.base import Engine, StateKind
+from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
 from kit.errors import CheckpointError
 from kit.training.checkpoint.collective import share, together
 from kit.training.checkpoint.files import FileRecord
@@ -15,36 +16,41 @@ Plan = Mapping[StateKind, Mapping[str, Sequence[str]]]
 """Kind → file → names of its tensors."""
 
 
-def write_parts(
-    engine: PartsExport, is_main: bool, partial: Path, plan: Plan, shapes: Mapping[str, tuple[int, ...]], doing: str
+def write_blocks(
+    engine: Engine, directory: Path, plan: Plan, shapes: Mapping[str, tuple[int, ...]], doing: str
 ) -> dict[str, FileRecord]:
-    """Collective. Write all files into the directory ``partial``. Raises CheckpointError on every rank.
+    """Collective. Write all files of ``plan`` into ``directory``. Raises CheckpointError on every rank.
 
-    Files are hashed as they can be read afterwards, shared out; a sum over what was written tells whether that is what
-    was meant: ranks of other hosts write to the same files, which not every network file system gets right.
+    Files are hashed as they can be read afterwards, split over the ranks; a sum over what was written tells whether
+    that is what was meant: ranks of other hosts write to the same files, which not every network file system gets
+    right.
     """
     files = {
-        kind: [PlacedFile(partial / file, {name: shapes[name] for name in names}) for file, names in of_kind.items()]
+        kind: [
+            ParallelFile(directory / file, {name: shapes[name] for name in names}) for file, names in of_kind.items()
+        ]
         for kind, of_kind in plan.items()
     }
     everything = [file for of_kind in files.values() for file in of_kind]
-    (heads,) = together(is_main, lambda: {file.path: file.create() for file in everything}, doing)
+    (heads,) = together(engine.is_main, lambda: {file.path: file.create() for file in everything}, doing)
     sums = together(True, lambda: _write(engine, files), doing)
     expected = {path: (head + sum(each.get(path, 0) for each in sums)) % 2**32 for path, head in heads.items()}
     shares = together(True, lambda: {path.name: _record(path, expected[path]) for path in share([*expected])}, doing)
     return {name: record for each in shares for name, record in each.items()}
 
 
-def _write(engine: PartsExport, files: Mapping[StateKind, Sequence[PlacedFile]]) -> dict[Path, int]:
+def _write(engine: Engine, files: Mapping[StateKind, Sequence[ParallelFile]]) -> dict[Path, int]:
     where = {(kind, name): file for kind, of_kind in files.items() for file in of_kind for name in file.shapes}
-    writer = PartWriter()
+    writer, blocks = BlockWriter(), engine.export_blocks(list(files))
     try:
-        for part in engine.export_parts(list(files)):
-            writer.write(where[part.kind, part.name], part.name, part.row, part.column, part.values)
+        for block in blocks:
+            writer.write(where[block.kind, block.name], block.name, block.row, block.column, block.values)
         writer.finish()
     except BaseException:
         writer.abandon()
         raise
+    finally:
+        deque(blocks, maxlen=0)  # after a failure too: the other ranks wait in the export's collectives
     return writer.sums
 
 

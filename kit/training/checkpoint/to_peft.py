@@ -8,7 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from kit.engines.base import StateKind
+from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface import adapters
 from kit.engines.huggingface.models import HfDirectory, build_skeleton, check_names, tensor_shapes
 from kit.errors import CheckpointError
@@ -42,7 +42,7 @@ def exchange_to_peft(
         raise CheckpointError(f"writing {directory} failed: {error}; check the free space there") from error
 
 
-class Merged:
+class Merged(TensorSource):
     """A ``TensorSource`` of W + (alpha/rank)·B·A over a frozen model's weights, as peft merges them."""
 
     def __init__(self, exchange: ExchangeCheckpoint, base: Path) -> None:
@@ -57,6 +57,10 @@ class Merged:
     def names(self) -> list[str]:
         """All weights of the model."""
         return list(self._base.names())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the weight."""
+        return self._base.shape(name)
 
     def read(self, name: str) -> torch.Tensor:
         """The merged weight, fp32 where there is an adapter."""

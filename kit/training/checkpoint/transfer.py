@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import shutil
-from collections import deque
-from collections.abc import Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from safetensors.torch import save_file
 
-from kit.engines.base import Engine, ParallelExport, PartsExport, StateKind
+from kit.engines.base import Engine, StateKind
+from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_names, check_shape
-from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
+from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.collective import together
 from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json
-from kit.training.checkpoint.files import FileRecord, is_free, partial_name, publish, write_json
-from kit.training.checkpoint.parallel_export import write_parts
+from kit.training.checkpoint.files import is_free, partial_name, publish, write_json
+from kit.training.checkpoint.parallel_export import write_blocks
 from kit.training.checkpoint.to_huggingface import exchange_to_hf
 
 __all__ = ["Counters", "ExchangeCheckpoint", "exchange_to_hf", "export_exchange", "export_tensors", "import_exchange"]
-
-_Stream = Iterator[tuple[str, torch.Tensor]]
 
 
 def export_exchange(
@@ -43,27 +39,19 @@ def export_exchange(
 ) -> None:
     """Collective. Write weights, moments and counters to the new ``directory``; all ranks see the same outcome.
 
-    Every rank writes the parts of tensors that it holds, or else the tensors that it owns, as they come: one at a time
-    is held. With ``lora`` they are the adapters'. The directory appears complete or not at all. Raises CheckpointError,
-    on every rank, where it exists already or cannot be written.
+    Every rank writes its blocks of the tensors as they come: one at a time is held. With ``lora`` they are the
+    adapters'. The directory appears complete or not at all. Raises CheckpointError, on every rank, where it exists
+    already or cannot be written.
     """
     doing = f"writing the exchange checkpoint {directory}"
     partial = partial_name(directory)
     shapes = checkpoint_shapes(model, lora)
     together(engine.is_main, lambda: _start(directory, partial), doing)
     try:
-        if isinstance(engine, PartsExport):
-            plan = {kind: _files(kind, dict.fromkeys(shapes, 0), shapes, shard_bytes) for kind in KINDS}
-            joint = {kind: of_ranks[0] for kind, of_ranks in plan.items()}
-            records = write_parts(engine, engine.is_main, partial, joint, shapes, doing)
-        else:
-            owners = engine.owners if isinstance(engine, ParallelExport) else dict.fromkeys(shapes, 0)
-            plan = {kind: _files(kind, owners, shapes, shard_bytes) for kind in KINDS}
-            shares = together(True, lambda: _write_own(engine, partial, plan, shapes), doing)
-            records = {name: record for share in shares for name, record in share.items()}
+        plan = {kind: _files(kind, engine.owners, shapes, shard_bytes) for kind in KINDS}
+        records = write_blocks(engine, partial, plan, shapes, doing)
         weight_map = {
-            kind: {name: file for of_rank in files.values() for file, names in of_rank.items() for name in names}
-            for kind, files in plan.items()
+            kind: {name: file for file, names in files.items() for name in names} for kind, files in plan.items()
         }
         contents = exchange_json(counters, model, weight_map, dict(sorted(records.items())), lora)
         together(engine.is_main, lambda: _publish(partial, directory, contents), doing)
@@ -98,7 +86,7 @@ def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
 
     For comparisons of small models: the main rank holds all of it. Raises CheckpointError on every rank.
     """
-    tensors = {name: tensor for name, tensor in engine.export_state(kind) if tensor is not None}
+    tensors = full_tensors(engine, kind)
 
     def write() -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -114,55 +102,17 @@ def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
 
 def _files(
     kind: StateKind, owners: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]], shard_bytes: int
-) -> dict[int, dict[str, list[str]]]:
-    """Rank → file → names, files numbered over all ranks."""
-    plan: dict[int, dict[str, list[str]]] = {}
-    number = 0
-    for rank in sorted(set(owners.values())):
-        plan[rank] = {}
-        mine = (name for name, owner in owners.items() if owner == rank)
-        for names in plan_files(mine, shapes, torch.float32.itemsize, shard_bytes):
-            number += 1
-            plan[rank][f"{kind.value}-{number:05d}.safetensors"] = names
-    return plan
-
-
-def _write_own(
-    engine: Engine,
-    partial: Path,
-    plan: Mapping[StateKind, Mapping[int, Mapping[str, list[str]]]],
-    shapes: Mapping[str, tuple[int, ...]],
-) -> dict[str, FileRecord]:
-    """This rank's files. After a failure the rest is still streamed: the other ranks wait in its collectives."""
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    stream = (item for kind in KINDS for item in _owned(engine, kind))
-    records = {}
-    try:
-        for kind in KINDS:
-            for file, names in plan[kind].get(rank, {}).items():
-                records[file] = _write_file(partial / file, {name: shapes[name] for name in names}, stream)
-        assert next(stream, None) is None, "a rank writes what it is given"
-    finally:
-        deque(stream, maxlen=0)
-    return records
-
-
-def _write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], stream: _Stream) -> FileRecord:
-    writer = SafetensorsWriter(path, {name: (torch.float32, shape) for name, shape in shapes.items()})
-    try:
-        for name, tensor in islice(stream, len(shapes)):
-            writer.write(name, tensor)
-        return FileRecord(*writer.finish())
-    except BaseException:
-        writer.abandon()
-        raise
-
-
-def _owned(engine: Engine, kind: StateKind) -> _Stream:
-    if isinstance(engine, ParallelExport):
-        yield from engine.export_owned(kind)
-    else:
-        yield from ((name, tensor) for name, tensor in engine.export_state(kind) if tensor is not None)
+) -> dict[str, list[str]]:
+    """File → names. Tensors of different owners are in different files, each written by one rank."""
+    by_owner: dict[int, list[str]] = {}
+    for name in shapes:
+        by_owner.setdefault(owners.get(name, 0), []).append(name)
+    files = [
+        names
+        for _, own in sorted(by_owner.items())
+        for names in plan_files(own, shapes, torch.float32.itemsize, shard_bytes)
+    ]
+    return {f"{kind.value}-{number:05d}.safetensors": names for number, names in enumerate(files, 1)}
 
 
 def _start(directory: Path, partial: Path) -> None:

@@ -22,7 +22,8 @@ from kit.engines.megatron.checkpoint import torch_dist
 from kit.engines.megatron.checkpoint.names import SAVED, WEIGHT, stored
 from kit.engines.megatron.checkpoint.torch_dist import ReadBlock, WriteBlock
 from kit.engines.megatron.resharding.huggingface import Exchange, turn
-from kit.engines.megatron.resharding.p2p import Outbox
+from kit.engines.megatron.resharding.optimizer_state import LocalState
+from kit.engines.megatron.resharding.p2p import P2PSender
 from kit.engines.megatron.weights import Group
 from kit.engines.megatron.weights.blocks import Block, whole_shape
 from kit.engines.megatron.weights.sharding import Vocabulary
@@ -44,7 +45,7 @@ class Snapshot:
 @torch.no_grad()
 def snapshot(exchange: Exchange, param_groups: list[dict[str, Any]], copy: bool) -> Snapshot:
     """Collective. ``copy``: on the host and apart from the live state, so that training can go on at once."""
-    outbox = Outbox()
+    sender = P2PSender()
     keep = _Keeper(copy)
     found = [
         WriteBlock(
@@ -55,10 +56,10 @@ def snapshot(exchange: Exchange, param_groups: list[dict[str, Any]], copy: bool)
             dtype=tensor.dtype,
             read=partial(_itself, keep(tensor)),
         )
-        for group, kind, offsets, tensor in _own_blocks(exchange, outbox)
+        for group, kind, offsets, tensor in _own_blocks(exchange, sender)
         for where in [stored(group.megatron, kind, exchange.model)]
     ]
-    outbox.wait()
+    sender.wait()
     keep.finish()
     return Snapshot(found, _common(param_groups))
 
@@ -87,7 +88,7 @@ def load(directory: Path, exchange: Exchange) -> int:
     return steps
 
 
-def _own_blocks(exchange: Exchange, outbox: Outbox) -> Iterator[tuple[Group, str, tuple[int, ...], torch.Tensor]]:
+def _own_blocks(exchange: Exchange, sender: P2PSender) -> Iterator[tuple[Group, str, tuple[int, ...], torch.Tensor]]:
     """(group, kind, offsets in the whole parameter, tensor) of what is this rank's turn to write."""
     for number, group in enumerate(exchange.groups):
         param = exchange.parameters.get(group.megatron)
@@ -101,7 +102,8 @@ def _own_blocks(exchange: Exchange, outbox: Outbox) -> Iterator[tuple[Group, str
             if kind == WEIGHT:
                 whole = param.detach() if place.data.rank() == replica else None
             else:
-                whole = place.state.collect(StateKind(kind), param, replica, outbox)
+                assert isinstance(place.state, LocalState)
+                whole = place.state.collect(StateKind(kind), param, replica, sender)
             if whole is None:
                 continue
             for block in exchange.blocks(group):

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import BlockSource, StateKind, TensorSource
+from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.checkpoint import torch_dist
 from kit.engines.megatron.checkpoint.names import WEIGHT, Stored, stored
@@ -25,7 +25,7 @@ from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 
 
-class MegatronSource:
+class MegatronSource(TensorSource):
     """A ``TensorSource`` over one kind of state of a torch_dist checkpoint, of any program and layout.
 
     Weights are the fp32 masters where the checkpoint has them. Raises CheckpointError for another model.
@@ -41,6 +41,10 @@ class MegatronSource:
     def names(self) -> Sequence[str]:
         """All of the model, in the order in which Megatron's parameters are read once each."""
         return list(self._place)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the whole tensor."""
+        return self._shapes[name]
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, in the dtype on disk."""
@@ -117,9 +121,8 @@ def write(
     shapes = tensor_shapes(model)
     for source in sources.values():
         check_names(shapes, source)
-        if isinstance(source, BlockSource):
-            for name, shape in shapes.items():
-                check_shape(name, shape, source.shape(name))
+        for name, shape in shapes.items():
+            check_shape(name, shape, source.shape(name))
     kinds: list[tuple[str, StateKind, torch.dtype]] = [(WEIGHT, StateKind.MASTER, dtype)]
     if len(sources) > 1:
         kinds += [(kind.value, kind, torch.float32) for kind in sources]

@@ -6,13 +6,10 @@ import torch
 import torch.distributed as dist
 
 from kit.engines.base import StateKind
-from kit.engines.megatron.resharding.p2p import Outbox
 
 
 class Frozen:
     """``ShardState`` of a buffer: its master is itself, its gradient and moments are zero."""
-
-    distributed = False
 
     def __init__(self, data: dist.ProcessGroup) -> None:
         self._data = data
@@ -20,12 +17,6 @@ class Frozen:
     def shape(self, param: torch.Tensor) -> tuple[int, ...]:
         """Of the buffer."""
         return tuple(param.shape)
-
-    def collect(
-        self, kind: StateKind, param: torch.Tensor, to: int, outbox: Outbox, out: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        """On rank ``to`` of the data-parallel ranks; None elsewhere."""
-        return _value(kind, param) if self._data.rank() == to else None
 
     def own(self, kind: StateKind, param: torch.Tensor) -> tuple[int, torch.Tensor]:
         """See ``LocalState``: the first rank has all of it to give."""

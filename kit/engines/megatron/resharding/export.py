@@ -1,53 +1,50 @@
-"""Which parts of full Hugging Face tensors this rank writes: together all ranks write every element once.
+"""The blocks of full Hugging Face tensors that this rank writes; all ranks together write every element once.
 
-Ranks with the same shard share it out: by the ranges of the distributed optimizer, or, where each has all of it, in
-equal ones. A range of the flattened shard is at most three rectangles, and a rule's piece keeps a rectangle one.
+Data-parallel ranks with the same shard split it: by the ranges of the distributed optimizer, or, where each has all of
+it, into equal ranges. A range of the flattened shard is at most three rectangles, and a slice of a rectangle is one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import Part, StateKind
-from kit.engines.megatron.resharding.buffers import Frozen
+from kit.engines.base import StateBlock, StateKind
 from kit.engines.megatron.resharding.groups import Place
 from kit.engines.megatron.resharding.huggingface import Exchange, turn
-from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.weights import Group
-from kit.engines.megatron.weights.sharding import Piece
 
 _Rectangle = tuple[int, int, torch.Tensor]
 """First row and column in the shard, values."""
 
 
 @torch.no_grad()
-def parts(exchange: Exchange, kinds: Sequence[StateKind]) -> Iterator[Part]:
-    """See ``PartsExport``. Ranks begin at different places, for one file is written by one process at a time."""
+def export_blocks(exchange: Exchange, kinds: Sequence[StateKind], *, in_order: bool = False) -> Iterator[StateBlock]:
+    """See ``Engine``. Each rank starts at another tensor, because one file is written by one process at a time;
+    ``in_order``: all ranks start at the first, where reading the state is collective."""
     items = [
         (kind, number, group)
         for kind in kinds
         for number, group in enumerate(exchange.groups)
         if group.megatron in exchange.parameters
     ]
-    first = len(items) * dist.get_rank() // dist.get_world_size()
+    first = 0 if in_order else len(items) * dist.get_rank() // dist.get_world_size()
     for kind, number, group in items[first:] + items[:first]:
         place = exchange.place(group)
         if not group.rule.sharded and place.tensor.rank() != turn(number, place)[1]:
             continue
-        pieces = exchange.pieces(group, place.tensor.rank())
         for rectangle in _rectangles(kind, place, exchange.parameters[group.megatron]):
-            yield from _cut(kind, group, pieces, rectangle)
+            yield from _blocks(kind, group, exchange, rectangle)
 
 
 def _rectangles(kind: StateKind, place: Place, param: torch.nn.Parameter) -> Iterator[_Rectangle]:
-    """This rank's range of the flattened shard: what is left of a row, whole rows, what is begun of one."""
-    assert isinstance(place.state, LocalState | Frozen)
+    """This rank's range of the flattened shard: the end of a row, whole rows, the beginning of a row."""
     start, values = place.state.own(kind, param)
-    width = param.numel() // param.shape[0]
+    width = math.prod(place.state.shape(param)[1:])
     end = start + values.numel()
     edges = sorted({start, min(end, -(-start // width) * width), max(start, end // width * width), end})
     for lower, upper in pairwise(edges):
@@ -55,10 +52,11 @@ def _rectangles(kind: StateKind, place: Place, param: torch.nn.Parameter) -> Ite
         yield row, column, values[lower - start : upper - start].view(-1, min(width, upper - lower))
 
 
-def _cut(kind: StateKind, group: Group, pieces: Sequence[Piece], rectangle: _Rectangle) -> Iterator[Part]:
-    """What each piece has in common with it, where the tensor on disk has that."""
+def _blocks(kind: StateKind, group: Group, exchange: Exchange, rectangle: _Rectangle) -> Iterator[StateBlock]:
+    """The intersection of a rectangle with each slice of the shard, at its place in the Hugging Face tensor."""
     row, column, values = rectangle
-    for piece in pieces:
+    shapes = exchange.shapes(group)
+    for piece in exchange.pieces(group, exchange.place(group).tensor.rank()):
         at = row if piece.dim == 0 else column
         lower, upper = max(at, piece.at), min(at + values.shape[piece.dim], piece.at + piece.length)
         if lower >= upper:
@@ -66,8 +64,6 @@ def _cut(kind: StateKind, group: Group, pieces: Sequence[Piece], rectangle: _Rec
         found = values.narrow(piece.dim, lower - at, upper - lower)
         start = piece.start + lower - piece.at
         where = (start, column) if piece.dim == 0 else (row, start)
-        name = group.hugging_face[piece.tensor]
         if piece.transposed:
-            yield Part(kind, name, where[1], where[0], found.t())
-        else:
-            yield Part(kind, name, *where, found)
+            where, found = where[::-1], found.t()
+        yield StateBlock(kind, group.hugging_face[piece.tensor], shapes[piece.tensor], *where, found)

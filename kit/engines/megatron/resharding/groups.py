@@ -16,23 +16,16 @@ from megatron.core.optimizer import ChainedOptimizer
 
 from kit.engines.base import StateKind
 from kit.engines.megatron.resharding.optimizer_state import LocalState
-from kit.engines.megatron.resharding.p2p import Outbox
 
 
 class ShardState(Protocol):
-    """The state of this rank's tensor-parallel shards, whoever shares it out further; see ``LocalState``."""
-
-    @property
-    def distributed(self) -> bool:
-        """Whether ``collect`` can put the parts of a shard into a tensor of the caller's."""
+    """The state of this rank's tensor-parallel shards, whoever splits it further; see ``LocalState``."""
 
     def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
-        """Of this rank's shard."""
+        """Shape of this rank's shard."""
 
-    def collect(
-        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        """fp32, this rank's shard, on rank ``to`` of the data-parallel ranks, which all call it; None elsewhere."""
+    def own(self, kind: StateKind, param: torch.nn.Parameter) -> tuple[int, torch.Tensor]:
+        """(start, values) of a range of the flattened shard; the ranges of the data-parallel ranks cover it."""
 
     def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
         """Whether this rank keeps any of it."""

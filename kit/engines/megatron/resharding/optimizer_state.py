@@ -17,7 +17,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from kit.engines.base import StateKind
 from kit.engines.megatron.optimizer import Adam
-from kit.engines.megatron.resharding.p2p import Outbox, receive
+from kit.engines.megatron.resharding.p2p import P2PSender, receive
 
 
 class LocalState:
@@ -37,7 +37,7 @@ class LocalState:
         self._optimizer = optimizer
         self._group = data_parallel_group
         self._ranges: dict[torch.nn.Parameter, list[tuple[int, int]]] = {}
-        if self.distributed:
+        if self._distributed:
             everyone: list[list[tuple[int, int]]] = [[]] * data_parallel_group.size()
             dist.all_gather_object(everyone, [self._range(p) for p in params], group=data_parallel_group)
             self._ranges = dict(zip(params, (list(each) for each in zip(*everyone, strict=True)), strict=True))
@@ -48,7 +48,7 @@ class LocalState:
         return self._optimizer.optimizer
 
     @property
-    def distributed(self) -> bool:
+    def _distributed(self) -> bool:
         """Whether the data-parallel ranks share one copy of the state."""
         return isinstance(self._optimizer, DistributedOptimizer)
 
@@ -57,23 +57,21 @@ class LocalState:
         return tuple(param.shape)
 
     @torch.no_grad()
-    def collect(
-        self, kind: StateKind, param: torch.nn.Parameter, to: int, outbox: Outbox, out: torch.Tensor | None = None
-    ) -> torch.Tensor | None:
-        """fp32, shape of ``param`` (this rank's shard), on rank ``to`` of the data-parallel group; None elsewhere.
+    def collect(self, kind: StateKind, param: torch.nn.Parameter, to: int, sender: P2PSender) -> torch.Tensor | None:
+        """Collective over the group: fp32, the shape of ``param``, on its rank ``to``; None on the other ranks.
 
-        It may be the state itself: do not change it. ``out`` (contiguous) is used where the parts must be put together.
+        It may be the state itself: do not change it.
         """
-        start, end = self._range(param) if self.distributed else (0, param.numel())
+        start, end = self._range(param) if self._distributed else (0, param.numel())
         part = self._own(kind, param) if start < end else None
-        if not self.distributed:
+        if not self._distributed:
             assert part is not None
             return part.detach().float() if self._group.rank() == to else None
         if self._group.rank() != to:
             if part is not None:
-                outbox.send(part, dist.get_global_rank(self._group, to))
+                sender.send(part, dist.get_global_rank(self._group, to))
             return None
-        whole = out if out is not None else torch.empty(param.shape, dtype=torch.float32, device=param.device)
+        whole = torch.empty(param.shape, dtype=torch.float32, device=param.device)
         flat = whole.view(-1)
         for rank, (lower, upper) in enumerate(self._ranges[param]):
             if rank == to and part is not None:
@@ -84,7 +82,7 @@ class LocalState:
 
     def own(self, kind: StateKind, param: torch.nn.Parameter) -> tuple[int, torch.Tensor]:
         """(start, values) of a range of the flattened shard; those of the group's ranks cover it. Not collective."""
-        if self.distributed:
+        if self._distributed:
             start, end = self._range(param)
             if start == end:
                 return 0, param.detach().view(-1)[:0]
@@ -107,7 +105,7 @@ class LocalState:
         if main is None or (kind is StateKind.MASTER and _is_part(main, param)):
             return
         held = main if kind is StateKind.MASTER else self._moments(main)[kind.value]
-        if not self.distributed:
+        if not self._distributed:
             held.narrow(dim, at, block.shape[dim]).copy_(block)
             return
         width = param.numel() // param.shape[0]
@@ -119,14 +117,14 @@ class LocalState:
         """This rank's part: the whole shape, or flat where that is shared out (and then not empty)."""
         if kind is StateKind.GRADIENT:
             gradient = param.main_grad
-            return gradient.flatten()[slice(*self._range(param))] if self.distributed else gradient
+            return gradient.flatten()[slice(*self._range(param))] if self._distributed else gradient
         main = self._main(param)
         assert main is not None
         return (main if kind is StateKind.MASTER else self._moments(main)[kind.value]).detach()
 
     def _main(self, param: torch.nn.Parameter) -> torch.Tensor | None:
         """What Adam steps for ``param``: all of it, a flat part, or None where other ranks hold every part."""
-        if not self.distributed:
+        if not self._distributed:
             return getattr(param, "main_param", param)
         if param not in self._optimizer.model_param_group_index_map:
             return None

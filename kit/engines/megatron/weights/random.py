@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kit.engines.base import TensorSource
 from kit.engines.huggingface.models import tensor_shapes
 from kit.specs.model import ModelSpec
 
@@ -14,7 +15,7 @@ INITIALIZER_RANGE = 0.02
 """Standard deviation of every matrix: transformers' ``initializer_range`` for all families that we map."""
 
 
-class RandomSource:
+class RandomSource(TensorSource):
     """A ``TensorSource`` of fresh weights: norms that change nothing, biases 0, matrices normal with mean 0.
 
     megatron-core's own initialisation draws different numbers on every layout. Here a tensor depends on the seed
@@ -28,6 +29,10 @@ class RandomSource:
     def names(self) -> Sequence[str]:
         """Hugging Face names of the model."""
         return list(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        return self._shapes[name]
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, fp32, on the CPU; the same at every call."""

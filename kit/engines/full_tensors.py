@@ -1,0 +1,29 @@
+"""Full tensors of an engine on one rank: for comparisons of small models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from kit.engines.base import Engine, StateBlock, StateKind
+
+
+def full_tensors(engine: Engine, kind: StateKind) -> Mapping[str, torch.Tensor]:
+    """Collective. Hugging Face name → full fp32 CPU tensor of one kind of state, on rank 0; empty on other ranks."""
+    own = [_on_host(block) for block in engine.export_blocks([kind])]
+    gathered: list[list[StateBlock]] = [[] for _ in range(dist.get_world_size())]
+    dist.gather_object(own, gathered if dist.get_rank() == 0 else None)
+    found: dict[str, torch.Tensor] = {}
+    for block in (block for blocks in gathered for block in blocks):
+        tensor = found.setdefault(block.name, torch.empty(block.shape))
+        matrix = tensor.unsqueeze(1) if tensor.ndim == 1 else tensor.flatten(1)  # a view
+        rows, columns = block.values.shape
+        matrix[block.row : block.row + rows, block.column : block.column + columns] = block.values
+    return found if dist.get_rank() == 0 else {}
+
+
+def _on_host(block: StateBlock) -> StateBlock:
+    values = block.values.to("cpu", torch.float32, copy=True)
+    return StateBlock(block.kind, block.name, block.shape, block.row, block.column, values)
