@@ -104,7 +104,7 @@ class Traits:
 _EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
 _LATENT = ("latent", "first_dense_layers", "router_groups", "router_top_groups", "routed_scaling_factor")
 _ROPE = ("rope_scaling",)
-_LLAMA = Traits(megatron="llama.entries", transformer_engine=True, autotp=True, packed_attention=True)
+_LLAMA = Traits(megatron="llama.llama", transformer_engine=True, autotp=True, packed_attention=True)
 _GEMMA = Traits(activation="gelu_tanh", zero_centred_norm=True, scaled_embedding=True, takes=_ROPE)
 _CAPS = ("attention_softcap", "logit_softcap")
 _CLASSIC = Traits(
@@ -128,8 +128,8 @@ _TWO_STACKS = _like(
 FAMILIES: Mapping[Family, Traits] = {
     "llama": _like(_LLAMA, torch_tensor_parallel=True, takes=_ROPE),
     "mistral": _like(_LLAMA, torch_tensor_parallel=True, takes=(*_ROPE, "sliding_window")),
-    "qwen2": _like(_LLAMA, megatron="qwen2.entries", torch_tensor_parallel=True, biases="qkv", takes=_ROPE),
-    "qwen3": _like(_LLAMA, megatron="qwen3.entries", qk_norm="head", takes=_ROPE),
+    "qwen2": _like(_LLAMA, megatron="llama.qwen2", torch_tensor_parallel=True, biases="qkv", takes=_ROPE),
+    "qwen3": _like(_LLAMA, megatron="llama.qwen3", qk_norm="head", takes=_ROPE),
     "gemma": _GEMMA,
     "gemma2": _like(
         _GEMMA,
@@ -149,7 +149,7 @@ FAMILIES: Mapping[Family, Traits] = {
     ),
     "phi3": _like(
         _LLAMA,
-        megatron="phi3.entries",
+        megatron="llama.phi3",
         autotp=False,
         even_heads=True,
         takes=(*_ROPE, "sliding_window", "partial_rotary_factor"),
@@ -157,11 +157,11 @@ FAMILIES: Mapping[Family, Traits] = {
     "olmo2": Traits(norm_placement="output", qk_norm="width", even_heads=True, takes=_ROPE),
     "starcoder2": _like(_CLASSIC, grouped_queries=True, takes=(*_ROPE, "sliding_window")),
     "gpt2": _like(
-        _CLASSIC, positions="learned", conv1d=True, ulysses=False, megatron="gpt2.entries", transformer_engine=True
+        _CLASSIC, positions="learned", conv1d=True, ulysses=False, megatron="gpt2.gpt2", transformer_engine=True
     ),
     "gpt_neox": _like(
         _CLASSIC,
-        megatron="gpt_neox.entries",
+        megatron="gpt_neox.gpt_neox",
         activation="gelu",
         takes=(*_ROPE, "partial_rotary_factor", "parallel_residual"),
         choices={"activation": ("gelu", "gelu_tanh")},
@@ -177,10 +177,10 @@ FAMILIES: Mapping[Family, Traits] = {
         choices={"biases": ("none", "all"), "positions": ("rope", "alibi")},
     ),
     "mixtral": Traits(
-        megatron="moe.mixtral", transformer_engine=True, needs=_EXPERTS, takes=(*_ROPE, "sliding_window")
+        megatron="llama.mixtral", transformer_engine=True, needs=_EXPERTS, takes=(*_ROPE, "sliding_window")
     ),
     "qwen3_moe": Traits(
-        megatron="moe.qwen3_moe",
+        megatron="llama.qwen3_moe",
         transformer_engine=True,
         qk_norm="head",
         needs=_EXPERTS,
@@ -196,7 +196,7 @@ FAMILIES: Mapping[Family, Traits] = {
         takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts"),
     ),
     "gpt_oss": Traits(
-        megatron="gpt_oss.entries",
+        megatron="gpt_oss.gpt_oss",
         activation="clamped_swiglu",
         biases="all",
         attention_sinks=True,

@@ -167,7 +167,7 @@ def read_by_megatron(rundir: Any, directory: Path, exchange: Path) -> list[str]:
         with torch.no_grad():
             for param in chunk.parameters():
                 param.zero_()
-        sharded = chunk.sharded_state_dict(metadata={"dp_cp_group": engine._exchange._dense.data})
+        sharded = chunk.sharded_state_dict(metadata={"dp_cp_group": engine._resharder._dense.data})
         # What it calls extra state (of fp8 products, None here) is not in the checkpoint.
         found, _, absent = dist_checkpointing.load(sharded, str(directory), strict="return_all")
         assert all("_extra_state" in key for key in absent), absent

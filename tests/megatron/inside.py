@@ -80,9 +80,9 @@ def kept_bytes(rundir: Any) -> int:
 
 def rotations(spec: ModelSpec, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Inside a worker: angles of the positions of a row, and of given ones."""
-    from kit.engines.megatron.model.rope import Rotation
+    from kit.engines.megatron.model.rope import HfRotaryEmbedding
 
-    rotation = Rotation(
+    rotation = HfRotaryEmbedding(
         spec, torch.distributed.new_group([torch.distributed.get_rank()], use_local_synchronization=True)
     )
     running = rotation(positions.shape[1])

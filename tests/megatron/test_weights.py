@@ -9,9 +9,9 @@ import torch
 
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor
-from kit.engines.megatron.weights import tensor_groups, weight_map
+from kit.engines.megatron.weights import mapped_params, weight_map
 from kit.engines.megatron.weights.blocks import blocks, whole_shape
-from kit.engines.megatron.weights.sharding import GatedRows, GroupedQkv, Vocabulary
+from kit.engines.megatron.weights.sharding import QKV, GatedMLP, VocabParallel
 from kit.errors import EngineError
 from kit.specs.families import FAMILIES as TRAITS
 from kit.specs.families import families_where
@@ -19,18 +19,18 @@ from tests.megatron.shapes import BY_FAMILY, LONGROPE, YARN
 from tests.training import tiny
 
 
-def shards_of(rule, tensors, spec, tp):
+def shards_of(sharding, tensors, spec, tp):
     """Every rank's shard, put together as the engine does it."""
     shapes = [tuple(tensor.shape) for tensor in tensors]
     found = []
     for rank in range(tp):
-        pieces = rule.pieces(shapes, spec, tp, rank)
-        dim = pieces[0].dim
-        ends = [piece.at + piece.length for r in range(tp) for piece in rule.pieces(shapes, spec, tp, r)]
-        shape = list(shapes[0][::-1] if pieces[0].transposed else shapes[0])
+        slices = sharding.slices(shapes, spec, tp, rank)
+        dim = slices[0].dim
+        ends = [piece.at + piece.length for r in range(tp) for piece in sharding.slices(shapes, spec, tp, r)]
+        shape = list(shapes[0][::-1] if slices[0].transposed else shapes[0])
         shape[dim] = max(ends)
         shard = torch.zeros(shape)
-        for piece in pieces:
+        for piece in slices:
             block = tensors[piece.tensor].narrow(piece.disk_dim, piece.start, piece.length)
             shard.narrow(dim, piece.at, piece.length).copy_(block.t() if piece.transposed else block)
         found.append(shard)
@@ -50,13 +50,13 @@ def test_every_element_is_on_one_rank_and_replicated_ones_on_all(family, tied, t
     spec = specs(family, tied)
     shapes = tensor_shapes(spec)
     seen = []
-    for group in tensor_groups(weight_map(spec), spec):
+    for group in mapped_params(weight_map(spec), spec):
         of_group = [shapes[name] for name in group.hugging_face]
         counts = [torch.zeros(shape) for shape in of_group]
         for rank in range(tp):
-            for piece in group.rule.pieces(of_group, spec, tp, rank):
+            for piece in group.sharding.slices(of_group, spec, tp, rank):
                 counts[piece.tensor].narrow(piece.disk_dim, piece.start, piece.length).add_(1)
-        expected = 1 if group.rule.sharded else tp
+        expected = 1 if group.sharding.sharded else tp
         assert all(bool((count == expected).all()) for count in counts), group.megatron
         seen += group.hugging_face
     assert sorted(seen) == sorted(shapes)
@@ -67,14 +67,14 @@ def test_every_element_is_on_one_rank_and_replicated_ones_on_all(family, tied, t
 def test_shards_are_where_blocks_say_they_are_in_the_whole_parameter(family, tp):
     spec = specs(family, tied=False)
     shapes = tensor_shapes(spec)
-    for group in tensor_groups(weight_map(spec), spec):
+    for group in mapped_params(weight_map(spec), spec):
         tensors = [torch.rand(shapes[name]) for name in group.hugging_face]
         of_group = [tuple(tensor.shape) for tensor in tensors]
-        (whole,) = shards_of(group.rule, tensors, spec, 1)
-        assert whole_shape(group.rule, of_group, spec) == tuple(whole.shape)
-        for rank, shard in enumerate(shards_of(group.rule, tensors, spec, tp)):
+        (whole,) = shards_of(group.sharding, tensors, spec, 1)
+        assert whole_shape(group.sharding, of_group, spec) == tuple(whole.shape)
+        for rank, shard in enumerate(shards_of(group.sharding, tensors, spec, tp)):
             again = torch.zeros_like(shard)
-            for block in blocks(group.rule, of_group, spec, tp, rank):
+            for block in blocks(group.sharding, of_group, spec, tp, rank):
                 found = whole.narrow(block.dim, block.start, block.length)
                 again.narrow(block.dim, block.at, block.length).copy_(found)
             assert torch.equal(again, shard), group.megatron
@@ -84,10 +84,10 @@ def test_qkv_is_interleaved_per_key_value_head():
     spec = tiny.model(num_attention_heads=4, num_key_value_heads=2, head_dim=2)
     query = torch.arange(8.0).reshape(8, 1)
     key, value = torch.arange(10.0, 14).reshape(4, 1), torch.arange(20.0, 24).reshape(4, 1)
-    shards = shards_of(GroupedQkv(), [query, key, value], spec, 2)
+    shards = shards_of(QKV(), [query, key, value], spec, 2)
     assert shards[0].flatten().tolist() == [0, 1, 2, 3, 10, 11, 20, 21]
     assert shards[1].flatten().tolist() == [4, 5, 6, 7, 12, 13, 22, 23]
-    cut = shards_of(GroupedQkv(), [query, key, value], spec, 4)  # fewer key/value heads than ranks
+    cut = shards_of(QKV(), [query, key, value], spec, 4)  # fewer key/value heads than ranks
     assert cut[0].flatten().tolist() == [0, 1, 2, 3]
     assert cut[1].flatten().tolist() == [10, 11, 20, 21]
 
@@ -95,14 +95,14 @@ def test_qkv_is_interleaved_per_key_value_head():
 def test_gate_and_up_are_sliced_before_they_are_stacked():
     spec = tiny.model()
     gate, up = torch.arange(4.0).reshape(4, 1), torch.arange(10.0, 14).reshape(4, 1)
-    shards = shards_of(GatedRows(), [gate, up], spec, 2)
+    shards = shards_of(GatedMLP(), [gate, up], spec, 2)
     assert [shard.flatten().tolist() for shard in shards] == [[0, 1, 10, 11], [2, 3, 12, 13]]
 
 
 def test_padding_rows_of_the_vocabulary_are_nobodys():
     spec = tiny.model(vocab_size=3)
-    assert [piece.length for piece in Vocabulary().pieces([(3, 2)], spec, 2, 1)] == [1]
-    assert [piece.length for piece in Vocabulary().pieces([(5, 2)], spec, 4, 3)] == [0]
+    assert [piece.length for piece in VocabParallel().slices([(3, 2)], spec, 2, 1)] == [1]
+    assert [piece.length for piece in VocabParallel().slices([(5, 2)], spec, 4, 3)] == [0]
 
 
 def test_rope_frequencies_are_those_of_transformers():

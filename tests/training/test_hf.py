@@ -63,7 +63,7 @@ def test_config_survives_a_round_trip_through_a_directory(family, tmp_path):
         for name, tensor in experts.split(spec, fused, parameter):
             assert torch.equal(source.read(name), tensor)
             assert source.shape(name) == tuple(tensor.shape)
-    in_memory = experts.Fused(spec, source, [name for name, _ in model.named_parameters()])
+    in_memory = experts.FusedExpertsSource(spec, source, [name for name, _ in model.named_parameters()])
     assert all(torch.equal(in_memory.read(name), parameter) for name, parameter in model.named_parameters())
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
     tokens = torch.arange(20)[None]
@@ -197,7 +197,7 @@ def test_parts_of_fused_experts_are_slices_of_the_whole(tmp_path):
     spec = tiny.model("mixtral")
     build_model(tiny.run_directory(tmp_path / "run", tiny.plan(spec)), torch.float32, "cpu").save_pretrained(tmp_path)
     names = list(dict(AutoModelForCausalLM.from_pretrained(tmp_path).named_parameters()))
-    source = experts.Fused(spec, HfDirectory(tmp_path), names)
+    source = experts.FusedExpertsSource(spec, HfDirectory(tmp_path), names)
     for name in names:
         whole = source.read(name)
         assert source.shape(name) == tuple(whole.shape)

@@ -46,7 +46,7 @@ def test_parameters_become_them_and_come_back(saved, tmp_path):
     for name, parameter in parameters.items():
         for each, part in experts.split(spec, name, parameter.detach()):
             assert torch.equal(part, source.read(each)), each
-    fused = experts.Fused(spec, source, list(parameters))
+    fused = experts.FusedExpertsSource(spec, source, list(parameters))
     for name, parameter in parameters.items():
         assert torch.equal(fused.read(name), parameter)
         assert fused.shape(name) == tuple(parameter.shape)

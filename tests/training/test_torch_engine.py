@@ -261,7 +261,7 @@ def count_reductions(rundir):
         buckets.append(bucket.index())
         return allreduce_hook(dist.group.WORLD, bucket)
 
-    engine._state_is._ddp.register_comm_hook(None, hook)
+    engine._parallel._ddp.register_comm_hook(None, hook)
     engine.forward_backward(cases.batches(engine, rundir, 1))
     return len(buckets)
 
@@ -284,7 +284,7 @@ def is_sharded_after_forward(rundir):
     """Whether the first layer is back to its slices between forward and backward."""
     engine = TorchEngine(rundir)
     batch = cases.batches(engine, rundir, 0)[0]
-    logits = engine._state_is.forward(call_arguments(batch, torch.device("cpu")), training=True)
+    logits = engine._parallel.forward(call_arguments(batch, torch.device("cpu")), training=True)
     sharded = isinstance(engine._model.model.layers[0].mlp.up_proj.weight, DTensor)
     logits.sum().backward()
     return sharded

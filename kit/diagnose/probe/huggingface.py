@@ -28,7 +28,7 @@ def trace(plan: Plan, stage: int) -> Held:
     with cuda_shims.installed(megatron=False), cuda_shims.fake_world(0, plan.layout.world_size):
         live = LiveBytes()
         # The mesh reads its ranks, so they are real.
-        mesh = fsdp.mesh_of(torch.device("cpu"), plan.layout.tp)
+        mesh = fsdp.build_mesh(torch.device("cpu"), plan.layout.tp)
         with FakeTensorMode(allow_non_fake_inputs=True), live:
             return _step(plan, live, mesh)
 

@@ -16,7 +16,7 @@ from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 
 from kit.engines.base import StateKind
-from kit.engines.deepspeed.data_parallel import Whole
+from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.models import build_model
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _RECORD = "ds_autotp_universal_checkpoint_meta"
 
 
-class AutoTp(Whole):
+class AutoTensorParallel(DataParallel):
     """Tensor parallelism of Hugging Face layers; ranks of a group compute the same samples."""
 
     def __init__(self, rundir: RunDirectory) -> None:
@@ -37,16 +37,16 @@ class AutoTp(Whole):
         self.dp_rank, self.dp_size = dist.get_rank() // self._tp, rundir.plan.layout.dp
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
-        """Whole; ``deepspeed.initialize`` cuts it."""
+        """The whole model; ``deepspeed.initialize`` cuts it."""
         device = torch.device(get_accelerator().current_device_name())
         model = build_model(self.rundir, torch.float32, device)
         if self.rundir.plan.layout.recompute == "full":
             model.activation_checkpointing_enable({"use_reentrant": False})
         return model
 
-    def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
-        """See Split. Raises EngineError where DeepSpeed cut a parameter into more than neighbouring slices."""
-        super().bind(engine, state)
+    def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
+        """Raises EngineError where DeepSpeed split a parameter into more than contiguous slices."""
+        super().attach(engine, state)
         self.tokens_group = groups._get_data_parallel_group()
         self.tensor_group = groups.get_tensor_model_parallel_group()
         self._cuts = {name: self._cut(name, parameter) for name, parameter in self.parameters.items()}
@@ -63,7 +63,7 @@ class AutoTp(Whole):
             shape[cut[0]] = sum(cut[1])
         return tuple(shape)
 
-    def join(self, name: str, held: torch.Tensor) -> torch.Tensor:
+    def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
         """Slices of all tensor-parallel ranks, side by side."""
         cut = self._cuts[name]
         if cut is None:
@@ -74,12 +74,14 @@ class AutoTp(Whole):
         dist.all_gather(slices, held.contiguous(), group=self.tensor_group)
         return torch.cat(slices, dim)
 
-    def put(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.Fused) -> None:
+    def load_param(
+        self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.FusedExpertsSource
+    ) -> None:
         """This rank's slice."""
         whole, cut = source.read(name).float(), self._cuts[name]
         if cut is not None:
             whole = whole.split(cut[1], cut[0])[dist.get_rank(self.tensor_group)].contiguous()
-        self.state.put(parameter, kind, whole)
+        self.state.set(parameter, kind, whole)
 
     def _cut(self, name: str, parameter: torch.nn.Parameter) -> tuple[int, list[int]] | None:
         """(dimension, sizes of the slices) as DeepSpeed cut it; None: whole on every rank."""

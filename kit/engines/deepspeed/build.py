@@ -11,19 +11,26 @@ import deepspeed
 import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 
 from kit.emit.deepspeed import monitor_sections
 from kit.engines.deepspeed import nvme, ops
+from kit.engines.deepspeed.data_parallel import DataParallel
+from kit.engines.deepspeed.nvme_state import NvmeState
 from kit.engines.deepspeed.reading import read_safely
-from kit.engines.deepspeed.strategy import Split, split_of
+from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState, PartitionedState, UnshardedState
+from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.errors import EngineError
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
 
-def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Split]:
+def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, ModelParallelStrategy]:
     """Model with random weights, optimizer and DeepSpeed engine. Raises EngineError where they are not as planned."""
     settings = copy.deepcopy(dict(rundir.settings))
     _check_settings(settings)
@@ -35,30 +42,65 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Sp
     ops.ready()
     nvme.prepare(rundir, settings)
     settings |= monitor_sections(rundir.run, rundir.path)
-    split = split_of(rundir)
-    model = split.build(settings)
+    strategy = _build_strategy(rundir)
+    model = strategy.build(settings)
     engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=parameter_groups(model), config=settings, mpu=split.mpu
+        model=model, model_parameters=_parameter_groups(model), config=settings, mpu=strategy.mpu
     )
     read_safely(engine)
     try:
         _check_engine(engine, rundir)
     except EngineError:
-        release(engine, split, rundir)
+        release(engine, strategy, rundir)
         raise
-    return engine, split
+    return engine, strategy
 
 
-def release(engine: deepspeed.DeepSpeedEngine, split: Split, rundir: RunDirectory) -> None:
+def parameter_state(engine: deepspeed.DeepSpeedEngine) -> ParameterState:
+    """The access that fits the optimizer DeepSpeed chose (engine.py, _configure_optimizer)."""
+    optimizer = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        if optimizer.swap_optimizer or optimizer.params_in_nvme_and_cpu:
+            return NvmeState(engine)
+        return FullyPartitionedState(engine)
+    if isinstance(optimizer, (DeepSpeedZeroOptimizer, BF16_Optimizer)):
+        return PartitionedState(engine)
+    if optimizer is engine.basic_optimizer or isinstance(optimizer, FP16_UnfusedOptimizer):
+        return UnshardedState(engine)
+    raise EngineError(
+        f"DeepSpeed chose {type(optimizer).__name__}, whose state this engine cannot read; "
+        "keep the optimizer and bf16 sections of ds_config.json as they were emitted"
+    )
+
+
+def release(engine: deepspeed.DeepSpeedEngine, strategy: ModelParallelStrategy, rundir: RunDirectory) -> None:
     """Hooks, buffers, swap files, and the process groups that DeepSpeed keeps in module globals: the next engine must
     not find them once the caller has destroyed the world they belong to."""
     engine.destroy()
     nvme.remove_swap_files(rundir)
     groups._release_process_group_references(group=None)
-    split.close()
+    strategy.close()
 
 
-def parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
+def _build_strategy(rundir: RunDirectory) -> ModelParallelStrategy:
+    """The strategy that a plan names."""
+    layout = rundir.plan.layout
+    if layout.implementation == "local":
+        from kit.engines.deepspeed.over_megatron import MegatronTensorParallel
+
+        return MegatronTensorParallel(rundir)
+    if layout.tp > 1:
+        from kit.engines.deepspeed.autotp import AutoTensorParallel
+
+        return AutoTensorParallel(rundir)
+    if layout.cp > 1:
+        from kit.engines.deepspeed.ulysses import UlyssesSequenceParallel
+
+        return UlyssesSequenceParallel(rundir)
+    return DataParallel(rundir)
+
+
+def _parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
     """Two groups: matrices take the configured weight decay, one-dimensional parameters (norms, biases) none.
 
     Under zero.Init a parameter's own shape is empty, ``ds_shape`` is the whole one's.

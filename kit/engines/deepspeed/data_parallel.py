@@ -14,12 +14,12 @@ from deepspeed.accelerator import get_accelerator
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
-from kit.engines.deepspeed.state import FullyPartitioned, ParameterState
-from kit.engines.deepspeed.strategy import Split
+from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState
+from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import build_frozen, freeze_partitioned, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.inputs import call_arguments, known_documents
+from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
 from kit.engines.huggingface.models import build_model, check_names, check_shape
 from kit.engines.huggingface.packed_attention import attend_by_document
 from kit.engines.kernels.chunked_loss import ChunkedLoss
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Whole(Split):
+class DataParallel(ModelParallelStrategy):
     """All ranks are data-parallel."""
 
     def __init__(self, rundir: RunDirectory) -> None:
@@ -73,8 +73,8 @@ class Whole(Split):
             self.chunked = ChunkedLoss(model, compiled=layout.compile_layers)
         return model
 
-    def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
-        """See Split."""
+    def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
+        """See ModelParallelStrategy."""
         self.engine, self.state = engine, state
         # Tied parameters come once, under the name that transformers saves: the first.
         self.parameters = trainable(engine.module)
@@ -82,11 +82,11 @@ class Whole(Split):
         self.buffers = SavedBuffers(torch.nn.Module() if self.rundir.plan.job.lora else engine.module)
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """See Split."""
+        """See ModelParallelStrategy."""
         device = self.engine.device
         labels = micro_batch.labels.to(device, non_blocking=True)
         arguments = call_arguments(micro_batch, device)
-        with known_documents(micro_batch):
+        with packed_sequence_context(micro_batch):
             if self.chunked is not None:
                 with self.chunked.of(labels):
                     return cast("torch.Tensor", self.engine(**arguments).logits)
@@ -106,7 +106,7 @@ class Whole(Split):
         """See ``Engine``."""
         read = self.state.gradient if kind is StateKind.GRADIENT else partial(self.state.get, kind=kind)
         for number, (name, parameter) in enumerate(self.parameters.items()):
-            whole = self.join(name, read(parameter)).detach()
+            whole = self.full_param(name, read(parameter)).detach()
             if number % dist.get_world_size() == dist.get_rank():
                 for on_disk, tensor in experts.split(self._spec, name, whole):
                     yield StateBlock.whole(kind, on_disk, tensor)
@@ -115,29 +115,31 @@ class Whole(Split):
                 yield StateBlock.whole(kind, name, buffer)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """See Split. Raises CheckpointError where names or shapes are not the model's."""
+        """See ModelParallelStrategy. Raises CheckpointError where names or shapes are not the model's."""
         shapes = {name: self.shape(name) for name in self.parameters}
-        source = experts.Fused(self._spec, source, list(shapes))
+        source = experts.FusedExpertsSource(self._spec, source, list(shapes))
         check_names(shapes | self.buffers.shapes, source)
         self.buffers.load(kind, source)
         for name, parameter in self.parameters.items():
             check_shape(name, shapes[name], source.shape(name))
-            self.put(name, parameter, kind, source)
+            self.load_param(name, parameter, kind, source)
 
-    def put(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.Fused) -> None:
+    def load_param(
+        self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.FusedExpertsSource
+    ) -> None:
         """Set one parameter from ``source``; at stage 3 only this rank's part is read."""
-        if isinstance(self.state, FullyPartitioned):
-            part = source.read_flat(name, *self.state.own_range(parameter))
-            self.state.put_part(parameter, kind, part.float())
+        if isinstance(self.state, FullyPartitionedState):
+            part = source.read_flat(name, *self.state.rank_range(parameter))
+            self.state.set_part(parameter, kind, part.float())
         else:
-            self.state.put(parameter, kind, source.read(name).float())
+            self.state.set(parameter, kind, source.read(name).float())
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of the whole parameter, as transformers has it."""
         parameter = self.parameters[name]
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
-    def join(self, name: str, held: torch.Tensor) -> torch.Tensor:
+    def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
         """What ZeRO's ranks hold together of a parameter → the whole parameter."""
         return held
 

@@ -2,10 +2,10 @@
 
 DeepSpeed averages gradients over data-parallel ranks in every stage (engine.py, allreduce_bucket;
 stage_1_and_2.py, average_tensor; comm/coalesced_collectives.py, reduce_scatter_coalesced) and, unless told
-otherwise, divides by the number of micro batches. A loss is here (sum over this micro batch) · dp / (tokens over all
+otherwise, divides by the number of micro batches. Here a loss is (sum over this micro batch) · dp / (tokens over all
 ranks and micro batches), handed to ``backward(scale_wrt_gas=False)``: the dp cancels the averaging, and the gradient is
-that of the mean over the step's tokens, however they are spread. By what is averaged where ranks share the work on a
-sample is the split's to know (``split.py``, ``averaged_over``).
+that of the mean over the step's tokens, however they are spread over ranks and micro batches. Where ranks split the
+work on a sample, the strategy says how many are averaged (``strategy.py``, ``averaged_over``).
 """
 
 from __future__ import annotations
@@ -21,24 +21,23 @@ import torch.distributed as dist
 
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed import grad_norm, reading
-from kit.engines.deepspeed.build import build_deepspeed, release
-from kit.engines.deepspeed.memory_checkpoint import capture
-from kit.engines.deepspeed.nvme_state import Swapped
-from kit.engines.deepspeed.state import parameter_state
+from kit.engines.deepspeed.build import build_deepspeed, parameter_state, release
+from kit.engines.deepspeed.memory_checkpoint import copy_checkpoint
+from kit.engines.deepspeed.nvme_state import NvmeState
 from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
 from kit.engines.huggingface.models import HfDirectory
-from kit.engines.kernels.loss import global_tokens, mean_scale, told
+from kit.engines.kernels.loss import global_tokens, mean_scale, to_host
 from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
-NATIVE_TAG = "native"
+_TAG = "native"
 """Name of the folder that DeepSpeed makes inside a checkpoint's directory."""
 
 
 class DeepSpeedEngine(Engine):
-    """ZeRO 0 to 3, configured by the run directory's ds_config.json, on the model of its plan's split.
+    """ZeRO 0 to 3, configured by the run directory's ds_config.json, on the model of its plan's strategy.
 
     Weights are random from ``run.seed``, or those of ``run.model_path``. Raises EngineError where DeepSpeed did not
     become what the plan says.
@@ -46,16 +45,16 @@ class DeepSpeedEngine(Engine):
 
     def __init__(self, rundir: RunDirectory) -> None:
         self._rundir = rundir
-        self._engine, self._split = build_deepspeed(rundir)
+        self._engine, self._strategy = build_deepspeed(rundir)
         self._state = parameter_state(self._engine)
-        self._split.bind(self._engine, self._state)
-        self.dp_rank: int = self._split.dp_rank
-        self.dp_size: int = self._split.dp_size
+        self._strategy.attach(self._engine, self._state)
+        self.dp_rank: int = self._strategy.dp_rank
+        self.dp_size: int = self._strategy.dp_size
         self.is_main: bool = dist.get_rank() == 0
         self._pending = False  # gradients wait for apply or discard
         self._scaled_norm: torch.Tensor | float | None = None
         self._norm = math.nan
-        """Of the gradients that wait, once it was asked for: as DeepSpeed has it, and as it is told."""
+        """Of the gradients that wait, once it was asked for: as DeepSpeed has it, and as it is reported."""
         self._adapters_only = rundir.plan.job.lora is not None
         if self._adapters_only:
             # The frozen weights were loaded while the model was built.
@@ -71,20 +70,20 @@ class DeepSpeedEngine(Engine):
         no label of the step counts, or where gradients of an earlier step are still there."""
         if self._pending:
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
-        micro_batches = [self._split.own(micro_batch) for micro_batch in micro_batches]
-        tokens = global_tokens(micro_batches, self._device, self._split.tokens_group)
+        micro_batches = [self._strategy.shard_batch(micro_batch) for micro_batch in micro_batches]
+        tokens = global_tokens(micro_batches, self._device, self._strategy.tokens_group)
         self._pending = True
-        scale = mean_scale(tokens, self._split.averaged_over)
+        scale = mean_scale(tokens, self._strategy.averaged_over)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(micro_batches):
             # Set for every backward: stages 0 and 1 reduce, and 2 and 3 hand over, only at the boundary.
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
-            loss = self._split.loss_sum(micro_batch)
+            loss = self._strategy.loss_sum(micro_batch)
             self._engine.backward(loss * scale, scale_wrt_gas=False)
             loss_sum += loss.detach()
-        dist.all_reduce(loss_sum, group=self._split.tokens_group)
+        dist.all_reduce(loss_sum, group=self._strategy.tokens_group)
         try:
-            return told(loss_sum, tokens)[0]
+            return to_host(loss_sum, tokens)[0]
         except EngineError:
             self.discard()
             raise
@@ -92,8 +91,8 @@ class DeepSpeedEngine(Engine):
     def gradient_norm(self) -> float | None:
         """See Engine."""
         if self._scaled_norm is None:
-            self._scaled_norm = grad_norm.scaled_norm(self._engine, self._split)
-            self._norm = grad_norm.told(self._scaled_norm, self._loss_scale)
+            self._scaled_norm = grad_norm.scaled_norm(self._engine, self._strategy)
+            self._norm = grad_norm.unscaled_norm(self._scaled_norm, self._loss_scale)
         return None if self._engine.fp16_enabled() and not math.isfinite(self._norm) else self._norm
 
     def apply(self, learning_rate: float) -> Norms:
@@ -107,7 +106,7 @@ class DeepSpeedEngine(Engine):
                 f"gradient norm {norm} at optimizer step {self.optimizer_steps + 1}; no weight has changed: discard "
                 "this step, or resume before it with a lower learning rate"
             )
-        with grad_norm.known(self._engine, self._scaled_norm):
+        with grad_norm.precomputed_norm(self._engine, self._scaled_norm):
             self._step(scale)
         self._pending, self._scaled_norm = False, None
         if norm is None:  # DeepSpeed has lowered the loss scale
@@ -134,52 +133,52 @@ class DeepSpeedEngine(Engine):
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """See Engine."""
-        micro_batches = [self._split.own(micro_batch) for micro_batch in micro_batches]
+        micro_batches = [self._strategy.shard_batch(micro_batch) for micro_batch in micro_batches]
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self._engine.eval()
         with torch.no_grad():
             for micro_batch in micro_batches:
-                loss_sum += self._split.loss_sum(micro_batch)
+                loss_sum += self._strategy.loss_sum(micro_batch)
         self._engine.train()
-        dist.all_reduce(loss_sum, group=self._split.tokens_group)
-        tokens = global_tokens(micro_batches, self._device, self._split.tokens_group)
-        return told(loss_sum, tokens)[0]
+        dist.all_reduce(loss_sum, group=self._strategy.tokens_group)
+        tokens = global_tokens(micro_batches, self._device, self._strategy.tokens_group)
+        return to_host(loss_sum, tokens)[0]
 
     # ------------------------------------------------------------------ state
 
     def save(self, directory: Path) -> None:
-        """DeepSpeed's own files, which are pickles: see ``load``. With NVMe, ours: see ``swapped``."""
-        if isinstance(self._state, Swapped):
-            (directory / NATIVE_TAG).mkdir(exist_ok=True)
-            self._state.save(directory / NATIVE_TAG)
+        """DeepSpeed's own files, which are pickles: see ``load``. With NVMe, ours: see ``nvme_state``."""
+        if isinstance(self._state, NvmeState):
+            (directory / _TAG).mkdir(exist_ok=True)
+            self._state.save(directory / _TAG)
         else:
             self._engine.save_checkpoint(
-                str(directory), tag=NATIVE_TAG, save_latest=False, exclude_frozen_parameters=self._adapters_only
+                str(directory), tag=_TAG, save_latest=False, exclude_frozen_parameters=self._adapters_only
             )
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
         """See ``Engine``. Raises EngineError with NVMe, whose state does not fit into host memory."""
-        if isinstance(self._state, Swapped):
+        if isinstance(self._state, NvmeState):
             raise EngineError("run.checkpoint.asynchronous=true with state on NVMe, which is copied there; use false")
-        return capture(self._engine, NATIVE_TAG, exclude_frozen_parameters=self._adapters_only)
+        return copy_checkpoint(self._engine, _TAG, exclude_frozen_parameters=self._adapters_only)
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote, by a reader that runs none of it (``reading``). Raises CheckpointError where there
         is nothing, or anything that DeepSpeed does not write."""
-        if not (directory / NATIVE_TAG).is_dir():
+        if not (directory / _TAG).is_dir():
             raise CheckpointError(
-                f"{directory} has no folder {NATIVE_TAG}, so no DeepSpeed checkpoint; resume elsewhere"
+                f"{directory} has no folder {_TAG}, so no DeepSpeed checkpoint; resume elsewhere"
             )
-        if isinstance(self._state, Swapped):
-            self._state.load(directory / NATIVE_TAG)
+        if isinstance(self._state, NvmeState):
+            self._state.load(directory / _TAG)
         else:
-            reading.check(directory / NATIVE_TAG)
-            self._engine.load_checkpoint(str(directory), tag=NATIVE_TAG, load_module_strict=not self._adapters_only)
+            reading.check(directory / _TAG)
+            self._engine.load_checkpoint(str(directory), tag=_TAG, load_module_strict=not self._adapters_only)
 
     @property
     def owners(self) -> Mapping[str, int]:
         """See ``Engine``."""
-        return self._split.owners
+        return self._strategy.owners
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """See ``Engine``. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale."""
@@ -188,10 +187,10 @@ class DeepSpeedEngine(Engine):
                 self._state.create_moments()
             unscaled = 1 / self._loss_scale if kind is StateKind.GRADIENT else 1
             try:
-                for block in self._split.export_blocks(kind):
+                for block in self._strategy.export_blocks(kind):
                     yield block if unscaled == 1 else replace(block, values=block.values * unscaled)
             finally:
-                self._state.settle()
+                self._state.release_buffers()
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """See Engine. Raises CheckpointError where names or shapes are not the model's."""
@@ -199,10 +198,10 @@ class DeepSpeedEngine(Engine):
             raise EngineError("gradients can be exported, not imported; import master, exp_avg or exp_avg_sq")
         if kind is not StateKind.MASTER:
             self._state.create_moments()
-        self._split.load(kind, source)
-        self._state.settle()
+        self._strategy.load(kind, source)
+        self._state.release_buffers()
         if kind is StateKind.MASTER:
-            self._state.publish()
+            self._state.update_model()
 
     @property
     def optimizer_steps(self) -> int:
@@ -226,7 +225,7 @@ class DeepSpeedEngine(Engine):
 
     def close(self) -> None:
         """See Engine."""
-        release(self._engine, self._split, self._rundir)
+        release(self._engine, self._strategy, self._rundir)
 
     # ------------------------------------------------------------------ helpers
 

@@ -1,8 +1,8 @@
 """The gradient norm between backward and step, by DeepSpeed's own functions: a step can still be left out then.
 
 DeepSpeed's optimizers compute it inside ``step``. Here it is computed before, and ``step`` is handed the value, so that
-it is not computed twice. AdamW alone is emitted: Muon, which replaces gradients before their norm is taken, would not
-get the same.
+it is not computed twice. AdamW alone is emitted: Muon, which replaces gradients before their norm is taken, would
+not get the same.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from deepspeed.runtime.utils import (
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from kit.engines.deepspeed.strategy import Split
+from kit.engines.deepspeed.strategy import ModelParallelStrategy
 
 
 @torch.no_grad()
-def scaled_norm(engine: DeepSpeedEngine, split: Split) -> torch.Tensor | float:
+def scaled_norm(engine: DeepSpeedEngine, strategy: ModelParallelStrategy) -> torch.Tensor | float:
     """Collective. As the optimizer's ``step`` would take it: with fp16's loss scale in it, and not finite or negative
     where any gradient is not finite."""
     optimizer: Any = engine.optimizer
@@ -46,17 +46,17 @@ def scaled_norm(engine: DeepSpeedEngine, split: Split) -> torch.Tensor | float:
     if isinstance(optimizer, FP16_UnfusedOptimizer):  # fp16/unfused_optimizer.py, step
         gradients = (split_params_grads_into_shared_and_expert_params(group)[0] for group in optimizer.fp16_groups)
         return get_global_norm([get_weight_norm(group, mpu=optimizer.mpu) for group in gradients if group])
-    return split.gradient_norm(engine)  # stage 0 in fp32 clips and forgets (engine.py, _take_model_step)
+    return strategy.gradient_norm(engine)  # stage 0 in fp32 clips and forgets (engine.py, _take_model_step)
 
 
-def told(norm: torch.Tensor | float, loss_scale: float) -> float:
+def unscaled_norm(norm: torch.Tensor | float, loss_scale: float) -> float:
     """For people: without the loss scale; infinite where it is not finite."""
     value = float(norm) / loss_scale  # the one place where the host waits for it
     return value if math.isfinite(value) and value >= 0 else math.inf
 
 
 @contextmanager
-def known(engine: DeepSpeedEngine, norm: torch.Tensor | float | None) -> Iterator[None]:
+def precomputed_norm(engine: DeepSpeedEngine, norm: torch.Tensor | float | None) -> Iterator[None]:
     """While entered, ZeRO's optimizers take this for their scaled norm; None: they compute it."""
     optimizer: Any = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):

@@ -19,20 +19,20 @@ from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 
-def capture(engine: Any, tag: str, **options: Any) -> Callable[[Path, dist.ProcessGroup | None], None]:
+def copy_checkpoint(engine: Any, tag: str, **options: Any) -> Callable[[Path, dist.ProcessGroup | None], None]:
     """Collective. Copy what ``save_checkpoint(tag)`` writes; returns what writes it into an existing directory."""
     own = engine.checkpoint_engine
     with tempfile.TemporaryDirectory(prefix="kit-snapshot-") as nowhere:
-        taken = _Taken(Path(nowhere))
-        engine.checkpoint_engine = taken
+        in_memory = _InMemoryCheckpointEngine(Path(nowhere))
+        engine.checkpoint_engine = in_memory
         try:
             engine.save_checkpoint(nowhere, tag=tag, save_latest=False, **options)
         finally:
             engine.checkpoint_engine = own
-    return partial(_write, own, taken.files)
+    return partial(_write, own, in_memory.files)
 
 
-class _Taken(CheckpointEngine):  # type: ignore[misc]
+class _InMemoryCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """Copies instead of writing."""
 
     def __init__(self, root: Path) -> None:

@@ -20,13 +20,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from kit.engines.base import StateKind
-from kit.engines.deepspeed.state import FullyPartitioned, Parameter, new_bytes
+from kit.engines.deepspeed.state import FullyPartitionedState, Parameter, new_bytes
 from kit.errors import CheckpointError
 
 _STEPS = "optimizer_steps"
 
 
-class Swapped(FullyPartitioned):
+class NvmeState(FullyPartitionedState):
     """Stage 3 with the optimizer, the weights or both on NVMe."""
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
@@ -37,29 +37,29 @@ class Swapped(FullyPartitioned):
     def gradient(self, parameter: Parameter) -> torch.Tensor:
         if not self._optimizer.offload_optimizer:
             return super().gradient(parameter)
-        group, start, length = self._place(parameter)
-        gradient = self._bring(group).grad.narrow(0, start, length).float()
+        group, start, length = self._position(parameter)
+        gradient = self._swap_in(group).grad.narrow(0, start, length).float()
         return self._optimizer._fp32_state_allgather(parameter, gradient)
 
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
         return self._optimizer._fp32_state_allgather(parameter, self._part(parameter, kind))
 
-    def put_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
+    def set_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
         whole = self._part(parameter, kind)
         whole[: part.numel()].copy_(part)
         whole[part.numel() :].zero_()
         self._changed = True
 
-    def publish(self) -> None:
+    def update_model(self) -> None:
         self._optimizer._partition_all_parameters()
         for index in range(len(self._optimizer.fp16_groups)):
-            self._bring(index)
+            self._swap_in(index)
             self._optimizer._reassign_or_swap_out_partitioned_parameters(index)
-        self.settle()
+        self.release_buffers()
         if self._optimizer.persistent_parameters:
             self._optimizer.persistent_parameters[0].all_gather(self._optimizer.persistent_parameters)
 
-    def settle(self) -> None:
+    def release_buffers(self) -> None:
         """Give the buffers back, which the next step needs; what was put is written first."""
         if self._resident is None:
             return
@@ -72,7 +72,7 @@ class Swapped(FullyPartitioned):
     def create_moments(self) -> None:
         groups = self._adam.param_groups
         for index, group_id in enumerate(self._group_ids()):
-            master = self._bring(index)
+            master = self._swap_in(index)
             if self._adam.state.get(master):
                 continue
             gradient, master.grad = master.grad, torch.zeros_like(master)
@@ -82,11 +82,11 @@ class Swapped(FullyPartitioned):
             self._set_step(self._adam.state[master], 0)
             self._changed = True
             self._adam.param_groups = groups
-        self.settle()
+        self.release_buffers()
 
     def held_bytes(self) -> dict[str, int]:
         """In memory as elsewhere; and what the buffers pin, and the files hold."""
-        self.settle()
+        self.release_buffers()
         return super().held_bytes() | {"swap_buffers": new_bytes(self._buffers(), set()), "nvme": self._file_bytes()}
 
     # ------------------------------------------------------------------ native files
@@ -97,7 +97,7 @@ class Swapped(FullyPartitioned):
         for index in range(len(self._optimizer.fp16_groups)):
             tensors = {kind.value: tensor.clone() for kind, tensor in self._tensors(index).items()}
             save_file(tensors, directory / _file_name(index))
-        self.settle()
+        self.release_buffers()
         if dist.get_rank() == 0:
             (directory / "state.json").write_text(json.dumps({_STEPS: self.optimizer_steps}), encoding="utf-8")
 
@@ -118,34 +118,34 @@ class Swapped(FullyPartitioned):
                         )
                     tensor.copy_(saved)
             self._changed = True
-        self.settle()
+        self.release_buffers()
         self.set_optimizer_steps(json.loads((directory / "state.json").read_text(encoding="utf-8"))[_STEPS])
-        self.publish()
+        self.update_model()
 
     # ------------------------------------------------------------------ helpers
 
-    def _place(self, parameter: Parameter) -> tuple[int, int, int]:
+    def _position(self, parameter: Parameter) -> tuple[int, int, int]:
         """Sub group, and where in it this rank's part of the parameter is."""
         group, start, length = self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
         return group, start, length
 
-    def _bring(self, group: int) -> torch.Tensor:
-        """The flat master of a sub group, in memory with its moments until ``settle`` or another group."""
+    def _swap_in(self, group: int) -> torch.Tensor:
+        """The flat master of a sub group, in memory with its moments until ``release_buffers`` or another group."""
         if group != self._resident and self._optimizer._swappable_optimizer_subgroup(group):
-            self.settle()
+            self.release_buffers()
             self._optimizer._optimizer_states_and_gradient_swap_in(group)
             self._resident = group
         return self._optimizer.fp32_partitioned_groups_flat[group]
 
     def _tensors(self, group: int) -> dict[StateKind, torch.Tensor]:
-        master = self._bring(group)
+        master = self._swap_in(group)
         moments = self._adam.state[master]
         found = {kind: moments[kind.value] for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)}
         return {StateKind.MASTER: master.data, **found}
 
     def _part(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        group, start, length = self._place(parameter)
-        master = self._bring(group)
+        group, start, length = self._position(parameter)
+        master = self._swap_in(group)
         flat = master.data if kind is StateKind.MASTER else self._adam.state[master][kind.value]
         return flat.narrow(0, start, length)
 

@@ -23,19 +23,19 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import ParameterState
-from kit.engines.deepspeed.strategy import Split
+from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.megatron.forward import forward
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.resharding.export import export_blocks
-from kit.engines.megatron.resharding.groups import Place
-from kit.engines.megatron.resharding.huggingface import Exchange
+from kit.engines.megatron.resharding.groups import ShardGroups
+from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights.random import RandomSource
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
 
-class TensorParallelUnit:
+class _TensorParallelUnit:
     """The names by which DeepSpeed asks for groups (utils/groups.py, engine.py), answered by megatron-core."""
 
     get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
@@ -50,7 +50,7 @@ class TensorParallelUnit:
     get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
 
 
-class OverMegatron(Split):
+class MegatronTensorParallel(ModelParallelStrategy):
     """Tensor and sequence parallelism by Megatron-core, ZeRO by DeepSpeed."""
 
     tensor_group: dist.ProcessGroup
@@ -59,7 +59,7 @@ class OverMegatron(Split):
         self._rundir, self._settings = rundir, rundir.megatron
         parallel_state.initialize_model_parallel(**self._settings["parallel_state"])
         model_parallel_cuda_manual_seed(rundir.run.seed)
-        self.mpu = TensorParallelUnit()
+        self.mpu = _TensorParallelUnit()
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.tokens_group = parallel_state.get_data_parallel_group()
@@ -76,30 +76,30 @@ class OverMegatron(Split):
                 parameter.register_hook(partial(_sum_over, self.tensor_group))
         return model
 
-    def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
-        """See Split. Random weights are those of the Megatron engine, the same on every layout."""
+    def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
+        """See ModelParallelStrategy. Random weights are those of the Megatron engine, the same on every layout."""
         plan = self._rundir.plan
         self._engine = engine
         data = parallel_state.get_data_parallel_group()
-        place = Place(self.tensor_group, data, _Shards(state, data))
-        self._exchange = Exchange(plan.model, self._config, [engine.module], place, place)
+        groups = ShardGroups(self.tensor_group, data, _Shards(state, data))
+        self._resharder = HfResharder(plan.model, self._config, [engine.module], groups, groups)
         if self._rundir.run.model_path is None:
             self.load(StateKind.MASTER, RandomSource(plan.model, self._rundir.run.seed))
-            state.settle()
-            state.publish()
+            state.release_buffers()
+            state.update_model()
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """See Split; the same on all ranks of a tensor-parallel group."""
+        """See ModelParallelStrategy; the same on all ranks of a tensor-parallel group."""
         losses, counted = forward(self._engine, micro_batch)
         return (losses * counted).sum()
 
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
         """See ``Engine``."""
-        return export_blocks(self._exchange, [kind], in_order=True)
+        return export_blocks(self._resharder, [kind], in_order=True)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """See Split."""
-        self._exchange.load(kind, source)
+        """See ModelParallelStrategy."""
+        self._resharder.load(kind, source)
 
     def close(self) -> None:
         """Forget megatron-core's process groups."""
@@ -156,7 +156,7 @@ class _Shards:
         self._held.narrow(dim, at, block.shape[dim]).copy_(block)
         self._missing -= block.numel()
         if not self._missing:
-            self._state.put(param, kind, self._held)
+            self._state.set(param, kind, self._held)
             self._param = None
 
 

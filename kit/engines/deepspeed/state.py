@@ -1,10 +1,10 @@
 """Whole tensors in and out of DeepSpeed's optimizers: masters, moments, gradients, one parameter at a time.
 
     ParameterState
-    ├── Replicated      stage 0: everything whole on every rank
-    ├── Partitioned     stages 1 and 2: flat groups, a slice of each on every rank
-    └── FullyPartitioned stage 3: parameters too
-        └── Swapped     its state on NVMe (swapped.py)
+    ├── UnshardedState           stage 0: everything whole on every rank
+    ├── PartitionedState         stages 1 and 2: flat groups, a slice of each on every rank
+    └── FullyPartitionedState    stage 3: parameters too
+        └── NvmeState            its state on NVMe (nvme_state.py)
 
 All methods are collective. ``get`` and ``gradient`` return the whole fp32 tensor on every rank, on the engine's
 device; ``put`` takes the whole tensor on every rank and keeps this rank's part.
@@ -21,8 +21,6 @@ import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
-from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
-from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_grad,
@@ -34,28 +32,8 @@ from deepspeed.utils import (
 )
 
 from kit.engines.base import StateKind
-from kit.errors import EngineError
 
 Parameter = torch.nn.Parameter
-
-
-def parameter_state(engine: DeepSpeedEngine) -> ParameterState:
-    """The access that fits the optimizer DeepSpeed chose (engine.py, _configure_optimizer)."""
-    optimizer = engine.optimizer
-    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        if optimizer.swap_optimizer or optimizer.params_in_nvme_and_cpu:
-            from kit.engines.deepspeed.nvme_state import Swapped
-
-            return Swapped(engine)
-        return FullyPartitioned(engine)
-    if isinstance(optimizer, (DeepSpeedZeroOptimizer, BF16_Optimizer)):
-        return Partitioned(engine)
-    if optimizer is engine.basic_optimizer or isinstance(optimizer, FP16_UnfusedOptimizer):
-        return Replicated(engine)
-    raise EngineError(
-        f"DeepSpeed chose {type(optimizer).__name__}, whose state this engine cannot read; "
-        "keep the optimizer and bf16 sections of ds_config.json as they were emitted"
-    )
 
 
 class ParameterState(ABC):
@@ -75,11 +53,11 @@ class ParameterState(ABC):
         """MASTER, EXP_AVG or EXP_AVG_SQ."""
 
     @abstractmethod
-    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        """Moments must exist (``create_moments``); masters show in the model after ``publish``."""
+    def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+        """Moments must exist (``create_moments``); masters show in the model after ``update_model``."""
 
     @abstractmethod
-    def publish(self) -> None:
+    def update_model(self) -> None:
         """Make the model's weights follow the masters."""
 
     @abstractmethod
@@ -87,14 +65,14 @@ class ParameterState(ABC):
         """Forget what backward accumulated, as if it had not run."""
 
     @abstractmethod
-    def masters(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
+    def master_weights(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
         """What Adam updates on this rank, each with its parameter group."""
 
     @abstractmethod
-    def gradients_held(self) -> Iterator[torch.Tensor | None]:
+    def gradient_tensors(self) -> Iterator[torch.Tensor | None]:
         """Tensors that hold gradients now."""
 
-    def settle(self) -> None:  # noqa: B027 (nothing to give back unless state is swapped)
+    def release_buffers(self) -> None:  # noqa: B027 (nothing to give back unless state is swapped)
         """Give back what reading and writing state has taken; call it before the engine goes on."""
 
     def create_moments(self) -> None:
@@ -103,7 +81,7 @@ class ParameterState(ABC):
         The moments are then zero and the weights what they were, bit for bit. No-op where state exists.
         """
         groups = self._adam.param_groups
-        for group, master in self.masters():
+        for group, master in self.master_weights():
             if self._adam.state.get(master):
                 continue
             gradient, master.grad = master.grad, torch.zeros_like(master)
@@ -137,17 +115,17 @@ class ParameterState(ABC):
         weights = [
             tensor for p in self._engine.module.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))
         ]
-        optimizer = [master for _, master in self.masters()]
+        optimizer = [master for _, master in self.master_weights()]
         optimizer += [t for state in self._adam.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
         seen: set[int] = set()
         return {
             "weights": new_bytes(weights, seen),
-            "gradients": new_bytes(self.gradients_held(), seen),
+            "gradients": new_bytes(self.gradient_tensors(), seen),
             "optimizer": new_bytes(optimizer, seen),
         }
 
 
-class Replicated(ParameterState):
+class UnshardedState(ParameterState):
     """fp32: the parameters themselves under torch's or DeepSpeed's Adam. bf16: an fp32 copy of each."""
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
@@ -165,20 +143,20 @@ class Replicated(ParameterState):
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
         return self._tensor(parameter, kind)
 
-    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+    def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
         self._tensor(parameter, kind).data.copy_(value)
 
-    def publish(self) -> None:
+    def update_model(self) -> None:
         for parameter, master in self._master.items():
             parameter.data.copy_(master.data)
 
     def clear_gradients(self) -> None:
         self._engine.zero_grad()
 
-    def masters(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
+    def master_weights(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
         return [(group, master) for group in self._adam.param_groups for master in group["params"]]
 
-    def gradients_held(self) -> Iterator[torch.Tensor | None]:
+    def gradient_tensors(self) -> Iterator[torch.Tensor | None]:
         return (parameter.grad for parameter in self._engine.module.parameters())
 
     def _tensor(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
@@ -186,7 +164,7 @@ class Replicated(ParameterState):
         return master if kind is StateKind.MASTER else self._adam.state[master][kind.value]
 
 
-class Partitioned(ParameterState):
+class PartitionedState(ParameterState):
     """DeepSpeedZeroOptimizer, or BF16_Optimizer (stage 1 with fp32 accumulation)."""
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
@@ -198,14 +176,14 @@ class Partitioned(ParameterState):
         self._link_moments()
         return safe_get_full_optimizer_state(parameter, kind.value)
 
-    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+    def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
         if kind is StateKind.MASTER:
             safe_set_full_fp32_param(parameter, value)
         else:
             self._link_moments()
             safe_set_full_optimizer_state(parameter, value, kind.value)
 
-    def publish(self) -> None:
+    def update_model(self) -> None:
         self._optimizer.update_lp_params()
 
     def clear_gradients(self) -> None:
@@ -225,12 +203,12 @@ class Partitioned(ParameterState):
             optimizer.averaged_gradients[index] = None
             optimizer.all_grad_tensors[index] = None
 
-    def masters(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
+    def master_weights(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
         return [(group, group["params"][0]) for group in self._adam.param_groups]
 
-    def gradients_held(self) -> Iterator[torch.Tensor | None]:
+    def gradient_tensors(self) -> Iterator[torch.Tensor | None]:
         yield from (parameter.grad for parameter in self._engine.module.parameters())
-        yield from (master.grad for _, master in self.masters())
+        yield from (master.grad for _, master in self.master_weights())
         if isinstance(self._optimizer, BF16_Optimizer):
             yield from self._optimizer.fp32_groups_gradients_flat
         else:
@@ -242,7 +220,7 @@ class Partitioned(ParameterState):
         self._optimizer._lazy_init_hp_params_optimizer_state()
 
 
-class FullyPartitioned(ParameterState):
+class FullyPartitionedState(ParameterState):
     """DeepSpeedZeroOptimizer_Stage3: every parameter has a padded slice on every rank of its group."""
 
     def gradient(self, parameter: Parameter) -> torch.Tensor:
@@ -253,16 +231,16 @@ class FullyPartitioned(ParameterState):
             return safe_get_full_fp32_param(parameter)
         return safe_get_full_optimizer_state(parameter, kind.value)
 
-    def put(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        start, length = self.own_range(parameter)
-        self.put_part(parameter, kind, value.flatten()[start : start + length])
+    def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
+        start, length = self.rank_range(parameter)
+        self.set_part(parameter, kind, value.flatten()[start : start + length])
 
-    def own_range(self, parameter: Parameter) -> tuple[int, int]:
+    def rank_range(self, parameter: Parameter) -> tuple[int, int]:
         """Where this rank's part of the flattened parameter starts, and its length; it may reach beyond the end."""
         length = parameter.partition_numel()
         return length * dist.get_rank(parameter.ds_process_group), length
 
-    def put_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
+    def set_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
         """Set this rank's part, which may be shorter than its range at the end."""
         # The setters of whole tensors slice beyond the end where ranks do not divide the elements (stage3.py,
         # set_full_hp_param): hand over this rank's slice, padded.
@@ -272,7 +250,7 @@ class FullyPartitioned(ParameterState):
         else:
             safe_set_local_optimizer_state(parameter, part, kind.value)
 
-    def publish(self) -> None:
+    def update_model(self) -> None:
         # The end of a step, without the step (stage3.py, step and _post_step).
         optimizer = self._optimizer
         optimizer._partition_all_parameters()
@@ -287,13 +265,13 @@ class FullyPartitioned(ParameterState):
         optimizer._offload_boundary_param_ids = set()
         optimizer._overflow_clean_up(optimizer.loss_scale)
 
-    def masters(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
+    def master_weights(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
         groups = [self._adam.param_groups[i] for i in self._group_ids()]
         return list(zip(groups, self._optimizer.fp32_partitioned_groups_flat, strict=True))
 
-    def gradients_held(self) -> Iterator[torch.Tensor | None]:
+    def gradient_tensors(self) -> Iterator[torch.Tensor | None]:
         yield from (parameter.grad for parameter in self._engine.module.parameters())
-        yield from (master.grad for _, master in self.masters())
+        yield from (master.grad for _, master in self.master_weights())
         yield self._optimizer.grad_partitions_flat_buffer
 
     def _group_ids(self) -> list[int]:

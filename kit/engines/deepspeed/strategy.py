@@ -1,20 +1,20 @@
-"""How ranks share the work on one sample, ZeRO apart.
+"""How ranks split the work on one sample, ZeRO apart.
 
-    Split
-    ├── Whole          not at all: every rank computes its own samples with a Hugging Face model (whole.py)
-    ├── Ulysses        by sequence, heads exchanged inside attention (ulysses.py)
-    ├── AutoTp         by tensor: a Hugging Face model whose linear layers DeepSpeed cuts (autotp.py)
-    └── OverMegatron   by tensor: Megatron-core's model (over_megatron.py)
+    ModelParallelStrategy
+    ├── DataParallel                    no split: every rank computes its own samples (data_parallel.py)
+    │   ├── UlyssesSequenceParallel     by sequence; attention exchanges sequences for heads (ulysses.py)
+    │   └── AutoTensorParallel          by tensor: DeepSpeed splits the linear layers (autotp.py)
+    └── MegatronTensorParallel          by tensor: Megatron-core's model (over_megatron.py)
 
-A split builds the model, computes its loss, and knows its parameters under Hugging Face names; DeepSpeed partitions,
-reduces and steps whatever it is given.
+A strategy builds the model, computes its loss, and knows its parameters under Hugging Face names; DeepSpeed partitions,
+reduces and steps whatever model it is given.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deepspeed
 import torch
@@ -24,11 +24,8 @@ from deepspeed.runtime.utils import is_model_parallel_parameter
 from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import ParameterState
 
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
 
-
-class Split(ABC):
+class ModelParallelStrategy(ABC):
     """See the module's docstring. Methods are collective."""
 
     mpu: Any = None
@@ -51,16 +48,16 @@ class Split(ABC):
         """The model, with random weights or none; ``settings`` are those of ds_config.json, and may be completed."""
 
     @abstractmethod
-    def bind(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
+    def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
         """Called once, when DeepSpeed has taken the model."""
 
-    def own(self, micro_batch: MicroBatch) -> MicroBatch:
+    def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
         """This rank's part of a micro batch of its data-parallel rank."""
         return micro_batch
 
     @abstractmethod
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Cross entropy in fp32, summed over the tokens that count of what ``own`` gave."""
+        """Cross entropy in fp32, summed over the tokens that count of what ``shard_batch`` returned."""
 
     def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
         """Of whole gradients on every rank (stage 0), each parameter counted once."""
@@ -89,23 +86,3 @@ class Split(ABC):
 
     def close(self) -> None:  # noqa: B027 (most have nothing of their own)
         """Give back process groups and hooks of its own, after DeepSpeed's."""
-
-
-def split_of(rundir: RunDirectory) -> Split:
-    """The split that a plan names."""
-    layout = rundir.plan.layout
-    if layout.implementation == "local":
-        from kit.engines.deepspeed.over_megatron import OverMegatron
-
-        return OverMegatron(rundir)
-    if layout.tp > 1:
-        from kit.engines.deepspeed.autotp import AutoTp
-
-        return AutoTp(rundir)
-    if layout.cp > 1:
-        from kit.engines.deepspeed.ulysses import Ulysses
-
-        return Ulysses(rundir)
-    from kit.engines.deepspeed.data_parallel import Whole
-
-    return Whole(rundir)

@@ -16,7 +16,7 @@ from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kit.engines.base import MicroBatch
-from kit.engines.deepspeed.data_parallel import Whole
+from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.kernels.loss import summed_cross_entropy
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _ATTENTION = "sdpa"
 
 
-class SequenceParallelUnit:
+class _SequenceParallelUnit:
     """DeepSpeed's own unit (parallel_state_sp.py), but for model parallelism, of which there is none.
 
     It calls sequence-parallel ranks model-parallel too. The ZeRO optimizers know and do not ask; BF16_Optimizer (stage
@@ -58,7 +58,7 @@ class SequenceParallelUnit:
         return self._alone
 
 
-class Ulysses(Whole):
+class UlyssesSequenceParallel(DataParallel):
     """Context parallelism by all-to-all; neighbouring ranks form a group."""
 
     def __init__(self, rundir: RunDirectory) -> None:
@@ -85,10 +85,10 @@ class Ulysses(Whole):
             micro_batch_size=self._layout.micro_batch_size,
             seq_length_is_variable=True,
         )
-        self.mpu = SequenceParallelUnit()
+        self.mpu = _SequenceParallelUnit()
         return model
 
-    def own(self, micro_batch: MicroBatch) -> MicroBatch:
+    def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
         """Neighbouring positions, and their labels: those were shifted before the sequence is cut."""
         inputs, labels = (
             whole.chunk(self._layout.cp, dim=1)[self._place] for whole in (micro_batch.input_ids, micro_batch.labels)
@@ -96,7 +96,7 @@ class Ulysses(Whole):
         return MicroBatch(inputs, labels)
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """See Split. Positions are those in the whole sequence."""
+        """See ModelParallelStrategy. Positions are those in the whole sequence."""
         device = self.engine.device
         inputs = micro_batch.input_ids.to(device)
         first = self._place * inputs.shape[1]

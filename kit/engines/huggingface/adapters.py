@@ -176,7 +176,7 @@ def load_frozen(
     linear layers but the head in nf4 where ``four_bit``. Raises CheckpointError where names or shapes are not the
     model's."""
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    fused, buffers = experts.Fused(spec, source, list(shapes)), SavedBuffers(model)
+    fused, buffers = experts.FusedExpertsSource(spec, source, list(shapes)), SavedBuffers(model)
     check_names(shapes | buffers.shapes, fused)
     buffers.load(StateKind.MASTER, fused)
     owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
@@ -200,7 +200,7 @@ def load_frozen(
 def load_partitioned(model: PreTrainedModel, spec: ModelSpec, source: TensorSource) -> None:
     """Set all weights of a model under zero.Init: each rank reads its own part. Raises like ``load_frozen``."""
     shapes = {name: tuple(p.ds_shape) for name, p in model.named_parameters()}
-    fused, buffers = experts.Fused(spec, source, list(shapes)), SavedBuffers(model)
+    fused, buffers = experts.FusedExpertsSource(spec, source, list(shapes)), SavedBuffers(model)
     check_names(shapes | buffers.shapes, fused)
     buffers.load(StateKind.MASTER, fused)
     for name, parameter in model.named_parameters():

@@ -81,7 +81,7 @@ def split(model: ModelSpec, name: str, tensor: torch.Tensor) -> Iterator[tuple[s
     yield from zip(names, parts, strict=True)
 
 
-class Fused(TensorSource):
+class FusedExpertsSource(TensorSource):
     """A ``TensorSource`` with the names of transformers' parameters over one with the names on disk."""
 
     def __init__(self, model: ModelSpec, source: TensorSource, names: Sequence[str]) -> None:

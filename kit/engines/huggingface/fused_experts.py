@@ -25,7 +25,7 @@ _INFIX = ".mlp.experts."
 
 
 @dataclass(frozen=True)
-class Strided:
+class ExpertSlice:
     """One matrix or bias of one expert, as part of the fused tensor."""
 
     expert: int
@@ -54,14 +54,14 @@ class Strided:
         return found.t()
 
 
-def parts(name: str, experts: int) -> dict[str, Strided]:
+def parts(name: str, experts: int) -> dict[str, ExpertSlice]:
     """Name → part of the fused tensor ``name``, expert by expert; empty for any other tensor."""
     layer, infix, matrix = name.partition(_INFIX)
     if not infix or matrix not in _MATRICES:
         return {}
     names = _MATRICES[matrix]
     return {
-        f"{layer}{_INFIX}{expert}.{each}": Strided(expert, index, len(names))
+        f"{layer}{_INFIX}{expert}.{each}": ExpertSlice(expert, index, len(names))
         for expert in range(experts)
         for index, each in enumerate(names)
     }

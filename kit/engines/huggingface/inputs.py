@@ -21,24 +21,24 @@ def call_arguments(micro_batch: MicroBatch, device: torch.device) -> dict[str, A
     a single row, or after a decoder's, needs none either: attention is causal.
     """
 
-    def there(tensor: torch.Tensor) -> torch.Tensor:
+    def to_device(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(device, non_blocking=True)
 
     if micro_batch.source_ids is not None and micro_batch.source_mask is not None:
         return {
-            "input_ids": there(micro_batch.source_ids),
-            "attention_mask": there(micro_batch.source_mask),
-            "decoder_input_ids": there(micro_batch.input_ids),
+            "input_ids": to_device(micro_batch.source_ids),
+            "attention_mask": to_device(micro_batch.source_mask),
+            "decoder_input_ids": to_device(micro_batch.input_ids),
             "use_cache": False,
         }
-    arguments: dict[str, Any] = {"input_ids": there(micro_batch.input_ids), "use_cache": False}
+    arguments: dict[str, Any] = {"input_ids": to_device(micro_batch.input_ids), "use_cache": False}
     if micro_batch.position_ids is not None:
-        arguments["position_ids"] = there(micro_batch.position_ids)
+        arguments["position_ids"] = to_device(micro_batch.position_ids)
     return arguments
 
 
 @contextmanager
-def known_documents(micro_batch: MicroBatch) -> Iterator[None]:
+def packed_sequence_context(micro_batch: MicroBatch) -> Iterator[None]:
     """Around a forward pass: transformers need not look at positions where they are known to start once a row.
 
     It asks the device (masking_utils.py, find_packed_sequence_indices, ``.all()`` in an if), and the host waits for

@@ -16,7 +16,7 @@ from kit.engines.base import TensorSource
 from kit.engines.huggingface import encoder_decoder, fused_experts
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.experts import shapes_on_disk
-from kit.engines.huggingface.fused_experts import Strided
+from kit.engines.huggingface.fused_experts import ExpertSlice
 from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
 from kit.specs.hf_keys import KEYS
@@ -156,7 +156,7 @@ class HfDirectory(SafetensorsSource):
         tied = config.get("tie_word_embeddings", default)
         if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
-        self._parts: dict[str, Strided] = {}
+        self._parts: dict[str, ExpertSlice] = {}
         if family in fused_experts.FAMILIES:
             _check_not_quantised(directory, files)
             for name in list(renames):

@@ -46,7 +46,7 @@ class ChunkedLoss:
                 "layer; leave it out"
             )
         self._head, self._chunk_tokens = head, chunk_tokens
-        self._slopes = compiled_slopes() if compiled else slopes_of
+        self._slopes = compiled_gradients_of_logits() if compiled else gradients_of_logits
         self._labels: torch.Tensor | None = None
         # Gemma 2 caps logits after its head has returned them (modeling_gemma2.py): here it is done for a chunk.
         self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
@@ -73,14 +73,14 @@ class ChunkedLoss:
         return linear_cross_entropy(hidden, weight, bias, self._labels, self._cap, self._chunk_tokens, self._slopes)
 
 
-Slopes = Callable[
+_ChunkGradients = Callable[
     [torch.Tensor, torch.Tensor, float | None, torch.dtype, bool],
     tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
 ]
-"""Of ``slopes_of``."""
+"""Of ``gradients_of_logits``."""
 
 
-def slopes_of(
+def gradients_of_logits(
     logits: torch.Tensor, labels: torch.Tensor, cap: float | None, dtype: torch.dtype, summed: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """(tokens, vocabulary) and (tokens) → summed loss; the loss's derivative by the logits, in ``dtype``; with
@@ -101,10 +101,10 @@ def slopes_of(
     return loss, slopes.to(dtype), slopes.sum(0) if summed else None
 
 
-def compiled_slopes() -> Slopes:
+def compiled_gradients_of_logits() -> _ChunkGradients:
     """The same by torch.compile: three readings of the logits in their own dtype and one writing, where operators one
     by one make eleven in fp32. A length that changes is compiled once more, for any."""
-    return torch.compile(slopes_of, backend=compiled_blocks.BACKEND)
+    return torch.compile(gradients_of_logits, backend=compiled_blocks.BACKEND)
 
 
 def linear_cross_entropy(
@@ -114,7 +114,7 @@ def linear_cross_entropy(
     labels: torch.Tensor,
     cap: float | None = None,
     chunk_tokens: int = LOSS_CHUNK_TOKENS,
-    slopes: Slopes = slopes_of,
+    slopes: _ChunkGradients = gradients_of_logits,
 ) -> torch.Tensor:
     """Summed over the labels that are not ``IGNORE_INDEX``, nats, fp32.
 
@@ -139,7 +139,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk_tokens: int,
         dtype: torch.dtype,
         with_gradients: bool,
-        slopes_of_chunk: Slopes,
+        chunk_gradients: _ChunkGradients,
     ) -> torch.Tensor:
         needs = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -157,7 +157,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if not any(needs):
                     loss += _loss_alone(logits, labels[part], cap)
                     continue
-                part_loss, slopes, of_bias = slopes_of_chunk(logits, labels[part], cap, dtype, needs[2])
+                part_loss, slopes, of_bias = chunk_gradients(logits, labels[part], cap, dtype, needs[2])
                 del logits
                 loss += part_loss
                 if bias_grad is not None and of_bias is not None:

@@ -22,7 +22,7 @@ def mean_scale(tokens: torch.Tensor, averaged_over: int) -> torch.Tensor:
     return (averaged_over / tokens.clamp(min=1).double()).float()
 
 
-def told(loss_sum: torch.Tensor, tokens: torch.Tensor, *more: torch.Tensor) -> tuple[LossSum, list[float]]:
+def to_host(loss_sum: torch.Tensor, tokens: torch.Tensor, *more: torch.Tensor) -> tuple[LossSum, list[float]]:
     """All numbers on the host, in one copy: the host waits for the device here. ``more``: other scalars of the step.
     Raises EngineError where no label counted, which the host learns of only here: gradients are there then, of zeros.
     """

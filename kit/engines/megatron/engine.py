@@ -22,8 +22,8 @@ from kit.engines.megatron.microbatches import equally_long, length_unit, whole_r
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.resharding.export import export_blocks
-from kit.engines.megatron.resharding.groups import places
-from kit.engines.megatron.resharding.huggingface import Exchange
+from kit.engines.megatron.resharding.groups import shard_groups
+from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights.random import RandomSource
 from kit.errors import EngineError
 
@@ -65,9 +65,9 @@ class MegatronEngine(Engine):
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.is_main = dist.get_rank() == 0
         self._run_schedule = get_forward_backward_func()
-        dense, experts = places(self._optimizer, self._chunks)
+        dense, experts = shard_groups(self._optimizer, self._chunks)
         self._states = {dense.state, experts.state}
-        self._exchange = Exchange(plan.model, self._config, self._chunks, dense, experts)
+        self._resharder = HfResharder(plan.model, self._config, self._chunks, dense, experts)
         path = rundir.run.model_path
         source: TensorSource = HfDirectory(path) if path is not None else RandomSource(plan.model, rundir.run.seed)
         self.import_state(StateKind.MASTER, source)
@@ -126,15 +126,15 @@ class MegatronEngine(Engine):
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote, on this layout or another. Raises CheckpointError."""
-        self.set_optimizer_steps(engine_checkpoint.load(directory, self._exchange))
+        self.set_optimizer_steps(engine_checkpoint.load(directory, self._resharder))
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """See ``Engine``. Not collective."""
-        return export_blocks(self._exchange, kinds)
+        return export_blocks(self._resharder, kinds)
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """Set one kind of state (not the gradient) from full tensors."""
-        self._exchange.load(kind, source)
+        self._resharder.load(kind, source)
 
     @property
     def optimizer_steps(self) -> int:
@@ -170,11 +170,11 @@ class MegatronEngine(Engine):
 
     def close(self) -> None:
         """Forget the model and megatron-core's process groups."""
-        del self._exchange, self._states, self._optimizer, self._chunks
+        del self._resharder, self._states, self._optimizer, self._chunks
         parallel_state.destroy_model_parallel()
 
     def _snapshot(self, copy: bool) -> engine_checkpoint.Snapshot:
-        return engine_checkpoint.snapshot(self._exchange, self._optimizer.param_groups, copy)
+        return engine_checkpoint.snapshot(self._resharder, self._optimizer.param_groups, copy)
 
     def _overlap_gradients(self) -> None:
         """Reduce gradients during backward, but of the last micro batch only (megatron.training's wiring)."""

@@ -41,7 +41,7 @@ class Compression:
             )
             ddp.register_comm_hook(self._state, powerSGD_hook)
 
-    def resumed_after(self, steps: int) -> None:
+    def resume_at(self, steps: int) -> None:
         """Tell it where a run goes on. Errors that were to be fed back are lost: what one step had rounded away."""
         if self._state is not None:
             self._state.start_powerSGD_iter = self.start_after(steps)

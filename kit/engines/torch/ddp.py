@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from kit.engines.torch.compression import Compression
 
 
-class Replicated:
+class DdpModel:
     """Parameters, gradients and moments on every rank; gradients averaged by DDP while backward runs."""
 
     local_state_differs = False
@@ -30,9 +30,9 @@ class Replicated:
         if self._ddp is not None:
             compression.install(self._ddp)
 
-    def resumed_after(self, steps: int) -> None:
+    def resume_at(self, steps: int) -> None:
         """The run goes on after so many optimizer steps."""
-        self._compression.resumed_after(steps)
+        self._compression.resume_at(steps)
 
     def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
         """Logits. Evaluation goes around DDP, which has nothing to do there."""

@@ -14,7 +14,7 @@ import torch
 
 from kit.cost.states import BLOCK
 from kit.engines.base import StateKind
-from kit.engines.torch.fsdp import own_slice
+from kit.engines.torch.fsdp import local_shard
 from kit.errors import EngineError
 from kit.specs.job import OptimizerSpec
 
@@ -24,7 +24,7 @@ MOST_ELEMENTS = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Quantised:
+class EightBitMoment:
     """One moment of one rank's slice of a matrix: a value is its code's entry of the table times its block's scale."""
 
     codes: torch.Tensor
@@ -74,16 +74,16 @@ class EightBitAdamW:
             ) from error
         self._parameters, self._spec = list(parameters), spec
         self.steps = 0
-        self.moments: dict[torch.nn.Parameter, Mapping[StateKind, Quantised]] = {}
+        self.moments: dict[torch.nn.Parameter, Mapping[StateKind, EightBitMoment]] = {}
         for parameter in self._parameters:
-            local = own_slice(parameter.detach())
+            local = local_shard(parameter.detach())
             if local.numel() > MOST_ELEMENTS:
                 raise EngineError(
                     f"optimizer.name=adamw-8bit and a tensor of {local.numel()} elements on a rank: its kernel counts "
                     f"to {MOST_ELEMENTS}; shard over more ranks, or use adamw"
                 )
             self.moments[parameter] = {
-                kind: Quantised(
+                kind: EightBitMoment(
                     codes=torch.zeros(local.shape, dtype=torch.uint8, device=local.device),
                     # With a scale of zero every code is a zero, as the moments of a start are.
                     scales=torch.zeros(-(-local.numel() // BLOCK), device=local.device),
@@ -100,11 +100,11 @@ class EightBitAdamW:
 
         self.steps += 1
         for parameter in self._parameters:
-            if parameter.grad is None or not (weight := own_slice(parameter.detach())).numel():
+            if parameter.grad is None or not (weight := local_shard(parameter.detach())).numel():
                 continue
             first, second = (self.moments[parameter][kind] for kind in MOMENTS)
             assert weight.is_contiguous()
-            gradient = own_slice(parameter.grad).contiguous()
+            gradient = local_shard(parameter.grad).contiguous()
             if gradient.dtype is not torch.float32:
                 gradient = gradient.float() if of_short is None else gradient.float().mul_(of_short)
             F.optimizer_update_8bit_blockwise(

@@ -20,18 +20,18 @@ from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, Sta
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.inputs import call_arguments, known_documents
+from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
 from kit.engines.huggingface.models import HfDirectory, build_model, check_names, check_shape
 from kit.engines.huggingface.packed_attention import attend_by_document
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.compiled_blocks import compile_layers, prefer_cudnn
 from kit.engines.kernels.fp8 import convert
-from kit.engines.kernels.loss import global_tokens, mean_scale, summed_cross_entropy, told
+from kit.engines.kernels.loss import global_tokens, mean_scale, summed_cross_entropy, to_host
 from kit.engines.torch.compression import Compression
-from kit.engines.torch.ddp import Replicated
-from kit.engines.torch.engine_checkpoint import Native
-from kit.engines.torch.fsdp import Sharded, keep_gradients_in_bf16, mesh_of
+from kit.engines.torch.ddp import DdpModel
+from kit.engines.torch.engine_checkpoint import RankCheckpoint
+from kit.engines.torch.fsdp import FsdpModel, build_mesh, keep_gradients_in_bf16
 from kit.engines.torch.optimizer import Optimizer
 from kit.errors import CheckpointError, EngineError
 
@@ -54,9 +54,9 @@ class TorchEngine(Engine):
         self._grad_clip = plan.job.grad_clip
         self._lora = plan.job.lora
         self._optimizer_name = plan.job.optimizer.name
-        birthplace = _birthplace(rundir, self._device)
+        init_device = _init_device(rundir, self._device)
         frozen = self._lora is not None
-        self._model = build_frozen(rundir, birthplace) if frozen else build_model(rundir, torch.float32, birthplace)
+        self._model = build_frozen(rundir, init_device) if frozen else build_model(rundir, torch.float32, init_device)
         if plan.job.precision == "fp8":
             # Rows have lengths of their own in every objective but pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
@@ -72,16 +72,16 @@ class TorchEngine(Engine):
         if plan.layout.attention_kernel == "cudnn":
             prefer_cudnn()
         bf16 = torch.bfloat16 if plan.job.precision in ("bf16", "fp8") else None
-        self._state_is: Replicated | Sharded
+        self._parallel: DdpModel | FsdpModel
         if plan.layout.zero_stage == 0:
             steps = rundir.run.steps or plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length)
             compression = Compression(plan.layout.gradient_compression, steps)
-            self._state_is, self._autocast_dtype = Replicated(self._model, plan.layout.dp, compression), bf16
+            self._parallel, self._autocast_dtype = DdpModel(self._model, plan.layout.dp, compression), bf16
         else:
-            mesh = mesh_of(self._device, plan.layout.tp)
-            self._state_is = Sharded(self._model, plan.layout.zero_stage, bf16, self._device, mesh)
+            mesh = build_mesh(self._device, plan.layout.tp)
+            self._parallel = FsdpModel(self._model, plan.layout.zero_stage, bf16, self._device, mesh)
             self._autocast_dtype = None
-        self.dp_rank, self.dp_size = self._state_is.dp_rank, self._state_is.dp_size
+        self.dp_rank, self.dp_size = self._parallel.dp_rank, self._parallel.dp_size
         self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
         if plan.layout.gradient_dtype == "bf16":
             keep_gradients_in_bf16(self._parameters.values())
@@ -102,19 +102,19 @@ class TorchEngine(Engine):
         Raises EngineError where no label of the step counts, or gradients of an earlier step are still there."""
         if any(parameter.grad is not None for parameter in self._parameters.values()):
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
-        tokens = global_tokens(micro_batches, self._device, self._state_is.tokens_group)
+        tokens = global_tokens(micro_batches, self._device, self._parallel.tokens_group)
         # Both DDP and FSDP2 average over the ranks: times dp makes that the sum.
         scale = mean_scale(tokens, self.dp_size)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         for index, micro_batch in enumerate(micro_batches):
-            with self._state_is.micro_batch(is_last=index == len(micro_batches) - 1):
+            with self._parallel.micro_batch(is_last=index == len(micro_batches) - 1):
                 loss = self._loss(micro_batch)
                 (loss * scale).backward()
             loss_sum += loss.detach()
-        dist.all_reduce(loss_sum, group=self._state_is.tokens_group)
-        norm = self._state_is.norm(self._gradients())
+        dist.all_reduce(loss_sum, group=self._parallel.tokens_group)
+        norm = self._parallel.norm(self._gradients())
         try:
-            loss, known = told(loss_sum, tokens, norm)
+            loss, known = to_host(loss_sum, tokens, norm)
         except EngineError:
             self.discard()
             raise
@@ -129,14 +129,14 @@ class TorchEngine(Engine):
             coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
             for gradient in self._gradients():
                 if gradient.dtype is torch.float32:
-                    self._state_is.local(gradient).mul_(coefficient)
+                    self._parallel.local(gradient).mul_(coefficient)
         self._optimizer.step(learning_rate, coefficient)
         self.discard()
         return Norms(gradient=known)
 
     def discard(self) -> None:
         self._norm = None
-        self._optimizer.drop_gradients()
+        self._optimizer.zero_grad()
 
     def gradient_norm(self) -> float:
         """See ``Engine``; it came with the loss."""
@@ -153,7 +153,7 @@ class TorchEngine(Engine):
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Raises EngineError where no label counts."""
-        tokens = global_tokens(micro_batches, self._device, self._state_is.tokens_group)
+        tokens = global_tokens(micro_batches, self._device, self._parallel.tokens_group)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self._model.eval()
         try:
@@ -161,47 +161,47 @@ class TorchEngine(Engine):
                 loss_sum += self._loss(micro_batch, training=False)
         finally:
             self._model.train()
-        dist.all_reduce(loss_sum, group=self._state_is.tokens_group)
-        return told(loss_sum, tokens)[0]
+        dist.all_reduce(loss_sum, group=self._parallel.tokens_group)
+        return to_host(loss_sum, tokens)[0]
 
     def save(self, directory: Path) -> None:
         """What each rank holds, by the main rank alone where all hold the same. Raises OSError or SafetensorError."""
-        self._native(copy=False).write(directory)
+        self._rank_checkpoint(copy=False).write(directory)
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
         """See ``Engine``."""
-        return self._native(copy=True).write
+        return self._rank_checkpoint(copy=True).write
 
-    def _native(self, copy: bool) -> Native:
+    def _rank_checkpoint(self, copy: bool) -> RankCheckpoint:
         """``copy``: on the host and apart from the live state, so that training can go on at once."""
 
         tensors = None
-        if self.is_main or self._state_is.local_state_differs:
+        if self.is_main or self._parallel.local_state_differs:
             tensors = {
                 kind: {name: tensor.to("cpu", copy=True) if copy else tensor for name, tensor in of_kind.items()}
-                for kind, of_kind in self._own_state().items()
+                for kind, of_kind in self._local_state().items()
             }
-        return Native(rank=self._rank, optimizer_steps=self.optimizer_steps, tensors=tensors)
+        return RankCheckpoint(rank=self._rank, optimizer_steps=self.optimizer_steps, tensors=tensors)
 
-    def _own_state(self) -> dict[str, dict[str, torch.Tensor]]:
-        """What this rank holds, live: kind → name → tensor. Kinds are ``master`` and those of ``Optimizer.held``."""
+    def _local_state(self) -> dict[str, dict[str, torch.Tensor]]:
+        """This rank's live tensors: kind → name → tensor; ``master`` and the kinds of ``Optimizer.local_state``."""
         own: dict[str, dict[str, torch.Tensor]] = {}
         for name, parameter in self._parameters.items():
-            master = {StateKind.MASTER.value: self._state_is.local(parameter.detach())}
-            for kind, tensor in (master | dict(self._optimizer.held(parameter))).items():
+            master = {StateKind.MASTER.value: self._parallel.local(parameter.detach())}
+            for kind, tensor in (master | dict(self._optimizer.local_state(parameter))).items():
                 own.setdefault(kind, {})[name] = tensor
         return own
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
         """Raises CheckpointError for a file that is missing or not what ``save`` wrote."""
-        holder = self._rank if self._state_is.local_state_differs else 0
+        holder = self._rank if self._parallel.local_state_differs else 0
         try:
             index = json.loads((directory / f"state-rank{holder:05d}.json").read_text(encoding="utf-8"))
             files, steps = dict(index["weight_map"]), int(index["optimizer_steps"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{directory} is not a checkpoint of the torch engine ({error!r})") from error
-        own = self._own_state()
+        own = self._local_state()
         if files.keys() != own.keys():
             raise CheckpointError(
                 f"{directory} has {', '.join(sorted(files))} and optimizer.name={self._optimizer_name} needs "
@@ -218,7 +218,7 @@ class TorchEngine(Engine):
         """See ``Engine``: the main rank exports full tensors."""
         for kind in kinds:
             for name in self._parameters:
-                full = self._state_is.full(self._state(kind, name).detach())  # collective
+                full = self._parallel.full(self._state(kind, name).detach())  # collective
                 if self.is_main:
                     for on_disk, tensor in experts.split(self._spec, name, full):
                         yield StateBlock.whole(kind, on_disk, tensor)
@@ -229,16 +229,16 @@ class TorchEngine(Engine):
     @torch.no_grad()
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """Raises CheckpointError for missing or foreign names and wrong shapes."""
-        source = experts.Fused(self._spec, source, list(self._shapes))
+        source = experts.FusedExpertsSource(self._spec, source, list(self._shapes))
         check_names(self._shapes | self._buffers.shapes, source)
         self._buffers.load(kind, source)
         for name, shape in self._shapes.items():
             tensor = source.read(name)
             check_shape(name, shape, tuple(tensor.shape))
             target = self._state(kind, name)
-            self._state_is.fill(target, tensor)
+            self._parallel.fill(target, tensor)
             if kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
-                self._optimizer.keep(kind, self._parameters[name], target)
+                self._optimizer.store_moment(kind, self._parameters[name], target)
 
     @property
     def optimizer_steps(self) -> int:
@@ -246,7 +246,7 @@ class TorchEngine(Engine):
 
     def set_optimizer_steps(self, steps: int) -> None:
         self._optimizer.set_steps(steps)
-        self._state_is.resumed_after(steps)
+        self._parallel.resume_at(steps)
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         """See ``Engine``."""
@@ -254,13 +254,13 @@ class TorchEngine(Engine):
 
     def held_bytes(self) -> dict[str, int]:
         def num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-            return sum(self._state_is.local(tensor).nbytes for tensor in tensors if tensor is not None)
+            return sum(self._parallel.local(tensor).nbytes for tensor in tensors if tensor is not None)
 
         parameters = list(self._parameters.values())
         held = {
             "weights": num_bytes(self._model.parameters()) + scale_bytes(self._model),
             "gradients": num_bytes(parameter.grad for parameter in parameters),
-            "optimizer": num_bytes(held for p in parameters for held in self._optimizer.held(p).values()),
+            "optimizer": num_bytes(held for p in parameters for held in self._optimizer.local_state(p).values()),
         }
         if self._device.type == "cuda":
             held["peak_allocated"] = torch.cuda.max_memory_allocated(self._device)
@@ -268,18 +268,18 @@ class TorchEngine(Engine):
 
     def close(self) -> None:
         """DDP and FSDP2 hold on to the process group: let go of them first."""
-        del self._state_is
+        del self._parallel
 
     def _loss(self, micro_batch: MicroBatch, training: bool = True) -> torch.Tensor:
         """Cross entropy in nats, summed over the labels that count; computed in fp32."""
         labels = micro_batch.labels.to(self._device, non_blocking=True)
         arguments = call_arguments(micro_batch, self._device)
         casting = torch.autocast(self._device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
-        with casting, known_documents(micro_batch):
+        with casting, packed_sequence_context(micro_batch):
             if self._chunked is not None:
                 with self._chunked.of(labels):
-                    return self._state_is.forward(arguments, training)
-            logits = self._state_is.forward(arguments, training)
+                    return self._parallel.forward(arguments, training)
+            logits = self._parallel.forward(arguments, training)
         return summed_cross_entropy(logits, labels)
 
     def _state(self, kind: StateKind, name: str) -> torch.Tensor:
@@ -319,7 +319,7 @@ def _check(plan: Plan) -> None:
         )
 
 
-def _birthplace(rundir: RunDirectory, device: torch.device) -> torch.device:
+def _init_device(rundir: RunDirectory, device: torch.device) -> torch.device:
     """Where a model is built. One that is sharded afterwards is never whole on the device: nowhere, where its weights
     come from a directory, or in host memory, from where FSDP2 takes it layer by layer."""
     if rundir.plan.layout.zero_stage == 0:

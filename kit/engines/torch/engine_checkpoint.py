@@ -14,7 +14,7 @@ from kit.engines.io.sharded_safetensors import ShardWriter
 
 
 @dataclass(frozen=True)
-class Native:
+class RankCheckpoint:
     """Live tensors, or copies of them in host memory."""
 
     rank: int

@@ -24,12 +24,12 @@ from kit.engines.huggingface.models import fill_buffers, transformer_layers
 from kit.engines.torch.tensor_parallel import cut
 
 
-def mesh_of(device: torch.device, tp: int) -> DeviceMesh:
+def build_mesh(device: torch.device, tp: int) -> DeviceMesh:
     """All ranks, (dp, tp): those of a tensor-parallel group are neighbours."""
     return init_device_mesh(device.type, (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
 
 
-class Sharded:
+class FsdpModel:
     """Parameters, gradients and moments as DTensors, split on their first dimension over data-parallel ranks."""
 
     local_state_differs = True
@@ -43,7 +43,7 @@ class Sharded:
         mesh: DeviceMesh,
     ) -> None:
         """``model``: on ``device``, or on meta, then without values: ``fill`` every parameter. ``compute_dtype``:
-        parameters are gathered in it; gradients are always reduced in fp32. ``mesh``: of ``mesh_of``."""
+        parameters are gathered in it; gradients are always reduced in fp32. ``mesh``: of ``build_mesh``."""
         if mesh["tp"].size() > 1:
             # It advises one collective over both dimensions where tensors are gathered whole: for checkpoints only.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
@@ -61,7 +61,7 @@ class Sharded:
         self.tokens_group: dist.ProcessGroup = mesh.get_group("dp")
         """Ranks whose micro batches make up the step, each token once."""
 
-    def resumed_after(self, steps: int) -> None:
+    def resume_at(self, steps: int) -> None:
         """Nothing depends on it."""
 
     def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
@@ -87,7 +87,7 @@ class Sharded:
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
         """This rank's slice."""
-        return own_slice(tensor)
+        return local_shard(tensor)
 
     def fill(self, target: torch.Tensor, full: torch.Tensor) -> None:
         """Each rank takes its slice of what it read itself: no communication."""
@@ -135,6 +135,6 @@ def _part(tensor: torch.Tensor, parts: int, rank: int, dim: int) -> torch.Tensor
     return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
 
 
-def own_slice(tensor: torch.Tensor) -> torch.Tensor:
+def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor, which may be spread over ranks or not."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from kit.engines.base import StateKind
 from kit.engines.torch.eight_bit import EightBitAdamW
-from kit.engines.torch.fsdp import own_slice
+from kit.engines.torch.fsdp import local_shard
 from kit.specs.job import OptimizerSpec
 
 
@@ -36,7 +36,7 @@ class Optimizer:
         if self.eight_bit is not None:
             self.eight_bit.step(learning_rate, of_short)
 
-    def drop_gradients(self) -> None:
+    def zero_grad(self) -> None:
         """Free them."""
         for parameter in self._parameters:
             parameter.grad = None
@@ -72,18 +72,18 @@ class Optimizer:
             stride=parameter.stride(),
         )
 
-    def keep(self, kind: StateKind, parameter: torch.nn.Parameter, moment: torch.Tensor) -> None:
+    def store_moment(self, kind: StateKind, parameter: torch.nn.Parameter, moment: torch.Tensor) -> None:
         """Take ``moment`` over, after it was filled: into 8 bits, or not at all, where it is the state itself."""
         if self.eight_bit is not None and parameter in self.eight_bit.moments:
-            self.eight_bit.moments[parameter][kind].write(own_slice(moment))
+            self.eight_bit.moments[parameter][kind].write(local_shard(moment))
 
-    def held(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
+    def local_state(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
         """What this rank holds of a parameter's moments, nothing else and to the bit: under ``exp_avg`` and
         ``exp_avg_sq`` fp32 values, or codes, whose scales are under ``exp_avg_scales`` and ``exp_avg_sq_scales``."""
         kinds = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
         if self.eight_bit is None or parameter not in self.eight_bit.moments:
             state = self._of_adamw(parameter)
-            return {kind.value: own_slice(state[kind.value]) for kind in kinds}
+            return {kind.value: local_shard(state[kind.value]) for kind in kinds}
         moments = self.eight_bit.moments[parameter]
         codes = {kind.value: moments[kind].codes for kind in kinds}
         return codes | {f"{kind.value}_scales": moments[kind].scales for kind in kinds}

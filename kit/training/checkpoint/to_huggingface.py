@@ -93,7 +93,7 @@ def write_hf(
     check_names(shapes, source)
     if model.family in fused_experts.FAMILIES:
         shapes = {name: tuple(parameter.shape) for name, parameter in build_skeleton(model).named_parameters()}
-        source = experts.Fused(model, source, list(shapes))
+        source = experts.FusedExpertsSource(model, source, list(shapes))
     extras = _extras(extras_from)
     try:
         with new_directory(Path(hf_dir)) as partial:

@@ -19,14 +19,14 @@ import torch.distributed as dist
 
 from kit.engines.base import StateKind
 from kit.engines.megatron.checkpoint import torch_dist
-from kit.engines.megatron.checkpoint.names import SAVED, WEIGHT, stored
+from kit.engines.megatron.checkpoint.names import SAVED, WEIGHT, stored_location
 from kit.engines.megatron.checkpoint.torch_dist import ReadBlock, WriteBlock
-from kit.engines.megatron.resharding.huggingface import Exchange, turn
+from kit.engines.megatron.resharding.huggingface import HfResharder, owner_ranks
 from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.resharding.p2p import P2PSender
-from kit.engines.megatron.weights import Group
+from kit.engines.megatron.weights import MappedParam
 from kit.engines.megatron.weights.blocks import Block, whole_shape
-from kit.engines.megatron.weights.sharding import Vocabulary
+from kit.engines.megatron.weights.sharding import VocabParallel
 from kit.errors import CheckpointError
 
 
@@ -43,21 +43,21 @@ class Snapshot:
 
 
 @torch.no_grad()
-def snapshot(exchange: Exchange, param_groups: list[dict[str, Any]], copy: bool) -> Snapshot:
+def snapshot(resharder: HfResharder, param_groups: list[dict[str, Any]], copy: bool) -> Snapshot:
     """Collective. ``copy``: on the host and apart from the live state, so that training can go on at once."""
     sender = P2PSender()
-    keep = _Keeper(copy)
+    keep = _HostCopies(copy)
     found = [
         WriteBlock(
             key=where.key,
-            shape=where.counts + whole_shape(group.rule, exchange.shapes(group), exchange.model),
+            shape=where.counts + whole_shape(mapped.sharding, resharder.shapes(mapped), resharder.model),
             offsets=where.index + offsets,
             sizes=(1,) * len(where.index) + tuple(tensor.shape),
             dtype=tensor.dtype,
             read=partial(_itself, keep(tensor)),
         )
-        for group, kind, offsets, tensor in _own_blocks(exchange, sender)
-        for where in [stored(group.megatron, kind, exchange.model)]
+        for mapped, kind, offsets, tensor in _own_blocks(resharder, sender)
+        for where in [stored_location(mapped.megatron, kind, resharder.model)]
     ]
     sender.wait()
     keep.finish()
@@ -65,7 +65,7 @@ def snapshot(exchange: Exchange, param_groups: list[dict[str, Any]], copy: bool)
 
 
 @torch.no_grad()
-def load(directory: Path, exchange: Exchange) -> int:
+def load(directory: Path, resharder: HfResharder) -> int:
     """Collective. Read what ``snapshot`` wrote on any layout; returns Adam's step count. Raises CheckpointError."""
     problem = steps = None
     try:
@@ -76,7 +76,7 @@ def load(directory: Path, exchange: Exchange) -> int:
                 f"{directory} does not say how many steps its optimizer has made; convert it to an exchange "
                 "checkpoint or a Hugging Face model and start from that"
             )
-        checkpoint.read(_wanted(exchange))
+        checkpoint.read(_wanted(resharder))
     except CheckpointError as error:
         problem = str(error)
     problems: list[str | None] = [None] * dist.get_world_size()
@@ -88,43 +88,45 @@ def load(directory: Path, exchange: Exchange) -> int:
     return steps
 
 
-def _own_blocks(exchange: Exchange, sender: P2PSender) -> Iterator[tuple[Group, str, tuple[int, ...], torch.Tensor]]:
-    """(group, kind, offsets in the whole parameter, tensor) of what is this rank's turn to write."""
-    for number, group in enumerate(exchange.groups):
-        param = exchange.parameters.get(group.megatron)
+def _own_blocks(
+    resharder: HfResharder, sender: P2PSender
+) -> Iterator[tuple[MappedParam, str, tuple[int, ...], torch.Tensor]]:
+    """(parameter, kind, offsets in the whole parameter, tensor) of what this rank writes."""
+    for number, mapped in enumerate(resharder.mapped_params):
+        param = resharder.parameters.get(mapped.megatron)
         if param is None:
             continue
-        place = exchange.place(group)
-        replica, speaker = turn(number, place)
-        if not group.rule.sharded and place.tensor.rank() != speaker:
+        groups = resharder.shard_groups(mapped)
+        owner_dp_rank, owner_tp_rank = owner_ranks(number, groups)
+        if not mapped.sharding.sharded and groups.tensor.rank() != owner_tp_rank:
             continue
-        for kind in (WEIGHT,) if group.frozen else SAVED:
+        for kind in (WEIGHT,) if mapped.frozen else SAVED:
             if kind == WEIGHT:
-                whole = param.detach() if place.data.rank() == replica else None
+                whole = param.detach() if groups.data.rank() == owner_dp_rank else None
             else:
-                assert isinstance(place.state, LocalState)
-                whole = place.state.collect(StateKind(kind), param, replica, sender)
+                assert isinstance(groups.state, LocalState)
+                whole = groups.state.collect(StateKind(kind), param, owner_dp_rank, sender)
             if whole is None:
                 continue
-            for block in exchange.blocks(group):
+            for block in resharder.blocks(mapped):
                 offsets = [0] * whole.ndim
                 offsets[block.dim] = block.start
-                yield group, kind, tuple(offsets), whole.narrow(block.dim, block.at, block.length)
+                yield mapped, kind, tuple(offsets), whole.narrow(block.dim, block.at, block.length)
 
 
-def _wanted(exchange: Exchange) -> Iterator[ReadBlock]:
+def _wanted(resharder: HfResharder) -> Iterator[ReadBlock]:
     """Every block that this rank keeps anything of."""
-    for group in exchange.groups:
-        state = exchange.place(group).state
-        shape = whole_shape(group.rule, exchange.shapes(group), exchange.model)
-        params = [exchange.parameters[name] for name in (group.megatron, group.copy) if name in exchange.parameters]
+    for mapped in resharder.mapped_params:
+        state = resharder.shard_groups(mapped).state
+        shape = whole_shape(mapped.sharding, resharder.shapes(mapped), resharder.model)
+        params = [resharder.parameters[name] for name in (mapped.megatron, mapped.copy) if name in resharder.parameters]
         for param in params:
             for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
                 if not state.wants(kind, param):
                     continue
-                where = stored(group.megatron, WEIGHT if group.frozen else kind, exchange.model)
+                where = stored_location(mapped.megatron, WEIGHT if mapped.frozen else kind, resharder.model)
                 leading = len(where.index)
-                for block in exchange.blocks(group):
+                for block in resharder.blocks(mapped):
                     offsets, sizes = [0] * len(shape), list(shape)
                     offsets[block.dim], sizes[block.dim] = block.start, block.length
                     yield ReadBlock(
@@ -133,7 +135,7 @@ def _wanted(exchange: Exchange) -> Iterator[ReadBlock]:
                         offsets=where.index + tuple(offsets),
                         sizes=(1,) * leading + tuple(sizes),
                         take=partial(_put, partial(state.put, kind, param), block, leading),
-                        padded=leading if isinstance(group.rule, Vocabulary) else None,
+                        padded=leading if isinstance(mapped.sharding, VocabParallel) else None,
                     )
 
 
@@ -162,7 +164,7 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class _Keeper:
+class _HostCopies:
     """Tensors for a checkpoint: the live ones, or copies in host memory that a GPU copies to by itself."""
 
     def __init__(self, copy: bool) -> None:

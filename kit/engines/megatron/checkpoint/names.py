@@ -31,7 +31,7 @@ SAVED = tuple(_PREFIXES)
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredLocation:
     """Where a parameter lies: ``index`` of ``counts`` along the leading dimensions of the tensor ``key``."""
 
     key: str
@@ -39,7 +39,7 @@ class Stored:
     counts: tuple[int, ...] = ()
 
 
-def stored(name: str, kind: str, model: ModelSpec) -> Stored:
+def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
     """Where one kind of state of a parameter lies; ``name`` counts layers and experts over the whole model."""
     parts = name.split(".")
     index: list[int] = []
@@ -59,4 +59,4 @@ def stored(name: str, kind: str, model: ModelSpec) -> Stored:
         # In front of experts Transformer Engine has nothing to fuse the norm with.
         if key.startswith("decoder.layers.") and (dense_layer or not plain.startswith("pre_mlp")):
             key = key.replace(f".{plain}", f".{fused}")
-    return Stored(_PREFIXES[kind] + key, tuple(index), tuple(counts))
+    return StoredLocation(_PREFIXES[kind] + key, tuple(index), tuple(counts))

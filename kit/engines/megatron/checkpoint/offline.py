@@ -16,11 +16,11 @@ import torch
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.checkpoint import torch_dist
-from kit.engines.megatron.checkpoint.names import WEIGHT, Stored, stored
+from kit.engines.megatron.checkpoint.names import WEIGHT, StoredLocation, stored_location
 from kit.engines.megatron.checkpoint.torch_dist import Checkpoint, ReadBlock, WriteBlock
-from kit.engines.megatron.weights import Group, tensor_groups, weight_map
+from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
 from kit.engines.megatron.weights.blocks import whole_shape
-from kit.engines.megatron.weights.sharding import Shape, Vocabulary
+from kit.engines.megatron.weights.sharding import Shape, VocabParallel
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 
@@ -34,8 +34,11 @@ class MegatronSource(TensorSource):
     def __init__(self, checkpoint: Checkpoint, kind: StateKind, model: ModelSpec) -> None:
         self._checkpoint, self._kind, self._model = checkpoint, kind, model
         self._shapes = tensor_shapes(model)
-        groups = list(tensor_groups(weight_map(model), model))
-        self._place = {name: (group, i) for group in groups for i, name in enumerate(group.hugging_face)}
+        self._place = {
+            name: (mapped, i)
+            for mapped in mapped_params(weight_map(model), model)
+            for i, name in enumerate(mapped.hugging_face)
+        }
         self._held: tuple[str, torch.Tensor] | None = None
 
     def names(self) -> Sequence[str]:
@@ -50,23 +53,23 @@ class MegatronSource(TensorSource):
         """The whole tensor, in the dtype on disk."""
         if name not in self._place:
             raise CheckpointError(f"tensor {name} is not one of {self._model.name}'s")
-        group, index = self._place[name]
-        shapes = [self._shapes[each] for each in group.hugging_face]
-        whole = self._whole(group, shapes)
+        mapped, index = self._place[name]
+        shapes = [self._shapes[each] for each in mapped.hugging_face]
+        whole = self._whole(mapped, shapes)
         full = torch.empty(shapes[index], dtype=whole.dtype)
-        for piece in group.rule.pieces(shapes, self._model, 1, 0):
+        for piece in mapped.sharding.slices(shapes, self._model, 1, 0):
             if piece.tensor == index:
                 target = (full.t() if piece.transposed else full).narrow(piece.dim, piece.start, piece.length)
                 target.copy_(whole.narrow(piece.dim, piece.at, piece.length))
         return full
 
-    def _whole(self, group: Group, shapes: list[Shape]) -> torch.Tensor:
-        if self._held is not None and self._held[0] == group.megatron:
+    def _whole(self, mapped: MappedParam, shapes: list[Shape]) -> torch.Tensor:
+        if self._held is not None and self._held[0] == mapped.megatron:
             return self._held[1]
         self._held = None  # before the next one is there
-        where = self._stored(group)
-        shape = whole_shape(group.rule, shapes, self._model)
-        if group.frozen and self._kind is not StateKind.MASTER:
+        where = self._stored_location(mapped)
+        shape = whole_shape(mapped.sharding, shapes, self._model)
+        if mapped.frozen and self._kind is not StateKind.MASTER:
             return torch.zeros(shape)
         whole: list[torch.Tensor] = []
 
@@ -87,18 +90,18 @@ class MegatronSource(TensorSource):
                     offsets=where.index + (0,) * len(shape),
                     sizes=(1,) * len(where.index) + shape,
                     take=take,
-                    padded=len(where.index) if isinstance(group.rule, Vocabulary) else None,
+                    padded=len(where.index) if isinstance(mapped.sharding, VocabParallel) else None,
                 )
             ]
         )
-        self._held = group.megatron, whole[0]
+        self._held = mapped.megatron, whole[0]
         return whole[0]
 
-    def _stored(self, group: Group) -> Stored:
+    def _stored_location(self, mapped: MappedParam) -> StoredLocation:
         """Masters, or where there are none the model's own weights."""
-        where = stored(group.megatron, self._kind, self._model)
+        where = stored_location(mapped.megatron, self._kind, self._model)
         if where.key not in self._checkpoint.tensors and self._kind is StateKind.MASTER:
-            return stored(group.megatron, WEIGHT, self._model)
+            return stored_location(mapped.megatron, WEIGHT, self._model)
         return where
 
 
@@ -106,7 +109,7 @@ def has_moments(checkpoint: Checkpoint, model: ModelSpec) -> bool:
     """Whether Adam's state is in the checkpoint."""
     first = weight_map(model)[0].megatron
     kinds = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-    return all(stored(first, kind, model).key in checkpoint.tensors for kind in kinds)
+    return all(stored_location(first, kind, model).key in checkpoint.tensors for kind in kinds)
 
 
 def write(
@@ -135,37 +138,37 @@ def _blocks(
     sources: Mapping[StateKind, TensorSource],
     kinds: Sequence[tuple[str, StateKind, torch.dtype]],
 ) -> Iterator[WriteBlock]:
-    for group in tensor_groups(weight_map(model), model):
-        of_group = [shapes[name] for name in group.hugging_face]
-        shape = whole_shape(group.rule, of_group, model)
-        for stored_kind, kind, dtype in kinds[:1] if group.frozen else kinds:
-            dtype = torch.float32 if group.frozen else dtype
-            where = stored(group.megatron, stored_kind, model)
+    for mapped in mapped_params(weight_map(model), model):
+        shapes_on_disk = [shapes[name] for name in mapped.hugging_face]
+        shape = whole_shape(mapped.sharding, shapes_on_disk, model)
+        for stored_kind, kind, dtype in kinds[:1] if mapped.frozen else kinds:
+            dtype = torch.float32 if mapped.frozen else dtype
+            where = stored_location(mapped.megatron, stored_kind, model)
             yield WriteBlock(
                 key=where.key,
                 shape=where.counts + shape,
                 offsets=where.index + (0,) * len(shape),
                 sizes=(1,) * len(where.index) + shape,
                 dtype=dtype,
-                read=partial(_put_together, sources[kind], group, of_group, shape, model, dtype),
+                read=partial(_put_together, sources[kind], mapped, shapes_on_disk, shape, model, dtype),
             )
 
 
 def _put_together(
     source: TensorSource,
-    group: Group,
+    mapped: MappedParam,
     shapes: list[Shape],
     shape: Shape,
     model: ModelSpec,
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """The whole Megatron parameter."""
-    pieces = group.rule.pieces(shapes, model, 1, 0)
+    slices = mapped.sharding.slices(shapes, model, 1, 0)
     whole = torch.empty(shape, dtype=dtype)
-    for index, name in enumerate(group.hugging_face):
+    for index, name in enumerate(mapped.hugging_face):
         tensor = source.read(name)
         check_shape(name, shapes[index], tuple(tensor.shape))
-        for piece in pieces:
+        for piece in slices:
             if piece.tensor == index:
                 block = tensor.narrow(piece.disk_dim, piece.start, piece.length)
                 target = whole.narrow(piece.dim, piece.at, piece.length)

@@ -40,7 +40,7 @@ _CONTENTS |= {
 }
 
 
-class Contents(pickle.Unpickler):
+class MetadataUnpickler(pickle.Unpickler):
     """Reads ``.metadata`` and nothing else: its classes hold sizes, dtypes, file names and places in files."""
 
     def find_class(self, module: str, name: str) -> Any:
@@ -60,15 +60,15 @@ def _enum_member(owner: Any, name: str) -> Any:
 
 
 def plain_values(path: Path) -> Any:
-    """What ``torch.save`` wrote, a ``StandIn`` in place of every object of a program's own. Raises CheckpointError for
+    """What ``torch.save`` wrote, a ``_Placeholder`` in place of every object of a program's own. Raises CheckpointError for
     a damaged file."""
-    return closed_list.load(path, [(StandIn, name) for name in closed_list.unknown_names(path)])
+    return closed_list.load(path, [(_Placeholder, name) for name in closed_list.unknown_names(path)])
 
 
-class StandIn:
+class _Placeholder:
     """Of an object that is not made: takes whatever it is given, and keeps nothing."""
 
-    def __new__(cls, *_: Any, **__: Any) -> StandIn:
+    def __new__(cls, *_: Any, **__: Any) -> _Placeholder:
         return object.__new__(cls)
 
     def __setitem__(self, key: Any, value: Any) -> None:

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
-from kit.engines.megatron.checkpoint.safe_unpickle import Contents, plain_values
+from kit.engines.megatron.checkpoint.safe_unpickle import MetadataUnpickler, plain_values
 from kit.errors import CheckpointError
 
 COMMON = "common.pt"
@@ -104,7 +104,7 @@ class Checkpoint:
         self._reader = FileSystemReader(directory)
         try:
             data = (directory / ".metadata").read_bytes()
-            self._metadata: Metadata = Contents(io.BytesIO(data)).load()
+            self._metadata: Metadata = MetadataUnpickler(io.BytesIO(data)).load()
             self.tensors: dict[str, TensorStorageMetadata] = {
                 key: found
                 for key, found in self._metadata.state_dict_metadata.items()

@@ -15,7 +15,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from kit.engines.megatron.model.layers import block_spec
-from kit.engines.megatron.model.rope import Rotation, TwoRotations
+from kit.engines.megatron.model.rope import DualRotaryEmbedding, HfRotaryEmbedding
 from kit.engines.megatron.model.transformer_engine import fused_block_spec
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
@@ -102,7 +102,7 @@ def _chunk(
         **settings,
     )
     if not model.learned_positions:
-        rotation = Rotation if model.local_rope_theta is None else TwoRotations
+        rotation = HfRotaryEmbedding if model.local_rope_theta is None else DualRotaryEmbedding
         chunk.rotary_pos_emb = rotation(model, chunk.pg_collection.cp)
     if model.traits.scaled_embedding and chunk.pre_process:
         # The factor in the dtype of the weights, as transformers has it (Gemma2TextScaledWordEmbedding).

@@ -23,7 +23,7 @@ def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torc
     return torch.cat([chunks[group.rank()], chunks[-1 - group.rank()]], dim)
 
 
-def attention(
+def all_gather_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,

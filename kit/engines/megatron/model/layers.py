@@ -47,7 +47,7 @@ from kit.engines.megatron.model.layer_variants import (
     NormedRowParallelLinear,
     ParallelResidualLayer,
 )
-from kit.engines.megatron.model.mla import LatentAttention
+from kit.engines.megatron.model.mla import MultiLatentAttention
 from kit.engines.megatron.model.norms import NORMS
 from kit.engines.megatron.model.rope import rotation_factor, score_factor
 from kit.errors import EngineError
@@ -137,13 +137,13 @@ class CausalAttention(torch.nn.Module):
         if self.ring and documents is None:
             attended = ring_attention(query, key, value, self.context_group, scores.scale)
         elif self.context_group.size() > 1:
-            attended = cp_all_gather.attention(query, key, value, self.context_group, scores, documents)
+            attended = cp_all_gather.all_gather_attention(query, key, value, self.context_group, scores, documents)
         else:
             attended = causal_attention(query, key, value, scores, documents)
         return attended.flatten(2)
 
 
-class RotatedAttention(SelfAttention):
+class _DualRotaryAttention(SelfAttention):
     """Self-attention whose rotation depends on the layer: of the angles of both kinds it takes those of its own."""
 
     def forward(self, *args: Any, rotary_pos_emb: torch.Tensor, **kwargs: Any) -> Any:
@@ -195,11 +195,11 @@ def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParall
         factor = score_factor(model)
         parts = {"latent": model.latent, "core_attention": core_attention(model)}
         return ModuleSpec(
-            module=LatentAttention, params={**parts, "softmax_scale": factor * model.latent.query_head_dim**-0.5}
+            module=MultiLatentAttention, params={**parts, "softmax_scale": factor * model.latent.query_head_dim**-0.5}
         )
     qk_norm = NORMS[config.normalization] if config.qk_layernorm else IdentityOp
     return ModuleSpec(
-        module=SelfAttention if model.local_rope_theta is None else RotatedAttention,
+        module=SelfAttention if model.local_rope_theta is None else _DualRotaryAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,

@@ -29,7 +29,7 @@ _EPS = 1e-6
 """Of the norms of compressed states, whatever the model's (modeling_deepseek_v3.py, DeepseekV3RMSNorm's default)."""
 
 
-class WholeLinear(torch.nn.Linear):
+class _ReplicatedLinear(torch.nn.Linear):
     """A projection that every rank has whole; under sequence parallelism each sees its part of the sequence only."""
 
     def __init__(self, config: TransformerConfig, inputs: int, outputs: int) -> None:
@@ -38,7 +38,7 @@ class WholeLinear(torch.nn.Linear):
         self.weight.sequence_parallel = config.sequence_parallel
 
 
-class LatentAttention(MegatronModule):
+class MultiLatentAttention(MegatronModule):
     """In place of megatron-core's SelfAttention."""
 
     def __init__(
@@ -69,10 +69,12 @@ class LatentAttention(MegatronModule):
         if latent.q_lora_rank is None:
             self.linear_q_proj = ColumnParallelLinear(config.hidden_size, heads * query, **across)
         else:
-            self.linear_q_down_proj = WholeLinear(config, config.hidden_size, latent.q_lora_rank)
+            self.linear_q_down_proj = _ReplicatedLinear(config, config.hidden_size, latent.q_lora_rank)
             self.q_layernorm = RMSNorm(config, latent.q_lora_rank, _EPS)
             self.linear_q_up_proj = ColumnParallelLinear(latent.q_lora_rank, heads * query, **across)
-        self.linear_kv_down_proj = WholeLinear(config, config.hidden_size, latent.kv_lora_rank + latent.rope_head_dim)
+        self.linear_kv_down_proj = _ReplicatedLinear(
+            config, config.hidden_size, latent.kv_lora_rank + latent.rope_head_dim
+        )
         self.kv_layernorm = RMSNorm(config, latent.kv_lora_rank, _EPS)
         key_value = latent.nope_head_dim + latent.value_head_dim
         self.linear_kv_up_proj = ColumnParallelLinear(latent.kv_lora_rank, heads * key_value, **across)

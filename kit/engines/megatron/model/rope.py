@@ -20,7 +20,7 @@ _KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 """Kinds of RoPE that are a set of frequencies and one factor; longrope has a second set for long sequences."""
 
 
-class Rotation(RotaryEmbedding):
+class HfRotaryEmbedding(RotaryEmbedding):
     """megatron-core's rotary embedding with other frequencies, and for one forward pass with other positions."""
 
     def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup, local: bool = False) -> None:
@@ -52,17 +52,17 @@ class Rotation(RotaryEmbedding):
         return int(longest)
 
 
-class TwoRotations(torch.nn.Module):
+class DualRotaryEmbedding(torch.nn.Module):
     """Of layers that see all positions, and of those with a window: megatron-core hands one tensor to all layers."""
 
     def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup) -> None:
         super().__init__()
-        self._both = torch.nn.ModuleList(Rotation(model, cp_group, local) for local in (False, True))
+        self._both = torch.nn.ModuleList(HfRotaryEmbedding(model, cp_group, local) for local in (False, True))
         self.get_rotary_seq_len = self._both[0].get_rotary_seq_len
 
     @property
     def positions(self) -> torch.Tensor | None:
-        """As ``Rotation.positions``."""
+        """As ``HfRotaryEmbedding.positions``."""
         return self._both[0].positions
 
     @positions.setter

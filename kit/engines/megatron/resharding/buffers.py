@@ -8,7 +8,7 @@ import torch.distributed as dist
 from kit.engines.base import StateKind
 
 
-class Frozen:
+class BufferState:
     """``ShardState`` of a buffer: its master is itself, its gradient and moments are zero."""
 
     def __init__(self, data: dist.ProcessGroup) -> None:

@@ -14,37 +14,39 @@ import torch
 import torch.distributed as dist
 
 from kit.engines.base import StateBlock, StateKind
-from kit.engines.megatron.resharding.groups import Place
-from kit.engines.megatron.resharding.huggingface import Exchange, turn
-from kit.engines.megatron.weights import Group
+from kit.engines.megatron.resharding.groups import ShardGroups
+from kit.engines.megatron.resharding.huggingface import HfResharder, owner_ranks
+from kit.engines.megatron.weights import MappedParam
 
 _Rectangle = tuple[int, int, torch.Tensor]
 """First row and column in the shard, values."""
 
 
 @torch.no_grad()
-def export_blocks(exchange: Exchange, kinds: Sequence[StateKind], *, in_order: bool = False) -> Iterator[StateBlock]:
+def export_blocks(
+    resharder: HfResharder, kinds: Sequence[StateKind], *, in_order: bool = False
+) -> Iterator[StateBlock]:
     """See ``Engine``. Each rank starts at another tensor, because one file is written by one process at a time;
     ``in_order``: all ranks start at the first, where reading the state is collective."""
     items = [
-        (kind, number, group)
+        (kind, number, mapped)
         for kind in kinds
-        for number, group in enumerate(exchange.groups)
-        if group.megatron in exchange.parameters
+        for number, mapped in enumerate(resharder.mapped_params)
+        if mapped.megatron in resharder.parameters
     ]
     first = 0 if in_order else len(items) * dist.get_rank() // dist.get_world_size()
-    for kind, number, group in items[first:] + items[:first]:
-        place = exchange.place(group)
-        if not group.rule.sharded and place.tensor.rank() != turn(number, place)[1]:
+    for kind, number, mapped in items[first:] + items[:first]:
+        groups = resharder.shard_groups(mapped)
+        if not mapped.sharding.sharded and groups.tensor.rank() != owner_ranks(number, groups)[1]:
             continue
-        for rectangle in _rectangles(kind, place, exchange.parameters[group.megatron]):
-            yield from _blocks(kind, group, exchange, rectangle)
+        for rectangle in _rectangles(kind, groups, resharder.parameters[mapped.megatron]):
+            yield from _blocks(kind, mapped, resharder, rectangle)
 
 
-def _rectangles(kind: StateKind, place: Place, param: torch.nn.Parameter) -> Iterator[_Rectangle]:
+def _rectangles(kind: StateKind, groups: ShardGroups, param: torch.nn.Parameter) -> Iterator[_Rectangle]:
     """This rank's range of the flattened shard: the end of a row, whole rows, the beginning of a row."""
-    start, values = place.state.own(kind, param)
-    width = math.prod(place.state.shape(param)[1:])
+    start, values = groups.state.own(kind, param)
+    width = math.prod(groups.state.shape(param)[1:])
     end = start + values.numel()
     edges = sorted({start, min(end, -(-start // width) * width), max(start, end // width * width), end})
     for lower, upper in pairwise(edges):
@@ -52,11 +54,13 @@ def _rectangles(kind: StateKind, place: Place, param: torch.nn.Parameter) -> Ite
         yield row, column, values[lower - start : upper - start].view(-1, min(width, upper - lower))
 
 
-def _blocks(kind: StateKind, group: Group, exchange: Exchange, rectangle: _Rectangle) -> Iterator[StateBlock]:
+def _blocks(
+    kind: StateKind, mapped: MappedParam, resharder: HfResharder, rectangle: _Rectangle
+) -> Iterator[StateBlock]:
     """The intersection of a rectangle with each slice of the shard, at its place in the Hugging Face tensor."""
     row, column, values = rectangle
-    shapes = exchange.shapes(group)
-    for piece in exchange.pieces(group, exchange.place(group).tensor.rank()):
+    shapes = resharder.shapes(mapped)
+    for piece in resharder.slices(mapped, resharder.shard_groups(mapped).tensor.rank()):
         at = row if piece.dim == 0 else column
         lower, upper = max(at, piece.at), min(at + values.shape[piece.dim], piece.at + piece.length)
         if lower >= upper:
@@ -66,4 +70,4 @@ def _blocks(kind: StateKind, group: Group, exchange: Exchange, rectangle: _Recta
         where = (start, column) if piece.dim == 0 else (row, start)
         if piece.transposed:
             where, found = where[::-1], found.t()
-        yield StateBlock(kind, group.hugging_face[piece.tensor], shapes[piece.tensor], *where, found)
+        yield StateBlock(kind, mapped.hugging_face[piece.tensor], shapes[piece.tensor], *where, found)

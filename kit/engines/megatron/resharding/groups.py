@@ -35,7 +35,7 @@ class ShardState(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardGroups:
     """One way of holding parameters, seen from this rank."""
 
     tensor: dist.ProcessGroup
@@ -45,20 +45,20 @@ class Place:
     state: ShardState
 
 
-def places(optimizer: ChainedOptimizer, chunks: Sequence[torch.nn.Module]) -> tuple[Place, Place]:
+def shard_groups(optimizer: ChainedOptimizer, chunks: Sequence[torch.nn.Module]) -> tuple[ShardGroups, ShardGroups]:
     """Collective. For dense parameters, and for experts: the same without expert parallelism."""
     params = [param for chunk in chunks for param in chunk.parameters()]
     first, *rest = optimizer.chained_optimizers
     data = parallel_state.get_data_parallel_group(with_context_parallel=True)
     tensor = parallel_state.get_tensor_model_parallel_group()
     if not rest:
-        dense = Place(tensor, data, LocalState(first, data, params))
+        dense = ShardGroups(tensor, data, LocalState(first, data, params))
         return dense, dense
     (second,) = rest
-    dense = Place(tensor, data, LocalState(first, data, [p for p in params if _is_dense(p)]))
+    dense = ShardGroups(tensor, data, LocalState(first, data, [p for p in params if _is_dense(p)]))
     data = parallel_state.get_expert_data_parallel_group()
     experts = LocalState(second, data, [p for p in params if not _is_dense(p)])
-    return dense, Place(parallel_state.get_expert_tensor_parallel_group(), data, experts)
+    return dense, ShardGroups(parallel_state.get_expert_tensor_parallel_group(), data, experts)
 
 
 def _is_dense(param: torch.nn.Parameter) -> bool:

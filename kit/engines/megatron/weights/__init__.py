@@ -4,6 +4,6 @@ Every rule only rearranges elements, so the same table carries weights, gradient
 """
 
 from kit.engines.megatron.weights.families import weight_map
-from kit.engines.megatron.weights.mapping import Entry, Group, tensor_groups
+from kit.engines.megatron.weights.mapping import MappedParam, ParamMapping, mapped_params
 
-__all__ = ["Entry", "Group", "tensor_groups", "weight_map"]
+__all__ = ["MappedParam", "ParamMapping", "mapped_params", "weight_map"]

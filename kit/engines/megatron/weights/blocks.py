@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kit.engines.megatron.weights.sharding import Piece, Rule, Shape
+from kit.engines.megatron.weights.sharding import Shape, Sharding, ShardSlice
 from kit.specs.model import ModelSpec
 
 
@@ -24,19 +24,19 @@ class Block:
     length: int
 
 
-def whole_shape(rule: Rule, shapes: Sequence[Shape], model: ModelSpec) -> Shape:
+def whole_shape(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec) -> Shape:
     """The shape of the whole Megatron parameter, vocabulary not padded."""
-    pieces = rule.pieces(shapes, model, 1, 0)
-    shape = list(shapes[0][::-1] if pieces[0].transposed else shapes[0])
-    shape[pieces[0].dim] = sum(piece.length for piece in pieces)
+    slices = sharding.slices(shapes, model, 1, 0)
+    shape = list(shapes[0][::-1] if slices[0].transposed else shapes[0])
+    shape[slices[0].dim] = sum(piece.length for piece in slices)
     return tuple(shape)
 
 
-def blocks(rule: Rule, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Block]:
+def blocks(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Block]:
     """Every part of this rank's shard that is not padding; together the ranks cover the whole parameter."""
-    whole = rule.pieces(shapes, model, 1, 0)
+    whole = sharding.slices(shapes, model, 1, 0)
     found: list[Block] = []
-    for mine in rule.pieces(shapes, model, tp, rank):
+    for mine in sharding.slices(shapes, model, tp, rank):
         # A replicated tensor is one piece of rows, also where the whole parameter is one piece of columns.
         for other in (piece for piece in whole if piece.tensor == mine.tensor and piece.dim == mine.dim):
             if (block := _common(mine, other)) is not None:
@@ -44,7 +44,7 @@ def blocks(rule: Rule, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank:
     return _merged(sorted(found, key=lambda block: block.at))
 
 
-def _common(mine: Piece, whole: Piece) -> Block | None:
+def _common(mine: ShardSlice, whole: ShardSlice) -> Block | None:
     lower, upper = max(mine.start, whole.start), min(mine.start + mine.length, whole.start + whole.length)
     if lower >= upper:
         return None

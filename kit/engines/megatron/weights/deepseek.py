@@ -4,53 +4,48 @@ from __future__ import annotations
 
 import dataclasses
 
-from kit.engines.megatron.weights import llama
-from kit.engines.megatron.weights.mapping import Entry
-from kit.engines.megatron.weights.moe import experts
-from kit.engines.megatron.weights.sharding import GatedRows, Replicated, Rule, Sliced
+from kit.engines.megatron.weights.llama import LAYER, experts, in_layer, llama
+from kit.engines.megatron.weights.mapping import ParamMapping
+from kit.engines.megatron.weights.sharding import ColumnParallel, GatedMLP, Replicated, RowParallel, Sharding
 from kit.specs.model import ModelSpec
 
-_LAYER, _BLOCK = "decoder.layers.{layer}.", "model.layers.{layer}."
 
-
-def _attention(megatron: str, hugging_face: str, rule: Rule) -> Entry:
-    return Entry(f"{_LAYER}self_attention.{megatron}.weight", (f"{_BLOCK}self_attn.{hugging_face}.weight",), rule)
+def _attention(megatron: str, hugging_face: str, sharding: Sharding) -> ParamMapping:
+    return in_layer(f"self_attention.{megatron}.weight", f"self_attn.{hugging_face}.weight", sharding=sharding)
 
 
 _COMPRESSED_QUERY = (
     _attention("linear_q_down_proj", "q_a_proj", Replicated()),
     _attention("q_layernorm", "q_a_layernorm", Replicated()),
-    _attention("linear_q_up_proj", "q_b_proj", Sliced(0)),
+    _attention("linear_q_up_proj", "q_b_proj", ColumnParallel()),
 )
-_QUERY = (_attention("linear_q_proj", "q_proj", Sliced(0)),)
+_QUERY = (_attention("linear_q_proj", "q_proj", ColumnParallel()),)
 _KEY_VALUE = (
     _attention("linear_kv_down_proj", "kv_a_proj_with_mqa", Replicated()),
     _attention("kv_layernorm", "kv_a_layernorm", Replicated()),
-    _attention("linear_kv_up_proj", "kv_b_proj", Sliced(0)),
+    _attention("linear_kv_up_proj", "kv_b_proj", ColumnParallel()),
 )
-_AROUND = tuple(entry for entry in llama.LAYER if "linear_qkv" not in entry.megatron and ".mlp." not in entry.megatron)
-_DENSE = tuple(dataclasses.replace(entry, experts=False) for entry in llama.LAYER if ".mlp." in entry.megatron)
-_SHARED = (
-    Entry(
-        f"{_LAYER}mlp.shared_experts.linear_fc1.weight",
-        (f"{_BLOCK}mlp.shared_experts.gate_proj.weight", f"{_BLOCK}mlp.shared_experts.up_proj.weight"),
-        GatedRows(),
+_NORMS_AND_OUTPUT = tuple(
+    mapping for mapping in LAYER if "linear_qkv" not in mapping.megatron and ".mlp." not in mapping.megatron
+)
+_DENSE_MLP = tuple(dataclasses.replace(mapping, experts=False) for mapping in LAYER if ".mlp." in mapping.megatron)
+_SHARED = "mlp.shared_experts."
+_SHARED_EXPERTS = (
+    in_layer(
+        f"{_SHARED}linear_fc1.weight", f"{_SHARED}gate_proj.weight", f"{_SHARED}up_proj.weight", sharding=GatedMLP()
     ),
-    Entry(
-        f"{_LAYER}mlp.shared_experts.linear_fc2.weight", (f"{_BLOCK}mlp.shared_experts.down_proj.weight",), Sliced(1)
-    ),
+    in_layer(f"{_SHARED}linear_fc2.weight", f"{_SHARED}down_proj.weight", sharding=RowParallel()),
 )
-
-_CORRECTION = Entry(
-    f"{_LAYER}mlp.router.expert_bias", (f"{_BLOCK}mlp.gate.e_score_correction_bias",), Replicated(), frozen=True
+_CORRECTION = dataclasses.replace(
+    in_layer("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", sharding=Replicated()), frozen=True
 )
 
 
-def deepseek_v3(model: ModelSpec) -> tuple[Entry, ...]:
+def deepseek_v3(model: ModelSpec) -> tuple[ParamMapping, ...]:
     """The whole map."""
     assert model.latent is not None
     query = _QUERY if model.latent.q_lora_rank is None else _COMPRESSED_QUERY
-    shared = _SHARED if model.num_shared_experts else ()
+    shared = _SHARED_EXPERTS if model.num_shared_experts else ()
     routed = (_CORRECTION, *experts("mlp", "gate_proj", "up_proj", "down_proj"), *shared)
-    of_experts = tuple(dataclasses.replace(entry, experts=True) for entry in routed)
-    return llama.entries(model, (*_AROUND, *query, *_KEY_VALUE, *_DENSE, *of_experts))
+    with_experts = tuple(dataclasses.replace(mapping, experts=True) for mapping in routed)
+    return llama(model, (*_NORMS_AND_OUTPUT, *query, *_KEY_VALUE, *_DENSE_MLP, *with_experts))

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from kit.engines.megatron.weights.mapping import Entry
+from kit.engines.megatron.weights.mapping import ParamMapping
 from kit.errors import EngineError
 from kit.specs.families import FAMILIES, families_where
 from kit.specs.model import ModelSpec
 
 
-def weight_map(model: ModelSpec) -> tuple[Entry, ...]:
-    """The entries of the model's family. Raises EngineError for a family without a map."""
+def weight_map(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """The mappings of the model's family. Raises EngineError for a family without a map."""
     file, _, function = FAMILIES[model.family].megatron.partition(".")
     if not file:
         raise EngineError(
             f"family={model.family} of {model.name}: the Megatron engine has no weight map for it; "
             f"use engine torch or deepspeed, or one of the families {', '.join(families_where('megatron'))}"
         )
-    entries: Callable[[ModelSpec], tuple[Entry, ...]] = getattr(import_module(f"{__package__}.{file}"), function)
-    return entries(model)
+    mappings: Callable[[ModelSpec], tuple[ParamMapping, ...]] = getattr(import_module(f"{__package__}.{file}"), function)
+    return mappings(model)

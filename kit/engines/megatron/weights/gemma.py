@@ -2,39 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
-
-from kit.engines.megatron.weights import llama
-from kit.engines.megatron.weights.mapping import Entry
-from kit.engines.megatron.weights.qwen3 import QK_NORMS
+from kit.engines.megatron.weights.llama import LAYER, QK_NORMS, in_layer, llama
+from kit.engines.megatron.weights.mapping import ParamMapping
 from kit.engines.megatron.weights.sharding import Replicated
 from kit.specs.model import ModelSpec
 
-_LAYER = "decoder.layers.{layer}."
-
-
-def _before(entry: Entry) -> Entry:
-    """Llama's second norm has another name here."""
-    if entry.megatron != f"{_LAYER}pre_mlp_layernorm.weight":
-        return entry
-    return dataclasses.replace(entry, hugging_face=("model.layers.{layer}.pre_feedforward_layernorm.weight",))
-
-
-_AFTER = tuple(
-    Entry(f"{_LAYER}{place}.post_layernorm.weight", (f"model.layers.{{layer}}.{name}.weight",), Replicated())
-    for place, name in (
-        ("self_attention.linear_proj", "post_attention_layernorm"),
-        ("mlp.linear_fc2", "post_feedforward_layernorm"),
-    )
+_NORMS = {
+    "pre_mlp_layernorm.weight": "pre_feedforward_layernorm.weight",
+    "self_attention.linear_proj.post_layernorm.weight": "post_attention_layernorm.weight",
+    "mlp.linear_fc2.post_layernorm.weight": "post_feedforward_layernorm.weight",
+}
+_LAYER = (
+    *(mapping for mapping in LAYER if "pre_mlp_layernorm" not in mapping.megatron),
+    *(in_layer(megatron, hugging_face, sharding=Replicated()) for megatron, hugging_face in _NORMS.items()),
 )
-_GEMMA2 = (*(_before(entry) for entry in llama.LAYER), *_AFTER)
 
 
-def gemma2(model: ModelSpec) -> tuple[Entry, ...]:
-    """The whole map."""
-    return llama.entries(model, _GEMMA2)
+def gemma2(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """Norms on both sides of attention and MLP."""
+    return llama(model, _LAYER)
 
 
-def gemma3(model: ModelSpec) -> tuple[Entry, ...]:
-    """The whole map."""
-    return llama.entries(model, (*_GEMMA2, *QK_NORMS))
+def gemma3(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """Gemma 2 with a norm per head on queries and keys."""
+    return llama(model, (*_LAYER, *QK_NORMS))

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights import llama
-from kit.engines.megatron.weights.mapping import Entry
-from kit.engines.megatron.weights.moe import experts
-from kit.engines.megatron.weights.qwen2 import QKV_BIAS
-from kit.engines.megatron.weights.sharding import GatedRows, Replicated, Rule, Sliced
+from kit.engines.megatron.weights.llama import QKV_BIAS, WITHOUT_MLP, experts, in_layer, llama
+from kit.engines.megatron.weights.mapping import ParamMapping
+from kit.engines.megatron.weights.sharding import ColumnParallel, GatedMLP, Replicated
 from kit.specs.model import ModelSpec
 
-_LAYER, _BLOCK = "decoder.layers.{layer}.", "model.layers.{layer}."
-
-
-def _entry(megatron: str, *hugging_face: str, rule: Rule) -> Entry:
-    return Entry(f"{_LAYER}{megatron}", tuple(f"{_BLOCK}{name}" for name in hugging_face), rule)
-
-
-_ONE, _OURS = "mlp.experts.{expert}", "mlp.experts.local_experts.{expert}"
-_ALL = (
-    *(entry for entry in llama.LAYER if ".mlp." not in entry.megatron),
+_THEIRS, _OURS = "mlp.experts.{expert}", "mlp.experts.local_experts.{expert}"
+_LAYER = (
+    *WITHOUT_MLP,
     QKV_BIAS,
-    _entry("self_attention.linear_proj.bias", "self_attn.o_proj.bias", rule=Replicated()),
-    _entry("self_attention.core_attention.sinks", "self_attn.sinks", rule=Sliced(0)),
-    _entry("mlp.router.weight", "mlp.router.weight", rule=Replicated()),
-    _entry("mlp.router.bias", "mlp.router.bias", rule=Replicated()),
+    in_layer("self_attention.linear_proj.bias", "self_attn.o_proj.bias", sharding=Replicated()),
+    in_layer("self_attention.core_attention.sinks", "self_attn.sinks", sharding=ColumnParallel()),
+    in_layer("mlp.router.weight", "mlp.router.weight", sharding=Replicated()),
+    in_layer("mlp.router.bias", "mlp.router.bias", sharding=Replicated()),
     *experts("mlp", "gate_proj", "up_proj", "down_proj")[1:],
-    _entry(f"{_OURS}.linear_fc1.bias", f"{_ONE}.gate_proj.bias", f"{_ONE}.up_proj.bias", rule=GatedRows()),
-    _entry(f"{_OURS}.linear_fc2.bias", f"{_ONE}.down_proj.bias", rule=Replicated()),
+    in_layer(f"{_OURS}.linear_fc1.bias", f"{_THEIRS}.gate_proj.bias", f"{_THEIRS}.up_proj.bias", sharding=GatedMLP()),
+    in_layer(f"{_OURS}.linear_fc2.bias", f"{_THEIRS}.down_proj.bias", sharding=Replicated()),
 )
 
 
-def entries(model: ModelSpec) -> tuple[Entry, ...]:
-    """The whole map; of experts as kit names them (kit/engines/huggingface/fused_experts.py)."""
-    return llama.entries(model, _ALL)
+def gpt_oss(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """The whole map; experts have the names of kit/engines/huggingface/fused_experts.py."""
+    return llama(model, _LAYER)

@@ -1,58 +1,97 @@
-"""Llama: RMSNorm, rotary positions, grouped-query attention without biases, a gated MLP."""
+"""Llama and the families that differ from it in few parameters.
+
+Llama has RMSNorm, rotary positions, grouped-query attention without biases, and a gated MLP.
+"""
 
 from __future__ import annotations
 
-from kit.engines.megatron.weights.mapping import Entry
-from kit.engines.megatron.weights.sharding import GatedRows, GroupedQkv, Replicated, Sliced, Vocabulary
+from kit.engines.megatron.weights.mapping import ParamMapping, embedding_and_head
+from kit.engines.megatron.weights.sharding import (
+    QKV,
+    ConcatenatedRows,
+    GatedMLP,
+    Replicated,
+    RowParallel,
+    Sharding,
+)
 from kit.specs.model import ModelSpec
 
-QKV_WEIGHT = Entry(
-    "decoder.layers.{layer}.self_attention.linear_qkv.weight",
-    (
-        "model.layers.{layer}.self_attn.q_proj.weight",
-        "model.layers.{layer}.self_attn.k_proj.weight",
-        "model.layers.{layer}.self_attn.v_proj.weight",
-    ),
-    GroupedQkv(),
-)
+_MEGATRON, _BLOCK = "decoder.layers.{layer}.", "model.layers.{layer}."
 
+
+def in_layer(megatron: str, *hugging_face: str, sharding: Sharding) -> ParamMapping:
+    """A parameter of every layer; names without what precedes them in all layers."""
+    return ParamMapping(_MEGATRON + megatron, tuple(_BLOCK + name for name in hugging_face), sharding)
+
+
+_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 LAYER = (
-    Entry(
-        "decoder.layers.{layer}.input_layernorm.weight", ("model.layers.{layer}.input_layernorm.weight",), Replicated()
-    ),
-    QKV_WEIGHT,
-    Entry(
-        "decoder.layers.{layer}.self_attention.linear_proj.weight",
-        ("model.layers.{layer}.self_attn.o_proj.weight",),
-        Sliced(dim=1),
-    ),
-    Entry(
-        "decoder.layers.{layer}.pre_mlp_layernorm.weight",
-        ("model.layers.{layer}.post_attention_layernorm.weight",),
-        Replicated(),
-    ),
-    Entry(
-        "decoder.layers.{layer}.mlp.linear_fc1.weight",
-        ("model.layers.{layer}.mlp.gate_proj.weight", "model.layers.{layer}.mlp.up_proj.weight"),
-        GatedRows(),
-    ),
-    Entry(
-        "decoder.layers.{layer}.mlp.linear_fc2.weight",
-        ("model.layers.{layer}.mlp.down_proj.weight",),
-        Sliced(dim=1),
-    ),
+    in_layer("input_layernorm.weight", "input_layernorm.weight", sharding=Replicated()),
+    in_layer("self_attention.linear_qkv.weight", *(f"{name}.weight" for name in _QKV), sharding=QKV()),
+    in_layer("self_attention.linear_proj.weight", "self_attn.o_proj.weight", sharding=RowParallel()),
+    in_layer("pre_mlp_layernorm.weight", "post_attention_layernorm.weight", sharding=Replicated()),
+    in_layer("mlp.linear_fc1.weight", "mlp.gate_proj.weight", "mlp.up_proj.weight", sharding=GatedMLP()),
+    in_layer("mlp.linear_fc2.weight", "mlp.down_proj.weight", sharding=RowParallel()),
+)
+WITHOUT_MLP = tuple(mapping for mapping in LAYER if ".mlp." not in mapping.megatron)
+QKV_BIAS = in_layer("self_attention.linear_qkv.bias", *(f"{name}.bias" for name in _QKV), sharding=QKV())
+QK_NORMS = tuple(
+    in_layer(f"self_attention.{one}_layernorm.weight", f"self_attn.{one}_norm.weight", sharding=Replicated())
+    for one in ("q", "k")
 )
 
 
-def entries(model: ModelSpec, layer: tuple[Entry, ...] = LAYER) -> tuple[Entry, ...]:
-    """The whole map; families that differ from Llama inside a layer only pass their own ``layer``."""
-    output = "output_layer.weight"
-    embedding = Entry(
-        "embedding.word_embeddings.weight",
-        ("model.embed_tokens.weight",),
-        Vocabulary(),
-        copy=output if model.tied_embeddings else None,
+def experts(block: str, gate: str, up: str, down: str) -> tuple[ParamMapping, ...]:
+    """Router and experts, by their names on disk below a layer: transformers' own fused parameters have others
+    (kit/engines/huggingface/experts.py)."""
+    ours, theirs = "mlp.experts.local_experts.{expert}", f"{block}.experts.{{expert}}"
+    return (
+        in_layer("mlp.router.weight", f"{block}.gate.weight", sharding=Replicated()),
+        in_layer(f"{ours}.linear_fc1.weight", f"{theirs}.{gate}.weight", f"{theirs}.{up}.weight", sharding=GatedMLP()),
+        in_layer(f"{ours}.linear_fc2.weight", f"{theirs}.{down}.weight", sharding=RowParallel()),
     )
-    norm = Entry("decoder.final_layernorm.weight", ("model.norm.weight",), Replicated())
-    untied = () if model.tied_embeddings else (Entry(output, ("lm_head.weight",), Vocabulary()),)
-    return (embedding, *layer, norm, *untied)
+
+
+def llama(model: ModelSpec, layer: tuple[ParamMapping, ...] = LAYER) -> tuple[ParamMapping, ...]:
+    """The whole map; families that differ from Llama inside a layer only pass their own ``layer``."""
+    embedding, *head = embedding_and_head(model, "model.embed_tokens.weight", "lm_head.weight")
+    norm = ParamMapping("decoder.final_layernorm.weight", ("model.norm.weight",), Replicated())
+    return (embedding, *layer, norm, *head)
+
+
+def qwen2(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """Biases on query, key and value."""
+    return llama(model, (*LAYER, QKV_BIAS))
+
+
+def qwen3(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """A norm per head on queries and keys."""
+    return llama(model, (*LAYER, *QK_NORMS))
+
+
+def mixtral(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """A router and experts in place of the MLP."""
+    return llama(model, (*WITHOUT_MLP, *experts("block_sparse_moe", "w1", "w3", "w2")))
+
+
+def qwen3_moe(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """Qwen3 with a router and experts in place of the MLP."""
+    return llama(model, (*WITHOUT_MLP, *QK_NORMS, *experts("mlp", "gate_proj", "up_proj", "down_proj")))
+
+
+def phi3(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """Query, key and value in one tensor on disk, and gate and up in one."""
+    query, key_value = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    qkv, gated = (query, key_value, key_value), (model.ffn_hidden_size,) * 2
+    on_disk = {
+        mapping.megatron: mapping
+        for mapping in (
+            in_layer(
+                "self_attention.linear_qkv.weight",
+                "self_attn.qkv_proj.weight",
+                sharding=ConcatenatedRows(QKV(), qkv),
+            ),
+            in_layer("mlp.linear_fc1.weight", "mlp.gate_up_proj.weight", sharding=ConcatenatedRows(GatedMLP(), gated)),
+        )
+    }
+    return llama(model, tuple(on_disk.get(mapping.megatron, mapping) for mapping in LAYER))

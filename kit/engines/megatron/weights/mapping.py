@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from kit.engines.megatron.weights.sharding import Rule
+from kit.engines.megatron.weights.sharding import Sharding, VocabParallel
 from kit.specs.model import ModelSpec
 
 
 @dataclass(frozen=True)
-class Entry:
+class ParamMapping:
     """One Megatron parameter and the Hugging Face tensors that it is made of.
 
     ``{layer}`` stands for each layer, ``{expert}`` for each of its experts.
@@ -18,7 +18,7 @@ class Entry:
 
     megatron: str
     hugging_face: tuple[str, ...]
-    rule: Rule
+    sharding: Sharding
     copy: str | None = None
     """A second Megatron parameter with the same content, on the last pipeline stage: the tied output layer."""
     experts: bool | None = None
@@ -28,35 +28,53 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
+class MappedParam:
     """One entry, at one layer: what is read, held and written together."""
 
     megatron: str
     """Global parameter name, layers and experts counted over the whole model."""
     hugging_face: tuple[str, ...]
-    rule: Rule
+    sharding: Sharding
     layer: int | None
     """None outside of the layers."""
     copy: str | None
     expert: int | None = None
     """None outside of the experts."""
     frozen: bool = False
-    """See ``Entry``."""
+    """See ``ParamMapping``."""
 
 
-def tensor_groups(entries: tuple[Entry, ...], model: ModelSpec) -> Iterator[Group]:
+def embedding_and_head(model: ModelSpec, embedding: str, head: str) -> tuple[ParamMapping, ...]:
+    """Word embedding and output layer, by their Hugging Face names: one mapping where they are tied."""
+    ours, output = "embedding.word_embeddings.weight", "output_layer.weight"
+    if model.tied_embeddings:
+        return (ParamMapping(ours, (embedding,), VocabParallel(), copy=output),)
+    return ParamMapping(ours, (embedding,), VocabParallel()), ParamMapping(output, (head,), VocabParallel())
+
+
+def weight_and_bias(
+    megatron: str, hugging_face: str, weight: Sharding, bias: Sharding | None = None
+) -> tuple[ParamMapping, ParamMapping]:
+    """Both parameters of a norm or linear layer; ``bias``: None where it is sharded like the weight."""
+    return (
+        ParamMapping(f"{megatron}.weight", (f"{hugging_face}.weight",), weight),
+        ParamMapping(f"{megatron}.bias", (f"{hugging_face}.bias",), bias or weight),
+    )
+
+
+def mapped_params(mappings: tuple[ParamMapping, ...], model: ModelSpec) -> Iterator[MappedParam]:
     """Every group of the model: what precedes the layers, layer by layer, what follows them."""
-    in_layers = [index for index, entry in enumerate(entries) if "{layer}" in entry.megatron]
-    for entry in entries[: in_layers[0]]:
-        yield Group(entry.megatron, entry.hugging_face, entry.rule, None, entry.copy)
+    in_layers = [index for index, mapping in enumerate(mappings) if "{layer}" in mapping.megatron]
+    for mapping in mappings[: in_layers[0]]:
+        yield MappedParam(mapping.megatron, mapping.hugging_face, mapping.sharding, None, mapping.copy)
     for layer in range(model.num_layers):
-        for entry in entries[in_layers[0] : in_layers[-1] + 1]:
-            if entry.experts not in (None, model.has_experts(layer)):
+        for mapping in mappings[in_layers[0] : in_layers[-1] + 1]:
+            if mapping.experts not in (None, model.has_experts(layer)):
                 continue
-            experts: Iterable[int | None] = range(model.num_experts) if "{expert}" in entry.megatron else (None,)
+            experts: Iterable[int | None] = range(model.num_experts) if "{expert}" in mapping.megatron else (None,)
             for expert in experts:
-                names = tuple(name.format(layer=layer, expert=expert) for name in entry.hugging_face)
-                megatron = entry.megatron.format(layer=layer, expert=expert)
-                yield Group(megatron, names, entry.rule, layer, entry.copy, expert, entry.frozen)
-    for entry in entries[in_layers[-1] + 1 :]:
-        yield Group(entry.megatron, entry.hugging_face, entry.rule, None, entry.copy)
+                names = tuple(name.format(layer=layer, expert=expert) for name in mapping.hugging_face)
+                megatron = mapping.megatron.format(layer=layer, expert=expert)
+                yield MappedParam(megatron, names, mapping.sharding, layer, mapping.copy, expert, mapping.frozen)
+    for mapping in mappings[in_layers[-1] + 1 :]:
+        yield MappedParam(mapping.megatron, mapping.hugging_face, mapping.sharding, None, mapping.copy)

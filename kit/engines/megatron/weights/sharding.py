@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardSlice:
     """Rows (``dim`` 0) or columns (1) of one Hugging Face tensor, over all of its other dimension."""
 
     tensor: int
@@ -37,14 +37,14 @@ class Piece:
         return 1 - self.dim if self.transposed else self.dim
 
 
-class Rule(Protocol):
+class Sharding(Protocol):
     """One way of sharding."""
 
     @property
     def sharded(self) -> bool:
         """False where every rank holds the whole parameter."""
 
-    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         """What rank ``rank`` of ``tp`` holds of Hugging Face tensors with these shapes; the rest of its shard is 0."""
 
 
@@ -54,39 +54,48 @@ class Replicated:
 
     sharded: bool = False
 
-    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         (shape,) = shapes
-        return [Piece(0, 0, 0, shape[0], 0)]
+        return [ShardSlice(0, 0, 0, shape[0], 0)]
 
 
 @dataclass(frozen=True)
-class Sliced:
-    """Contiguous slices along one dimension: 1 for the input of a row-parallel linear layer."""
+class ColumnParallel:
+    """The output (rows) of a column-parallel linear layer: contiguous slices."""
 
-    dim: int
     sharded: bool = True
 
-    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
-        (shape,) = shapes
-        length = shape[self.dim] // tp
-        return [Piece(0, self.dim, rank * length, length, 0)]
+    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
+        length = shapes[0][0] // tp
+        return [ShardSlice(0, 0, rank * length, length, 0)]
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class RowParallel:
+    """The input (columns) of a row-parallel linear layer: contiguous slices."""
+
+    sharded: bool = True
+
+    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
+        length = shapes[0][1] // tp
+        return [ShardSlice(0, 1, rank * length, length, 0)]
+
+
+@dataclass(frozen=True)
+class VocabParallel:
     """Rows of the embedding, padded with zeros to a multiple of the ranks (padded_vocab_size in emit/megatron.py)."""
 
     sharded: bool = True
 
-    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         ((rows, *_),) = shapes
         length = -(-rows // tp)
         start = min(rank * length, rows)
-        return [Piece(0, 0, start, min(length, rows - start), 0)]
+        return [ShardSlice(0, 0, start, min(length, rows - start), 0)]
 
 
 @dataclass(frozen=True)
-class GatedRows:
+class GatedMLP:
     """Gate and up projection: each is sliced first, then a rank's two slices are stacked.
 
     transformer/mlp.py chunks each rank's output into gate and up.
@@ -94,47 +103,47 @@ class GatedRows:
 
     sharded: bool = True
 
-    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         length = shapes[0][0] // tp
-        return [Piece(index, 0, rank * length, length, index * length) for index in range(len(shapes))]
+        return [ShardSlice(index, 0, rank * length, length, index * length) for index in range(len(shapes))]
 
 
 @dataclass(frozen=True)
 class Transposed:
     """A weight that lies on disk as (input, output), as GPT-2's Conv1D has it; ``rule`` sees (output, input)."""
 
-    rule: Rule
+    sharding: Sharding
 
     @property
     def sharded(self) -> bool:
-        return self.rule.sharded
+        return self.sharding.sharded
 
-    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
-        pieces = self.rule.pieces([shape[::-1] for shape in shapes], model, tp, rank)
-        return [dataclasses.replace(piece, transposed=True) for piece in pieces]
+    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
+        slices = self.sharding.slices([shape[::-1] for shape in shapes], model, tp, rank)
+        return [dataclasses.replace(piece, transposed=True) for piece in slices]
 
 
 @dataclass(frozen=True)
-class Fused:
+class ConcatenatedRows:
     """One tensor on disk whose rows are those of several, one after the other; ``rule`` sees the parts."""
 
-    rule: Rule
+    sharding: Sharding
     rows: tuple[int, ...]
 
     @property
     def sharded(self) -> bool:
-        return self.rule.sharded
+        return self.sharding.sharded
 
-    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         ((_, *rest),) = shapes
-        pieces = self.rule.pieces([(rows, *rest) for rows in self.rows], model, tp, rank)
+        slices = self.sharding.slices([(rows, *rest) for rows in self.rows], model, tp, rank)
         return [
-            dataclasses.replace(piece, tensor=0, start=piece.start + sum(self.rows[: piece.tensor])) for piece in pieces
+            dataclasses.replace(piece, tensor=0, start=piece.start + sum(self.rows[: piece.tensor])) for piece in slices
         ]
 
 
 @dataclass(frozen=True)
-class GroupedQkv:
+class QKV:
     """Query, key and value rows, interleaved per key/value head: its queries, its key, its value; then sliced.
 
     transformer/attention.py, SelfAttention.get_query_key_value_tensors. With fewer key/value heads than ranks a
@@ -143,16 +152,16 @@ class GroupedQkv:
 
     sharded: bool = True
 
-    def pieces(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Piece]:
+    def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         groups = model.num_key_value_heads
         rows = [shape[0] // groups for shape in shapes]  # of each tensor, in one group
         length = groups * sum(rows) // tp
         first, last = rank * length, (rank + 1) * length
-        pieces, at = [], 0
+        slices, at = [], 0
         for group in range(groups):
             for tensor, count in enumerate(rows):
                 lower, upper = max(at, first), min(at + count, last)
                 if lower < upper:
-                    pieces.append(Piece(tensor, 0, group * count + lower - at, upper - lower, lower - first))
+                    slices.append(ShardSlice(tensor, 0, group * count + lower - at, upper - lower, lower - first))
                 at += count
-        return pieces
+        return slices
