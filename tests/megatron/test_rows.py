@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch
-from kit.engines.megatron.microbatches import equally_long, length_unit
+from kit.engines.megatron.microbatches import length_unit, pad_to_longest
 
 
 def config(**sizes):
@@ -26,10 +26,10 @@ def test_length_unit_is_what_chunks_and_sequence_parallelism_divide():
 def test_rows_get_one_length_and_keep_what_they_had():
     whole = MicroBatch(torch.ones(2, 6, dtype=torch.long), torch.ones(2, 6, dtype=torch.long))
     short = MicroBatch(*(torch.ones(2, 5, dtype=torch.long) for _ in range(4)))
-    long, filled = equally_long([whole, short], 4)
+    long, filled = pad_to_longest([whole, short], 4)
     assert long.input_ids.shape == filled.input_ids.shape == (2, 8)
     assert long.position_ids is None
     assert torch.equal(filled.labels[:, :5], short.labels)
     assert (filled.labels[:, 5:] == IGNORE_INDEX).all()
     assert (filled.sequence_ids[:, 5:] == -1).all()
-    assert equally_long([whole], 3)[0] is whole
+    assert pad_to_longest([whole], 3)[0] is whole

@@ -192,7 +192,7 @@ def own(engine: TorchEngine) -> dict[tuple[str, str], torch.Tensor]:
 
 def allocated(engine: TorchEngine) -> int:
     """Bytes of the storages behind the moments: what was asked of the allocator, whatever views say."""
-    held = [each for p in engine._parameters.values() for each in engine._optimizer.held(p).values()]
+    held = [each for p in engine._parameters.values() for each in engine._optimizer.local_state(p).values()]
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in held}.values())
 
 

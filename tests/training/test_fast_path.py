@@ -323,7 +323,7 @@ def test_a_step_waits_once(tmp_path, chunked):
     chosen = tiny.plan(gradient_accumulation_steps=3, chunked_loss=chunked)
     engine = TorchEngine(tiny.run_directory(tmp_path, chosen))
     waits, hidden = waits_in_a_step(engine, micro_batches(1, mbs=2, accumulation=3))
-    assert waits == {"loss.py:told": 1}
+    assert waits == {"loss.py:to_host": 1}
     assert not hidden  # tolist of several is a copy
 
 

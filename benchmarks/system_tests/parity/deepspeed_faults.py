@@ -21,9 +21,9 @@ def planted(fault: str | None) -> Iterator[None]:
 
 def _ulysses_local_positions() -> None:
     """Each rank counts the positions of its part of the sequence from 0."""
-    from kit.engines.deepspeed.ulysses import Ulysses
+    from kit.engines.deepspeed.ulysses import UlyssesSequenceParallel
 
-    build = Ulysses.build
+    build = UlyssesSequenceParallel.build
 
     def first(self, settings):
         model = build(self, settings)
@@ -33,14 +33,14 @@ def _ulysses_local_positions() -> None:
         )
         return model
 
-    _replace(Ulysses, "build", first)
+    _replace(UlyssesSequenceParallel, "build", first)
 
 
 def _ulysses_one_average() -> None:
     """Stage 3 treated as the stages below it, whose gradients are not divided by the sequence-parallel ranks."""
-    from kit.engines.deepspeed.ulysses import Ulysses
+    from kit.engines.deepspeed.ulysses import UlyssesSequenceParallel
 
-    _replace(Ulysses, "averaged_over", property(lambda self: self.dp_size))
+    _replace(UlyssesSequenceParallel, "averaged_over", property(lambda self: self.dp_size))
 
 
 def _autotp_partial_norms() -> None:

@@ -88,17 +88,17 @@ def _megatron_swap_qk() -> None:
     """Keys before queries in each group of the fused projection, in both directions of the weight map."""
     import dataclasses
 
-    from kit.engines.megatron.weights.sharding import GroupedQkv
+    from kit.engines.megatron.weights.sharding import QKV
 
-    pieces = GroupedQkv.pieces
+    slices = QKV.slices
 
     def swapped(self, shapes, model, tp, rank):
         query, key, value = shapes
         other = {0: 1, 1: 0, 2: 2}
-        found = pieces(self, (key, query, value), model, tp, rank)
+        found = slices(self, (key, query, value), model, tp, rank)
         return [dataclasses.replace(piece, tensor=other[piece.tensor]) for piece in found]
 
-    _replace(GroupedQkv, "pieces", swapped)
+    _replace(QKV, "slices", swapped)
 
 
 def _megatron_skip_sequence_parallel_reduction() -> None:
@@ -224,9 +224,9 @@ def _megatron_running_positions() -> None:
 
 def _megatron_unbalanced_context() -> None:
     """Ranks take neighbouring parts of the sequence, while attention believes in the zig-zag order."""
-    from kit.engines.megatron import forward
+    from kit.engines.megatron import microbatches
 
-    _replace(forward, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
+    _replace(microbatches, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
 
 
 def _megatron_swapped_experts() -> None:

@@ -51,7 +51,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     split = None
     if layout.engine == "torch" and layout.zero_stage:
         compute_dtype = torch.bfloat16 if job.precision != "fp32" else None
-        split = fsdp.Sharded(model, layout.zero_stage, compute_dtype, torch.device("cpu"), mesh)
+        split = fsdp.FsdpModel(model, layout.zero_stage, compute_dtype, torch.device("cpu"), mesh)
     parameters = list(model.parameters())
     local = [_local(parameter) for parameter in parameters]
     live.leave_out(local)
@@ -63,7 +63,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     moments: list[torch.Tensor] = []
     if layout.engine == "torch":
         optimizer = Optimizer(trained, job.optimizer, job.learning_rate)
-        moments = [moment for parameter in trained for moment in optimizer.held(parameter).values()]
+        moments = [moment for parameter in trained for moment in optimizer.local_state(parameter).values()]
         live.leave_out(moments)
     begin = live.now
     live.restart()

@@ -24,7 +24,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
-from kit.engines.megatron.forward import forward
+from kit.engines.megatron.microbatches import forward
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.resharding.export import export_blocks
 from kit.engines.megatron.resharding.groups import ShardGroups

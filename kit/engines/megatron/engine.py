@@ -17,8 +17,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.megatron.checkpoint import engine_checkpoint
-from kit.engines.megatron.forward import forward
-from kit.engines.megatron.microbatches import equally_long, length_unit, whole_rounds
+from kit.engines.megatron.microbatches import forward, length_unit, pad_to_longest, pad_to_whole_rounds
 from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.resharding.export import export_blocks
@@ -114,7 +113,7 @@ class MegatronEngine(Engine):
         for chunk in self._chunks:
             chunk.eval()
         with torch.no_grad():
-            return self._run(whole_rounds(micro_batches, self._config), forward_only=True)
+            return self._run(pad_to_whole_rounds(micro_batches, self._config), forward_only=True)
 
     def save(self, directory: Path) -> None:
         """Write megatron-core's torch_dist format into an existing empty directory."""
@@ -184,7 +183,7 @@ class MegatronEngine(Engine):
         self._config.grad_sync_func = start_sync if len(start_sync) > 1 else start_sync[0]
 
     def _run(self, micro_batches: Sequence[MicroBatch], forward_only: bool) -> LossSum:
-        micro_batches = equally_long(micro_batches, length_unit(self._config))
+        micro_batches = pad_to_longest(micro_batches, length_unit(self._config))
         micro_batch_size, seq_length = micro_batches[0].input_ids.shape
         results = self._run_schedule(
             forward_step_func=_forward_step,

@@ -1,6 +1,6 @@
-"""Micro batches as megatron-core's schedules want them: equally long, and enough of them.
+"""Micro batches through Megatron-core's model: padded as its schedules need them, and one forward pass.
 
-What is added does not count, and nothing before it sees it.
+Padding does not count in the loss, and no token before it sees it.
 """
 
 from __future__ import annotations
@@ -10,40 +10,42 @@ import math
 from collections.abc import Sequence
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch
+from kit.engines.megatron.model.cp_all_gather import local_part
 
-PADDING = {"input_ids": 0, "labels": IGNORE_INDEX, "position_ids": 0, "sequence_ids": -1}
-"""Field of a micro batch → what rows are filled up with."""
+_PADDING = {"input_ids": 0, "labels": IGNORE_INDEX, "position_ids": 0, "sequence_ids": -1}
+"""Field of a micro batch → value that rows are padded with."""
 
 
 def length_unit(config: TransformerConfig) -> int:
-    """What a row's length must be a multiple of: two chunks a context-parallel rank, equal parts under SP."""
+    """Rows must have a multiple of this length: two chunks a context-parallel rank, equal parts under SP."""
     parts = config.context_parallel_size * config.tensor_model_parallel_size if config.sequence_parallel else 1
     return math.lcm(parts, 2 * config.context_parallel_size if config.context_parallel_size > 1 else 1)
 
 
-def equally_long(micro_batches: Sequence[MicroBatch], unit: int) -> Sequence[MicroBatch]:
+def pad_to_longest(micro_batches: Sequence[MicroBatch], unit: int) -> Sequence[MicroBatch]:
     """Rows filled up to the longest of the step, for which a pipeline has its buffers, and to a multiple of ``unit``.
 
     Where nothing is missing they are left as they are.
     """
     longest = max(batch.input_ids.shape[1] for batch in micro_batches)
     length = -(-longest // unit) * unit
-    return [_lengthened(batch, length) for batch in micro_batches]
+    return [_padded(batch, length) for batch in micro_batches]
 
 
-def _lengthened(batch: MicroBatch, length: int) -> MicroBatch:
+def _padded(batch: MicroBatch, length: int) -> MicroBatch:
     missing = length - batch.input_ids.shape[1]
     if not missing:
         return batch
-    held = {name: value for name in PADDING if (value := getattr(batch, name)) is not None}
-    padded = {name: torch.nn.functional.pad(value, (0, missing), value=PADDING[name]) for name, value in held.items()}
+    held = {name: value for name in _PADDING if (value := getattr(batch, name)) is not None}
+    padded = {name: torch.nn.functional.pad(value, (0, missing), value=_PADDING[name]) for name, value in held.items()}
     return dataclasses.replace(batch, **padded)
 
 
-def whole_rounds(micro_batches: Sequence[MicroBatch], config: TransformerConfig) -> list[MicroBatch]:
+def pad_to_whole_rounds(micro_batches: Sequence[MicroBatch], config: TransformerConfig) -> list[MicroBatch]:
     """The interleaved schedule takes whole rounds of pp micro batches only: fill up with some that do not count."""
     padded = list(micro_batches)
     if config.virtual_pipeline_model_parallel_size is not None:
@@ -51,3 +53,26 @@ def whole_rounds(micro_batches: Sequence[MicroBatch], config: TransformerConfig)
         empty = dataclasses.replace(first, labels=torch.full_like(first.labels, IGNORE_INDEX))
         padded += [empty] * (-len(padded) % config.pipeline_model_parallel_size)
     return padded
+
+
+def forward(model: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """(fp32 losses, or activations before the last stage; which of this rank's labels count), (batch, sequence)."""
+    device = torch.cuda.current_device()
+    positions = batch.position_ids
+    if positions is None:
+        positions = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
+    group = parallel_state.get_context_parallel_group()
+    input_ids, labels, position_ids = (
+        local_part(whole, 1, group).to(device, non_blocking=True)
+        for whole in (batch.input_ids, batch.labels, positions)
+    )
+    # The documents stay whole, and on the CPU: their boundaries are read in Python
+    # (kit/engines/megatron/model/attention.py).
+    output = model(
+        input_ids,
+        position_ids,
+        attention_mask=batch.sequence_ids,
+        labels=labels,
+        rotate=batch.position_ids is not None,
+    )
+    return output, labels != IGNORE_INDEX

@@ -55,7 +55,7 @@ class MegatronSource(TensorSource):
             raise CheckpointError(f"tensor {name} is not one of {self._model.name}'s")
         mapped, index = self._place[name]
         shapes = [self._shapes[each] for each in mapped.hugging_face]
-        whole = self._whole(mapped, shapes)
+        whole = self._parameter(mapped, shapes)
         full = torch.empty(shapes[index], dtype=whole.dtype)
         for piece in mapped.sharding.slices(shapes, self._model, 1, 0):
             if piece.tensor == index:
@@ -63,7 +63,7 @@ class MegatronSource(TensorSource):
                 target.copy_(whole.narrow(piece.dim, piece.at, piece.length))
         return full
 
-    def _whole(self, mapped: MappedParam, shapes: list[Shape]) -> torch.Tensor:
+    def _parameter(self, mapped: MappedParam, shapes: list[Shape]) -> torch.Tensor:
         if self._held is not None and self._held[0] == mapped.megatron:
             return self._held[1]
         self._held = None  # before the next one is there
