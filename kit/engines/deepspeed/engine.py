@@ -166,9 +166,7 @@ class DeepSpeedEngine(Engine):
         """Read what ``save`` wrote, by a reader that runs none of it (``reading``). Raises CheckpointError where there
         is nothing, or anything that DeepSpeed does not write."""
         if not (directory / _TAG).is_dir():
-            raise CheckpointError(
-                f"{directory} has no folder {_TAG}, so no DeepSpeed checkpoint; resume elsewhere"
-            )
+            raise CheckpointError(f"{directory} has no folder {_TAG}, so no DeepSpeed checkpoint; resume elsewhere")
         if isinstance(self._state, NvmeState):
             self._state.load(directory / _TAG)
         else:
