@@ -10,6 +10,8 @@ from kit.errors import EngineError
 from kit.specs.families import FAMILIES, families_where
 from kit.specs.model import ModelSpec
 
+_WeightMap = Callable[[ModelSpec], tuple[ParamMapping, ...]]
+
 
 def weight_map(model: ModelSpec) -> tuple[ParamMapping, ...]:
     """The mappings of the model's family. Raises EngineError for a family without a map."""
@@ -19,5 +21,5 @@ def weight_map(model: ModelSpec) -> tuple[ParamMapping, ...]:
             f"family={model.family} of {model.name}: the Megatron engine has no weight map for it; "
             f"use engine torch or deepspeed, or one of the families {', '.join(families_where('megatron'))}"
         )
-    mappings: Callable[[ModelSpec], tuple[ParamMapping, ...]] = getattr(import_module(f"{__package__}.{file}"), function)
+    mappings: _WeightMap = getattr(import_module(f"{__package__}.{file}"), function)
     return mappings(model)
