@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,10 @@ def run(command: Sequence[str], rundir: RunDirectory) -> None:
     wait(start(command, log), log)
 
 
-def wait(process: subprocess.Popen[bytes], log: Path) -> None:
+def wait(process: subprocess.Popen[bytes], log: Path, limit_s: float = RUN_LIMIT_S) -> None:
     """Wait for a clean end. Raises ``RunFailed`` otherwise."""
     try:
-        processes.finish(process, RUN_LIMIT_S)
+        processes.finish(process, limit_s)
     except EngineError as error:
         raise RunFailed(f"{error}:\n{_tail(log)}") from None
 
@@ -60,6 +61,15 @@ def train_until_killed(rundir: RunDirectory, step: int, *words: str) -> int:
         return processes.kill_at(processes.launch(rundir.path, *words), rundir.path, step, RUN_LIMIT_S)
     except EngineError as error:
         raise RunFailed(f"{error}:\n{_tail(rundir.path / 'log.txt')}") from None
+
+
+def wait_for_step(jobs: Sequence[subprocess.Popen[bytes]], run: Path, step: int, limit_s: float) -> None:
+    """Until ``step`` is logged. Raises ``RunFailed`` where a job ends before, or nothing comes."""
+    deadline = time.monotonic() + limit_s
+    while not (rows := processes.metrics(run)) or rows[-1]["step"] < step:
+        if time.monotonic() > deadline or any(job.poll() is not None for job in jobs):
+            raise RunFailed(f"{run.name}: step {step} was not reached: {processes.tail(run)}")
+        time.sleep(0.01)
 
 
 def metrics(rundir: RunDirectory) -> list[dict[str, Any]]:

@@ -27,10 +27,8 @@ def main() -> int:
     """0 where every limit is kept."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = {"loop": _loop, "data": _data, "saving": _saving}
-    parser.add_argument("parts", nargs="*", help=f"of {', '.join(parts)}; all by default")
+    parser.add_argument("parts", nargs="*", choices=[*parts, []], metavar="PART", help=", ".join(parts))
     arguments = parser.parse_args()
-    if unknown := set(arguments.parts) - parts.keys():
-        parser.error(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(parts)}")
     missed = []
     for name, part in parts.items():
         if not arguments.parts or name in arguments.parts:

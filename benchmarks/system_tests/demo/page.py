@@ -1,4 +1,4 @@
-"""The HTML page: curves, plans as pictures, claims. One file, no network, no script."""
+"""The HTML page: curves, plans, claims. One file, no network, no script."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write(
     parts += ["<h2>Curves</h2>", _svg(_curves(curves))]
     for plan in plans:
         parts += [f"<h2>{html.escape(f'{plan.model.name} on {plan.cluster.num_gpus} × {plan.cluster.gpu.name}')}</h2>"]
-        parts += [_svg(_plan(plan)), f"<pre>{html.escape(render(plan))}</pre>"]
+        parts += [f"<pre>{html.escape(render(plan))}</pre>"]
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>kit demo</title><style>{STYLE}</style>'
     file.write_text(f"{head}{''.join(parts)}</html>", encoding="utf-8")
     return file
@@ -66,25 +66,6 @@ def _curves(curves: Mapping[str, list[dict[str, Any]]]) -> Figure:
     right.set(title="Distance from plain torch", xlabel="step", ylabel="relative difference of the loss")
     right.axhline(1e-3, color="grey", linestyle=":", linewidth=1)
     left.legend(fontsize=8)
-    figure.tight_layout()
-    return figure
-
-
-def _plan(plan: Plan) -> Figure:
-    """Memory of each pipeline stage against the GPU's, and where the step's time goes."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3))
-    stages = plan.predicted.memory
-    offsets = [0.0] * len(stages)
-    for name in stages[0].components_gib:
-        values = [stage.components_gib.get(name, 0.0) for stage in stages]
-        left.barh([f"stage {s.stage}" for s in stages], values, left=offsets, label=name)
-        offsets = [a + b for a, b in zip(offsets, values, strict=True)]
-    left.axvline(plan.cluster.gpu.memory_gib, color="black", linestyle=":", linewidth=1)
-    left.set(title="Predicted peak memory of one GPU", xlabel="GiB (dotted: the GPU)")
-    left.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.01, 0.5))
-    times = {name: value for name, value in plan.predicted.step_time_components_s.items() if value > 0}
-    right.barh(list(times), list(times.values()))
-    right.set(title=f"Predicted step time, {plan.predicted.step_time_s:.2f} s in all", xlabel="seconds")
     figure.tight_layout()
     return figure
 

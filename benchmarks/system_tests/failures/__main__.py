@@ -1,6 +1,6 @@
 """Provoke every failure, read the logs, and say whether the doctor found the cause.
 
-    python -m benchmarks.system_tests.failures [NAME…] [--keep DIRECTORY] [--markdown]
+    python -m benchmarks.system_tests.failures [NAME…] [--keep DIRECTORY]
 
 Each is a real job of two processes over gloo, started by torchrun, that fails in its own way (``worker.py``). Exit
 code 1 where a cause was not provoked or not found first, or on another rank, in another phase or at another step.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,10 +18,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.page import row, table
 from benchmarks.system_tests.failures import kit_run, memory
 from kit.diagnose.logs import Cause, diagnose
 from kit.planner.plan import Plan
 from tests.support import namespaces
+from tests.support.runs import torchrun
 from tests.support.small_disk import small_disk
 
 LIMIT_S = 120
@@ -79,37 +80,32 @@ def main() -> int:
     known = [failure.name for failure in FAILURES]
     parser.add_argument("names", nargs="*", choices=[*known, []], metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--keep", type=Path, help="leave the logs in this new directory")
-    parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
     chosen = [failure for failure in FAILURES if not arguments.names or failure.name in arguments.names]
-    if arguments.keep is not None and arguments.keep.exists():
-        parser.error(f"--keep {arguments.keep} exists already; name a new directory")
-    keep = arguments.keep or Path(tempfile.mkdtemp())
-    keep.mkdir(parents=True, exist_ok=True)
-    begin = time.monotonic()
-    missed = 0
-    if arguments.markdown:
-        print("| provoked | found first | on rank | said |\n|---|---|---|---|")
-    for failure in chosen:
-        try:
-            causes = provoke(failure, keep / failure.name)
-        except (namespaces.NoNamespaces, subprocess.TimeoutExpired) as error:
-            print(f"NOT PROVOKED {failure.name}: {error}", flush=True)
-            missed += 1
-            continue
-        right = found(failure, causes)
-        missed += not right
-        first = causes[0] if causes else None
-        if arguments.markdown and first:
-            ranks = ", ".join(map(str, first.ranks)) or "–"
-            where = "".join(f", {word}" for word in (first.phase, first.when) if word)
-            print(f"| {failure.planted} | `{first.cause}` | {ranks}{where} | {first.meaning} |", flush=True)
-        if not right or not arguments.markdown:
-            print(f"{'ok    ' if right else 'MISSED'} {failure.name}: {failure.planted}\n  {first or 'nothing found'}")
-            sys.stdout.flush()
+    begin, missed = time.monotonic(), 0
+    print(table(("provoked", "found first", "on rank", "said"), []), flush=True)
+    with tempfile.TemporaryDirectory(prefix="kit-failures-") as scratch:
+        logs = arguments.keep or Path(scratch) / "logs"
+        logs.mkdir(parents=True)
+        for failure in chosen:
+            try:
+                causes = provoke(failure, logs / failure.name)
+            except (namespaces.NoNamespaces, subprocess.TimeoutExpired) as error:
+                print(f"NOT PROVOKED {failure.name}: {error}", flush=True)
+                missed += 1
+                continue
+            right = found(failure, causes)
+            missed += not right
+            if causes:
+                first = causes[0]
+                where = ", ".join([*map(str, first.ranks), *filter(None, (first.phase, first.when))]) or "–"
+                print(row((failure.planted, f"`{first.cause}`", where, first.meaning)), flush=True)
+            if not right:
+                print(
+                    f"MISSED {failure.name}: {failure.planted}\n  {causes[0] if causes else 'nothing found'}",
+                    flush=True,
+                )
     print(f"{len(chosen)} failures provoked, {missed} missed, {time.monotonic() - begin:.0f} s")
-    if arguments.keep is None:
-        shutil.rmtree(keep)
     return 1 if missed else 0
 
 
@@ -155,7 +151,6 @@ def _without_places(text: str, directory: Path) -> str:
 
 def _job(name: str, directory: Path) -> str:
     """What two processes print that fail in this way."""
-    words = ["--nproc-per-node", "2", "--standalone", "-m", "benchmarks.system_tests.failures.worker", name]
     disk = directory / "disk"
     with ExitStack() as around:
         group = around.enter_context(memory.small_group(name == "oom-kill"))
@@ -169,7 +164,7 @@ def _job(name: str, directory: Path) -> str:
         except OSError as error:
             raise namespaces.NoNamespaces(f"no small disk: {error}") from None
         run = subprocess.run(
-            [sys.executable, "-m", "torch.distributed.run", *words, str(disk)],
+            torchrun(2, "benchmarks.system_tests.failures.worker", name, disk),
             capture_output=True,
             text=True,
             errors="replace",

@@ -20,7 +20,6 @@ import psutil
 from benchmarks.page import ROOT, row, table
 from benchmarks.system_tests.hosts.cases import BOUNDS, CASES, COMMON, REFERENCE, STEPS, Case, beside, nodes
 from kit.emit.run_directory import RunDirectory
-from kit.rehearsal.processes import metrics
 from tests.support import namespaces, runs
 from tests.support.assets import RECIPE, prepare
 
@@ -109,11 +108,7 @@ def _start(host: str, script: str, directory: Path, log: Path) -> subprocess.Pop
 
 def _kill_a_worker(directory: Path, step: int, processes: list[subprocess.Popen[bytes]]) -> None:
     """SIGKILL to the newest worker of this run (one of a host that is not the first) once ``step`` is logged."""
-    deadline = time.monotonic() + LIMIT_S
-    while not (rows := metrics(directory)) or rows[-1]["step"] < step:
-        if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
-            raise runs.RunFailed(f"step {step} was not reached")
-        time.sleep(0.01)
+    runs.wait_for_step(processes, directory, step, LIMIT_S)
     workers = [process for process in psutil.process_iter(["cmdline"]) if _is_worker(process, directory)]
     if not workers:
         raise runs.RunFailed("no worker found to kill")

@@ -49,7 +49,7 @@ class Outcome:
 def main() -> int:
     """0 where every curve and every tensor is equal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="of the cases; all by default")
+    parser.add_argument("names", nargs="*", choices=[*(case.name for case in CASES), []], metavar="CASE")
     parser.add_argument("--kills", type=int, default=4, help="of each case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS)
@@ -57,8 +57,6 @@ def main() -> int:
     parser.add_argument("--plant", choices=["skip"], help="spoil one resume: the comparison must fail")
     arguments = parser.parse_args()
     chosen = [case for case in CASES if not arguments.names or case.name in arguments.names]
-    if unknown := set(arguments.names) - {case.name for case in CASES}:
-        parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(case.name for case in CASES)}")
     directory = arguments.keep or Path(tempfile.mkdtemp(prefix="kit-kills-"))
     data = prepare(directory / "data")
     outcomes = []

@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from benchmarks.system_tests.kills.__main__ import compare
 from benchmarks.system_tests.kills.cases import CASES, emit, prepare
 from kit.rehearsal import processes
 from kit.rehearsal.processes import metrics, start
+from tests.support import runs
 
 LIMIT_S = 420
 KILL_AT = 8
@@ -47,10 +47,8 @@ def main() -> int:
         "sigusr1": lambda run: stop(run, signal.SIGUSR1),
     }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ways", nargs="*", help=f"of {', '.join(ways)}; all by default")
+    parser.add_argument("ways", nargs="*", choices=[*ways, []], metavar="WAY", help=", ".join(ways))
     arguments = parser.parse_args()
-    if unknown := set(arguments.ways) - ways.keys():
-        parser.error(f"no such way: {', '.join(sorted(unknown))}; there are {', '.join(ways)}")
     wrong: list[str] = []
     done = 0
     with tempfile.TemporaryDirectory(prefix="kit-launched-") as scratch:
@@ -77,7 +75,7 @@ def main() -> int:
 def restart(run: Path) -> str:
     """One rank is killed; the same torchrun brings the run to its end."""
     job = torchrun(run, "--max-restarts", "2")
-    _wait_for_step(job, run, KILL_AT)
+    runs.wait_for_step([job], run, KILL_AT, LIMIT_S)
     _ranks(job)[1].kill()
     _finish(job, run)
     return f"one rank killed, {_resumes(run)} by torchrun itself"
@@ -90,7 +88,7 @@ def lose_a_node(run: Path) -> str:
     words += ("--max-restarts", "3")
     first = torchrun(run, *words, per_node=1)
     second = torchrun(run, *words, per_node=1)
-    _wait_for_step(first, run, KILL_AT)
+    runs.wait_for_step([first, second], run, KILL_AT, LIMIT_S)
     # The rendezvous lives in the agent that came first to its port; the other one is lost.
     hosts = [agent for agent in (first, second) if _listens(agent, int(endpoint.split(":")[1]))]
     lost, kept = (second, first) if hosts == [first] else (first, second)
@@ -104,7 +102,7 @@ def lose_a_node(run: Path) -> str:
 def stop(run: Path, number: signal.Signals) -> str:
     """The signal goes to torchrun; its ranks save, and leave the mark of a run that waits."""
     job = torchrun(run, "--signals-to-handle", SIGNALS, "--shutdown-timeout", "120")
-    _wait_for_step(job, run, KILL_AT)
+    runs.wait_for_step([job], run, KILL_AT, LIMIT_S)
     os.kill(job.pid, number)
     code = job.wait(timeout=LIMIT_S)
     mark = run / "stopped"
@@ -136,20 +134,8 @@ def _listens(job: subprocess.Popen[bytes], port: int) -> bool:
     )
 
 
-def _wait_for_step(job: subprocess.Popen[bytes], run: Path, step: int) -> None:
-    deadline = time.monotonic() + LIMIT_S
-    while not (rows := metrics(run)) or rows[-1]["step"] < step:
-        if job.poll() is not None or time.monotonic() > deadline:
-            processes.kill(job)
-            raise SystemExit(f"{run.name}: no step {step} (exit code {job.returncode}): {processes.tail(run)}")
-        time.sleep(0.02)
-
-
 def _finish(job: subprocess.Popen[bytes], run: Path) -> None:
-    try:
-        processes.finish(job, LIMIT_S)
-    except Exception as error:
-        raise SystemExit(f"{run.name}: {error}: {processes.tail(run)}") from None
+    runs.wait(job, run / "log.txt", LIMIT_S)
 
 
 def _resumes(run: Path) -> str:
