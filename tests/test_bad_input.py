@@ -14,7 +14,7 @@ import pytest
 
 import kit
 import kit.cli
-import kit.preflight.offload
+import kit.preflight.requirements
 from kit.emit.run_directory import RunDirectory, write
 from kit.planner.plan import Plan
 from kit.preflight.run_checks import preflight
@@ -121,7 +121,7 @@ def test_no_libaio(model, capsys, monkeypatch):
     disk = model.parent / "disk"
     disk.mkdir()
     run = emitted(planned(model, zero_stage=3, offload_optimizer="nvme"), model, disk)
-    monkeypatch.setattr(kit.preflight.offload, "find_library", lambda name: None)
+    monkeypatch.setattr(kit.preflight.requirements, "find_library", lambda name: None)
     said = answer(["train", str(run)], capsys, monkeypatch)
     assert "libaio-dev" in said
     assert "libaio-devel" in said

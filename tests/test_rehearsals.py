@@ -1,4 +1,4 @@
-"""A rehearsal can fail: one with faults planted in its twin, each in the figure in which it must show."""
+"""A rehearsal can fail: one with faults planted in its scaled-down copy, each in the figure in which it must show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Faults planted into a rehearsal's twin, on any engine: proof that a rehearsal can fail, and in which of its figures.
+"""Faults planted into a rehearsal's scaled-down copy, on any engine: proof that a rehearsal can fail, and in
+which of its figures.
 
 Each takes an engine, built, and makes it wrong, in the exact run, in the run in bf16, or in both. They reach the
 processes through ``planted/sitecustomize.py``. Runs do not see each other: faults of different ones go in together.
@@ -17,7 +18,7 @@ from kit.engines.base import TensorSource
 ROOT = Path(__file__).resolve().parents[2]
 
 
-EXACT, IN_BF16 = "twin", "twin-bf16"
+EXACT, IN_BF16 = "scaled-down", "scaled-down-bf16"
 """Run directories of a rehearsal."""
 
 
@@ -31,7 +32,7 @@ class Fault:
 
 
 def environment(faults: Sequence[str]) -> dict[str, str]:
-    """What a rehearsal's environment must have for its twin to be planted."""
+    """What a rehearsal's environment must have for its scaled-down copy to be planted."""
     path = [str(ROOT / "benchmarks" / "system_tests" / "planted"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "KIT_PLANT": ",".join(faults), "PYTHONPATH": os.pathsep.join(path)}
 

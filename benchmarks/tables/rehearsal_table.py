@@ -35,8 +35,8 @@ def page(evidence: dict[str, Any]) -> str:
     return f"""{header("Recipes", "make prove NAME=rehearse-all")}
 `kit recipes copy NAME DIR` gives a directory to run from, `kit rehearse NAME` proves a recipe again.
 
-{last}Evidence, in rising order: *accepted*: every engine's own parser took its files. *rehearsed*: its twin (same
-engine, kinds of parallelism, ZeRO stage, offload and recompute, tiny) trained on CPU processes, was killed,
+{last}Evidence, in rising order: *accepted*: every engine's own parser took its files. *rehearsed*: its scaled-down
+copy (same engine, kinds of parallelism, ZeRO stage, offload and recompute, tiny) trained on CPU processes, was killed,
 resumed on plain torch's curve in fp32, and its export loaded in transformers: loss, gradient norm, loss of the export
 and exported weights differ by the parts given. Then it trained once more in the recipe's own precision, bf16 (for fp16
 too: a CPU has none), and came as near to that curve as rounding allows ("in bf16": loss, gradient norm, Adam's first

@@ -99,19 +99,21 @@ def _machines(hosts: Path | None, plan: Path | None, port: int | None, bandwidth
     import time
 
     from kit.emit.run_directory import RunDirectory
-    from kit.preflight import PORT, examine, read_hostfile, table
+    from kit.preflight.check_result import table
+    from kit.preflight.hosts import PORT, examine
+    from kit.preflight.remote import read_hostfile
 
     begin = time.monotonic()
     names = read_hostfile(hosts) if hosts else []
     rundir = RunDirectory.open(plan) if plan else None
-    verdicts = examine(names, rundir, port or PORT)
+    results = examine(names, rundir, port or PORT)
     if bandwidth:
         from kit.preflight.bandwidth import measure
 
-        verdicts = sorted([*measure(names, rundir, port or PORT), *verdicts], key=lambda v: v.state != "failure")
+        results = sorted([*measure(names, rundir, port or PORT), *results], key=lambda v: v.state != "failure")
     if as_json:
-        typer.echo(json.dumps([verdict.as_json() for verdict in verdicts], indent=1))
+        typer.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:
-        typer.echo(table(verdicts, time.monotonic() - begin))
-    if any(verdict.state == "failure" for verdict in verdicts):
+        typer.echo(table(results, time.monotonic() - begin))
+    if any(result.state == "failure" for result in results):
         raise typer.Exit(1)

@@ -1,6 +1,6 @@
 """Measured speeds beside what a plan assumed, and what the difference does to **this** plan's step.
 
-The verdict is the cost model's: the same layout predicted again with the measured link, so that a slow link which the
+The result is the cost model's: the same layout predicted again with the measured link, so that a slow link which the
 layout hardly uses is no failure, and one that it lives on is.
 """
 
@@ -16,9 +16,9 @@ from kit.cost.efficiency import shared
 from kit.cost.estimate import predict
 from kit.emit.run_directory import RunDirectory
 from kit.planner.plan import Plan
-from kit.preflight.check_result import Verdict, failure, ok, skipped, warning
-from kit.preflight.offload import uses_nvme
-from kit.preflight.remote import HERE, LIMIT_S, Place, run
+from kit.preflight.check_result import HERE, CheckResult, failure, ok, skipped, warning
+from kit.preflight.remote import LIMIT_S, Place, run
+from kit.preflight.requirements import uses_nvme
 from kit.specs.cluster import ClusterSpec
 
 COLLECTIVE_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
@@ -29,18 +29,18 @@ SLOWER_WARNING, SLOWER_FAILURE = 1.1, 1.5
 """Of the predicted step: within its error, and no longer the plan that was bought."""
 
 
-def measure(hosts: Sequence[str], rundir: RunDirectory | None, port: int) -> list[Verdict]:
+def measure(hosts: Sequence[str], rundir: RunDirectory | None, port: int) -> list[CheckResult]:
     """Disks of every host, then collectives over all of them."""
     plan = rundir.plan if rundir else None
     places = [Place(host) for host in hosts] or [Place(HERE)]
-    found: list[Verdict] = []
+    found: list[CheckResult] = []
     if rundir is not None:
         found += [_disk(place, rundir) for place in places]
     try:
         speeds = collectives(places, plan, port)
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         fix = "the measurement is a small torch job: what stops it stops a run; look at the log above"
-        return [*found, failure("collectives", HERE, f"did not run: {error}"[:400], fix)]
+        return [*found, failure("collectives", f"did not run: {error}"[:400], fix)]
     return [*found, *judged(speeds, plan)]
 
 
@@ -65,7 +65,13 @@ def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[s
                 "MASTER_PORT": str(port),
                 **({"GLOO_SOCKET_IFNAME": interface} if interface else {}),
             }
-            words = ["-m", "kit.preflight.collectives", str(COLLECTIVE_BYTES[device]), str(COLLECTIVE_S)]
+            words = [
+                "-m",
+                "kit.preflight.measurements",
+                "collectives",
+                str(COLLECTIVE_BYTES[device]),
+                str(COLLECTIVE_S),
+            ]
             processes.append(
                 subprocess.Popen(
                     place.words(words, environment), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -83,68 +89,68 @@ def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[s
     return speeds
 
 
-def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[Verdict]:
-    """A verdict for each kind of link."""
+def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[CheckResult]:
+    """A result for each kind of link."""
     found = []
     for where, field in (("inside", "intra_node_gbytes_per_s"), ("between", "inter_node_gbytes_per_s")):
         measured = {name: value for name, value in speeds.items() if name.endswith(where)}
         check = f"{'node' if where == 'inside' else 'fabric'}-bandwidth"
         if not measured:
-            found.append(skipped(check, HERE, f"one rank {where} nodes: nothing to measure"))
+            found.append(skipped(check, f"one rank {where} nodes: nothing to measure"))
             continue
         said = ", ".join(f"{name.removesuffix('_' + where)} {value:.2f} GB/s" for name, value in measured.items())
         if plan is None:
-            found.append(ok(check, HERE, f"{said} (no plan to compare with)"))
+            found.append(ok(check, f"{said} (no plan to compare with)"))
             continue
         efficiency = shared().intra_node_link if where == "inside" else shared().inter_node_link
         assumed = getattr(plan.cluster, field) * efficiency
         reached: Any = {field: min(measured.values()) / efficiency}
         changed = dataclasses.replace(plan.cluster, **reached)
-        found.append(_verdict(check, HERE, f"{said}; the plan assumed {assumed:.2f}", plan, changed))
+        found.append(_slowdown(check, f"{said}; the plan assumed {assumed:.2f}", plan, changed))
     copies = {name: speeds[name] for name in ("host_to_device", "device_to_host") if name in speeds}
     if copies:
         said = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in copies.items()) + " GB/s"
         if plan is None:
-            found.append(ok("host-copy", HERE, said))
+            found.append(ok("host-copy", said))
         else:
             assumed = plan.cluster.gpu.pcie_gbytes_per_s * shared().host_link
             gpu = dataclasses.replace(plan.cluster.gpu, pcie_gbytes_per_s=min(copies.values()) / shared().host_link)
             changed = dataclasses.replace(plan.cluster, gpu=gpu)
-            found.append(_verdict("host-copy", HERE, f"{said}; the plan assumed {assumed:.1f}", plan, changed))
+            found.append(_slowdown("host-copy", f"{said}; the plan assumed {assumed:.1f}", plan, changed))
     else:
-        found.append(skipped("host-copy", HERE, "no GPU to copy to: memory of the host is all there is"))
+        found.append(skipped("host-copy", "no GPU to copy to: memory of the host is all there is"))
     return found
 
 
-def _disk(place: Place, rundir: RunDirectory) -> Verdict:
+def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
     """NVMe against what the plan's swapping needs; a disk for checkpoints is only told."""
     plan = rundir.plan
     swaps = uses_nvme(plan)
     path = rundir.run.nvme_path if swaps and rundir.run.nvme_path else str(rundir.path)
     check = "nvme" if swaps else "disk-speed"
     try:
-        done = run(place, ["-m", "kit.preflight.disk", path, str(DISK_BYTES)])
+        done = run(place, ["-m", "kit.preflight.measurements", "disk", path, str(DISK_BYTES)])
     except subprocess.TimeoutExpired:
-        return warning(check, place.host, f"{path}: half a GiB took more than {LIMIT_S} s", "look at the disk")
+        return warning(check, f"{path}: half a GiB took more than {LIMIT_S} s", "look at the disk", place.host)
     if done.returncode != 0:
         told = (done.stderr.strip().splitlines() or ["no word"])[-1]
         if swaps:
-            return failure(check, place.host, f"{path}: {told}", "a directory on a disk of the node's own")
-        return skipped(check, place.host, f"{path}: {told}")
+            return failure(check, f"{path}: {told}", "a directory on a disk of the node's own", place.host)
+        return skipped(check, f"{path}: {told}", place.host)
     return judged_disk(json.loads(done.stdout), plan, place.host)
 
 
-def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> Verdict:
+def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> CheckResult:
     """GB/s written and read, against what swapping to NVMe was planned with; without swapping they are only told."""
     said = f"writes {speed['write']:.2f}, reads {speed['read']:.2f} GB/s"
     if not uses_nvme(plan):
-        return ok("disk-speed", host, said)
+        return ok("disk-speed", said, host)
     assumed = plan.cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s
     changed = dataclasses.replace(plan.cluster, nvme_gbytes_per_s=min(speed.values()))
-    return _verdict("nvme", host, f"{said}; the plan assumed {assumed:.1f}", plan, changed)
+    return _slowdown("nvme", f"{said}; the plan assumed {assumed:.1f}", plan, changed, host)
 
 
-def _verdict(check: str, host: str, said: str, plan: Plan, changed: ClusterSpec) -> Verdict:
+def _slowdown(check: str, said: str, plan: Plan, changed: ClusterSpec, host: str = HERE) -> CheckResult:
     """What the measured speed makes of the predicted step."""
     before = predict(plan.model, plan.cluster, plan.job, plan.layout).step_time_s
     after = predict(plan.model, changed, plan.job, plan.layout).step_time_s
@@ -152,8 +158,8 @@ def _verdict(check: str, host: str, said: str, plan: Plan, changed: ClusterSpec)
     said = f"{said}: this plan's step takes {ratio:.2f} of its prediction ({after:.3g} s)"
     fix = "look at the link (cables, ib_write_bw, plugin in NCCL's log), or plan again with what was measured"
     if ratio > SLOWER_FAILURE:
-        return failure(check, host, said, fix)
-    return warning(check, host, said, fix) if ratio > SLOWER_WARNING else ok(check, host, said)
+        return failure(check, said, fix, host)
+    return warning(check, said, fix, host) if ratio > SLOWER_WARNING else ok(check, said, host)
 
 
 def _interface(place: Place, first: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What a check found, and how it is told."""
+"""What a check found, and how it is printed. Checks of a run directory, of a machine and of several all give this."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kit.errors import RunDirectoryError
+
 State = Literal["ok", "warning", "failure", "skipped"]
-ORDER: tuple[State, ...] = ("failure", "warning", "skipped", "ok")
+_ORDER: tuple[State, ...] = ("failure", "warning", "skipped", "ok")
+HERE = "localhost"
+"""This machine."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CheckResult:
     """One check on one host, or between hosts."""
 
     check: str
@@ -27,46 +31,49 @@ class Verdict:
         return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
 
 
-def ok(check: str, host: str, said: str) -> Verdict:
-    """Nothing wrong."""
-    return Verdict(check, "ok", (host,), said)
+def ok(check: str, said: str, host: str = HERE) -> CheckResult:
+    """Nothing is wrong."""
+    return CheckResult(check, "ok", (host,), said)
 
 
-def warning(check: str, host: str, said: str, fix: str) -> Verdict:
+def warning(check: str, said: str, fix: str, host: str = HERE) -> CheckResult:
     """It will run, slower or with a surprise."""
-    return Verdict(check, "warning", (host,), said, fix)
+    return CheckResult(check, "warning", (host,), said, fix)
 
 
-def failure(check: str, host: str, said: str, fix: str) -> Verdict:
+def failure(check: str, said: str, fix: str, host: str = HERE) -> CheckResult:
     """It will not run, or run wrong."""
-    return Verdict(check, "failure", (host,), said, fix)
+    return CheckResult(check, "failure", (host,), said, fix)
 
 
-def skipped(check: str, host: str, said: str) -> Verdict:
-    """Nothing to look at; ``said`` says what is missing."""
-    return Verdict(check, "skipped", (host,), said)
+def skipped(check: str, said: str, host: str = HERE) -> CheckResult:
+    """There is nothing to look at; ``said`` says what is missing."""
+    return CheckResult(check, "skipped", (host,), said)
 
 
-def merged(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The same words of several hosts are one verdict; failures first, then in the order of the checks."""
-    groups: dict[tuple[str, str, str, str], list[str]] = {}
-    for verdict in verdicts:
-        key = (verdict.check, verdict.state, verdict.said, verdict.fix)
-        groups.setdefault(key, []).extend(host for host in verdict.hosts if host not in groups.get(key, ()))
-    found = [
-        Verdict(check, state, tuple(hosts), said, fix)  # type: ignore[arg-type]  # state is one of State
-        for (check, state, said, fix), hosts in groups.items()
-    ]
-    return sorted(found, key=lambda verdict: ORDER.index(verdict.state))
+def require(*results: CheckResult | None) -> None:
+    """Raises ``RunDirectoryError`` with every failure and its fix, one a line."""
+    failed = [f"{result.said}; {result.fix}" for result in results if result and result.state == "failure"]
+    if failed:
+        raise RunDirectoryError("\n".join(failed))
 
 
-def table(verdicts: Sequence[Verdict], seconds: float) -> str:
+def merged(results: Sequence[CheckResult]) -> list[CheckResult]:
+    """The same words of several hosts are one result; failures first, then in the order of the checks."""
+    groups: dict[tuple[str, State, str, str], dict[str, None]] = {}
+    for result in results:
+        groups.setdefault((result.check, result.state, result.said, result.fix), {}).update(dict.fromkeys(result.hosts))
+    found = [CheckResult(check, state, tuple(hosts), said, fix) for (check, state, said, fix), hosts in groups.items()]
+    return sorted(found, key=lambda result: _ORDER.index(result.state))
+
+
+def table(results: Sequence[CheckResult], seconds: float) -> str:
     """For people: what is wrong first, with what to do."""
     lines = []
-    for verdict in verdicts:
-        hosts = ", ".join(verdict.hosts) if len(verdict.hosts) <= 4 else f"{len(verdict.hosts)} hosts"
-        lines.append(f"{verdict.state:8} {verdict.check:16} {hosts:18} {verdict.said}")
-        if verdict.fix:
-            lines.append(f"{'':8} {'':16} {'':18} → {verdict.fix}")
-    counts = [f"{sum(v.state == state for v in verdicts)} {state}" for state in ORDER]
+    for result in results:
+        hosts = ", ".join(result.hosts) if len(result.hosts) <= 4 else f"{len(result.hosts)} hosts"
+        lines.append(f"{result.state:8} {result.check:16} {hosts:18} {result.said}")
+        if result.fix:
+            lines.append(f"{'':8} {'':16} {'':18} → {result.fix}")
+    counts = [f"{sum(result.state == state for result in results)} {state}" for state in _ORDER]
     return "\n".join([*lines, f"{', '.join(counts)}; {seconds:.1f} s"])

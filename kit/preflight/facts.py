@@ -19,18 +19,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.preflight import dcgm, gpus
+from kit.preflight import gpus
+from kit.specs.local import host_memory
 
 PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "megatron-core", "numpy", "safetensors", "tokenizers")
 TOOLS = ("g++", "gcc", "nvcc", "ninja", "pdsh", "ssh", "ip", "ibstat", "fi_info", "srun", "mpirun")
 LIMITS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "nproc": "RLIMIT_NPROC", "stack": "RLIMIT_STACK"}
 HASHED_BYTES = 1 << 20
 """Of a large file only the first and last so many bytes are read; its size is compared as well."""
+_DCGM_LIMIT_S = 15
+_A_SETTING = 5
+"""dcgm_errors.h, DCGM_ERROR_CONFIG: a setting of the node (persistence mode, …), not a fault of its hardware."""
 
 
 def gather(request: dict[str, Any]) -> dict[str, Any]:
@@ -50,8 +54,10 @@ def gather(request: dict[str, Any]) -> dict[str, Any]:
         "tools": lambda: {name: _tool(name) for name in TOOLS},
         "libaio": lambda: any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include")),
         "gpus": lambda: None if (text := gpus.query()) is None else [asdict(gpu) for gpu in gpus.parse(text)],
-        "dcgm": lambda: None if (text := dcgm.query()) is None else [asdict(problem) for problem in dcgm.parse(text)],
-        "memory": _memory,
+        "dcgm": lambda: (
+            None if (text := dcgm_answer()) is None else [asdict(problem) for problem in dcgm_problems(text)]
+        ),
+        "memory": host_memory,
         "shm_free_bytes": lambda: shutil.disk_usage("/dev/shm").free,
         "limits": lambda: {name: resource.getrlimit(getattr(resource, key))[0] for name, key in LIMITS.items()},
         "cores": lambda: len(os.sched_getaffinity(0)),
@@ -131,13 +137,6 @@ def _tool(name: str) -> str | None:
     return (match.group(1) or match.group(2)) if match else path
 
 
-def _memory() -> dict[str, int]:
-    """Bytes: MemTotal, MemAvailable."""
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    pairs = (line.split(":", 1) for line in lines)
-    return {key: int(value.split()[0]) * 1024 for key, value in pairs if key in ("MemTotal", "MemAvailable")}
-
-
 def _resolve(name: str) -> list[str]:
     try:
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, family=socket.AF_INET)})
@@ -154,11 +153,24 @@ def _addresses() -> list[str]:
 def _writable(path: Path) -> dict[str, Any]:
     """Whether files can be made there, and how much room there is."""
     try:
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".kit-doctor-") as probe:
-            probe.write(b"x")
+        return {"free_bytes": free_bytes(path)}
     except OSError as error:
         return {"error": error.strerror or str(error)}
-    return {"free_bytes": shutil.disk_usage(path).free}
+
+
+def free_bytes(directory: Path, direct: bool = False) -> int:
+    """Bytes free on the disk of a directory in which a file could be made just now.
+
+    Raises OSError where none can be made; with ``direct``, ValueError where the file system refuses direct I/O, which
+    libaio needs (O_DIRECT: tmpfs and overlays refuse it, and only Linux has it).
+    """
+    with tempfile.NamedTemporaryFile(dir=directory, prefix=".kit-preflight-") as file:
+        if direct:
+            try:
+                os.close(os.open(file.name, os.O_RDWR | os.O_DIRECT))
+            except (AttributeError, OSError):
+                raise ValueError("tmpfs and overlays do, and systems other than Linux") from None
+    return shutil.disk_usage(directory).free
 
 
 def _port_is_free(port: int) -> bool:
@@ -169,6 +181,73 @@ def _port_is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+@dataclass(frozen=True)
+class DcgmProblem:
+    """A test that did not pass."""
+
+    test: str
+    gpu: str
+    """Its index, or several; empty where the test is of the machine."""
+    failed: bool
+    """False for a warning, and for a setting."""
+    said: str
+
+
+def dcgm_answer() -> str | None:
+    """What NVIDIA's data-centre GPU manager prints: ``dcgmi diag -r 1 -j``, its tests of seconds (libraries,
+    permissions, page retirement, the GPU's own records), which disturb no job. None where it is not installed.
+
+    Raises OSError, or TimeoutExpired where its daemon hangs."""
+    try:
+        done = subprocess.run(["dcgmi", "diag", "-r", "1", "-j"], capture_output=True, text=True, timeout=_DCGM_LIMIT_S)
+    except FileNotFoundError:
+        return None
+    if "{" not in done.stdout:  # the exit code is not 0 either where a test failed
+        raise OSError(f"dcgmi: {(done.stdout + done.stderr).strip()[:200] or f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+def dcgm_problems(text: str) -> tuple[DcgmProblem, ...]:
+    """Tests that did not pass.
+
+    The JSON differs between versions: under "DCGM GPU Diagnostic" with "gpu_ids" (3.x) or "DCGM Diagnostic" with
+    entities (4.x), warnings as text or as objects with a severity; so it is walked and not unpacked
+    (github.com/NVIDIA/DCGM, nvvs/src/JsonOutput and testing/python3/tests, read 2026-11-22).
+
+    Raises ValueError where there is no JSON, or no test in it."""
+    data = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    tests = list(_tests(data))
+    if not tests:
+        raise ValueError("dcgmi's answer holds no test")
+    return tuple(problem for test in tests for result in test["results"] if (problem := _problem(test, result)))
+
+
+def _tests(node: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(node, dict):
+        if isinstance(node.get("results"), list) and "name" in node:
+            yield node
+        else:
+            for inner in node.values():
+                yield from _tests(inner)
+    elif isinstance(node, list):
+        for inner in node:
+            yield from _tests(inner)
+
+
+def _problem(test: dict[str, Any], result: dict[str, Any]) -> DcgmProblem | None:
+    status = str(result.get("status", "")).lower()
+    if not status.startswith(("fail", "warn", "error")):
+        return None
+    said, severities = [], []
+    told = result.get("warnings") or result.get("info") or "no reason given"
+    for warning in told if isinstance(told, list) else [told]:
+        said.append(str(warning.get("warning", warning) if isinstance(warning, dict) else warning))
+        severities.append(warning.get("error_severity") if isinstance(warning, dict) else None)
+    a_setting = bool(severities) and all(severity == _A_SETTING for severity in severities)
+    gpu = str(result.get("gpu_ids", result.get("entity_id", "")))
+    return DcgmProblem(str(test["name"]), gpu, not status.startswith("warn") and not a_setting, "; ".join(said)[:300])
 
 
 def main(words: list[str]) -> None:

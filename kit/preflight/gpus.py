@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
+
+from kit.specs.local import nvidia_smi
 
 FIELDS = (
     "index",
@@ -53,18 +54,7 @@ class Gpu:
 
 def query() -> str | None:
     """Output of nvidia-smi; None where there is none. Raises OSError, or TimeoutExpired where a sick driver hangs."""
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=LIMIT_S,
-        )
-    except FileNotFoundError:
-        return None
-    if done.returncode != 0:
-        raise OSError(f"nvidia-smi: {(done.stdout + done.stderr).strip()[:200]}")
-    return done.stdout
+    return nvidia_smi(f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", limit_s=LIMIT_S)
 
 
 def parse(text: str) -> tuple[Gpu, ...]:

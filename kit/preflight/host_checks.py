@@ -1,12 +1,13 @@
-"""Checks of one machine: its facts → verdicts. Each is a small function; ``needs`` is None without a plan."""
+"""Checks of one machine: its facts → results. Each is a small function; ``required`` is None without a plan."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from kit.preflight.check_result import Verdict, failure, ok, skipped, warning
-from kit.preflight.requirements import Needs
+from kit.preflight.check_result import CheckResult, failure, ok, skipped, warning
+from kit.preflight.requirements import Requirements
 from kit.units import to_gib
 
 Facts = dict[str, Any]
@@ -23,104 +24,94 @@ USED_MIB = 1024.0
 """More than a context of another process that ended badly."""
 
 
-def packages(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def packages(facts: Facts, required: Requirements | None) -> CheckResult:
     """What the engine imports is installed."""
-    wanted = needs.packages if needs else ("torch",)
+    wanted = required.packages if required else ("torch",)
     missing = [name for name in wanted if not facts["packages"].get(name)]
     if missing:
-        return failure(
-            "packages", host, f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)} there"
-        )
-    return ok("packages", host, ", ".join(f"{name} {facts['packages'][name]}" for name in wanted))
+        return failure("packages", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)} there")
+    return ok("packages", ", ".join(f"{name} {facts['packages'][name]}" for name in wanted))
 
 
-def compilers(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def compilers(facts: Facts, required: Requirements | None) -> CheckResult:
     """DeepSpeed compiles CPU Adam and asynchronous I/O on first use."""
-    if needs is None or not needs.cpu_adam:
-        return skipped("compilers", host, "no plan that compiles operators")
+    if required is None or not required.cpu_adam:
+        return skipped("compilers", "no plan that compiles operators")
     tools = facts["tools"]
     absent = [fix for tool, fix in (("g++", "apt-get install g++"), ("ninja", "pip install ninja")) if not tools[tool]]
-    if needs.nvme_gib and not facts["libaio"]:
+    if required.nvme_gib and not facts["libaio"]:
         absent.append("apt-get install libaio-dev (Red Hat: libaio-devel)")
-    if needs.cuda and not tools["nvcc"]:
+    if required.cuda and not tools["nvcc"]:
         absent.append(f"the CUDA toolkit {facts['torch_cuda']} (nvcc)")
     if absent:
-        return failure("compilers", host, "DeepSpeed's operators cannot be compiled", "; ".join(absent))
-    return ok("compilers", host, f"g++ {tools['g++']}, ninja {tools['ninja']}")
+        return failure("compilers", "DeepSpeed's operators cannot be compiled", "; ".join(absent))
+    return ok("compilers", f"g++ {tools['g++']}, ninja {tools['ninja']}")
 
 
-def cuda(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def cuda(facts: Facts, required: Requirements | None) -> CheckResult:
     """torch's CUDA against the driver, and against nvcc where something is compiled."""
-    if needs is not None and not needs.cuda:
-        return skipped("cuda", host, "the plan is for CPU processes")
+    if required is not None and not required.cuda:
+        return skipped("cuda", "the plan is for CPU processes")
     built, gpus, nvcc = facts["torch_cuda"], facts["gpus"], facts["tools"]["nvcc"]
     if gpus is None:
-        if needs is not None:
-            return failure(
-                "cuda", host, "no nvidia-smi, and the plan is for GPUs", "install the driver, or plan for cpu"
-            )
-        return skipped("cuda", host, "no nvidia-smi")
+        if required is not None:
+            return failure("cuda", "no nvidia-smi, and the plan is for GPUs", "install the driver, or plan for cpu")
+        return skipped("cuda", "no nvidia-smi")
     if isinstance(gpus, dict):
-        return failure("cuda", host, gpus["error"], "the driver does not answer: dmesg, then reboot or drain the node")
+        return failure("cuda", gpus["error"], "the driver does not answer: dmesg, then reboot or drain the node")
     if built is None:
-        return failure("cuda", host, "torch is built for CPUs", "install torch from the index of your CUDA version")
+        return failure("cuda", "torch is built for CPUs", "install torch from the index of your CUDA version")
     major = int(built.split(".")[0])
     oldest = DRIVER_FOR_CUDA.get(major)
     driver = gpus[0]["driver"] if gpus else "0"
     if oldest is not None and int(driver.split(".")[0]) < oldest:
         fix = f"a driver of branch {oldest} or newer, or torch built for an older CUDA"
-        return failure("cuda", host, f"torch is built for CUDA {built}, the driver is {driver}", fix)
-    if needs is not None and needs.cpu_adam and nvcc and nvcc.split(".")[0] != str(major):
+        return failure("cuda", f"torch is built for CUDA {built}, the driver is {driver}", fix)
+    if required is not None and required.cpu_adam and nvcc and nvcc.split(".")[0] != str(major):
         fix = f"CUDA toolkit {built}, or DS_SKIP_CUDA_CHECK=1 if you know that they agree"
-        return failure("cuda", host, f"nvcc is {nvcc} and torch is built for CUDA {built}: DeepSpeed refuses", fix)
-    return ok("cuda", host, f"torch for CUDA {built}, driver {driver}, NCCL {facts['nccl'] or 'of torch'}")
+        return failure("cuda", f"nvcc is {nvcc} and torch is built for CUDA {built}: DeepSpeed refuses", fix)
+    return ok("cuda", f"torch for CUDA {built}, driver {driver}, NCCL {facts['nccl'] or 'of torch'}")
 
 
-def gpu_count(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def gpu_count(facts: Facts, required: Requirements | None) -> CheckResult:
     """As many GPUs as the plan has on a node, of the planned memory."""
     gpus = facts["gpus"]
-    if needs is None or not needs.cuda or not isinstance(gpus, list):
-        return skipped("gpus", host, "no plan for GPUs, or no GPU")
-    if len(gpus) < needs.gpus_per_node:
+    if required is None or not required.cuda or not isinstance(gpus, list):
+        return skipped("gpus", "no plan for GPUs, or no GPU")
+    if len(gpus) < required.gpus_per_node:
         fix = "look for a GPU that fell off the bus (dmesg, Xid 79); drain the node, or plan for fewer"
-        return failure("gpus", host, f"{len(gpus)} GPUs, the plan has {needs.gpus_per_node} a node", fix)
+        return failure("gpus", f"{len(gpus)} GPUs, the plan has {required.gpus_per_node} a node", fix)
     smallest = min(gpu["memory_total_mib"] or 0.0 for gpu in gpus) / 1024
-    if smallest < needs.gpu_gib:
+    if smallest < required.gpu_gib:
         fix = "plan for the GPUs that are there: kit plan RECIPE cluster=local"
-        said = f"{gpus[0]['name']} has {smallest:.1f} GiB, the plan's peak is {needs.gpu_gib:.1f}"
-        return failure("gpus", host, said, fix)
-    return ok("gpus", host, f"{len(gpus)} x {gpus[0]['name']}, {smallest:.1f} GiB")
+        said = f"{gpus[0]['name']} has {smallest:.1f} GiB, the plan's peak is {required.gpu_gib:.1f}"
+        return failure("gpus", said, fix)
+    return ok("gpus", f"{len(gpus)} x {gpus[0]['name']}, {smallest:.1f} GiB")
 
 
-def gpu_health(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def gpu_health(facts: Facts, required: Requirements | None) -> CheckResult:
     """Uncorrected memory errors, rows that wait for retirement, clocks held down by heat or power."""
     gpus = facts["gpus"]
     if not isinstance(gpus, list) or not gpus:
-        return skipped("gpu-health", host, "no GPU")
+        return skipped("gpu-health", "no GPU")
     for gpu in gpus:
         name = f"GPU {gpu['index']}"
         if (gpu["uncorrected_ecc_errors"] or 0) > 0 or gpu["retired_pages_pending"]:
             said = f"{name}: {gpu['uncorrected_ecc_errors'] or 0:.0f} uncorrected memory errors"
             fix = "reset the GPU (nvidia-smi -r) with no job on it; if they come back, drain the node"
-            return failure(
-                "gpu-health", host, said + (", retirement pending" if gpu["retired_pages_pending"] else ""), fix
-            )
+            return failure("gpu-health", said + (", retirement pending" if gpu["retired_pages_pending"] else ""), fix)
         if gpu["slowed_by_hardware"] or (gpu["temperature_c"] or 0) >= HOT_C:
             said = f"{name}: slowed by its hardware at {gpu['sm_mhz']:.0f} of {gpu['max_sm_mhz']:.0f} MHz, "
             said += f"{gpu['temperature_c']:.0f} °C" if gpu["temperature_c"] is not None else "temperature unknown"
-            return failure(
-                "gpu-health", host, said, "power or cooling: every rank waits for the slowest; drain the node"
-            )
-    return ok(
-        "gpu-health", host, f"no memory errors, not slowed, {max(gpu['temperature_c'] or 0 for gpu in gpus):.0f} °C"
-    )
+            return failure("gpu-health", said, "power or cooling: every rank waits for the slowest; drain the node")
+    return ok("gpu-health", f"no memory errors, not slowed, {max(gpu['temperature_c'] or 0 for gpu in gpus):.0f} °C")
 
 
-def gpu_clocks(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def gpu_clocks(facts: Facts, required: Requirements | None) -> CheckResult:
     """Nobody has held a GPU's clock or power below what it was made for, and all of a machine are alike."""
     gpus = facts["gpus"]
     if not isinstance(gpus, list) or not gpus:
-        return skipped("gpu-clocks", host, "no GPU")
+        return skipped("gpu-clocks", "no GPU")
     for gpu in gpus:
         for what, unit, found, made_for, fix in (
             ("clock", "MHz", gpu["set_mhz"], gpu["default_mhz"], "nvidia-smi -rac"),
@@ -128,141 +119,138 @@ def gpu_clocks(facts: Facts, needs: Needs | None, host: str) -> Verdict:
         ):
             if found is not None and made_for is not None and found < made_for:
                 said = f"GPU {gpu['index']}: its {what} is set to {found:.0f} {unit}, {made_for:.0f} by default"
-                return warning("gpu-clocks", host, said, f"{fix.format(made_for)}: every rank waits for the slowest")
+                return warning("gpu-clocks", said, f"{fix.format(made_for)}: every rank waits for the slowest")
     fastest = {gpu["max_sm_mhz"] for gpu in gpus}
     if len(fastest) > 1:
         said = (
             f"GPUs of {', '.join(f'{mhz or 0:.0f}' for mhz in sorted(fastest, key=lambda mhz: mhz or 0))} MHz at most"
         )
-        return warning(
-            "gpu-clocks", host, said, "every rank waits for the slowest: leave it out (CUDA_VISIBLE_DEVICES)"
-        )
-    return ok("gpu-clocks", host, f"up to {max(mhz or 0 for mhz in fastest):.0f} MHz, nothing held down")
+        return warning("gpu-clocks", said, "every rank waits for the slowest: leave it out (CUDA_VISIBLE_DEVICES)")
+    return ok("gpu-clocks", f"up to {max(mhz or 0 for mhz in fastest):.0f} MHz, nothing held down")
 
 
-def dcgm(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def dcgm(facts: Facts, required: Requirements | None) -> CheckResult:
     """NVIDIA's own quick diagnosis, where it is installed."""
     found = facts["dcgm"]
     if found is None:
-        return skipped("dcgm", host, "dcgmi is not installed; nvidia-smi's figures stand alone")
+        return skipped("dcgm", "dcgmi is not installed; nvidia-smi's figures stand alone")
     if isinstance(found, dict):
-        return warning("dcgm", host, found["error"], "systemctl status nvidia-dcgm")
+        return warning("dcgm", found["error"], "systemctl status nvidia-dcgm")
     for problem in sorted(found, key=lambda problem: not problem["failed"]):
         where = f" (GPU {problem['gpu']})" if problem["gpu"] else ""
         said = f"{problem['test']}{where}: {problem['said']}"
         if problem["failed"]:
-            return failure("dcgm", host, said, "dcgmi diag -r 3 with no job on it; if it fails again, drain the node")
-        return warning("dcgm", host, said, "a setting of the node: mend it, then dcgmi diag -r 1")
-    return ok("dcgm", host, "its quick tests pass")
+            return failure("dcgm", said, "dcgmi diag -r 3 with no job on it; if it fails again, drain the node")
+        return warning("dcgm", said, "a setting of the node: mend it, then dcgmi diag -r 1")
+    return ok("dcgm", "its quick tests pass")
 
 
-def gpu_memory(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def gpu_memory(facts: Facts, required: Requirements | None) -> CheckResult:
     """Nobody else's process holds memory."""
     gpus = facts["gpus"]
     if not isinstance(gpus, list) or not gpus:
-        return skipped("gpu-memory", host, "no GPU")
+        return skipped("gpu-memory", "no GPU")
     for gpu in gpus:
         free_gib = ((gpu["memory_total_mib"] or 0) - (gpu["memory_used_mib"] or 0)) / 1024
         used = gpu["memory_used_mib"] or 0
-        if (needs is not None and free_gib < needs.gpu_gib) or used > USED_MIB:
+        if (required is not None and free_gib < required.gpu_gib) or used > USED_MIB:
             said = f"GPU {gpu['index']}: {used / 1024:.1f} GiB are taken, {free_gib:.1f} free"
-            said += f", the plan takes {needs.gpu_gib:.1f}" if needs else ""
+            said += f", the plan takes {required.gpu_gib:.1f}" if required else ""
             fix = "nvidia-smi shows whose process it is; a former run that did not end: kill it"
-            short = needs is not None and free_gib < needs.gpu_gib
-            return failure("gpu-memory", host, said, fix) if short else warning("gpu-memory", host, said, fix)
-    return ok("gpu-memory", host, "all free")
+            short = required is not None and free_gib < required.gpu_gib
+            return failure("gpu-memory", said, fix) if short else warning("gpu-memory", said, fix)
+    return ok("gpu-memory", "all free")
 
 
-def host_memory(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def host_memory(facts: Facts, required: Requirements | None) -> CheckResult:
     """Enough is available for what is offloaded."""
     available = to_gib(facts["memory"]["MemAvailable"])
-    if needs is not None and available < needs.host_gib:
+    if required is not None and available < required.host_gib:
         fix = "end other programs, use more nodes, or offload to nvme"
-        return failure("host-memory", host, f"{available:.1f} GiB available, the plan takes {needs.host_gib:.1f}", fix)
+        return failure("host-memory", f"{available:.1f} GiB available, the plan takes {required.host_gib:.1f}", fix)
     return ok(
-        "host-memory", host, f"{available:.1f} GiB available" + (f" of {needs.host_gib:.1f} needed" if needs else "")
+        "host-memory",
+        f"{available:.1f} GiB available" + (f" of {required.host_gib:.1f} needed" if required else ""),
     )
 
 
-def shared_memory(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def shared_memory(facts: Facts, required: Requirements | None) -> CheckResult:
     """/dev/shm, where NCCL and data workers pass data between processes."""
     free = to_gib(facts["shm_free_bytes"])
     if free < LEAST_SHM_GIB:
         fix = "mount -o remount,size=16G /dev/shm; in Docker --shm-size=16g or --ipc=host"
-        return failure("shm", host, f"/dev/shm has {free:.2f} GiB free; processes die of SIGBUS when it is full", fix)
-    return ok("shm", host, f"{free:.1f} GiB free")
+        return failure("shm", f"/dev/shm has {free:.2f} GiB free; processes die of SIGBUS when it is full", fix)
+    return ok("shm", f"{free:.1f} GiB free")
 
 
-def limits(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def limits(facts: Facts, required: Requirements | None) -> CheckResult:
     """ulimits: open files, and locked memory where there is RDMA."""
     files, locked = facts["limits"]["nofile"], facts["limits"]["memlock"]
     if 0 <= files < 4096:
-        return failure("ulimits", host, f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit")
+        return failure("ulimits", f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit")
     if (
         isinstance(facts["gpus"], list)
-        and needs is not None
-        and needs.num_nodes > 1
+        and required is not None
+        and required.num_nodes > 1
         and 0 <= locked < MEMLOCK_GIB * 2**30
     ):
         fix = "ulimit -l unlimited, in limits.conf, slurmd's unit (LimitMEMLOCK) or --ulimit memlock=-1"
-        return failure("ulimits", host, f"{locked >> 20} MiB of locked memory: RDMA cannot register its buffers", fix)
+        return failure("ulimits", f"{locked >> 20} MiB of locked memory: RDMA cannot register its buffers", fix)
     if 0 <= files < LEAST_FILES:
-        return warning("ulimits", host, f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit")
-    return ok("ulimits", host, f"{files} open files")
+        return warning("ulimits", f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit")
+    return ok("ulimits", f"{files} open files")
 
 
-def own_name(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def own_name(facts: Facts, required: Requirements | None) -> CheckResult:
     """What the host's own name stands for: gloo and others announce that address to the other nodes."""
     found = facts["addresses_of_own_name"]
     if not found:
         fix = f"add it to /etc/hosts with an address that others reach ({', '.join(facts['addresses'][:1])})"
-        return failure("own-name", host, f"{facts['hostname']} has no address", fix)
+        return failure("own-name", f"{facts['hostname']} has no address", fix)
     if all(address.startswith("127.") for address in found):
         said = f"{facts['hostname']} stands for {found[0]} on itself: others are told to reach it there"
         fix = "take it off that line of /etc/hosts; kit's launch files name the interface instead (GLOO_SOCKET_IFNAME)"
-        several = needs is not None and needs.num_nodes > 1
-        return warning("own-name", host, said, fix) if several else ok("own-name", host, f"{found[0]}, one node")
-    return ok("own-name", host, ", ".join(found))
+        several = required is not None and required.num_nodes > 1
+        return warning("own-name", said, fix) if several else ok("own-name", f"{found[0]}, one node")
+    return ok("own-name", ", ".join(found))
 
 
-def port(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def port(facts: Facts, required: Requirements | None) -> CheckResult:
     """Nothing listens on the rendezvous port yet."""
     taken = [number for number, free in facts["ports"].items() if not free]
     if taken:
         fix = "ss -ltnp shows whose it is, often a former run's; end it, or set another MASTER_PORT"
-        return failure("port", host, f"port {', '.join(taken)} is taken", fix)
-    return ok("port", host, f"{', '.join(facts['ports'])} free")
+        return failure("port", f"port {', '.join(taken)} is taken", fix)
+    return ok("port", f"{', '.join(facts['ports'])} free")
 
 
-def hub(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def hub(facts: Facts, required: Requirements | None) -> CheckResult:
     """Ranks that download while others wait are a classic time-out; kit's runs read local files alone."""
-    if needs is None or needs.downloads:
+    if required is None:
         said = "a token is there" if facts["hub_token"] else "no token: gated models cannot be downloaded"
-        return ok("hub", host, said) if facts["hub_token"] else warning("hub", host, said, "hf auth login, or HF_TOKEN")
-    return ok("hub", host, "not needed: model and data are local files")
+        return ok("hub", said) if facts["hub_token"] else warning("hub", said, "hf auth login, or HF_TOKEN")
+    return ok("hub", "not needed: model and data are local files")
 
 
-def directories(facts: Facts, needs: Needs | None, host: str) -> Verdict:
+def directories(facts: Facts, required: Requirements | None) -> CheckResult:
     """Checkpoints can be written, as many as are kept; swap files have room."""
-    if needs is None:
-        return skipped("disk", host, "no plan")
-    wanted = {needs.checkpoint_directory: needs.checkpoints_gib}
-    if needs.nvme_path and needs.nvme_gib:
-        wanted[needs.nvme_path] = needs.nvme_gib
+    if required is None:
+        return skipped("disk", "no plan")
+    wanted = {required.checkpoint_directory: required.checkpoints_gib}
+    if required.nvme_path and required.nvme_gib:
+        wanted[required.nvme_path] = required.nvme_gib
     for path, gib in wanted.items():
         found = facts["writable"].get(path, {"error": "not looked at"})
         if "error" in found:
-            return failure(
-                "disk", host, f"{path}: {found['error']}", "make it writable there, or emit elsewhere (--out)"
-            )
+            return failure("disk", f"{path}: {found['error']}", "make it writable there, or emit elsewhere (--out)")
         free = to_gib(found["free_bytes"])
         if free < gib:
             fix = "make room, keep fewer (run.checkpoint.keep_last), or another disk"
-            return failure("disk", host, f"{path}: {free:.1f} GiB free, {gib:.1f} needed for all that is kept", fix)
-    return ok("disk", host, "; ".join(f"{gib:.2f} GiB fit" for gib in wanted.values()))
+            return failure("disk", f"{path}: {free:.1f} GiB free, {gib:.1f} needed for all that is kept", fix)
+    return ok("disk", "; ".join(f"{gib:.2f} GiB fit" for gib in wanted.values()))
 
 
-CHECKS: tuple[Callable[[Facts, Needs | None, str], Verdict], ...] = (
+CHECKS: tuple[Callable[[Facts, Requirements | None], CheckResult], ...] = (
     packages,
     compilers,
     cuda,
@@ -281,12 +269,12 @@ CHECKS: tuple[Callable[[Facts, Needs | None, str], Verdict], ...] = (
 )
 
 
-def check_host(facts: Facts, needs: Needs | None, host: str) -> list[Verdict]:
+def check_host(facts: Facts, required: Requirements | None, host: str) -> list[CheckResult]:
     """Every check; one whose fact could not be had says why."""
     found = []
     for check in CHECKS:
         try:
-            found.append(check(facts, needs, host))
+            found.append(check(facts, required))
         except (KeyError, TypeError) as error:
             broken = [
                 f"{name}: {fact['error']}" for name, fact in facts.items() if isinstance(fact, dict) and "error" in fact
@@ -294,5 +282,5 @@ def check_host(facts: Facts, needs: Needs | None, host: str) -> list[Verdict]:
             if not broken:
                 raise
             said = f"cannot be looked at ({'; '.join(broken)})"
-            found.append(warning(check.__name__.replace("_", "-"), host, said, f"look there by hand ({error})"))
-    return found
+            found.append(warning(check.__name__.replace("_", "-"), said, f"look there by hand ({error})"))
+    return [dataclasses.replace(result, hosts=(host,)) for result in found]

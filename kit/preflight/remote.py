@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kit.errors import SpecError
-from kit.preflight.check_result import Verdict, failure
+from kit.preflight.check_result import HERE, CheckResult, failure
 
-HERE = "localhost"
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=5")
 LIMIT_S = 25
 AT_ONCE = 64
@@ -58,15 +57,17 @@ def read_hostfile(path: Path) -> list[str]:
     return hosts
 
 
-def all_facts(places: Sequence[Place], request: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Verdict]]:
+def all_facts(
+    places: Sequence[Place], request: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, Any]], list[CheckResult]]:
     """Host → its facts; and a failure for each that could not be asked."""
 
-    def ask(place: Place) -> dict[str, Any] | Verdict:
+    def ask(place: Place) -> dict[str, Any] | CheckResult:
         try:
             done = run(place, ["-m", FACTS, json.dumps(request)])
         except subprocess.TimeoutExpired:
             return failure(
-                "ssh", place.host, f"no answer in {LIMIT_S} s", "log in by hand; a file system may hang there"
+                "ssh", f"no answer in {LIMIT_S} s", "log in by hand; a file system may hang there", place.host
             )
         if done.returncode != 0:
             return _why(place.host, done)
@@ -74,8 +75,8 @@ def all_facts(places: Sequence[Place], request: Mapping[str, Any]) -> tuple[dict
         return facts
 
     answers = dict(zip((place.host for place in places), at_once(ask, places), strict=True))
-    facts = {host: answer for host, answer in answers.items() if not isinstance(answer, Verdict)}
-    return facts, [answer for answer in answers.values() if isinstance(answer, Verdict)]
+    facts = {host: answer for host, answer in answers.items() if not isinstance(answer, CheckResult)}
+    return facts, [answer for answer in answers.values() if isinstance(answer, CheckResult)]
 
 
 def clock_skews(places: Sequence[Place]) -> dict[str, float]:
@@ -134,11 +135,11 @@ def at_once(function: Callable[[Any], T], items: Sequence[Any]) -> list[T]:
         return list(pool.map(function, items))
 
 
-def _why(host: str, done: subprocess.CompletedProcess[str]) -> Verdict:
+def _why(host: str, done: subprocess.CompletedProcess[str]) -> CheckResult:
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     last = lines[-1].strip()[:160]
     if done.returncode == 255:
-        return failure("ssh", host, last, "ssh to it by hand once: name, known hosts, key (ssh-copy-id); then again")
+        return failure("ssh", last, "ssh to it by hand once: name, known hosts, key (ssh-copy-id); then again", host)
     if "No module named" in last or "No such file" in last:
-        return failure("environment", host, last, "the same interpreter and kit at the same path on every node")
-    return failure("environment", host, last, "run kit doctor there by hand")
+        return failure("environment", last, "the same interpreter and kit at the same path on every node", host)
+    return failure("environment", last, "run kit doctor there by hand", host)

@@ -1,22 +1,42 @@
-"""What one run asks of every machine: from its run directory."""
+"""What a plan and its run ask of a machine, and whether this machine has it."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from ctypes.util import find_library
 from dataclasses import dataclass
 from pathlib import Path
 
 import kit.emit.megatron
 from kit.cost.operation import checkpoint_bytes
+from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
-from kit.preflight.offload import uses_nvme
-from kit.preflight.run_checks import PACKAGES
+from kit.errors import RunDirectoryError
+from kit.planner.plan import Plan
+from kit.preflight.check_result import CheckResult, failure
+from kit.preflight.facts import free_bytes
+from kit.specs.catalog import gpu_names
+from kit.specs.local import host_memory, is_gpu, nvidia_gpus
+from kit.specs.run import RunSpec
 from kit.units import to_gib
 
-DISTRIBUTIONS = {"torch": "torch", "transformers": "transformers", "deepspeed": "deepspeed", "accelerate": "accelerate"}
+PACKAGES = {
+    "torch": ("torch", "transformers"),
+    "deepspeed": ("torch", "transformers", "deepspeed", "accelerate"),
+    "megatron": ("torch", "transformers"),
+}
+"""What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
+MEMORY_SLACK = 0.97
+"""Of the planned memory: drivers differ in what they keep for themselves."""
+NO_LIBAIO = "offload to nvme needs libaio with its headers, which this machine lacks"
+INSTALL_LIBAIO = "install libaio-dev (Debian, Ubuntu) or libaio-devel (Red Hat)"
 
 
 @dataclass(frozen=True)
-class Needs:
+class Requirements:
     """Of one node, where it says nothing else."""
 
     packages: tuple[str, ...]
@@ -38,24 +58,22 @@ class Needs:
     checkpoints_gib: float
     """Of as many checkpoints as are kept, one being written, and the exchange checkpoint at the end."""
     nvme_path: str | None
-    downloads: bool
-    """Whether anything has to come from the hub: nothing of kit's, so a token is not needed."""
 
 
-def needs_of(rundir: RunDirectory) -> Needs:
+def requirements_of(rundir: RunDirectory) -> Requirements:
     """What the plan and its run ask."""
     plan, run = rundir.plan, rundir.run
     cluster, predicted = plan.cluster, plan.predicted
     on_gpus = cluster.gpu.device == "cuda"
-    processes = plan.layout.world_size // cluster.num_nodes
-    packages = [DISTRIBUTIONS[name] for name in PACKAGES[plan.layout.engine]]
+    processes = processes_per_node(plan)
+    packages = list(PACKAGES[plan.layout.engine])
     if kit.emit.megatron.applies(plan):
         packages.append("megatron-core")
     one = to_gib(checkpoint_bytes(plan.workload))
     data = [f"{prefix}{end}" for prefix in (run.data.train, run.data.validation) if prefix for end in (".bin", ".idx")]
     model = [] if run.model_path is None else [str(Path(run.model_path) / "config.json")]
     offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or uses_nvme(plan)
-    return Needs(
+    return Requirements(
         packages=tuple(packages),
         cuda=on_gpus,
         gpu_name=cluster.gpu.name,
@@ -69,5 +87,106 @@ def needs_of(rundir: RunDirectory) -> Needs:
         checkpoint_directory=str(rundir.path),
         checkpoints_gib=one * (run.checkpoint.keep_last + 2),
         nvme_path=run.nvme_path,
-        downloads=False,
     )
+
+
+def uses_nvme(plan: Plan) -> bool:
+    """Whether the layout keeps anything on NVMe."""
+    return "nvme" in (plan.layout.offload_optimizer, plan.layout.offload_param)
+
+
+def swap_directory(plan: Plan, run: RunSpec, run_directory: Path) -> Path | None:
+    """The folder for swap files: below ``run.nvme_path``, and this run's own, so that two runs never share one.
+
+    DeepSpeed names its files by rank and parameter alone, and empties what it finds. Raises RunDirectoryError where the
+    layout needs a path and the run has none.
+    """
+    if not uses_nvme(plan):
+        return None
+    if run.nvme_path is None:
+        raise RunDirectoryError(
+            "run.nvme_path is missing, and the layout offloads to nvme; give a directory on the node's own disk, "
+            "for example run.nvme_path=/mnt/nvme"
+        )
+    return Path(run.nvme_path) / f"kit-{hashlib.sha256(str(run_directory.resolve()).encode()).hexdigest()[:12]}"
+
+
+def check_gpus(plan: Plan, found: Sequence[tuple[str, float]] | None) -> CheckResult | None:
+    """``found``: (name as the driver has it, GiB) of each GPU of this node, None where it is not known.
+    Nothing is asked of a plan for CPUs.
+
+    It fails where fewer GPUs than the node's processes are of the planned kind and size: another GPU fits another
+    layout, and its speed another. A GPU that the user described is known by its memory alone.
+    """
+    gpu, needed = plan.cluster.gpu, processes_per_node(plan)
+    if gpu.device != "cuda" or found is None:
+        return None
+    named = gpu.name in gpu_names()
+    fitting = [name for name, gib in found if gib >= MEMORY_SLACK * gpu.memory_gib and (is_gpu(gpu, name) or not named)]
+    if len(fitting) >= needed:
+        return None
+    kinds = Counter((name, f"{gib:.0f}") for name, gib in found)
+    here = ", ".join(f"{count} x {name} ({gib} GiB)" for (name, gib), count in sorted(kinds.items())) or "no GPU"
+    cluster = "local" if plan.cluster.num_nodes == 1 else "COUNTxGPU"
+    planned = f"{needed} x {gpu.name} ({gpu.memory_gib:.0f} GiB) a node"
+    return failure(
+        "gpus",
+        f"the plan is for {planned} and {os.uname().nodename} has {here}",
+        f"plan for what is here: kit emit RECIPE cluster={cluster} --out NEW_DIRECTORY",
+    )
+
+
+def gpus_here(environment: Mapping[str, str] = os.environ) -> list[tuple[str, float]] | None:
+    """GPUs that nvidia-smi lists, only those of CUDA_VISIBLE_DEVICES where it numbers them; None without nvidia-smi."""
+    listed = nvidia_gpus()
+    indices = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if listed is None or not all(index.strip().isdecimal() for index in indices):
+        return listed
+    return [listed[int(index)] for index in indices if int(index) < len(listed)]
+
+
+def check_nvme(plan: Plan, run: RunSpec, run_directory: Path) -> CheckResult | None:
+    """The disk is there, writable, takes direct I/O and has room for the swap files.
+
+    Raises RunDirectoryError where the run names none."""
+    folder = swap_directory(plan, run, run_directory)
+    if folder is None:
+        return None
+    path, host, key = folder.parent, os.uname().nodename, f"run.nvme_path={folder.parent}"
+    if not path.is_dir():
+        return failure("nvme", f"{key}: no such directory on {host}", "mount the disk there")
+    try:
+        free = to_gib(free_bytes(path, direct=True))
+    except ValueError as error:
+        return failure("nvme", f"{key}: its file system refuses direct I/O ({error})", "give a directory on a disk")
+    except OSError as error:
+        return failure("nvme", f"{key}: not writable on {host} ({error.strerror})", "give a directory that is")
+    needed = plan.predicted.nvme_gib_per_node
+    # What an earlier attempt of this run left is overwritten, not added to.
+    free += to_gib(sum(file.stat().st_size for file in folder.rglob("*.swp"))) if folder.is_dir() else 0.0
+    if free < needed:
+        said = f"{key}: {free:.2f} GiB free on {host} and the swap files take {needed:.2f}"
+        return failure("nvme", said, "make room, or give another disk")
+    return None
+
+
+def check_libaio(plan: Plan) -> CheckResult | None:
+    """What DeepSpeed's swapping is built on, before any process imports DeepSpeed."""
+    missing = uses_nvme(plan) and find_library("aio") is None
+    return failure("libaio", NO_LIBAIO, INSTALL_LIBAIO) if missing else None
+
+
+def check_host_memory(plan: Plan) -> CheckResult | None:
+    """The predicted host memory is free now, before anything is loaded."""
+    needed = plan.predicted.host_ram_gib_per_node
+    available = host_memory().get("MemAvailable")
+    if not needed or available is None:
+        return None
+    if plan.cluster.gpu.device == "cpu":
+        needed += plan.predicted.peak_gib * processes_per_node(plan)
+    if to_gib(available) >= needed:
+        return None
+    said = (
+        f"offload needs {needed:.1f} GiB of host memory a node, and {os.uname().nodename} has {to_gib(available):.1f}"
+    )
+    return failure("host-memory", f"{said} available", "end other programs, use more nodes, or offload to nvme")

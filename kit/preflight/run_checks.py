@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,36 +14,39 @@ from kit.cost.operation import checkpoint_bytes
 from kit.emit.copy_recipe import convert_data
 from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError
-from kit.preflight.offload import check_host_memory, check_libaio, check_nvme
-from kit.preflight.planned_gpus import check_gpus, gpus_here
+from kit.preflight.check_result import require
+from kit.preflight.facts import free_bytes
+from kit.preflight.requirements import (
+    PACKAGES,
+    check_gpus,
+    check_host_memory,
+    check_libaio,
+    check_nvme,
+    gpus_here,
+)
 from kit.specs.catalog import load_model
 from kit.units import to_gib
-
-PACKAGES = {
-    "torch": ("torch", "transformers"),
-    "deepspeed": ("torch", "transformers", "deepspeed", "accelerate"),
-    "megatron": ("torch", "transformers"),
-}
-"""What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
 
 
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
-    problems: list[str] = []
-    for check in (
-        _packages,
-        _gpus,
-        _model,
-        _train_data,
-        _validation_data,
-        _disk,
-        _nvme,
-        _libaio,
-        _host_memory,
-        _asynchronous,
-    ):
+    plan, run = rundir.plan, rundir.run
+    checks: tuple[Callable[[], None], ...] = (
+        lambda: _packages(rundir),
+        lambda: require(check_gpus(plan, gpus_here())),
+        lambda: _model(rundir),
+        lambda: _data("run.data.train", run.data.train, rundir),
+        lambda: _data("run.data.validation", run.data.validation, rundir),
+        lambda: _disk(rundir),
+        lambda: require(check_nvme(plan, run, rundir.path)),
+        lambda: require(check_libaio(plan)),
+        lambda: require(check_host_memory(plan)),
+        lambda: _asynchronous(rundir),
+    )
+    problems = []
+    for check in checks:
         try:
-            check(rundir)
+            check()
         except KitError as error:
             problems.append(str(error))
     if resume_from is not None:
@@ -108,12 +110,6 @@ def _packages(rundir: RunDirectory) -> None:
         )
 
 
-def _gpus(rundir: RunDirectory) -> None:
-    """The GPUs are those of the plan; where nvidia-smi is not there the worker asks torch."""
-    if (found := gpus_here()) is not None:
-        check_gpus(rundir.plan, found)
-
-
 def _is_installed(name: str) -> bool:
     try:
         return importlib.util.find_spec(name) is not None
@@ -173,17 +169,10 @@ def _tokenizer_size(path: Path) -> int:
     return max(ids, default=-1) + 1
 
 
-def _train_data(rundir: RunDirectory) -> None:
-    _data("run.data.train", rundir.run.data.train, rundir)
-
-
-def _validation_data(rundir: RunDirectory) -> None:
-    if rundir.run.data.validation is not None:
-        _data("run.data.validation", rundir.run.data.validation, rundir)
-
-
-def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
+def _data(key: str, prefix: str | None, rundir: RunDirectory) -> None:
     """The pair exists, is long enough for one sample, and holds no token that the model lacks."""
+    if prefix is None:
+        return
     name = Path(prefix).name
     for suffix in (".bin", ".idx"):
         if not Path(prefix + suffix).is_file():
@@ -220,18 +209,6 @@ def _data(key: str, prefix: str, rundir: RunDirectory) -> None:
         )
 
 
-def _nvme(rundir: RunDirectory) -> None:
-    check_nvme(rundir.plan, rundir.run, rundir.path)
-
-
-def _libaio(rundir: RunDirectory) -> None:
-    check_libaio(rundir.plan)
-
-
-def _host_memory(rundir: RunDirectory) -> None:
-    check_host_memory(rundir.plan)
-
-
 def _asynchronous(rundir: RunDirectory) -> None:
     layout = rundir.plan.layout
     if rundir.run.checkpoint.asynchronous and "nvme" in (layout.offload_optimizer, layout.offload_param):
@@ -243,13 +220,15 @@ def _asynchronous(rundir: RunDirectory) -> None:
 
 def _disk(rundir: RunDirectory) -> None:
     """Room for one checkpoint; without it the run would train for hours and lose everything."""
-    needed = checkpoint_bytes(rundir.plan.workload)
-    free = shutil.disk_usage(rundir.path).free
+    needed, name = checkpoint_bytes(rundir.plan.workload), rundir.path.name
+    try:
+        free = free_bytes(rundir.path)
+    except OSError:
+        raise CheckpointError(
+            f"{name} is not writable; checkpoints and metrics are written there: change its mode or its owner"
+        ) from None
     if free < needed:
         raise CheckpointError(
-            f"{rundir.path.name} is on a disk with {to_gib(free):.1f} GiB free "
-            f"and one checkpoint takes {to_gib(needed):.1f} GiB; "
+            f"{name} is on a disk with {to_gib(free):.1f} GiB free and one checkpoint takes {to_gib(needed):.1f} GiB; "
             "make room or put the run directory elsewhere (--out)"
         )
-    if not os.access(rundir.path, os.W_OK):
-        raise CheckpointError(f"{rundir.path.name} is not writable; checkpoints and metrics are written there")

@@ -1,4 +1,4 @@
-"""What a rehearsal trains on: random weights of the twin's shape, and bytes of the standard library's own sources."""
+"""What a rehearsal trains on: random weights of the copy's shape, and bytes of the standard library's sources."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ SEED = 20
 
 
 def write_model(model: ModelSpec, directory: Path, frozen: bool = False) -> None:
-    """A Hugging Face directory with random weights of this shape. ``frozen``: they will not be trained, and are bf16
-    numbers, as those of published models are: four bits of a rounded weight are others where it lies near a boundary,
-    and then runs in fp32 and in bf16 would be of different models."""
+    """Write a Hugging Face directory with random weights of this shape.
+
+    ``frozen``: the weights will not be trained; they are rounded to bf16 first. Otherwise 4-bit quantisation of their
+    fp32 and bf16 copies could differ, and the two runs would not train the same model."""
     import torch
 
     from kit.engines.huggingface.models import random_model

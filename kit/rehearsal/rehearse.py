@@ -1,4 +1,4 @@
-"""Run a recipe's twin for real: train, be killed, resume on the same curve, export, load in transformers.
+"""Run a recipe's scaled-down copy: train, be killed, resume on the same curve, export, load in transformers.
 
 The reference is plain torch in one process on the same model, data and schedule; every step's loss and gradient norm
 are compared with it, before the kill and after the resume.
@@ -19,7 +19,7 @@ from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.planner.search import make_plan
 from kit.rehearsal import assets, processes, rounding
-from kit.rehearsal.scaled_down import Twin, twin
+from kit.rehearsal.scaled_down import ScaledDown, scaled_down
 from kit.specs.catalog import parse_cluster
 from kit.specs.layout import Pins
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
@@ -49,7 +49,7 @@ class Rehearsal:
     recipe: str
     layout: str
     """Of the recipe's plan."""
-    twin: str
+    scaled_down: str
     processes: int
     launcher: str
     replaced: tuple[str, ...]
@@ -85,14 +85,14 @@ class Rehearsal:
 def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Rehearsal:
     """Everything is written below ``directory``, which must not exist. Raises ``KitError`` where a run fails."""
     begin = time.monotonic()
-    shrunk = twin(plan)
+    shrunk = scaled_down(plan)
     directory.mkdir(parents=True)
     assets.write_model(shrunk.model, directory / "model", frozen=shrunk.job.lora is not None)
     assets.write_data(shrunk.job, directory / "data")
     settings = _run(run, shrunk, directory)
     reference = write(_reference(shrunk), dataclasses.replace(settings, nvme_path=None), directory / "reference")
-    own = write(make_plan(shrunk.model, shrunk.cluster, shrunk.job, shrunk.pins), settings, directory / "twin")
-    _check_twin(own.plan, shrunk.pins)
+    own = write(make_plan(shrunk.model, shrunk.cluster, shrunk.job, shrunk.pins), settings, directory / "scaled-down")
+    _check_layout(own.plan, shrunk.pins)
     with processes.beside(reference.path):
         killed = processes.run_until_killed(own.path, KILL_AT)
     processes.run(own.path, "--resume", "auto")
@@ -101,7 +101,7 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
     return Rehearsal(
         recipe=name,
         layout=describe(plan.layout),
-        twin=shrunk.covers,
+        scaled_down=shrunk.covers,
         processes=shrunk.cluster.num_gpus,
         launcher=_launcher(own),
         replaced=shrunk.replaced,
@@ -115,17 +115,17 @@ def rehearse(name: str, plan: Plan, run: RunSpec | None, directory: Path) -> Reh
     )
 
 
-def _in_bf16(shrunk: Twin, settings: RunSpec, reference: RunDirectory, directory: Path) -> rounding.InBf16 | None:
-    """The twin once more from the start, in one go."""
+def _in_bf16(shrunk: ScaledDown, settings: RunSpec, reference: RunDirectory, directory: Path) -> rounding.InBf16 | None:
+    """The scaled-down copy once more from the start, in one go."""
     from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
     from kit.engines.huggingface.models import HfDirectory
 
     if shrunk.job_in_bf16 is None:
         return None
     plan = make_plan(shrunk.model, shrunk.cluster, shrunk.job_in_bf16, shrunk.pins_in_bf16)
-    _check_twin(plan, shrunk.pins_in_bf16)
+    _check_layout(plan, shrunk.pins_in_bf16)
     saved = dataclasses.replace(settings, checkpoint=CheckpointSpec(every_steps=STEPS))
-    rundir = write(plan, saved, directory / "twin-bf16")
+    rundir = write(plan, saved, directory / "scaled-down-bf16")
     processes.run(rundir.path)
     lora, seed = shrunk.job.lora, settings.seed
     return rounding.compare(
@@ -138,8 +138,8 @@ def _in_bf16(shrunk: Twin, settings: RunSpec, reference: RunDirectory, directory
     )
 
 
-def _run(run: RunSpec | None, shrunk: Twin, directory: Path) -> RunSpec:
-    """The recipe's schedule and data path over the twin's data."""
+def _run(run: RunSpec | None, shrunk: ScaledDown, directory: Path) -> RunSpec:
+    """The recipe's schedule and data path over the scaled-down copy's data."""
     data = run.data if run is not None else DataSpec(train="")
     base = run if run is not None else RunSpec(data=data)
     offloads = "nvme" in (shrunk.pins.offload_optimizer, shrunk.pins.offload_param)
@@ -160,19 +160,21 @@ def _run(run: RunSpec | None, shrunk: Twin, directory: Path) -> RunSpec:
     )
 
 
-def _reference(shrunk: Twin) -> Plan:
+def _reference(shrunk: ScaledDown) -> Plan:
     """Plain torch in one process: the same batch, by accumulation."""
     slow: dict[str, Any] = {"recompute": "none", "micro_batch_size": 1, "chunked_loss": False, "compile_layers": False}
     pins = Pins(engine="torch", zero_stage=0, **slow)
     return make_plan(shrunk.model, parse_cluster("1xcpu"), shrunk.job, pins)
 
 
-def _check_twin(plan: Plan, pins: Pins) -> None:
-    """The planner must have taken every pin: a twin of another layout would prove nothing."""
+def _check_layout(plan: Plan, pins: Pins) -> None:
+    """The planner must have taken every pin: a copy of another layout would prove nothing."""
     for field in dataclasses.fields(Pins):
         wanted = getattr(pins, field.name)
         if wanted is not None and getattr(plan.layout, field.name) != wanted:
-            raise EngineError(f"{field.name}={getattr(plan.layout, field.name)} was planned for the twin, not {wanted}")
+            raise EngineError(
+                f"{field.name}={getattr(plan.layout, field.name)} was planned for the scaled-down copy, not {wanted}"
+            )
 
 
 def _curve(rundir: RunDirectory) -> dict[int, dict[str, float]]:
@@ -191,7 +193,7 @@ def _exchange(rundir: RunDirectory) -> Path:
     return newest
 
 
-def _exported(reference: RunDirectory, own: RunDirectory, shrunk: Twin, directory: Path) -> tuple[float, float]:
+def _exported(reference: RunDirectory, own: RunDirectory, shrunk: ScaledDown, directory: Path) -> tuple[float, float]:
     """Export both, load both in transformers. (relative difference of their loss on held-out text, largest difference
     of a weight relative to its tensor's largest.)"""
     models = []
@@ -213,7 +215,7 @@ def _weight_difference(expected: Any, found: Any, learning_rate: float) -> float
     return float((found - expected).abs().max()) / max(float(expected.abs().max()), learning_rate)
 
 
-def _in_transformers(exchange: Path, directory: Path, shrunk: Twin, base: Path) -> Any:
+def _in_transformers(exchange: Path, directory: Path, shrunk: ScaledDown, base: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
@@ -224,7 +226,7 @@ def _in_transformers(exchange: Path, directory: Path, shrunk: Twin, base: Path) 
     return kind.from_pretrained(directory, dtype=torch.float32).eval()
 
 
-def _held_out_loss(model: Any, shrunk: Twin, data: Path) -> float:
+def _held_out_loss(model: Any, shrunk: ScaledDown, data: Path) -> float:
     import torch
 
     from kit.training.data.indexed import IndexedTokens

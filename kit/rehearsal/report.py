@@ -19,7 +19,7 @@ def render(result: Rehearsal) -> str:
     lines = [
         f"{result.recipe}: {'rehearsed' if result.passed else 'FAILED'} in {result.seconds:.0f} s",
         f"  plan      {result.layout}",
-        f"  twin      {result.twin}; {result.processes} processes by {result.launcher}",
+        f"  copy      {result.scaled_down}; {result.processes} processes by {result.launcher}",
         f"  trained   {STEPS} steps; killed after step {result.killed_at}, resumed",
         f"  curve     loss within {result.loss_difference:.1e} of plain torch (bound {LOSS_BOUND:g}), "
         f"gradient norm {result.norm_difference:.1e} ({NORM_BOUND:g})",

@@ -1,4 +1,4 @@
-"""The twin in its recipe's own precision: how far rounding takes it from the same run of plain torch in fp32."""
+"""The scaled-down copy in its recipe's own precision: how far rounding takes it from plain torch's run in fp32."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit.rehearsal.scaled_down import Twin
+from kit.rehearsal.scaled_down import ScaledDown
 
 if TYPE_CHECKING:
     import torch
@@ -86,7 +86,7 @@ def update_bound(gradient: float, root_mean_square: float, eps: float) -> float:
 def compare(
     curves: tuple[dict[int, dict[str, float]], dict[int, dict[str, float]]],
     exchanges: tuple[Path, Path],
-    shrunk: Twin,
+    shrunk: ScaledDown,
     start: TensorSource,
 ) -> InBf16:
     """Compare logged steps and last exchange checkpoints of (reference, run in bf16). ``start``: the first weights."""

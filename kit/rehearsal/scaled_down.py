@@ -30,7 +30,7 @@ _EMULATED = "matrix products in fp8 -> emulated: operands rounded to 8 bits by t
 
 
 @dataclass(frozen=True)
-class Twin:
+class ScaledDown:
     """What is run in place of a plan, and how far it stands for it."""
 
     model: ModelSpec
@@ -40,21 +40,21 @@ class Twin:
     replaced: tuple[str, ...]
     """Settings that a CPU cannot run or that would blur the comparison: ``what -> by what``."""
     covers: str
-    """The twin's layout in one line."""
+    """The scaled-down copy's layout in one line."""
     job_in_bf16: JobSpec | None
     """The same job in the recipe's own precision, as near as a CPU comes to it; None for a recipe in fp32."""
     pins_in_bf16: Pins
 
 
-def twin(plan: Plan) -> Twin:
-    """The twin of a plan. Pure; raises nothing that the plan's own rules did not raise."""
+def scaled_down(plan: Plan) -> ScaledDown:
+    """The scaled-down copy of a plan. Pure; raises nothing that the plan's own rules did not raise."""
     layout, replaced = _small(plan.layout)
     model = _tiny(plan.model, layout)
     job, replaced_in_job = _short(plan.job, layout)
     pins = Pins(**{key: getattr(layout, key) for key in _pinned() if hasattr(layout, key)})
     in_bf16 = plan.job.precision != "fp32"
     rounded: Precision = "fp8" if _emulates(plan.job, plan.layout) else "bf16"
-    return Twin(
+    return ScaledDown(
         model=model,
         cluster=parse_cluster(f"{layout.world_size}xcpu"),
         job=job,
@@ -114,7 +114,7 @@ def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
         layers = layout.first_stage_layers + layout.last_stage_layers + 2 * (layout.pp - 2)
     grouped = model.num_key_value_heads < model.num_attention_heads
     changes: dict[str, Any] = {
-        "name": f"twin-of-{model.name}",
+        "name": f"scaled-down-{model.name}",
         "num_layers": layers,
         "hidden_size": HEADS * HEAD_DIM,
         "ffn_hidden_size": 64,

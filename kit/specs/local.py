@@ -24,12 +24,13 @@ def local_cluster(gpus: dict[str, GpuSpec]) -> ClusterSpec:
 
     ``gpus``: the catalog. Raises SpecError for a GPU that it has not, and for GPUs of several kinds.
     """
-    ram_gib = _memory_total_gib(_text(Path("/proc/meminfo")))
+    total = host_memory().get("MemTotal")
+    ram_gib = total / GIB if total else None
     disks = {path.parent.name: int(_text(path) or 0) for path in Path("/sys/block").glob("nvme*/size")}
-    listed = _nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    listed = _asked("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     if listed:
         gpu, count = listed_gpu(listed, gpus)
-        linked = has_nvlink(_nvidia_smi("topo", "-m")) and gpu.nvlink_gbytes_per_s > 0
+        linked = has_nvlink(_asked("topo", "-m")) and gpu.nvlink_gbytes_per_s > 0
         link = gpu.nvlink_gbytes_per_s if linked else gpu.pcie_gbytes_per_s
     else:
         count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -82,7 +83,7 @@ def is_gpu(gpu: GpuSpec, driver_name: str) -> bool:
 
 def nvidia_gpus() -> list[tuple[str, float]] | None:
     """(name, GiB) of each GPU that nvidia-smi lists; None where it is not there or fails."""
-    listed = _nvidia_smi("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+    listed = _asked("--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
     rows = [line.rsplit(",", 1) for line in listed.splitlines() if line.strip()]
     return [(name.strip(), int(mebibytes) / 1024) for name, mebibytes in rows] or None
 
@@ -102,16 +103,30 @@ def _model_words(name: str) -> set[str]:
     return _words(sized.group(1) if sized else name) - {"rtx"}
 
 
-def _nvidia_smi(*words: str) -> str:
-    """What it prints; empty where it is not there or fails (no driver)."""
+def nvidia_smi(*args: str, limit_s: float = 20) -> str | None:
+    """What it prints; None where it is not installed. Raises OSError where it fails (no driver), TimeoutExpired where a
+    sick driver hangs."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return ""
+        return None
+    done = subprocess.run([program, *args], capture_output=True, text=True, timeout=limit_s, check=False)
+    if done.returncode != 0:
+        raise OSError(f"nvidia-smi: {(done.stdout + done.stderr).strip()[:200]}")
+    return done.stdout
+
+
+def host_memory() -> dict[str, int]:
+    """Bytes by Linux's names: MemTotal, and MemAvailable, which can be taken without swapping; empty elsewhere."""
+    pairs = re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB", _text(Path("/proc/meminfo")), flags=re.MULTILINE)
+    return {name: int(kib) * 1024 for name, kib in pairs}
+
+
+def _asked(*args: str) -> str:
+    """What nvidia-smi prints; empty where it is not there or fails."""
     try:
-        done = subprocess.run([program, *words], capture_output=True, text=True, timeout=20, check=False)
+        return nvidia_smi(*args) or ""
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
 
 
 def _text(path: Path) -> str:
@@ -119,8 +134,3 @@ def _text(path: Path) -> str:
         return path.read_text(encoding="ascii")
     except OSError:
         return ""
-
-
-def _memory_total_gib(meminfo: str) -> float | None:
-    found = re.search(r"^MemTotal:\s+(\d+) kB", meminfo, flags=re.MULTILINE)
-    return int(found.group(1)) * 1024 / GIB if found else None

@@ -19,7 +19,8 @@ from typing import NoReturn
 import kit.emit.megatron
 from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
-from kit.preflight.planned_gpus import check_gpus
+from kit.preflight.check_result import require
+from kit.preflight.requirements import check_gpus
 from kit.units import to_gib
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -121,7 +122,7 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
                 "install torch's CUDA build and the driver, or plan for cluster: 2xcpu"
             )
         devices = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-        check_gpus(rundir.plan, [(device.name, to_gib(device.total_memory)) for device in devices])
+        require(check_gpus(rundir.plan, [(device.name, to_gib(device.total_memory)) for device in devices]))
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "gloo" if on_cpu else "nccl"
     if "RANK" in os.environ:

@@ -17,11 +17,11 @@ import pytest
 import kit
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import SpecError
-from kit.preflight import bandwidth, cluster_checks, dcgm, disk, facts, gpus
-from kit.preflight.check_result import Verdict, merged, table
+from kit.preflight import bandwidth, facts, gpus, hosts, measurements
+from kit.preflight.check_result import CheckResult, merged, table
 from kit.preflight.host_checks import check_host
 from kit.preflight.remote import read_hostfile
-from kit.preflight.requirements import needs_of
+from kit.preflight.requirements import requirements_of
 from kit.specs.run import CheckpointSpec, DataSpec, RunSpec
 from tests.support import namespaces
 from tests.test_cli import kit as command_line
@@ -71,12 +71,12 @@ def on_gpus(here: dict[str, Any], row: str = SMI, count: int = 8) -> dict[str, A
     return {**copy.deepcopy(here), "gpus": parsed, "torch_cuda": "12.8", "limits": {"nofile": 1 << 20, "memlock": -1}}
 
 
-def failures(verdicts: list[Verdict]) -> dict[str, str]:
-    return {verdict.check: verdict.said for verdict in verdicts if verdict.state == "failure"}
+def failures(results: list[CheckResult]) -> dict[str, str]:
+    return {result.check: result.said for result in results if result.state == "failure"}
 
 
 def test_healthy_gpus_pass(here: dict[str, Any], tmp_path: Path) -> None:
-    needs = needs_of(rundir(tmp_path, "8xH100", zero_stage=3))
+    needs = requirements_of(rundir(tmp_path, "8xH100", zero_stage=3))
     found = failures(check_host(on_gpus(here), needs, "node-0"))
     assert set(found) <= {"disk"}  # nobody looked at it
 
@@ -89,10 +89,10 @@ def test_healthy_gpus_pass(here: dict[str, Any], tmp_path: Path) -> None:
     ],
 )
 def test_a_gpu_that_is_held_down_is_named(old: str, new: str, says: str, here: dict[str, Any]) -> None:
-    found = {verdict.check: verdict for verdict in check_host(on_gpus(here, SMI.replace(old, new)), None, "node-0")}
+    found = {result.check: result for result in check_host(on_gpus(here, SMI.replace(old, new)), None, "node-0")}
     assert found["gpu-clocks"].state == "warning"
     assert says in found["gpu-clocks"].said
-    healthy = {verdict.check: verdict for verdict in check_host(on_gpus(here), None, "node-0")}
+    healthy = {result.check: result for result in check_host(on_gpus(here), None, "node-0")}
     assert healthy["gpu-clocks"].state == "ok"
     older = SMI.replace("1980, 1980, 700.00, 700.00", "[N/A], [Requested functionality has been deprecated], 700, 700")
     assert gpus.parse(older)[0].default_mhz is None
@@ -127,12 +127,12 @@ DCGM_4 = """{"DCGM Diagnostic": {"test_categories": [{"category": "Deployment", 
     ],
 )
 def test_what_dcgm_says(text: str, state: str, says: str, here: dict[str, Any]) -> None:
-    found = {**on_gpus(here), "dcgm": [vars(problem) for problem in dcgm.parse(text)]}
-    verdict = next(verdict for verdict in check_host(found, None, "node-0") if verdict.check == "dcgm")
-    assert verdict.state == state
-    assert says in verdict.said
+    found = {**on_gpus(here), "dcgm": [vars(problem) for problem in facts.dcgm_problems(text)]}
+    result = next(result for result in check_host(found, None, "node-0") if result.check == "dcgm")
+    assert result.state == state
+    assert says in result.said
     with pytest.raises(ValueError, match="no test"):
-        dcgm.parse('{"DCGM Diagnostic": {"version": "4.2.3"}}')
+        facts.dcgm_problems('{"DCGM Diagnostic": {"version": "4.2.3"}}')
 
 
 def test_dcgm_that_is_not_there_or_does_not_answer(tmp_path: Path) -> None:
@@ -153,14 +153,14 @@ def test_dcgm_that_is_not_there_or_does_not_answer(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", SICK)
 def test_a_sick_gpu_is_named(fault: str, here: dict[str, Any], tmp_path: Path) -> None:
     old, new, check, says = SICK[fault]
-    needs = needs_of(rundir(tmp_path, "8xH100", zero_stage=3))
+    needs = requirements_of(rundir(tmp_path, "8xH100", zero_stage=3))
     assert old in SMI
     found = failures(check_host(on_gpus(here, SMI.replace(old, new)), needs, "node-0"))
     assert says in found[check]
 
 
 def test_a_missing_gpu_and_no_driver(here: dict[str, Any], tmp_path: Path) -> None:
-    needs = needs_of(rundir(tmp_path, "8xH100", zero_stage=3))
+    needs = requirements_of(rundir(tmp_path, "8xH100", zero_stage=3))
     assert "7 GPUs, the plan has 8" in failures(check_host(on_gpus(here, count=7), needs, "node-0"))["gpus"]
     assert "no nvidia-smi" in failures(check_host({**here, "gpus": None}, needs, "node-0"))["cuda"]
     silent = {**on_gpus(here), "gpus": {"error": "TimeoutExpired: nvidia-smi"}}
@@ -168,10 +168,10 @@ def test_a_missing_gpu_and_no_driver(here: dict[str, Any], tmp_path: Path) -> No
 
 
 def test_operators_that_cannot_be_compiled(here: dict[str, Any], tmp_path: Path) -> None:
-    needs = needs_of(rundir(tmp_path, "8xH100", zero_stage=3, offload_optimizer="nvme"))
+    needs = requirements_of(rundir(tmp_path, "8xH100", zero_stage=3, offload_optimizer="nvme"))
     bare = on_gpus(here) | {"tools": dict.fromkeys(here["tools"]), "libaio": False}
-    verdicts = check_host(bare, needs, "node-0")
-    fix = next(verdict.fix for verdict in verdicts if verdict.check == "compilers")
+    results = check_host(bare, needs, "node-0")
+    fix = next(result.fix for result in results if result.check == "compilers")
     for package in ("apt-get install g++", "pip install ninja", "libaio-dev", "nvcc"):
         assert package in fix
     other = on_gpus(here) | {"tools": {**here["tools"], "nvcc": "11.8"}}
@@ -193,7 +193,7 @@ def test_operators_that_cannot_be_compiled(here: dict[str, Any], tmp_path: Path)
 def test_each_check_can_fail(
     change: dict[str, Any], check: str, says: str, here: dict[str, Any], tmp_path: Path
 ) -> None:
-    needs = needs_of(rundir(tmp_path, "16xH100", zero_stage=2, offload_optimizer="cpu"))
+    needs = requirements_of(rundir(tmp_path, "16xH100", zero_stage=2, offload_optimizer="cpu"))
     healthy = on_gpus(here) | {"addresses_of_own_name": ["10.0.0.1"]}
     healthy["memory"] = {"MemAvailable": 2 << 40}
     assert check not in failures(check_host(healthy, needs, "node-0"))
@@ -201,14 +201,14 @@ def test_each_check_can_fail(
 
 
 def test_debians_own_name(here: dict[str, Any], tmp_path: Path) -> None:
-    needs = needs_of(rundir(tmp_path, "16xH100", zero_stage=2))
+    needs = requirements_of(rundir(tmp_path, "16xH100", zero_stage=2))
     found = check_host({**on_gpus(here), "addresses_of_own_name": ["127.0.1.1"]}, needs, "node-0")
-    assert [verdict.state for verdict in found if verdict.check == "own-name"] == ["warning"]
+    assert [result.state for result in found if result.check == "own-name"] == ["warning"]
 
 
 def test_checkpoints_that_do_not_fit_or_cannot_be_written(here: dict[str, Any], tmp_path: Path) -> None:
     made = rundir(tmp_path, "8xH100", zero_stage=3)
-    needs = needs_of(made)
+    needs = requirements_of(made)
     for there, says in (
         ({"free_bytes": 200 << 30}, "269.2 needed for all that is kept"),  # 8.03e9 parameters × 12 bytes × (1 kept + 2)
         ({"error": "Read-only file system"}, "Read-only"),
@@ -244,13 +244,13 @@ def test_one_byte_of_a_large_file_changes_its_digest(tmp_path: Path) -> None:
 
 def test_hosts_that_differ_are_named(here: dict[str, Any]) -> None:
     three = {f"node-{n}": copy.deepcopy(here) | {"contents": {"/data/train.bin": "a"}, "names": {}} for n in range(3)}
-    for between in cluster_checks.BETWEEN:
-        assert {verdict.state for verdict in between(three)} == {"ok"}
+    for between in hosts._BETWEEN:
+        assert {result.state for result in between(three)} == {"ok"}
     three["node-1"]["packages"]["deepspeed"] = "0.18.0"
     three["node-2"]["contents"] = {"/data/train.bin": None}
     three["node-2"]["kernel"] = "5.4"
     three["node-0"]["names"] = {"node-1": [], "node-2": ["10.0.0.3"]}
-    (version, kernel), machine, content, names = (between(three) for between in cluster_checks.BETWEEN)
+    (version, kernel), machine, content, names = (between(three) for between in hosts._BETWEEN)
     assert (version.hosts, version.state) == (("node-1",), "failure")
     assert "deepspeed 0.18.0" in version.said
     assert (kernel.hosts, kernel.state) == (("node-2",), "warning")
@@ -258,15 +258,15 @@ def test_hosts_that_differ_are_named(here: dict[str, Any]) -> None:
     assert content[0].hosts == ("node-2",)
     assert names[0].hosts == ("node-0",)
     three["node-1"]["gpus"] = [vars(gpu) for gpu in gpus.parse(SMI)]
-    assert cluster_checks.machines(three)[0].hosts == ("node-1",)
+    assert hosts.machines(three)[0].hosts == ("node-1",)
 
 
 def test_clocks_and_reach() -> None:
-    found = cluster_checks.clocks({"node-0": 0.0, "node-1": 3.0, "node-2": -400.0})
-    assert [(verdict.hosts, verdict.state) for verdict in found] == [(("node-1",), "warning"), (("node-2",), "failure")]
-    assert cluster_checks.clocks({"node-0": 0.2})[0].state == "ok"
-    closed = cluster_checks.reach({"node-1": {"node-0": "No route to host"}, "node-0": {"node-1": None}}, 29500)
-    assert [(verdict.hosts, verdict.state) for verdict in closed] == [(("node-1",), "failure")]
+    found = hosts.clocks({"node-0": 0.0, "node-1": 3.0, "node-2": -400.0})
+    assert [(result.hosts, result.state) for result in found] == [(("node-1",), "warning"), (("node-2",), "failure")]
+    assert hosts.clocks({"node-0": 0.2})[0].state == "ok"
+    closed = hosts.reach({"node-1": {"node-0": "No route to host"}, "node-0": {"node-1": None}}, 29500)
+    assert [(result.hosts, result.state) for result in closed] == [(("node-1",), "failure")]
 
 
 def test_a_slow_fabric_is_judged_by_this_plan(tmp_path: Path) -> None:
@@ -293,24 +293,24 @@ def test_copies_and_disks_are_judged_by_this_plan(tmp_path: Path) -> None:
     assert bandwidth.judged_disk(slow, at_home, "node-1").check == "disk-speed"
     for plan, state in ((swapping, "failure"), (at_home, "ok")):
         found = bandwidth.judged({"host_to_device": 20.0, "device_to_host": 0.2}, plan)
-        copy_verdict = next(verdict for verdict in found if verdict.check == "host-copy")
+        copy_verdict = next(result for result in found if result.check == "host-copy")
         assert copy_verdict.state == state, copy_verdict.said
-    without = next(verdict for verdict in bandwidth.judged({}, swapping) if verdict.check == "host-copy")
+    without = next(result for result in bandwidth.judged({}, swapping) if result.check == "host-copy")
     assert (without.state, "no GPU" in without.said) == ("skipped", True)
 
 
 def test_a_disk_is_measured(tmp_path: Path) -> None:
     try:
-        found = disk.speed(tmp_path, 32 << 20)
+        found = measurements.disk_speed(tmp_path, 32 << 20)
     except OSError:
         pytest.skip("SKIPPED: this file system refuses direct I/O")
     assert min(found.values()) > 0
 
 
 def test_the_table_puts_failures_first_and_joins_hosts() -> None:
-    same = [Verdict("shm", "failure", (host,), "full", "mount") for host in ("a", "b")]
-    joined = merged([Verdict("port", "ok", ("a",), "free"), *same])
-    assert [verdict.hosts for verdict in joined] == [("a", "b"), ("a",)]
+    same = [CheckResult("shm", "failure", (host,), "full", "mount") for host in ("a", "b")]
+    joined = merged([CheckResult("port", "ok", ("a",), "free"), *same])
+    assert [result.hosts for result in joined] == [("a", "b"), ("a",)]
     text = table(joined, 1.0)
     assert text.index("shm") < text.index("port")
     assert "→ mount" in text

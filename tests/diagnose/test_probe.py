@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from kit.diagnose.probe.result import Held, Probed
+from kit.diagnose.probe.result import MemorySnapshot, ProbeResult
 from kit.diagnose.probe.run import ProbeError, probe
 from kit.diagnose.probe.tracker import LiveBytes
 from tests.diagnose.probe_small import CASES, LLAMA, case
@@ -66,9 +66,9 @@ def test_what_autograd_keeps_is_counted_until_backward_has_used_it() -> None:
 
 
 def test_an_error_is_an_error() -> None:
-    held = Held(weights=1.0, gradients=1.0, optimizer=2.0, activations=10.0)
-    more = Held(weights=1.0, gradients=1.0, optimizer=3.0, activations=9.0)
-    found = Probed(stage=0, measured=held, predicted=more, with_states=True, layers_traced=(1, 2), seconds=0.0)
+    held = MemorySnapshot(weights=1.0, gradients=1.0, optimizer=2.0, activations=10.0)
+    more = MemorySnapshot(weights=1.0, gradients=1.0, optimizer=3.0, activations=9.0)
+    found = ProbeResult(stage=0, measured=held, predicted=more, with_states=True, layers_traced=(1, 2), seconds=0.0)
     assert found.states_error == pytest.approx(0.25)
     assert found.activations_error == pytest.approx(-0.1)
 

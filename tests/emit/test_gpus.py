@@ -8,9 +8,8 @@ import pytest
 
 import kit
 from kit.emit.run_directory import write
-from kit.errors import EngineError
 from kit.planner.plan import Plan
-from kit.preflight.planned_gpus import check_gpus, gpus_here
+from kit.preflight.requirements import check_gpus, gpus_here
 from kit.specs.run import DataSpec, RunSpec
 from tests.emit.test_machine import MODEL
 from tests.test_bad_input import answer
@@ -35,7 +34,7 @@ def plan(cluster: str = "4xH100") -> Plan:
     ],
 )
 def test_the_planned_gpus_pass(cluster: str, found: list[tuple[str, float]]) -> None:
-    check_gpus(plan(cluster), found)
+    assert check_gpus(plan(cluster), found) is None
 
 
 @pytest.mark.parametrize(
@@ -50,10 +49,11 @@ def test_the_planned_gpus_pass(cluster: str, found: list[tuple[str, float]]) -> 
     ],
 )
 def test_others_are_refused(cluster: str, found: list[tuple[str, float]], said: str) -> None:
-    with pytest.raises(EngineError) as raised:
-        check_gpus(plan(cluster), found)
-    assert said in str(raised.value)
-    assert "plan for what is here: kit emit RECIPE cluster=" in str(raised.value)
+    result = check_gpus(plan(cluster), found)
+    assert result is not None
+    assert result.state == "failure"
+    assert said in result.said
+    assert "plan for what is here: kit emit RECIPE cluster=" in result.fix
 
 
 def test_a_run_ends_before_it_starts(

@@ -8,9 +8,12 @@ import pytest
 import kit
 from kit.errors import RunDirectoryError
 from kit.planner.plan import Plan
-from kit.preflight.offload import available_gib, check_host_memory, check_nvme, swap_directory
+from kit.preflight.check_result import require
+from kit.preflight.requirements import check_host_memory, check_nvme, swap_directory
 from kit.specs.catalog import parse_cluster
+from kit.specs.local import host_memory
 from kit.specs.run import DataSpec, RunSpec
+from kit.units import to_gib
 
 MODEL = kit.ModelSpec(
     name="tiny",
@@ -43,8 +46,8 @@ def larger(gib: float) -> Plan:
 
 
 def test_a_good_disk_passes_and_is_left_empty(tmp_path: Path) -> None:
-    check_nvme(plan(), run(tmp_path), tmp_path / "run")
-    check_nvme(plan("cpu"), run(None), tmp_path / "run")
+    assert check_nvme(plan(), run(tmp_path), tmp_path / "run") is None
+    assert check_nvme(plan("cpu"), run(None), tmp_path / "run") is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -73,16 +76,15 @@ def test_a_disk_too_small(tmp_path: Path) -> None:
 
 def refused(chosen: Plan, of: RunSpec, run_directory: Path, message: str) -> None:
     with pytest.raises(RunDirectoryError) as error:
-        check_nvme(chosen, of, run_directory)
+        require(check_nvme(chosen, of, run_directory))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
 def test_host_memory_that_is_not_free() -> None:
     chosen = plan("cpu")
-    check_host_memory(chosen)
-    available = available_gib()
-    assert available is not None
+    assert check_host_memory(chosen) is None
+    available = to_gib(host_memory()["MemAvailable"])
     predicted = dataclasses.replace(chosen.predicted, host_ram_gib_per_node=available + 100)
     with pytest.raises(RunDirectoryError, match="available; end other programs"):
-        check_host_memory(dataclasses.replace(chosen, predicted=predicted))
+        require(check_host_memory(dataclasses.replace(chosen, predicted=predicted)))

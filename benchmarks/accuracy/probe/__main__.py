@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.probe.cases import CASES
-from kit.diagnose.probe.result import Held, Probed, predicted
+from kit.diagnose.probe.result import MemorySnapshot, ProbeResult, predicted
 from kit.diagnose.probe.run import probe
 from kit.planner.plan import Plan
 from kit.units import GIB
@@ -58,9 +58,9 @@ def main() -> int:
 
 def again(row: dict[str, Any], plan: Plan, stage: int) -> dict[str, Any]:
     """What was measured, beside today's prediction."""
-    found = Probed(
+    found = ProbeResult(
         stage=stage,
-        measured=Held(**row["measured"]),
+        measured=MemorySnapshot(**row["measured"]),
         predicted=predicted(plan, stage),
         with_states=row["states_error"] is not None,
         layers_traced=tuple(row["layers_traced"]),

@@ -16,7 +16,7 @@ class Cause:
     ranks: tuple[int, ...]
     """Where it showed; empty where the logs do not tell."""
     place: str
-    """``file:line`` of its first sign."""
+    """``file:line`` of its first line."""
     evidence: str
     """That line."""
     weight: int

@@ -12,7 +12,7 @@ from typing import Any
 from kit.diagnose.logs import flight_recorder
 from kit.diagnose.logs.cause import Cause
 from kit.diagnose.logs.curves import divergence, slow_ranks
-from kit.diagnose.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PHASES, SIGNS, STEP, Sign
+from kit.diagnose.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PATTERNS, PHASES, STEP, Pattern
 from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files, read_lines
 from kit.planner.plan import Plan
@@ -31,7 +31,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     files = [
         list(read_lines(path)) for path in log_files(path for path in paths if not flight_recorder.is_record(path))
     ]
-    causes = [cause for lines in files for cause in _signs(lines)]
+    causes = [cause for lines in files for cause in _matches(lines)]
     everything = [line for lines in files for line in lines]
     causes = _merged([*_recorded(recorded), *causes, *slow_ranks(everything), *divergence(everything)])
     refined = _refined(causes, everything)
@@ -47,62 +47,62 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
 
 def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cause]:
     """What the flight records of all ranks show: the collective at which they parted."""
-    parted = flight_recorder.missed(recorded)
+    parted = flight_recorder.missing_rank(recorded)
     if parted is None:
         return []
     name = "mismatched-collectives" if parted.differ else "collective-timeout"
-    sign = next(sign for sign in SIGNS if sign.cause == name)
+    pattern = next(pattern for pattern in PATTERNS if pattern.cause == name)
     if parted.differ:
         ranks = tuple(rank for rank, _ in parted.differ)
         others = "; ".join(f"rank {rank} called {called}" for rank, called in parted.differ)
-        meaning = f"{sign.meaning}: at {parted.what}, {others}"
+        meaning = f"{pattern.meaning}: at {parted.what}, {others}"
     else:
         ranks = parted.came
-        meaning = f"{sign.meaning}: rank {', '.join(map(str, parted.missing))} did not come to {parted.what}"
+        meaning = f"{pattern.meaning}: rank {', '.join(map(str, parted.missing))} did not come to {parted.what}"
     return [
         Cause(
             cause=name,
             meaning=meaning,
-            fix=sign.fix,
+            fix=pattern.fix,
             ranks=ranks,
             place=parted.file,
             evidence=f"flight record: {len(recorded)} ranks",
-            weight=sign.weight,
+            weight=pattern.weight,
         )
     ]
 
 
-def _signs(lines: Sequence[Line]) -> list[Cause]:
-    """Every sign in one file, in its order."""
+def _matches(lines: Sequence[Line]) -> list[Cause]:
+    """Every pattern in one file, in its order."""
     found = []
     by_launcher = {match.group(1) for line in lines if (match := ENDED_BY_LAUNCHER.search(line.text))}
     step: dict[int | None, int] = {}
     for index, line in enumerate(lines):
         if (match := STEP.search(line.text)) or (match := re.search(r"(?i)\bstep[ =:]+(\d+)", line.text)):
             step[line.rank] = int(match.group(1))
-        for sign in SIGNS:
-            if sign.pattern.search(line.text):
-                if sign.cause == "killed" and by_launcher & set(re.findall(r"(?i)\bpid:? (\d+)", line.text)):
+        for pattern in PATTERNS:
+            if pattern.regex.search(line.text):
+                if pattern.cause == "killed" and by_launcher & set(re.findall(r"(?i)\bpid:? (\d+)", line.text)):
                     break
-                found.append(_cause(sign, lines, index, step.get(line.rank)))
+                found.append(_cause(pattern, lines, index, step.get(line.rank)))
                 break
     return found
 
 
-def _cause(sign: Sign, lines: Sequence[Line], index: int, step: int | None) -> Cause:
+def _cause(pattern: Pattern, lines: Sequence[Line], index: int, step: int | None) -> Cause:
     line = lines[index]
     rank = line.rank
-    if rank is None and sign.cause in ("killed", "crashed"):
+    if rank is None and pattern.cause in ("killed", "crashed"):
         rank = _rank_of_exit(lines, index)
     return Cause(
-        cause=sign.cause,
-        meaning=sign.meaning,
-        fix=sign.fix,
+        cause=pattern.cause,
+        meaning=pattern.meaning,
+        fix=pattern.fix,
         ranks=() if rank is None else (rank,),
         place=line.place,
         evidence=line.text.strip()[:400],
-        weight=sign.weight,
-        phase=_phase(lines, index) if sign.cause.endswith("out-of-memory") else None,
+        weight=pattern.weight,
+        phase=_phase(lines, index) if pattern.cause.endswith("out-of-memory") else None,
         step=step,
     )
 
@@ -131,7 +131,7 @@ def _phase(lines: Sequence[Line], index: int) -> str | None:
 
 
 def _merged(causes: Sequence[Cause]) -> list[Cause]:
-    """The same cause on several lines is one, with all its ranks and its first sign."""
+    """The same cause on several lines is one, with all its ranks and its first line."""
     groups: dict[str, list[Cause]] = defaultdict(list)
     for cause in causes:
         groups[cause.cause].append(cause)

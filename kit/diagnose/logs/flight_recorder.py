@@ -21,7 +21,7 @@ LARGEST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True)
-class Missed:
+class MissingRank:
     """A collective that not all ranks of its group came to, or that they came to with something else in hand."""
 
     group: str
@@ -76,7 +76,7 @@ def records(paths: Iterable[Path]) -> dict[int, tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def missed(found: Mapping[int, tuple[str, Mapping[str, Any]]]) -> Missed | None:
+def missing_rank(found: Mapping[int, tuple[str, Mapping[str, Any]]]) -> MissingRank | None:
     """The earliest collective at which the ranks parted; None where they agree as far as the records go.
 
     A rank is looked for in the groups that it is known to belong to: in the record's own list, else where it called.
@@ -103,7 +103,7 @@ def _parted(
     calls: Mapping[int, Mapping[int, Mapping[str, Any]]],
     members: set[int],
     found: Mapping[int, tuple[str, Mapping[str, Any]]],
-) -> Missed | None:
+) -> MissingRank | None:
     last = {rank: max(calls.get(rank, {}), default=0) for rank in members}
     first, furthest = min(last.values()), max(last.values())
     oldest = max((min(own) for own in calls.values() if own), default=1)  # a ring buffer forgets
@@ -113,17 +113,17 @@ def _parted(
             usual = Counter(here.values()).most_common(1)[0][0]
             differ = tuple(sorted((rank, signature) for rank, signature in here.items() if signature != usual))
             came = tuple(sorted(rank for rank, signature in here.items() if signature == usual))
-            return _missed(group, number, calls[came[0]][number], came, (), differ, found)
+            return _missing_rank(group, number, calls[came[0]][number], came, (), differ, found)
     if first == furthest:
         return None
     number = first + 1
     came = tuple(sorted(rank for rank in members if last[rank] >= number))
     missing = tuple(sorted(rank for rank in members if last[rank] == first))
     entry = next((calls[rank][number] for rank in came if number in calls[rank]), None)
-    return None if entry is None else _missed(group, number, entry, came, missing, (), found)
+    return None if entry is None else _missing_rank(group, number, entry, came, missing, (), found)
 
 
-def _missed(
+def _missing_rank(
     group: str,
     number: int,
     entry: Mapping[str, Any],
@@ -131,11 +131,11 @@ def _missed(
     missing: tuple[int, ...],
     differ: tuple[tuple[int, str], ...],
     found: Mapping[int, tuple[str, Mapping[str, Any]]],
-) -> Missed:
+) -> MissingRank:
     described = str(entry["process_group"][1])
     name = group if described in ("", "undefined") else f"{group} ({described})"
     call = str(entry["profiling_name"]).split(":")[-1]
-    return Missed(name, number, call, str(entry["input_sizes"]), came, missing, differ, found[came[0]][0])
+    return MissingRank(name, number, call, str(entry["input_sizes"]), came, missing, differ, found[came[0]][0])
 
 
 def _signature(entry: Mapping[str, Any]) -> str:
@@ -147,7 +147,7 @@ def _signature(entry: Mapping[str, Any]) -> str:
 def _when(calls: Mapping[str, Mapping[int, Mapping[int, Mapping[str, Any]]]]) -> Any:
     """When the first rank came to a parting."""
 
-    def created(parting: Missed) -> int:
+    def created(parting: MissingRank) -> int:
         group = parting.group.split(" ")[0]
         times = [own[parting.number]["time_created_ns"] for own in calls[group].values() if parting.number in own]
         return int(min(times, default=0))

@@ -1,4 +1,4 @@
-"""What failures look like in logs: each sign is a pattern, each cause a set of signs with its meaning and its fix.
+"""What failures look like in logs: a pattern of one line, the cause it shows, its meaning and its fix.
 
 Patterns were taken from failures provoked here (``benchmarks/system_tests/failures``) and from the messages in the
 sources of torch 2.13 (c10d, elastic, CUDACachingAllocator), gloo, NCCL and DeepSpeed 0.19.8.
@@ -11,30 +11,30 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Sign:
+class Pattern:
     """A cause of failure as one line shows it."""
 
     cause: str
-    pattern: re.Pattern[str]
+    regex: re.Pattern[str]
     weight: int
     """How near to the root: 3 is a cause by itself, 2 usually one, 1 a consequence of something on another rank."""
     meaning: str
     fix: str
 
 
-def _sign(cause: str, pattern: str, weight: int, meaning: str, fix: str) -> Sign:
-    return Sign(cause, re.compile(pattern), weight, meaning, fix)
+def _pattern(cause: str, regex: str, weight: int, meaning: str, fix: str) -> Pattern:
+    return Pattern(cause, re.compile(regex), weight, meaning, fix)
 
 
-SIGNS: tuple[Sign, ...] = (
-    _sign(
+PATTERNS: tuple[Pattern, ...] = (
+    _pattern(
         "gpu-out-of-memory",
         r"(?:torch\.|torch\.cuda\.)?OutOfMemoryError|CUDA out of memory|HIP out of memory",
         3,
         "a GPU ran out of memory",
         "smaller micro_batch_size, recompute: full, a higher ZeRO stage or offload; kit memory shows the largest part",
     ),
-    _sign(
+    _pattern(
         "host-out-of-memory",
         r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|Cannot allocate memory|MemoryError\b|"
         r"oom-kill|Out of memory: Killed",
@@ -42,7 +42,7 @@ SIGNS: tuple[Sign, ...] = (
         "the host ran out of memory",
         "offload less or to NVMe, fewer data workers, or nodes with more memory; kit memory shows what a node needs",
     ),
-    _sign(
+    _pattern(
         "thread-limit",
         r"can't start new thread|pthread_create (?:failed|returned)|fork: (?:retry: )?Resource temporarily unavailable|"
         r"BlockingIOError: \[Errno 11\]",
@@ -51,7 +51,7 @@ SIGNS: tuple[Sign, ...] = (
         "raise ulimit -u and the pids limit of its container or job, start fewer data workers; where address space is "
         "limited (ulimit -v) it means memory",
     ),
-    _sign(
+    _pattern(
         "dead-node",
         r"STEP \d+\.\S+ .*DUE TO NODE FAILURE|srun: error: Node failure on \S+|"
         r"Connection to \S+ closed by remote host|client_loop: send disconnect|Timeout, server \S+ not responding|"
@@ -60,14 +60,14 @@ SIGNS: tuple[Sign, ...] = (
         "a node went away: power, kernel, network, or its scheduler's daemon",
         "kit doctor --hosts hostfile says which does not answer; drain it, start again with --resume auto on others",
     ),
-    _sign(
+    _pattern(
         "hung",
         r"rank \d+ hangs: .* has taken \d+ s",
         2,
         "a step did not end, and kit's watchdog ended the run",
         "stacks/ of the run directory shows where each rank stood, flight/ in which collective: look at the odd one",
     ),
-    _sign(
+    _pattern(
         "killed",
         r"exitcode: -9\b|Signal 9 \(SIGKILL\)|exit(?:s with| )? ?(?:return )?code = ?-9|died with <Signals.SIGKILL",
         2,
@@ -75,14 +75,14 @@ SIGNS: tuple[Sign, ...] = (
         "look for 'Out of memory: Killed' in dmesg of that host, and at the scheduler's limits; then kit train RUN "
         "--resume auto",
     ),
-    _sign(
+    _pattern(
         "crashed",
         r"exitcode: -(?:6|7|11)\b|Signal (?:6|7|11) \(SIG\w+\)|Segmentation fault",
         2,
         "a process crashed in native code",
         "read what it printed last; SIGBUS often means /dev/shm is full, SIGABRT a failed check in a library",
     ),
-    _sign(
+    _pattern(
         "collective-timeout",
         r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
         r"Timed out waiting \d+ms for|Some NCCL operations have failed or timed out|DistBackendError.*[Tt]imeout",
@@ -90,7 +90,7 @@ SIGNS: tuple[Sign, ...] = (
         "ranks waited for a collective that not all of them joined",
         "look at the rank that did not wait: what was it doing?",
     ),
-    _sign(
+    _pattern(
         "mismatched-collectives",
         r"op\.preamble\.length <= op\.nbytes|Detected mismatch between collectives on ranks|"
         r"CollectiveFingerPrint|differing (?:sizes|shapes) across ranks|"
@@ -100,7 +100,7 @@ SIGNS: tuple[Sign, ...] = (
         "find the branch that only some ranks take (a rank-dependent if, unequal batches, an unused parameter); "
         "TORCH_DISTRIBUTED_DEBUG=DETAIL names the call",
     ),
-    _sign(
+    _pattern(
         "peer-gone",
         r"Connection (?:reset|closed) by peer|Broken pipe|ncclRemoteError|"
         r"NCCL WARN .*(?:socket|Connection).*(?:closed|refused)",
@@ -108,14 +108,14 @@ SIGNS: tuple[Sign, ...] = (
         "a connection broke because the process at its other end had gone",
         "the cause is in the log of the rank that went first",
     ),
-    _sign(
+    _pattern(
         "disk-full",
         r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b",
         3,
         "a disk is full",
         "make room, or keep fewer checkpoints (run.checkpoint.keep_last); the newest complete checkpoint is untouched",
     ),
-    _sign(
+    _pattern(
         "not-a-number",
         r"(?i)\bloss[ =:]+(?:nan|-?inf)\b|grad(?:ient)?[ _]norm[ =:]+(?:nan|inf)|"
         r"(?:loss|gradient norm) (?:is|was) (?:nan|inf|not finite)|not a finite number|"
@@ -125,7 +125,7 @@ SIGNS: tuple[Sign, ...] = (
         "resume from a checkpoint before that step with a lower rate or without that data; in fp16 look at the loss "
         "scale, or use bf16",
     ),
-    _sign(
+    _pattern(
         "loss-scale",
         r"(?i)loss scale.*(?:minimum|already at min)|OVERFLOW!.*[Ss]kipping step.*reducing to (?:0|1)\b|"
         r"Current loss scale already at minimum",
@@ -133,7 +133,7 @@ SIGNS: tuple[Sign, ...] = (
         "fp16 overflows at every loss scale",
         "use bf16 where the GPU has it; else look for the module that overflows, or lower the rate",
     ),
-    _sign(
+    _pattern(
         "data-exhausted",
         r"StopIteration|DataLoader worker .* exited unexpectedly|the data set has no more|"
         r"has fewer (?:samples|tokens|sequences)",
@@ -141,7 +141,7 @@ SIGNS: tuple[Sign, ...] = (
         "the data ended before the run",
         "fewer run.steps, more data, or let the data be read more than once",
     ),
-    _sign(
+    _pattern(
         "missing-op",
         r"Error building extension '(\w+)'|CUDA_HOME does not exist|Ninja is required|libaio|async_io requires|"
         r"CUDAMismatchException|No module named '(?:transformer_engine|flash_attn|deepspeed)",
@@ -150,21 +150,21 @@ SIGNS: tuple[Sign, ...] = (
         "install it (async_io: apt-get install libaio-dev; compilers: g++ and ninja; CUDA_HOME: the toolkit of torch's "
         "CUDA version)",
     ),
-    _sign(
+    _pattern(
         "port-in-use",
         r"EADDRINUSE|[Aa]ddress already in use",
         3,
         "the rendezvous port is taken, often by a process that a former run left",
         "end that process (ss -ltnp shows it), or set another MASTER_PORT",
     ),
-    _sign(
+    _pattern(
         "ssh",
         r"Host key verification failed|Permission denied \(publickey|ssh: connect to host|pdsh@\S+: .*(?:exited|error)",
         3,
         "the launcher could not log in to a node",
         "ssh to it by hand once (known hosts, keys), or start each node's launch.sh through Slurm",
     ),
-    _sign(
+    _pattern(
         "rendezvous",
         r"RendezvousTimeoutError|RendezvousConnectionError|The client socket has timed out|"
         r"failed to connect to .*(?:rendezvous|TCPStore)|DistNetworkError",
@@ -173,14 +173,14 @@ SIGNS: tuple[Sign, ...] = (
         "MASTER_ADDR must be an address of node 0 that the others reach, the port open, /etc/hosts without the own "
         "name on 127.0.1.1, and GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME the right interface",
     ),
-    _sign(
+    _pattern(
         "slow-network",
         r"NET/Plugin ?: ?(?:No plugin found|.*[Pp]lugin.*not found)|Using network Socket\b",
         2,
         "NCCL uses plain TCP: the fabric's plugin (EFA, InfiniBand) was not found",
         "install aws-ofi-nccl or the InfiniBand libraries where NCCL looks, and check LD_LIBRARY_PATH on every node",
     ),
-    _sign(
+    _pattern(
         "gpu-fault",
         r"NVRM: Xid \(.*?\): (\d+)|uncorrectable ECC error|GPU has fallen off the bus|"
         r"CUDA error: (?:an illegal memory access|device-side assert|unspecified launch)",
@@ -189,7 +189,7 @@ SIGNS: tuple[Sign, ...] = (
         "Xid 48, 63, 64, 79, 94 and 95 are hardware: drain that node; a device-side assert is an index out of range "
         "(token ids against vocab_size)",
     ),
-    _sign(
+    _pattern(
         "config",
         r"DeepSpeedConfigError|Check batch related parameters|pydantic_core\._pydantic_core\.ValidationError|"
         r"Please correct the following DeepSpeed config values",
@@ -197,7 +197,7 @@ SIGNS: tuple[Sign, ...] = (
         "a configuration was refused",
         "kit lint on the file says which key and what to write",
     ),
-    _sign(
+    _pattern(
         "wrong-processes",
         r"processes were started where the plan has",
         3,

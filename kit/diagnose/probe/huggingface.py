@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 
 from kit.diagnose.probe import cuda_shims
-from kit.diagnose.probe.result import Held
+from kit.diagnose.probe.result import MemorySnapshot
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
 from kit.engines.huggingface import adapters, models
 from kit.engines.kernels import fp8
@@ -22,7 +22,7 @@ from kit.engines.torch.optimizer import Optimizer
 from kit.planner.plan import Plan
 
 
-def trace(plan: Plan, stage: int) -> Held:
+def trace(plan: Plan, stage: int) -> MemorySnapshot:
     """Measure one step of a rank; there is one stage."""
     assert stage == 0
     with cuda_shims.installed(megatron=False), cuda_shims.fake_world(0, plan.layout.world_size):
@@ -33,7 +33,7 @@ def trace(plan: Plan, stage: int) -> Held:
             return _step(plan, live, mesh)
 
 
-def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
+def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     layout, job = plan.layout, plan.job
     # A frozen base is in the precision of the computation (kit/engines/huggingface/adapters.py, freeze).
     whole_precision = job.precision == "fp32" or (layout.engine == "torch" and job.lora is None)
@@ -80,7 +80,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> Held:
     loss.backward()
     activations = live.peak - begin
     gradients = storage_bytes(_local(p.grad) for p in parameters if p.grad is not None)
-    return Held(
+    return MemorySnapshot(
         weights=storage_bytes(local),
         gradients=gradients,
         optimizer=float(storage_bytes(moments)),

@@ -14,7 +14,7 @@ from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kit.diagnose.probe import cuda_shims
-from kit.diagnose.probe.result import Held
+from kit.diagnose.probe.result import MemorySnapshot
 from kit.diagnose.probe.tracker import LiveBytes, storage_bytes
 from kit.emit.megatron import megatron_settings
 from kit.engines.megatron import cpu
@@ -22,14 +22,10 @@ from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.planner.plan import Plan
 
-_installed: list[bool] = []
 
-
-def trace(plan: Plan, stage: int) -> Held:
+def trace(plan: Plan, stage: int) -> MemorySnapshot:
     """Measure one step of the first rank of a pipeline stage. Changes torch for good: for a process of its own."""
-    if not _installed:
-        cpu.install()
-        _installed.append(True)
+    cpu.install()
     layout = plan.layout
     rank = stage * (layout.world_size // layout.pp)
     with cuda_shims.installed(megatron=True), cuda_shims.fake_world(rank, layout.world_size):
@@ -47,7 +43,7 @@ def _selected(experts_per_token: int, mask: torch.Tensor) -> int:
     return mask.shape[-1] * experts_per_token
 
 
-def _step(plan: Plan, live: LiveBytes) -> Held:
+def _step(plan: Plan, live: LiveBytes) -> MemorySnapshot:
     settings = megatron_settings(plan)
     parallel_state.initialize_model_parallel(**settings["parallel_state"])
     model_parallel_cuda_manual_seed(1)
@@ -66,7 +62,7 @@ def _step(plan: Plan, live: LiveBytes) -> Held:
     gradients = [buffer.grad_data for buffer in buffers]
     live.leave_out([*weights, *gradients])
     # The distributed optimizer keeps weights in one buffer, of which the parameters are views.
-    held = Held(
+    held = MemorySnapshot(
         weights=storage_bytes(weights), gradients=storage_bytes(gradients), optimizer=float(masters), activations=0.0
     )
     begin = live.now

@@ -11,7 +11,7 @@ from kit.planner.plan import Plan
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class MemorySnapshot:
     """Bytes of one rank."""
 
     weights: float
@@ -32,12 +32,12 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Probed:
+class ProbeResult:
     """One stage of a plan."""
 
     stage: int
-    measured: Held
-    predicted: Held
+    measured: MemorySnapshot
+    predicted: MemorySnapshot
     with_states: bool
     """False where the engine's states cannot be built from fake tensors: then they are not measured."""
     layers_traced: tuple[int, ...]
@@ -67,7 +67,7 @@ class Probed:
         }
 
 
-def predicted(plan: Plan, stage: int) -> Held:
+def predicted(plan: Plan, stage: int) -> MemorySnapshot:
     """The cost model's bytes of what a probe can see: no workspaces of libraries, no communicators, none of DeepSpeed's
     buckets."""
     parts = parts_of(planned_setup(plan.model, plan.cluster, plan.job, plan.layout), stage)
@@ -85,6 +85,6 @@ def predicted(plan: Plan, stage: int) -> Held:
         in_loss + parts.kept + cast_buffers + cast_logits,
         at_end + parts.after_backward + layer,
     )
-    return Held(
+    return MemorySnapshot(
         weights=states.weights, gradients=states.gradients, optimizer=states.optimizer, activations=max(moments)
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
 from kit.cost.pipeline import stage_layers
-from kit.diagnose.probe.result import Held, Probed, predicted
+from kit.diagnose.probe.result import MemorySnapshot, ProbeResult, predicted
 from kit.errors import KitError
 from kit.planner.explain.decisions import describe
 from kit.planner.plan import Plan
@@ -29,7 +29,7 @@ class ProbeError(KitError):
     """A plan that the probe cannot build."""
 
 
-def probe(plan: Plan, stage: int = 0) -> Probed:
+def probe(plan: Plan, stage: int = 0) -> ProbeResult:
     """Measure one stage of a plan. Patches torch for good where the plan is Megatron's: a process of its own.
 
     Raises ProbeError for a stage that is not there and for implementations that need their own kernels.
@@ -59,7 +59,7 @@ def probe(plan: Plan, stage: int = 0) -> Probed:
         traced[int(layers)] = _trace(_shallow(plan, int(layers)), stage)
     depths = tuple(sorted(traced))[-2:]
     measured = traced[depth] if len(depths) == 1 else _line(depths, traced, layers)
-    return Probed(
+    return ProbeResult(
         stage=stage,
         measured=measured,
         predicted=predicted(plan, stage),
@@ -75,18 +75,18 @@ def _shallow(plan: Plan, depth: int) -> Plan:
     return replace(plan, model=replace(plan.model, num_layers=depth * layout.pp * layout.vp), layout=layout)
 
 
-def _line(depths: tuple[int, ...], traced: Mapping[int, Held], layers: float) -> Held:
+def _line(depths: tuple[int, ...], traced: Mapping[int, MemorySnapshot], layers: float) -> MemorySnapshot:
     less, more = depths
     one, two = traced[less], traced[more]
     share = (layers - less) / (more - less)
     values = {
         field.name: getattr(one, field.name) + share * (getattr(two, field.name) - getattr(one, field.name))
-        for field in fields(Held)
+        for field in fields(MemorySnapshot)
     }
-    return Held(**values)
+    return MemorySnapshot(**values)
 
 
-def _trace(plan: Plan, stage: int) -> Held:
+def _trace(plan: Plan, stage: int) -> MemorySnapshot:
     if plan.layout.implementation == "local":
         from kit.diagnose.probe import megatron
 
@@ -96,7 +96,7 @@ def _trace(plan: Plan, stage: int) -> Held:
     return huggingface.trace(plan, stage)
 
 
-def render(plan: Plan, found: Sequence[Probed]) -> str:
+def render(plan: Plan, found: Sequence[ProbeResult]) -> str:
     """A table of measured and predicted GiB, a line a stage and quantity."""
     layout = plan.layout
     lines = [

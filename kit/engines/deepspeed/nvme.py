@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from kit.engines.deepspeed import ops
-from kit.preflight.offload import check_host_memory, check_nvme, swap_directory
+from kit.preflight.check_result import require
+from kit.preflight.requirements import check_host_memory, check_nvme, swap_directory
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -19,12 +20,12 @@ def prepare(rundir: RunDirectory, settings: dict[str, Any]) -> None:
 
     Raises KitError for a disk, memory or library that will not do.
     """
-    check_host_memory(rundir.plan)
+    require(check_host_memory(rundir.plan))
     folder = swap_directory(rundir.plan, rundir.run, rundir.path)
     if folder is None:
         return
     dist.barrier()  # another engine of these processes may still be removing its files
-    check_nvme(rundir.plan, rundir.run, rundir.path)
+    require(check_nvme(rundir.plan, rundir.run, rundir.path))
     ops.load_async_io()
     zero = settings["zero_optimization"]
     for name in ("offload_optimizer", "offload_param"):

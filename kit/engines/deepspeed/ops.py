@@ -14,7 +14,7 @@ from deepspeed.ops.op_builder import AsyncIOBuilder, CPUAdamBuilder, FusedAdamBu
 from torch.utils import cpp_extension
 
 from kit.errors import EngineError
-from kit.preflight.offload import NO_LIBAIO
+from kit.preflight.requirements import INSTALL_LIBAIO, NO_LIBAIO
 
 
 class BuildLock:
@@ -69,7 +69,7 @@ def load_async_io() -> None:
     prepare()
     builder = AsyncIOBuilder()
     if not builder.is_compatible(verbose=False):
-        raise EngineError(NO_LIBAIO)
+        raise EngineError(f"{NO_LIBAIO}; {INSTALL_LIBAIO}")
     try:
         builder.load(verbose=False)
     except (RuntimeError, OSError) as error:

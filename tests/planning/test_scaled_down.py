@@ -1,4 +1,4 @@
-"""Twins: the same kinds of parallelism, small enough for CPU processes, legal, and honest about what was replaced."""
+"""Scaled-down copies: same kinds of parallelism, small enough for CPU processes, legal, every replacement named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from kit.emit.generated import shipped_plan
 from kit.planner.search import make_plan
-from kit.rehearsal.scaled_down import MOST_PROCESSES, twin
+from kit.rehearsal.scaled_down import MOST_PROCESSES, scaled_down
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.shipped import recipe_names
@@ -21,9 +21,9 @@ PLANS = {name: plan for name in recipe_names() if (plan := shipped_plan(name)) i
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_a_twin_is_legal_small_and_of_the_same_kinds(name: str) -> None:
+def test_a_copy_is_legal_small_and_of_the_same_kinds(name: str) -> None:
     plan = PLANS[name]
-    shrunk = twin(plan)
+    shrunk = scaled_down(plan)
     assert shrunk.cluster.num_gpus <= MOST_PROCESSES
     small = make_plan(shrunk.model, shrunk.cluster, shrunk.job, shrunk.pins).layout
     assert small.world_size == shrunk.cluster.num_gpus
@@ -42,7 +42,7 @@ def test_a_twin_is_legal_small_and_of_the_same_kinds(name: str) -> None:
 def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
     plan = PLANS["llama-3.1-8b-sft-zero3-8xa100-80"]
     layout = dataclasses.replace(plan.layout, zero_hpz=8, zero_quantized_weights=True, zero_quantized_gradients=True)
-    shrunk = twin(dataclasses.replace(plan, layout=layout))
+    shrunk = scaled_down(dataclasses.replace(plan, layout=layout))
     assert shrunk.pins.zero_quantized_weights is False
     assert sum("zero_quantized" in text for text in shrunk.replaced) == 2
     assert (shrunk.pins.zero_hpz, shrunk.cluster.num_gpus) == (2, 4)
@@ -50,14 +50,14 @@ def test_what_a_cpu_cannot_do_is_replaced_by_name() -> None:
 
 def test_eight_bits_are_emulated_on_the_torch_engine_and_replaced_on_megatrons() -> None:
     plan = make_plan(load_model("llama-3.2-1b"), parse_cluster("1xH100"), JobSpec(precision="fp8"))
-    shrunk = twin(plan)
+    shrunk = scaled_down(plan)
     assert plan.layout.engine == "torch"
     assert shrunk.job_in_bf16 is not None
     assert shrunk.job_in_bf16.precision == "fp8"
     assert any("emulated" in text for text in shrunk.replaced)
     by_megatron = make_plan(load_model("llama-3.1-8b"), parse_cluster("8xH100"), JobSpec(precision="fp8"))
     assert by_megatron.layout.engine == "megatron"
-    other = twin(by_megatron)
+    other = scaled_down(by_megatron)
     assert other.job_in_bf16 is not None
     assert other.job_in_bf16.precision == "bf16"
     assert any(text.startswith("precision=fp8 -> bf16") for text in other.replaced)
