@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from kit.errors import EngineError
+from kit.planner.rules import violations
+
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
     from kit.engines.base import Engine
@@ -16,8 +19,22 @@ for _name in ("torchao", "torch.utils._pytree"):
 
 
 def build_engine(rundir: RunDirectory) -> Engine:
-    """The engine that the plan names, its model and optimizer built. torch.distributed is initialised already."""
-    match rundir.plan.layout.engine:
+    """The engine that the plan names, its model and optimizer built. torch.distributed is initialised already.
+
+    Raises EngineError where the plan breaks a rule of the planner, or is for another number of processes.
+    """
+    from torch.distributed import get_world_size
+
+    workload = rundir.plan.workload
+    broken = violations(workload)
+    if broken:
+        raise EngineError("\n".join(map(str, broken)))
+    if get_world_size() != workload.layout.world_size:
+        raise EngineError(
+            f"{get_world_size()} processes for a plan of {workload.layout.world_size}; start as many as planned, with "
+            "launch.sh of the run directory"
+        )
+    match workload.layout.engine:
         case "torch":
             from kit.engines.torch.engine import TorchEngine
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.tensor import DTensor
 
+from kit.engines import build_engine
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.huggingface.inputs import call_arguments
 from kit.engines.huggingface.models import build_model, parameter_shapes
@@ -153,17 +154,17 @@ class TestOneProcess:
     @pytest.mark.parametrize(
         ("layout", "message"),
         [
-            ({"pp": 2}, "pp=2 on the torch engine"),
-            ({"tp": 2}, "tp=2 on the torch engine goes with FSDP2 alone"),
+            ({"pp": 2}, "pp=2 on engine=torch"),
+            ({"tp": 2}, "tp=2 on engine=torch goes with FSDP2"),
             ({"zero_stage": 1}, "zero_stage=1"),
             ({"offload_param": "cpu"}, "offload_param=cpu"),
             ({"dp": 2}, "1 processes for a plan of 2"),
-            ({"engine": "megatron"}, "engine=megatron"),
+            ({"engine": "megatron"}, "implementation=huggingface on engine=megatron"),
         ],
     )
     def test_plans_it_cannot_run_are_refused(self, tmp_path, layout, message):
         with pytest.raises(EngineError, match=message):
-            TorchEngine(tiny.run_directory(tmp_path, tiny.plan(**layout)))
+            build_engine(tiny.run_directory(tmp_path, tiny.plan(**layout)))
 
 
 @pytest.mark.parametrize("family", ["llama", "mixtral", "gpt2"])

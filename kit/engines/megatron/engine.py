@@ -24,7 +24,6 @@ from kit.engines.megatron.resharding.export import export_blocks
 from kit.engines.megatron.resharding.groups import shard_groups
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights.random import RandomSource
-from kit.errors import EngineError
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -37,11 +36,6 @@ class MegatronEngine(Engine):
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan, settings = rundir.plan, rundir.settings
-        if dist.get_world_size() != plan.layout.world_size:
-            raise EngineError(
-                f"{dist.get_world_size()} processes for a layout of world_size={plan.layout.world_size}; "
-                f"launch with launch.sh of the run directory"
-            )
         parallel_state.initialize_model_parallel(**settings["parallel_state"])
         model_parallel_cuda_manual_seed(rundir.run.seed)
         self._config = transformer_config(settings["transformer_config"])

@@ -37,16 +37,13 @@ from kit.errors import CheckpointError, EngineError
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
-    from kit.planner.plan import Plan
 
 
 class TorchEngine(Engine):
     """See ``kit.engines.base.Engine``. torch.distributed is initialised by the caller, for one process too."""
 
     def __init__(self, rundir: RunDirectory) -> None:
-        """Raises EngineError where the plan asks for more than data parallelism or for another world size."""
         plan = rundir.plan
-        _check(plan)
         self._rank = dist.get_rank()
         self.is_main = self._rank == 0
         self._device = _device(plan.cluster.gpu.device)
@@ -293,30 +290,6 @@ class TorchEngine(Engine):
                 return parameter.grad
             case _:
                 return self._optimizer.moment(kind, parameter)
-
-
-def _check(plan: Plan) -> None:
-    layout = plan.layout
-    if layout.engine != "torch":
-        raise EngineError(f"engine={layout.engine} in the plan, and the torch engine was built; use build_engine")
-    for name in ("pp", "cp"):
-        if getattr(layout, name) != 1:
-            raise EngineError(
-                f"{name}={getattr(layout, name)} on the torch engine, which splits data and tensors; use 1 or megatron"
-            )
-    if layout.tp > 1 and layout.zero_stage == 0:
-        raise EngineError(f"tp={layout.tp} on the torch engine goes with FSDP2 alone; use zero_stage=2 or 3")
-    if layout.zero_stage == 1:
-        raise EngineError("zero_stage=1 on the torch engine, which has DDP (0) and FSDP2 (2 and 3); use one of these")
-    for name in ("offload_optimizer", "offload_param"):
-        if getattr(layout, name) != "none":
-            raise EngineError(
-                f"{name}={getattr(layout, name)} on the torch engine, which offloads nothing; use deepspeed"
-            )
-    if layout.world_size != dist.get_world_size():
-        raise EngineError(
-            f"{dist.get_world_size()} processes for a plan of {layout.world_size}; start as many as planned"
-        )
 
 
 def _init_device(rundir: RunDirectory, device: torch.device) -> torch.device:
