@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.planner import calibration
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec

@@ -20,10 +20,11 @@ from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.candidates import layouts
 from kit.planner.describe import describe
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
+from kit.planner.request import Request
 from kit.planner.rules import is_legal
-from kit.planner.search import make_plan
-from kit.planner.weighing import USUAL, Candidate, step_s
+from kit.planner.search import USUAL, Candidate, step_s
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -248,7 +249,7 @@ def _without_recompute(entry: Published, cluster: ClusterSpec) -> Candidate | No
     timer = StepTimer(entry.model, cluster, entry.job)
     found = [
         Candidate(layout, peak_gib(entry.model, cluster, entry.job, layout), sum(timer.components_s(layout).values()))
-        for layout in layouts(entry.model, cluster, entry.job, pins, "megatron", USUAL)
+        for layout in layouts(Request(model=entry.model, cluster=cluster, job=entry.job, pins=pins), "megatron", USUAL)
         if is_legal(Workload(model=entry.model, cluster=cluster, job=entry.job, layout=layout))
     ]
     return min(found, key=step_s, default=None)

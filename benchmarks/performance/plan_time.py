@@ -17,7 +17,8 @@ import sys
 import time
 from typing import Any
 
-from kit.planner.weighing import search
+from kit.planner.request import Request
+from kit.planner.search import search
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -57,7 +58,9 @@ def growth() -> float:
         seconds = []
         for _ in range(3):
             start = time.process_time()
-            found = search(model, cluster, JobSpec(global_batch_size=1024), Pins(**pins))
+            found = search(
+                Request(model=model, cluster=cluster, job=JobSpec(global_batch_size=1024), pins=Pins(**pins))
+            )
             seconds.append(time.process_time() - start)
         weighed = len(found.considered)
         points.append((math.log(weighed), math.log(min(seconds))))

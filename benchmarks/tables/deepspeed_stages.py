@@ -6,7 +6,8 @@ import kit
 from benchmarks.page import table, whole
 from kit.cost.memory import peak_gib
 from kit.errors import PlanError
-from kit.planner.weighing import search
+from kit.planner.request import Request
+from kit.planner.search import search
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Offload
 from kit.units import human_count
@@ -62,7 +63,7 @@ def _cells(model: str, gpus: str, pins: kit.Pins) -> tuple[str, ...]:
 
 def _least(model: str, gpus: str, pins: kit.Pins) -> str:
     spec, cluster = load_model(model), parse_cluster(gpus)
-    considered = search(spec, cluster, JOB, pins).considered
+    considered = search(Request(model=spec, cluster=cluster, job=JOB, pins=pins)).considered
     if not considered:
         return ""
     return f"needs {min(peak_gib(spec, cluster, JOB, each.layout) for each in considered):.0f}"

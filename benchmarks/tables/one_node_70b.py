@@ -11,7 +11,8 @@ from kit.cost.memory import COMPONENTS
 from kit.cost.step_time import step_time_components_s
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.memory_report import FitReport, memory_report
+from kit.planner.request import Request
+from kit.report.memory_report import FitReport, memory_report
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Offload
 from kit.units import GIB, human_seconds
@@ -95,7 +96,7 @@ def outcomes() -> dict[str, Outcome]:
     found = {}
     for name, pins in CHOICES.items():
         try:
-            found[name] = Outcome(memory_report(MODEL, NODE, JOB, pins))
+            found[name] = Outcome(memory_report(Request(model=MODEL, cluster=NODE, job=JOB, pins=pins)))
         except PlanError as error:
             found[name] = Outcome(None, str(error).splitlines()[0])
     return found

@@ -107,6 +107,7 @@ def explain(
     png: Annotated[Path | None, typer.Option(help="Draw the step and the schedule into this file.")] = None,
 ) -> None:
     """Explain every decision of a plan, what limits it, where its time goes, and what a change would do."""
+    from kit.planner import calibration
     from kit.report.charts import draw
     from kit.report.what_if import explain as explained
     from kit.specs.catalog import load_model
@@ -120,7 +121,7 @@ def explain(
         pins = pins_of(engine, fix or [])
         asked = {"seq_length": seq_length, "global_batch_size": global_batch_size, "precision": precision}
         result = make_plan(target, gpus, job_for(load_model(target), **asked), pins)
-    typer.echo(explained(result, pins, tuple(what_if or ())))
+    typer.echo(explained(result, pins, tuple(what_if or ()), calibration.load()))
     if png is not None:
         draw(result, png)
         typer.echo(f"\n{png}: the step and the schedule")
@@ -168,7 +169,8 @@ def memory(
     if gpus is None:
         raise SpecError("--gpus is missing, for example --gpus 8xH100")
 
-    from kit.planner.memory_report import memory_report
+    from kit.planner.request import Request
+    from kit.report.memory_report import memory_report
     from kit.specs.catalog import load_model, parse_cluster
 
     sizes = {"tp": tp, "pp": pp, "vp": vp, "cp": cp, "ep": ep, "sp": sp, "zero_stage": zero}
@@ -177,7 +179,9 @@ def memory(
     given = [f"{name}={str(value).lower()}" for name, value in sizes.items() if value is not None]
     spec = load_model(model)
     job = job_for(spec, seq_length=seq_length, global_batch_size=global_batch_size, precision=precision)
-    report = memory_report(spec, parse_cluster(gpus), job, pins_of(engine, [*given, *(fix or [])]))
+    report = memory_report(
+        Request(model=spec, cluster=parse_cluster(gpus), job=job, pins=pins_of(engine, [*given, *(fix or [])]))
+    )
     if png is not None:
         from kit.report.memory_text import save_png
 
@@ -196,7 +200,7 @@ def _calibrated(result: Plan, measurements: Path) -> Plan:
     """Learn from a run (of the plan beside the file, or else of this one), keep it, and plan again."""
     from kit.cost import predict
     from kit.planner import calibration
-    from kit.planner.search import make_plan as plan_again
+    from kit.planner.make_plan import make_plan as plan_again
     from kit.report.what_if import pinned
 
     beside = measurements.parent / "plan.yaml"
@@ -219,15 +223,15 @@ def _chosen_cluster(
 ) -> str:
     """Print what the node types offer, and return the first."""
     from kit.planner import calibration
-    from kit.planner.cluster_selection import Wish, node_type, offers, render_offers
+    from kit.planner.cluster_selection import Constraints, cluster_options, node_type, render_options
     from kit.specs.catalog import load_model
 
     if by not in ("gpus", "money", "time"):
         raise SpecError(f"--by {by!r} is no goal; use gpus, money or time")
-    wish = Wish(goal=by, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)  # type: ignore[arg-type]
+    constraints = Constraints(goal=by, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)  # type: ignore[arg-type]
     only = None if node is None else node_type(node)
-    found = offers(load_model(model), job, pins, wish, only, calibration.load())
-    typer.echo(render_offers(found) + "\n")
+    found = cluster_options(load_model(model), job, pins, constraints, only, calibration.load())
+    typer.echo(render_options(found) + "\n")
     return f"{found[0].cluster.name}:{found[0].cluster.num_nodes}"
 
 

@@ -11,8 +11,8 @@ from kit.emit.markdown import code
 from kit.emit.run_directory import write as write_run
 from kit.emit.trainer import training_arguments
 from kit.errors import KitError, RunDirectoryError
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
 from kit.specs.job import Objective
 from kit.specs.recipe import Recipe, load_recipe, merged_text
 from kit.specs.run import RunSpec, run_paths

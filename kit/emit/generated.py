@@ -15,8 +15,8 @@ from kit.emit.run_directory import DERIVED_FILES, files_of
 from kit.emit.trainer import for_trainer, trainer_config
 from kit.errors import PlanError
 from kit.planner.describe import describe
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins

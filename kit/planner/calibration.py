@@ -19,13 +19,10 @@ from typing import Any
 import yaml as pyyaml
 
 from kit.cost.prediction import Prediction, StageMemory
+from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
-from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 FILE = "kit-calibration.yaml"
@@ -52,9 +49,9 @@ class Calibration:
     residuals: dict[str, Residual]
     path: Path | None = None
 
-    def of(self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> Residual:
+    def of(self, workload: Workload) -> Residual:
         """Of its own kind; else the ratio alone of the nearest kind on the same cluster type; else nothing."""
-        own = kind(model, cluster, job, layout)
+        own = kind(workload)
         if own in self.residuals or not self.residuals:
             return self.residuals.get(own, Residual())
         place, *traits = _parts(own)
@@ -81,10 +78,11 @@ def _likeness(one: list[str], other: list[str]) -> tuple[bool, ...]:
 NONE = Calibration({})
 
 
-def kind(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> str:
+def kind(w: Workload) -> str:
     """The key of a residual."""
-    what = "experts" if model.num_experts else "dense"
-    return f"{cluster.name} {cluster.gpu.name}, {layout.engine} {layout.implementation}, {job.precision}, {what}"
+    what = "experts" if w.model.num_experts else "dense"
+    place = f"{w.cluster.name} {w.cluster.gpu.name}"
+    return f"{place}, {w.layout.engine} {w.layout.implementation}, {w.job.precision}, {what}"
 
 
 def file_path() -> Path:
@@ -127,7 +125,7 @@ def learn(plan: Plan, measurements: Path, known: Calibration) -> Calibration:
             f"{measurements} has neither measured_step_time_s nor a measured peak; use a run's summary.json"
         )
     _plausible(plan, seconds, gib, measurements)
-    key = kind(plan.model, plan.cluster, plan.job, plan.layout)
+    key = kind(plan.workload)
     before = known.residuals.get(key, Residual())
     share = 1 / (before.runs + 1)
     factor = seconds / plan.predicted.step_time_s if seconds else before.step_time_factor

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from kit.planner.divisors import divisors
-from kit.planner.fast_paths import fast_paths
+from kit.planner.request import Request
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import ContextExchange, EngineName, Implementation, Layout, Offload, Pins, Recompute
@@ -25,7 +25,7 @@ SHORTEST_CONTEXT = 4096
 
 
 @dataclass(frozen=True)
-class Scope:
+class SearchSpace:
     """What may be considered beyond the usual: tried only where the usual does not fit."""
 
     offload: bool = False
@@ -36,23 +36,49 @@ class Scope:
     """Context parallelism that leaves a rank less than ``SHORTEST_CONTEXT`` tokens of a sequence."""
 
 
-def layouts(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, engine: EngineName, scope: Scope
-) -> Iterator[Layout]:
+USUAL = SearchSpace()
+FALLBACK_SPACE = SearchSpace(offload=True, nvme=True, short_contexts=True)
+
+
+def layouts(request: Request, engine: EngineName, space: SearchSpace) -> Iterator[Layout]:
     """Layouts of one engine, legal or not; micro batches ascend within everything else equal."""
     offered = {"torch": _torch, "deepspeed": _deepspeed, "megatron": _megatron}
-    yield from offered[engine](model, cluster, job, pins, scope)
+    yield from offered[engine](request, space)
 
 
-def _torch(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
+def _torch(request: Request, space: SearchSpace) -> Iterator[Layout]:
+    cluster, job, pins = request.cluster, request.job, request.pins
     offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
     for split in _torch_splits(cluster, pins):
         dp = split.data_parallel(cluster)
         whole = [0] if split.tp == 1 or pins.tp else []  # DDP has no tensor parallelism beside it
         stages = [pins.zero_stage] if pins.zero_stage is not None else ([*whole, 2, 3] if dp > 1 else [0])
-        ways = fast_paths(model, cluster, job, pins, compiles=split.tp == 1)
+        ways = fast_paths(request, compiles=split.tp == 1)
         for zero, recompute, way in itertools.product(stages, _recompute(pins), ways):
             yield from _sized("torch", job, way, split, dp, zero, offload, recompute)
+
+
+def fast_paths(request: Request, compiles: bool) -> list[Pins]:
+    """Eager mode, and the fast path: blocks compiled, head and loss in chunks.
+
+    The fast path is tried on a GPU, for what it was tested with: decoders with one dense MLP a layer, all weights
+    trained on rows of one length. On several GPUs it was not measured, and would decide which engine wins: there it is
+    tried with ``engine=torch`` alone, or in fp8, which was measured on no engine.
+    """
+    cluster, job, pins = request.cluster, request.job, request.pins
+    tried = compiles and cluster.gpu.device == "cuda" and job.objective == "pretrain" and job.lora is None
+    # In eager mode the casts to 8 bits cost more than fp8's GEMMs save.
+    tried = tried and (cluster.num_gpus == 1 or pins.engine == "torch" or job.precision == "fp8")
+    tried = tried and job.precision in ("bf16", "fp32", "fp8")
+    tried = tried and pins.implementation in (None, "huggingface")
+    if not tried or request.model.is_encoder_decoder or request.model.num_experts:
+        return [pins]
+    faster = replace(
+        pins,
+        compile_layers=True if pins.compile_layers is None else pins.compile_layers,
+        chunked_loss=True if pins.chunked_loss is None else pins.chunked_loss,
+    )
+    return [pins] if faster == pins else [pins, faster]
 
 
 def _torch_splits(cluster: ClusterSpec, pins: Pins) -> list[_Split]:
@@ -64,7 +90,8 @@ def _torch_splits(cluster: ClusterSpec, pins: Pins) -> list[_Split]:
     return [split, *(each for each in cut if each.data_parallel(cluster) > 1)]
 
 
-def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
+def _deepspeed(request: Request, space: SearchSpace) -> Iterator[Layout]:
+    cluster, job, pins = request.cluster, request.job, request.pins
     split = _Split.of(pins)
     dp = split.data_parallel(cluster)
     if pins.engine is None and split != _Split():
@@ -74,10 +101,10 @@ def _deepspeed(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins,
     if pins.implementation == "local" and pins.sp is None:
         split = replace(split, sp=split.tp > 1 and job.seq_length % split.tp == 0)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
-    if dp == 1 and pins.engine is None and pins.zero_stage is None and not _offloading(pins, scope):
+    if dp == 1 and pins.engine is None and pins.zero_stage is None and not _offloading(pins, space):
         return  # one rank has nothing to shard over: ZeRO is then of use for offload alone
     for zero, recompute in itertools.product(stages, _recompute(pins)):
-        for offload, hpz in itertools.product(_offloads(pins, zero, scope), _second_copies(cluster, pins, split, zero)):
+        for offload, hpz in itertools.product(_offloads(pins, zero, space), _second_copies(cluster, pins, split, zero)):
             yield from _sized("deepspeed", job, replace(pins, zero_hpz=hpz), split, dp, zero, offload, recompute)
     if split == _Split() and pins.implementation is None and pins.sp is None and pins.tp is None:
         yield from _zero_over_megatron(cluster, job, pins)
@@ -101,12 +128,13 @@ def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -
     return [1, cluster.gpus_per_node] if useful else [1]
 
 
-def _megatron(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope) -> Iterator[Layout]:
+def _megatron(request: Request, space: SearchSpace) -> Iterator[Layout]:
+    model, cluster, job, pins = request.model, request.cluster, request.job, request.pins
     if cluster.num_gpus == 1 and pins.engine is None and _Split.of(pins) == _Split():
         return  # nothing to split, so nothing to offer over the model as transformers computes it
     zero = 1 if pins.zero_stage is None else pins.zero_stage
     offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
-    for tp, pp, cp in _splits(model, cluster, job, pins, scope):
+    for tp, pp, cp in _splits(request, space):
         sp = pins.sp if pins.sp is not None else tp > 1 and job.seq_length % (tp * cp) == 0
         first, last = _ends(model, pins, pp)
         for vp in _virtual(model, pins, pp, first):
@@ -156,10 +184,9 @@ class _Split:
         return max(1, cluster.num_gpus // (self.tp * self.pp * self.cp))
 
 
-def _splits(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, scope: Scope
-) -> Iterator[tuple[int, int, int]]:
-    """(tp, pp, cp). Tensor parallelism stays inside a node: two exchanges a layer need its links."""
+def _splits(request: Request, space: SearchSpace) -> Iterator[tuple[int, int, int]]:
+    """(tp, pp, cp). Tensor parallelism stays inside a node: two collectives a layer need its links."""
+    model, cluster, job, pins = request.model, request.cluster, request.job, request.pins
     tps = [pins.tp] if pins.tp else divisors(cluster.gpus_per_node)
     for tp in tps:
         pps = [pins.pp] if pins.pp else [p for p in divisors(max(1, cluster.num_gpus // tp)) if _cuts(model, pins, p)]
@@ -168,7 +195,7 @@ def _splits(
             if pins.cp:
                 cps = [pins.cp]
             else:
-                shortest = 1 if scope.short_contexts else SHORTEST_CONTEXT
+                shortest = 1 if space.short_contexts else SHORTEST_CONTEXT
                 cps = [
                     c
                     for c in divisors(rest)
@@ -231,18 +258,18 @@ def _exchanges(pins: Pins, cp: int) -> Sequence[ContextExchange]:
     return ("all_gather", "p2p") if cp > 1 else ("all_gather",)
 
 
-def _offloading(pins: Pins, scope: Scope) -> bool:
-    return scope.offload or any(place not in (None, "none") for place in (pins.offload_optimizer, pins.offload_param))
+def _offloading(pins: Pins, space: SearchSpace) -> bool:
+    return space.offload or any(place not in (None, "none") for place in (pins.offload_optimizer, pins.offload_param))
 
 
-def _offloads(pins: Pins, zero: int, scope: Scope) -> list[tuple[Offload, Offload]]:
+def _offloads(pins: Pins, zero: int, space: SearchSpace) -> list[tuple[Offload, Offload]]:
     """(optimizer, parameters)."""
     optimizer: list[Offload] = [pins.offload_optimizer] if pins.offload_optimizer else ["none"]
     param: list[Offload] = [pins.offload_param] if pins.offload_param else ["none"]
-    places: list[Offload] = ["none", "cpu", "nvme"] if scope.nvme and zero == 3 else ["none", "cpu"]
-    if scope.offload and pins.offload_optimizer is None:
+    places: list[Offload] = ["none", "cpu", "nvme"] if space.nvme and zero == 3 else ["none", "cpu"]
+    if space.offload and pins.offload_optimizer is None:
         optimizer = places
-    if scope.offload and pins.offload_param is None and zero == 3:
+    if space.offload and pins.offload_param is None and zero == 3:
         param = places
     return [(o, p) for o in optimizer for p in param if p == "none" or o != "none" or pins.offload_param]
 

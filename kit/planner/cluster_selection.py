@@ -13,10 +13,10 @@ from kit.cost.flops import model_flops_per_token
 from kit.cost.operation import operation
 from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
-from kit.planner import calibration
-from kit.planner.calibration import Calibration
+from kit.planner.calibration import NONE, Calibration
 from kit.planner.describe import describe
-from kit.planner.weighing import Candidate, search, step_s
+from kit.planner.request import Request
+from kit.planner.search import Candidate, search, step_s
 from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -31,7 +31,7 @@ MOST_GPUS = 16384
 NUMBERS = sorted(factor * 2**power for factor in (1, 3) for power in range(15))
 """Of nodes, that are tried."""
 FARTHEST = 2.0
-"""Times the best offer's GPUs, money or time, beyond which a type is not listed."""
+"""Times the best option's GPUs, money or time, beyond which a type is not listed."""
 GIVE_UP = 3
 """Numbers of nodes in a row that are no better than the best so far, before a type's search ends."""
 MOST_MISSES = 3
@@ -39,7 +39,7 @@ MOST_MISSES = 3
 
 
 @dataclass(frozen=True)
-class Wish:
+class Constraints:
     """What may be spent; null = no limit."""
 
     goal: Goal = "gpus"
@@ -56,8 +56,8 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Offer:
-    """A cluster that fulfils a wish."""
+class ClusterOption:
+    """A cluster that satisfies the constraints."""
 
     cluster: ClusterSpec
     layout: Layout
@@ -82,55 +82,60 @@ def node_type(text: str) -> str:
     return cluster.name
 
 
-def offers(
+def cluster_options(
     model: ModelSpec,
     job: JobSpec,
     pins: Pins,
-    wish: Wish,
+    constraints: Constraints,
     node: str | None = None,
-    known: Calibration = calibration.NONE,
-) -> tuple[Offer, ...]:
-    """The best number of nodes of each type (or of one), the best offer first.
+    calibration: Calibration = NONE,
+) -> tuple[ClusterOption, ...]:
+    """The best number of nodes of each type (or of one), the best option first.
 
     Powers of two of nodes, and three times those, are tried, from what the deadline needs at the highest MFU to what
-    fits the limits. What cannot come near the best offer known so far, at the highest MFU either, is not searched.
-    Raises ``PlanError`` with the nearest misses where none fulfils the wish.
+    fits the limits. What cannot come near the best option known so far, at the highest MFU either, is not searched.
+    Raises ``PlanError`` with the nearest misses where none satisfies the constraints.
     """
     if node is not None and node not in node_names():
         raise SpecError(f"node {node!r} is not in the catalog; use one of {', '.join(node_names())}")
     types = sorted(
-        (_Type(model, job, pins, wish, name, known) for name in ([node] if node else _types(wish))),
+        (
+            _NodeType(model, job, pins, constraints, name, calibration)
+            for name in ([node] if node else _types(constraints))
+        ),
         key=lambda each: (each.ideal, each.ideal_usd),
     )
-    found: list[Offer] = []
+    found: list[ClusterOption] = []
     misses: list[_Miss] = []
     searched: dict[ClusterSpec, Candidate | None] = {}
     for each in types:
-        best = min((_rank(offer, wish.goal)[0] for offer in found), default=math.inf)
-        offer, miss = each.best(FARTHEST * best, searched)
-        if offer is not None:
-            found.append(offer)
+        best = min((_rank(option, constraints.goal)[0] for option in found), default=math.inf)
+        option, miss = each.best(FARTHEST * best, searched)
+        if option is not None:
+            found.append(option)
         misses += [miss] if miss else []
     if not found:
-        nearest = [miss.words for miss in sorted(misses)[:MOST_MISSES]]
-        raise PlanError("\n".join(["no cluster of the catalog fulfils this", *nearest]))
-    return tuple(sorted(found, key=lambda offer: _rank(offer, wish.goal)))
+        nearest = [miss.text for miss in sorted(misses)[:MOST_MISSES]]
+        raise PlanError("\n".join(["no cluster of the catalog satisfies this", *nearest]))
+    return tuple(sorted(found, key=lambda option: _rank(option, constraints.goal)))
 
 
-def render_offers(chosen: Iterable[Offer]) -> str:
+def render_options(chosen: Iterable[ClusterOption]) -> str:
     """A table, one line a node type."""
     lines = [f"{'GPUs':>6}  {'cluster':32} {'days':>7} {'USD':>14}  layout"]
-    for offer in chosen:
-        money = "no price known" if offer.cost_usd is None else f"{offer.cost_usd:,.0f}"
-        name = f"{offer.cluster.num_nodes} x {offer.cluster.name} ({offer.cluster.gpu.name})"
-        lines.append(f"{offer.cluster.num_gpus:>6}  {name:32} {offer.days:>7.1f} {money:>14}  {describe(offer.layout)}")
+    for option in chosen:
+        money = "no price known" if option.cost_usd is None else f"{option.cost_usd:,.0f}"
+        name = f"{option.cluster.num_nodes} x {option.cluster.name} ({option.cluster.gpu.name})"
+        lines.append(
+            f"{option.cluster.num_gpus:>6}  {name:32} {option.days:>7.1f} {money:>14}  {describe(option.layout)}"
+        )
     return "\n".join(lines)
 
 
-def _types(wish: Wish) -> list[str]:
+def _types(constraints: Constraints) -> list[str]:
     types = [name for name in node_names() if parse_cluster(f"{name}:1").gpu.device == "cuda"]
     priced = [name for name in types if parse_cluster(f"{name}:1").price_per_node_hour_usd is not None]
-    return priced if wish.goal == "money" or wish.budget_usd is not None else types
+    return priced if constraints.goal == "money" or constraints.budget_usd is not None else types
 
 
 @dataclass(frozen=True, order=True)
@@ -139,14 +144,23 @@ class _Miss:
 
     times: float
     """What may be spent, that it takes; infinite where no sum would do."""
-    words: str
+    text: str
 
 
-class _Type:
-    """Nodes of one type for a wish."""
+class _NodeType:
+    """Nodes of one type under the constraints."""
 
-    def __init__(self, model: ModelSpec, job: JobSpec, pins: Pins, wish: Wish, name: str, known: Calibration) -> None:
-        self.model, self.job, self.pins, self.wish, self.name, self.known = model, job, pins, wish, name, known
+    def __init__(
+        self, model: ModelSpec, job: JobSpec, pins: Pins, constraints: Constraints, name: str, calibration: Calibration
+    ) -> None:
+        self.model, self.job, self.pins, self.constraints, self.name, self.calibration = (
+            model,
+            job,
+            pins,
+            constraints,
+            name,
+            calibration,
+        )
         self.node = parse_cluster(f"{name}:1")
         flops = job.total_tokens * model_flops_per_token(model, job.seq_length)
         speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * HIGHEST_MFU
@@ -161,31 +175,33 @@ class _Type:
 
     @property
     def ideal(self) -> float:
-        """A bound of the goal's measure from below: no offer of this type ranks before it."""
+        """A bound of the goal's measure from below: no option of this type ranks before it."""
         numbers = self.numbers()
         if not numbers:
             return math.inf
         days = self.node_seconds / numbers[-1] / SECONDS_PER_DAY
         return {"gpus": float(numbers[0] * self.node.gpus_per_node), "money": self.ideal_usd, "time": days}[
-            self.wish.goal
+            self.constraints.goal
         ]
 
     def numbers(self) -> list[int]:
         """Of nodes, ascending."""
-        limit = min(self.wish.max_gpus or MOST_GPUS, MOST_GPUS) // self.node.gpus_per_node
+        limit = min(self.constraints.max_gpus or MOST_GPUS, MOST_GPUS) // self.node.gpus_per_node
         if not self.node.inter_node_gbytes_per_s:
             limit = min(limit, 1)
-        deadline = self.wish.deadline_days
+        deadline = self.constraints.deadline_days
         least = 1.0 if deadline is None else self.node_seconds / (deadline * SECONDS_PER_DAY)
         return [number for number in NUMBERS if least <= number <= limit]
 
-    def best(self, limit: float, searched: dict[ClusterSpec, Candidate | None]) -> tuple[Offer | None, _Miss | None]:
-        """The best offer, or why there is none; null and null where none can come within ``limit``."""
-        wish, goal = self.wish, self.wish.goal
-        if wish.budget_usd is not None and self.ideal_usd > wish.budget_usd:
+    def best(
+        self, limit: float, searched: dict[ClusterSpec, Candidate | None]
+    ) -> tuple[ClusterOption | None, _Miss | None]:
+        """The best option, or why there is none; null and null where none can come within ``limit``."""
+        constraints, goal = self.constraints, self.constraints.goal
+        if constraints.budget_usd is not None and self.ideal_usd > constraints.budget_usd:
             cost = f"${self.ideal_usd:,.0f} at {HIGHEST_MFU:.0%} MFU already"
-            words = f"{self.name}: {cost}, above the budget of ${wish.budget_usd:,.0f}"
-            return None, _Miss(self.ideal_usd / wish.budget_usd, words)
+            text = f"{self.name}: {cost}, above the budget of ${constraints.budget_usd:,.0f}"
+            return None, _Miss(self.ideal_usd / constraints.budget_usd, text)
         if self.ideal > limit:
             return None, None
         best, worse = None, 0
@@ -196,7 +212,7 @@ class _Type:
         for nodes in reversed(numbers) if goal == "time" else numbers:
             if worse == GIVE_UP or (goal == "gpus" and nodes * self.node.gpus_per_node > limit):
                 break
-            found, reason = self._offer(nodes, searched)
+            found, reason = self._option(nodes, searched)
             misses += [reason] if reason else []
             if found is None:
                 continue
@@ -210,23 +226,30 @@ class _Type:
 
     def _too_few(self) -> _Miss:
         """As many nodes as there may be, at the highest MFU."""
-        wish = self.wish
-        most = max(1, min(wish.max_gpus or MOST_GPUS, MOST_GPUS) // self.node.gpus_per_node)
+        constraints = self.constraints
+        most = max(1, min(constraints.max_gpus or MOST_GPUS, MOST_GPUS) // self.node.gpus_per_node)
         most = most if self.node.inter_node_gbytes_per_s else 1
-        if wish.deadline_days is None:
-            return _Miss(math.inf, f"{self.name}: {self.node.num_gpus} GPUs a node, at most {wish.max_gpus} wanted")
+        if constraints.deadline_days is None:
+            return _Miss(
+                math.inf, f"{self.name}: {self.node.num_gpus} GPUs a node, at most {constraints.max_gpus} wanted"
+            )
         days = self.node_seconds / most / SECONDS_PER_DAY
         took = f"{human_seconds(days * SECONDS_PER_DAY)} at {HIGHEST_MFU:.0%} MFU already"
-        words = f"{most} x {self.name}: {took}, after the deadline of {wish.deadline_days:g} days"
-        return _Miss(days / wish.deadline_days, words)
+        text = f"{most} x {self.name}: {took}, after the deadline of {constraints.deadline_days:g} days"
+        return _Miss(days / constraints.deadline_days, text)
 
-    def _offer(self, nodes: int, searched: dict[ClusterSpec, Candidate | None]) -> tuple[Offer | None, _Miss | None]:
-        wish, cluster = self.wish, parse_cluster(f"{self.name}:{nodes}")
+    def _option(
+        self, nodes: int, searched: dict[ClusterSpec, Candidate | None]
+    ) -> tuple[ClusterOption | None, _Miss | None]:
+        constraints, cluster = self.constraints, parse_cluster(f"{self.name}:{nodes}")
         # Nodes that differ in name, price and source alone have one best layout; runs on record are of a name.
-        name = cluster.name if self.known.residuals else ""
+        name = cluster.name if self.calibration.residuals else ""
         same = dataclasses.replace(cluster, name=name, source="", price_per_node_hour_usd=None, price_date=None)
         if same not in searched:
-            searched[same] = search(self.model, cluster, self.job, self.pins, self.known).best
+            request = Request(
+                model=self.model, cluster=cluster, job=self.job, pins=self.pins, calibration=self.calibration
+            )
+            searched[same] = search(request).best
         found = searched[same]
         if found is None:
             return None, _Miss(math.inf, f"{nodes} x {self.name}: does not fit, or no layout is legal")
@@ -237,23 +260,23 @@ class _Type:
         steps = self.job.total_tokens / (self.job.global_batch_size * self.job.seq_length)
         seconds = steps * step_s(found) / goodput
         price = cluster.price_per_node_hour_usd
-        offer = Offer(
+        option = ClusterOption(
             cluster=cluster,
             layout=found.layout,
             days=seconds / SECONDS_PER_DAY,
             cost_usd=None if price is None else price * nodes * seconds / SECONDS_PER_HOUR,
         )
-        if wish.deadline_days is not None and offer.days > wish.deadline_days:
-            late = f"{human_seconds(seconds)}, after the deadline of {wish.deadline_days:g} days"
-            return None, _Miss(offer.days / wish.deadline_days, f"{nodes} x {self.name}: {late}")
-        if wish.budget_usd is not None and (offer.cost_usd is None or offer.cost_usd > wish.budget_usd):
-            cost = math.inf if offer.cost_usd is None else offer.cost_usd
-            dear = f"${cost:,.0f}, above the budget of ${wish.budget_usd:,.0f}"
-            return None, _Miss(cost / wish.budget_usd, f"{nodes} x {self.name}: {dear}")
-        return offer, None
+        if constraints.deadline_days is not None and option.days > constraints.deadline_days:
+            late = f"{human_seconds(seconds)}, after the deadline of {constraints.deadline_days:g} days"
+            return None, _Miss(option.days / constraints.deadline_days, f"{nodes} x {self.name}: {late}")
+        if constraints.budget_usd is not None and (option.cost_usd is None or option.cost_usd > constraints.budget_usd):
+            cost = math.inf if option.cost_usd is None else option.cost_usd
+            dear = f"${cost:,.0f}, above the budget of ${constraints.budget_usd:,.0f}"
+            return None, _Miss(cost / constraints.budget_usd, f"{nodes} x {self.name}: {dear}")
+        return option, None
 
 
-def _rank(offer: Offer, goal: Goal) -> tuple[float, float]:
-    money = offer.cost_usd if offer.cost_usd is not None else float("inf")
-    first = {"gpus": float(offer.cluster.num_gpus), "money": money, "time": offer.days}[goal]
-    return first, offer.days
+def _rank(option: ClusterOption, goal: Goal) -> tuple[float, float]:
+    money = option.cost_usd if option.cost_usd is not None else float("inf")
+    first = {"gpus": float(option.cluster.num_gpus), "money": money, "time": option.days}[goal]
+    return first, option.days

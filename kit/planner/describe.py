@@ -5,7 +5,7 @@ from __future__ import annotations
 from kit.specs.layout import Layout
 
 
-def engine_words(layout: Layout) -> str:
+def engine_name(layout: Layout) -> str:
     """The engine, and whose layers it runs where they are another's."""
     over = layout.engine == "deepspeed" and layout.implementation != "huggingface"
     return layout.engine + (" over megatron" if over else "")
@@ -13,7 +13,7 @@ def engine_words(layout: Layout) -> str:
 
 def describe(layout: Layout) -> str:
     """One line: engine, then every size that is not one."""
-    parts: list[str] = [engine_words(layout)]
+    parts: list[str] = [engine_name(layout)]
     sizes = ("tp", "cp", "pp", "vp", "ep", "etp")
     parts += [f"{name}={getattr(layout, name)}" for name in sizes if getattr(layout, name) > 1]
     ends = [str(end) for end in (layout.first_stage_layers, layout.last_stage_layers) if end]

@@ -1,48 +1,173 @@
-"""Model, cluster, job and pins → a plan, or every reason why there is none."""
+"""Compare every layout, and take the fastest legal one that fits.
+
+Enumerate (``candidates``), drop what breaks a rule (``rules``) or does not fit (``kit.cost``), rank by predicted time
+per token, and among those that are equally fast within the model's precision take the simplest.
+"""
 
 from __future__ import annotations
 
-from kit.cost.estimate import predict
-from kit.errors import PlanError
-from kit.planner import calibration
-from kit.planner.calibration import Calibration
-from kit.planner.explain.decisions import decisions
-from kit.planner.explain.infeasible import nothing_fits, nothing_legal
-from kit.planner.plan import Plan
-from kit.planner.weighing import search
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
-from kit.specs.layout import Pins
-from kit.specs.model import ModelSpec
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from operator import attrgetter
+
+from kit.cost.efficiency import usable_gib
+from kit.cost.memory import peak_gib
+from kit.cost.step_time import StepTimer
+from kit.cost.workload import Workload
+from kit.planner.candidates import FALLBACK_SPACE, USUAL, SearchSpace, layouts
+from kit.planner.request import Request
+from kit.planner.rules import Violation, is_legal, violations
+from kit.specs.layout import ENGINES, EngineName, Layout
+
+ENGINES_ALIKE = 1.05
+"""Step times of different engines that are closer than this are not told apart: the simpler engine is taken."""
+EQUALLY_FAST = 1.01
+"""The same for layouts of one engine, which share most of their error. Of 48 sets of measured layouts the simplest
+within a hundredth takes 3.7 % longer than the best in the mean, the fastest 3.1 %; within a twentieth it takes 6.3 %
+(python -m benchmarks.accuracy throughput, docs/findings.md)."""
 
 
-def make_plan(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    job: JobSpec,
-    pins: Pins | None = None,
-    known: Calibration = calibration.NONE,
-) -> Plan:
-    """The fastest layout that fits, with its predictions and the reasons for every choice.
+@dataclass(frozen=True)
+class Candidate:
+    """A legal layout and what it would cost."""
 
-    Raises ``PlanError``: with every broken rule where no layout is legal; with the nearest miss and the smallest
-    changes that would help where none fits. ``known``: residuals of earlier runs, which correct predictions.
-    """
-    pins = pins or Pins()
-    found = search(model, cluster, job, pins, known)
-    if not found.considered:
-        raise PlanError(nothing_legal(model, cluster, job, pins))
-    if found.best is None:
-        raise PlanError(nothing_fits(model, cluster, job, pins, found, known))
-    layout = found.best.layout
-    price = cluster.price_per_node_hour_usd
-    hourly = None if price is None else price * cluster.num_nodes
-    residual = known.of(model, cluster, job, layout)
-    return Plan(
-        model=model,
-        cluster=cluster,
-        job=job,
-        layout=layout,
-        predicted=calibration.corrected(predict(model, cluster, job, layout), residual, job.total_tokens, hourly),
-        decisions=decisions(model, cluster, job, pins, found),
+    layout: Layout
+    peak_gib: float
+    step_time_s: float | None
+    """None where it does not fit."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Outcome of a search."""
+
+    best: Candidate | None
+    considered: tuple[Candidate, ...]
+    """Every legal layout that was compared, fitting or not."""
+    space: SearchSpace
+
+
+class LayoutScorer:
+    """Peak memory and step time of a request's layouts, corrected by what earlier runs measured."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._timer = request, StepTimer(request.model, request.cluster, request.job)
+
+    def peak_gib(self, w: Workload) -> float:
+        """Of the fullest GPU."""
+        calibration = self._request.calibration
+        extra = calibration.of(w).extra_gib if calibration.residuals else 0.0
+        return peak_gib(w.model, w.cluster, w.job, w.layout) + extra
+
+    def step_time_s(self, w: Workload) -> float:
+        """Of an optimizer step."""
+        calibration, seconds = self._request.calibration, sum(self._timer.components_s(w.layout).values())
+        return seconds * calibration.of(w).step_time_factor if calibration.residuals else seconds
+
+
+def search(request: Request) -> SearchResult:
+    """Search the usual layouts, and what is slower only where those do not fit."""
+    scorer = LayoutScorer(request)
+    usual = _search(request, scorer, USUAL)
+    return usual if usual.best is not None else _search(request, scorer, FALLBACK_SPACE)
+
+
+def _search(request: Request, scorer: LayoutScorer, space: SearchSpace) -> SearchResult:
+    considered = tuple(
+        candidate for engine in _engines(request) for candidate in _considered(request, scorer, engine, space)
     )
+    return SearchResult(best=_best(considered), considered=considered, space=space)
+
+
+def illegal(request: Request, engines: tuple[EngineName, ...] | None = None) -> dict[EngineName, tuple[Violation, ...]]:
+    """For each engine (of those given) without a legal layout: the rules that its least illegal one breaks."""
+    reasons: dict[EngineName, tuple[Violation, ...]] = {}
+    for engine in engines or _engines(request):
+        broken = (violations(request.workload(layout)) for layout in layouts(request, engine, FALLBACK_SPACE))
+        fewest = min(broken, key=len, default=())
+        if fewest:
+            reasons[engine] = fewest
+    return reasons
+
+
+def engine_simplicity(layout: Layout) -> int:
+    """Smaller is simpler. DeepSpeed over Megatron's layers, and FSDP2 over DTensor's tensor parallelism, are two ways
+    of splitting at once."""
+    both = (layout.engine == "deepspeed" and layout.implementation != "huggingface") or (
+        layout.engine == "torch" and layout.tp > 1
+    )
+    return len(ENGINES) if both else ENGINES.index(layout.engine)
+
+
+def simplicity(layout: Layout) -> tuple[int, ...]:
+    """Smaller is simpler: fewer moving parts, then less memory traffic."""
+    return (
+        engine_simplicity(layout),
+        _FARNESS[layout.offload_optimizer] + _FARNESS[layout.offload_param],
+        layout.pp,
+        layout.tp * layout.cp,
+        int(layout.cp_comm_type == "p2p"),
+        layout.ep,
+        layout.vp,
+        ("none", "selective", "full").index(layout.recompute),
+        layout.zero_stage,
+        layout.zero_hpz,
+        layout.chunked_loss + layout.compile_layers,
+        layout.micro_batch_size,
+    )
+
+
+_FARNESS = {"none": 0, "cpu": 1, "nvme": 2}
+
+
+def _engines(request: Request) -> tuple[EngineName, ...]:
+    return ENGINES if request.pins.engine is None else (request.pins.engine,)
+
+
+def _considered(request: Request, scorer: LayoutScorer, engine: EngineName, space: SearchSpace) -> Iterator[Candidate]:
+    usable = usable_gib(request.cluster.gpu)
+    previous: Layout | None = None
+    for layout in layouts(request, engine, space):
+        if previous is not None and _only_micro_batch_grew(previous, layout):
+            continue  # what does not fit with a small micro batch does not fit with a larger one
+        workload = request.workload(layout)
+        if not is_legal(workload):
+            continue
+        peak = scorer.peak_gib(workload)
+        fits = peak <= usable
+        previous = None if fits else layout
+        yield Candidate(layout=layout, peak_gib=peak, step_time_s=scorer.step_time_s(workload) if fits else None)
+
+
+def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:
+    # Without accumulation gradients need no second, wider sum: that can be less memory than a smaller micro batch.
+    accumulates = (before.gradient_accumulation_steps > 1, after.gradient_accumulation_steps > 1)
+    return (
+        after.micro_batch_size > before.micro_batch_size
+        and accumulates[0] == accumulates[1]
+        and _all_but_batch(before) == _all_but_batch(after)
+    )
+
+
+_BATCH = ("micro_batch_size", "gradient_accumulation_steps")
+_all_but_batch = attrgetter(*(field.name for field in fields(Layout) if field.name not in _BATCH))
+
+
+def _best(considered: tuple[Candidate, ...]) -> Candidate | None:
+    fitting = [candidate for candidate in considered if candidate.step_time_s is not None]
+    if not fitting:
+        return None
+    engine = min(engine_simplicity(candidate.layout) for candidate in _close(fitting, ENGINES_ALIKE))
+    own = [candidate for candidate in fitting if engine_simplicity(candidate.layout) == engine]
+    return min(_close(own, EQUALLY_FAST), key=lambda candidate: simplicity(candidate.layout))
+
+
+def _close(fitting: list[Candidate], times: float) -> list[Candidate]:
+    fastest = min(step_s(candidate) for candidate in fitting)
+    return [candidate for candidate in fitting if step_s(candidate) <= times * fastest]
+
+
+def step_s(candidate: Candidate) -> float:
+    """Step time of a candidate that fits."""
+    assert candidate.step_time_s is not None
+    return candidate.step_time_s

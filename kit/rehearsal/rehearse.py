@@ -16,8 +16,8 @@ from typing import Any
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import EngineError
 from kit.planner.describe import describe
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
 from kit.rehearsal import assets, processes, rounding
 from kit.rehearsal.scaled_down import ScaledDown, scaled_down
 from kit.specs.catalog import parse_cluster

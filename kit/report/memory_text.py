@@ -11,7 +11,7 @@ from kit.cost.params import count
 from kit.cost.prediction import StageMemory
 from kit.errors import KitError
 from kit.planner.describe import describe
-from kit.planner.memory_report import FitReport
+from kit.report.memory_report import FitReport
 from kit.specs.sizes import MADE
 from kit.units import human_count
 

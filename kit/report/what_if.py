@@ -9,11 +9,10 @@ from dataclasses import dataclass
 
 from kit.cost.efficiency import usable_gib
 from kit.errors import PlanError, SpecError
-from kit.planner import calibration
-from kit.planner.calibration import Calibration
+from kit.planner.calibration import NONE, Calibration, is_corrected
 from kit.planner.describe import describe
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
 from kit.report.pipeline_schedule import picture
 from kit.report.plan_text import WIDTH, render
 from kit.specs import strict_yaml
@@ -37,19 +36,21 @@ class Binding:
     words: str
 
 
-def explain(plan: Plan, pins: Pins | None = None, what_if: tuple[str, ...] = ()) -> str:
+def explain(
+    plan: Plan, pins: Pins | None = None, what_if: tuple[str, ...] = (), calibration: Calibration = NONE
+) -> str:
     """Plain text: the plan, its decisions, what limits it, where a step's time goes, the schedule, and what-ifs.
 
-    Other plans are corrected by the runs on record (``calibration.load``) where this one was, so that they compare.
+    Other plans are corrected by ``calibration`` where this one was, so that they compare.
     """
-    known = calibration.load() if calibration.is_corrected(plan.predicted) else calibration.NONE
+    calibration = calibration if is_corrected(plan.predicted) else NONE
     blocks = [
         render(plan),
         _bindings(plan),
         _breakdown(plan),
         _schedule(plan),
-        _without_pins(plan, pins or pinned(plan), known),
-        *(_what_if(plan, pins or pinned(plan), word, known) for word in what_if),
+        _without_pins(plan, pins or pinned(plan), calibration),
+        *(_what_if(plan, pins or pinned(plan), word, calibration) for word in what_if),
     ]
     return "\n\n".join(block for block in blocks if block)
 
@@ -141,11 +142,11 @@ def shown(plan: Plan) -> tuple[int, int, int]:
 # ---------------------------------------------------------------- other plans
 
 
-def _without_pins(plan: Plan, pins: Pins, known: Calibration) -> str:
+def _without_pins(plan: Plan, pins: Pins, calibration: Calibration) -> str:
     if pins == Pins():
         return ""
     try:
-        free = make_plan(plan.model, plan.cluster, plan.job, known=known)
+        free = make_plan(plan.model, plan.cluster, plan.job, calibration=calibration)
     except PlanError:
         return ""
     if free.layout == plan.layout:
@@ -153,7 +154,7 @@ def _without_pins(plan: Plan, pins: Pins, known: Calibration) -> str:
     return "\n".join([f"left to the planner: {describe(free.layout)}", *_changes(plan, free)])
 
 
-def _what_if(plan: Plan, pins: Pins, word: str, known: Calibration) -> str:
+def _what_if(plan: Plan, pins: Pins, word: str, calibration: Calibration) -> str:
     """``gpus=16xH200``, a key of the job (``seq_length=131072``), or a choice of the layout (``tp=4``)."""
     key, equals, text = word.partition("=")
     if not equals:
@@ -170,12 +171,12 @@ def _what_if(plan: Plan, pins: Pins, word: str, known: Calibration) -> str:
         raise SpecError(f"--what-if {word!r}: {key!r} is neither gpus, nor a key of the job, nor one of the layout")
     head = f"what if {word}"
     try:
-        other = make_plan(plan.model, cluster, job, pins, known)
+        other = make_plan(plan.model, cluster, job, pins, calibration)
     except PlanError as refused:
         if pins == Pins() or key in {field.name for field in dataclasses.fields(Pins)}:
             return f"{head}: no plan\n" + textwrap.indent(str(refused), "  ")
         try:
-            other = make_plan(plan.model, cluster, job, known=known)
+            other = make_plan(plan.model, cluster, job, calibration=calibration)
         except PlanError as refused_too:
             return f"{head}: no plan\n" + textwrap.indent(str(refused_too), "  ")
         head += ", pins left to the planner (with them there is no plan)"

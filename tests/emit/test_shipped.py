@@ -15,7 +15,7 @@ from kit.emit.copy_recipe import copy_recipe
 from kit.emit.generated import TEMPLATES
 from kit.emit.run_directory import RunDirectory
 from kit.errors import KitError, SpecError
-from kit.planner.search import make_plan
+from kit.planner.make_plan import make_plan
 from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path
 from tests.test_cli import kit

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from kit.cost.pipeline import chunk_layers
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
-from kit.planner.weighing import ENGINES_ALIKE, EQUALLY_FAST, engine_simplicity, search
+from kit.planner.request import Request
+from kit.planner.search import ENGINES_ALIKE, EQUALLY_FAST, engine_simplicity, search
 from kit.report.plan_text import render
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
@@ -32,7 +33,7 @@ def reason(plan: Plan, rule: str) -> str:
 @pytest.mark.parametrize(("name", "machines"), [("llama-3.1-8b", "8xH100"), ("llama-3-70b", "64xA100-80")])
 def test_a_layout_is_called_the_fastest_only_where_none_is_faster(name: str, machines: str) -> None:
     plan = plan_of(name, machines)
-    found = search(plan.model, plan.cluster, plan.job, Pins())
+    found = search(Request(model=plan.model, cluster=plan.cluster, job=plan.job))
     times = [candidate.step_time_s for candidate in found.considered if candidate.step_time_s is not None]
     behind = plan.predicted.step_time_s / min(times) - 1
     assert behind <= ENGINES_ALIKE * EQUALLY_FAST - 1
@@ -81,7 +82,11 @@ def test_a_batch_in_one_piece_is_weighed_though_smaller_ones_do_not_fit() -> Non
     """Without accumulation ZeRO-1 sums no gradients in fp32: a larger micro batch needs less memory."""
     pins = Pins(engine="deepspeed", implementation="huggingface", zero_stage=1, recompute="full")
     pins = replace(pins, offload_optimizer="none", offload_param="none")
-    found = search(load_model("llama-3-70b"), parse_cluster("8xH100"), job(global_batch_size=64), pins)
+    found = search(
+        Request(
+            model=load_model("llama-3-70b"), cluster=parse_cluster("8xH100"), job=job(global_batch_size=64), pins=pins
+        )
+    )
     peaks = {c.layout.gradient_accumulation_steps: c.peak_gib for c in found.considered}
     assert peaks[1] < peaks[8]
 
@@ -110,7 +115,7 @@ def test_layers_that_do_not_divide_are_missing_at_the_ends() -> None:
 def test_engines_are_told_apart_by_more_than_layouts_of_one() -> None:
     """13B on 32 GPUs: a pipeline is a little faster than ZeRO, which is simpler; of ZeRO's own layouts the fastest."""
     plan = plan_of("llama-2-13b", "32xA100-80", global_batch_size=512)
-    found = search(plan.model, plan.cluster, plan.job, Pins())
+    found = search(Request(model=plan.model, cluster=plan.cluster, job=plan.job))
     times = {c.layout: c.step_time_s for c in found.considered if c.step_time_s is not None}
     behind = plan.predicted.step_time_s / min(times.values())
     own = min(s for layout, s in times.items() if engine_simplicity(layout) == engine_simplicity(plan.layout))

@@ -14,9 +14,9 @@ from kit.cost.operation import GPU_HOURS_PER_FAILURE, checkpoint_bytes, operatio
 from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner import calibration
-from kit.planner.cluster_selection import Wish, offers, render_offers
+from kit.planner.cluster_selection import Constraints, cluster_options, render_options
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
 from kit.report.charts import draw
 from kit.report.pipeline_schedule import BACKWARD, picture, simulate
 from kit.report.what_if import bindings, explain, pinned
@@ -88,29 +88,31 @@ def test_the_next_best_layouts_say_what_separates_them() -> None:
 
 def test_clusters_by_deadline_and_money() -> None:
     model, the_job = load_model("llama-3-8b"), job(total_tokens=10**12, global_batch_size=512)
-    found = offers(model, the_job, Pins(engine="megatron"), Wish(deadline_days=40), "p5.48xlarge")
+    found = cluster_options(model, the_job, Pins(engine="megatron"), Constraints(deadline_days=40), "p5.48xlarge")
     assert found[0].days <= 40
     fewer = parse_cluster(f"p5.48xlarge:{found[0].cluster.num_nodes // 2}")
     slower = make_plan(model, fewer, the_job, Pins(engine="megatron"))
     assert slower.predicted.operation is not None
     assert slower.predicted.days / slower.predicted.operation.goodput > 40  # half of the nodes would be late
-    assert "p5.48xlarge" in render_offers(found)
+    assert "p5.48xlarge" in render_options(found)
     with pytest.raises(PlanError, match="above the budget"):
-        offers(model, the_job, Pins(engine="megatron"), Wish(budget_usd=10.0, max_gpus=16), "p5.48xlarge")
+        cluster_options(
+            model, the_job, Pins(engine="megatron"), Constraints(budget_usd=10.0, max_gpus=16), "p5.48xlarge"
+        )
     with pytest.raises(SpecError, match="is not in the catalog"):
-        offers(model, the_job, Pins(), Wish(deadline_days=1), "p9.huge")
+        cluster_options(model, the_job, Pins(), Constraints(deadline_days=1), "p9.huge")
     # A sum that no type could do with at the highest MFU is refused before anything is searched.
     with pytest.raises(PlanError, match="at 65% MFU already, above the budget"):
-        offers(model, the_job, Pins(), Wish(budget_usd=10.0))
+        cluster_options(model, the_job, Pins(), Constraints(budget_usd=10.0))
 
 
 def test_what_is_not_searched_could_not_have_come_first() -> None:
     model, the_job, pins = load_model("llama-3-8b"), job(total_tokens=10**10), Pins(engine="torch")
     for goal in ("gpus", "money", "time"):
-        wish = Wish(goal=goal, deadline_days=20, max_gpus=16)  # type: ignore[arg-type]
-        first = offers(model, the_job, pins, wish)[0]
+        constraints = Constraints(goal=goal, deadline_days=20, max_gpus=16)  # type: ignore[arg-type]
+        first = cluster_options(model, the_job, pins, constraints)[0]
         for node in ("p5.48xlarge", "p4de.24xlarge"):
-            (alone,) = offers(model, the_job, pins, wish, node)
+            (alone,) = cluster_options(model, the_job, pins, constraints, node)
             measure = {"gpus": "num_gpus", "money": "cost_usd", "time": "days"}[goal]
             ours, theirs = (getattr(each.cluster if goal == "gpus" else each, measure) for each in (first, alone))
             assert ours <= theirs

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kit.errors import PlanError
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
 from kit.report.what_if import explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec

@@ -13,7 +13,7 @@ from kit.cost.memory import peak_gib
 from kit.cost.params import count
 from kit.cost.plan_setup import program_of, setup_of
 from kit.cost.step_time import step_time_components_s
-from kit.planner.search import make_plan
+from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout, Pins
 from kit.units import GIB

@@ -45,7 +45,7 @@ class Blocked(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, Blocked())
 for name in sys.argv[1:]:
     importlib.import_module(name)
-from kit.planner.search import make_plan
+from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 print(make_plan(load_model("llama-3-8b"), parse_cluster("8xH100"), JobSpec()).layout.engine)

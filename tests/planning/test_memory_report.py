@@ -15,8 +15,9 @@ import pytest
 
 from kit.errors import KitError, PlanError
 from kit.planner.explain.infeasible import changes_that_fit
-from kit.planner.memory_report import memory_report
-from kit.planner.search import make_plan
+from kit.planner.make_plan import make_plan
+from kit.planner.request import Request
+from kit.report.memory_report import memory_report
 from kit.report.memory_text import LOOKS, render_memory, save_png
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
@@ -26,7 +27,7 @@ MODEL = load_model("llama-3.1-8b")
 
 
 def test_what_fits_is_what_a_plan_says() -> None:
-    report = memory_report(MODEL, cluster("8xH100"), job(), Pins())
+    report = memory_report(Request(model=MODEL, cluster=cluster("8xH100"), job=job()))
     plan = make_plan(MODEL, cluster("8xH100"), job(), Pins())
     assert report.layout == plan.layout
     assert report.stages == plan.predicted.memory
@@ -36,7 +37,7 @@ def test_what_fits_is_what_a_plan_says() -> None:
 
 def test_what_does_not_fit_is_shown_with_ways_out() -> None:
     pins = Pins(engine="deepspeed", zero_stage=0, offload_optimizer="none", offload_param="none")
-    report = memory_report(MODEL, cluster("8xH100"), job(), pins)
+    report = memory_report(Request(model=MODEL, cluster=cluster("8xH100"), job=job(), pins=pins))
     assert report.verdict == "does not fit"
     assert report.peak_gib > report.usable_gib
     assert any("zero_stage" in change for change in report.changes)
@@ -47,7 +48,7 @@ def test_what_does_not_fit_is_shown_with_ways_out() -> None:
 def test_ways_out_come_smallest_first() -> None:
     """By how many times a number changes; a pin changes none, and the job changes before the hardware."""
     model, machines = load_model("llama-3-70b"), cluster("8xA100-40")
-    found = list(changes_that_fit(model, machines, job(), Pins()))
+    found = list(changes_that_fit(Request(model=model, cluster=machines, job=job())))
     assert found == [
         "job.global_batch_size=256 instead of 128",
         "job.seq_length=2048 instead of 4096",
@@ -57,18 +58,20 @@ def test_ways_out_come_smallest_first() -> None:
         "job.lora: adapters trained instead of all weights",
     ]
     long = job(seq_length=131072, global_batch_size=8)
-    pinned = itertools.islice(changes_that_fit(MODEL, cluster("8xH100"), long, Pins(engine="torch")), 3)
+    pinned = itertools.islice(
+        changes_that_fit(Request(model=MODEL, cluster=cluster("8xH100"), job=long, pins=Pins(engine="torch"))), 3
+    )
     assert [way.split()[0] for way in pinned] == ["layout.engine", "H200", "job.seq_length=65536"]
 
 
 def test_one_card_is_helped_by_its_machine_before_another_card() -> None:
-    found = list(changes_that_fit(load_model("llama-2-7b"), cluster("1xRTX-4090"), job(), Pins()))
+    found = list(changes_that_fit(Request(model=load_model("llama-2-7b"), cluster=cluster("1xRTX-4090"), job=job())))
     assert found[:2] == [
         "offload to disks, once cluster.nvme_gib says how large a node's are (1024 would do)",
         "cluster.host_ram_gib=256 instead of 128, for offload",
     ]
     assert found[-1] == "job.lora: adapters trained instead of all weights"
-    part = list(changes_that_fit(load_model("llama-3-70b"), cluster("1xL40S"), job(), Pins()))
+    part = list(changes_that_fit(Request(model=load_model("llama-3-70b"), cluster=cluster("1xL40S"), job=job())))
     assert part == ["4 GPUs of a g6e.48xlarge instead of 1"]
 
 
@@ -81,7 +84,9 @@ def test_the_nearest_miss_may_be_of_host_memory() -> None:
 
 
 def test_each_stage_has_a_row_and_a_bar_of_its_components() -> None:
-    report = memory_report(MODEL, cluster("8xH100"), job(), Pins(engine="megatron", pp=4))
+    report = memory_report(
+        Request(model=MODEL, cluster=cluster("8xH100"), job=job(), pins=Pins(engine="megatron", pp=4))
+    )
     lines = render_memory(report).splitlines()
     bars = [line for line in lines if "|" in line and "usable" not in line]
     assert len(bars) == len(report.stages) == 4
@@ -95,7 +100,7 @@ def test_each_stage_has_a_row_and_a_bar_of_its_components() -> None:
 def test_a_node_with_too_little_host_memory_is_shown_not_only_refused() -> None:
     small = dataclasses.replace(cluster("8xH100"), host_ram_gib=512.0)
     pins = Pins(engine="deepspeed", zero_stage=3, offload_optimizer="cpu", offload_param="none")
-    report = memory_report(load_model("llama-3-70b"), small, job(), pins)
+    report = memory_report(Request(model=load_model("llama-3-70b"), cluster=small, job=job(), pins=pins))
     assert (report.verdict, report.binding) == ("does not fit", "host memory")
     assert report.host_ram_gib_per_node > 512
     assert f"host memory of a node: {report.host_ram_gib_per_node:.0f} of 512 GiB" in render_memory(report)
@@ -103,7 +108,9 @@ def test_a_node_with_too_little_host_memory_is_shown_not_only_refused() -> None:
 
 
 def test_a_picture_is_drawn_or_refused_by_name(tmp_path: Path) -> None:
-    report = memory_report(MODEL, cluster("8xH100"), job(), Pins(engine="megatron", pp=4))
+    report = memory_report(
+        Request(model=MODEL, cluster=cluster("8xH100"), job=job(), pins=Pins(engine="megatron", pp=4))
+    )
     if importlib.util.find_spec("matplotlib") is None:
         with pytest.raises(KitError, match="pip install"):
             save_png(report, tmp_path / "bars.png")
@@ -116,7 +123,7 @@ def test_a_picture_is_drawn_or_refused_by_name(tmp_path: Path) -> None:
 
 def test_impossible_pins_list_every_rule() -> None:
     with pytest.raises(PlanError, match="num_attention_heads") as caught:
-        memory_report(MODEL, cluster("8xH100"), job(), Pins(engine="megatron", tp=3))
+        memory_report(Request(model=MODEL, cluster=cluster("8xH100"), job=job(), pins=Pins(engine="megatron", tp=3)))
     assert len(str(caught.value).splitlines()) > 2
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import SpecError
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
 from kit.report.plan_text import WIDTH, render
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins

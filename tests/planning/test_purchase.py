@@ -6,8 +6,8 @@ import pytest
 
 from kit.cost.operation import operation
 from kit.errors import PlanError, SpecError
-from kit.planner.cluster_selection import Wish, node_type, offers
-from kit.planner.search import make_plan
+from kit.planner.cluster_selection import Constraints, cluster_options, node_type
+from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
 from tests.planning.examples import job
@@ -29,7 +29,7 @@ def test_a_number_of_nodes_or_a_part_of_one_is_no_type(text: str) -> None:
 
 def test_days_and_money_are_with_what_failures_take() -> None:
     tokens = job(total_tokens=10**12, global_batch_size=512)
-    (offer,) = offers(MODEL, tokens, Pins(engine="megatron"), Wish(max_gpus=64), "p5.48xlarge")
+    (offer,) = cluster_options(MODEL, tokens, Pins(engine="megatron"), Constraints(max_gpus=64), "p5.48xlarge")
     plan = make_plan(MODEL, offer.cluster, tokens, Pins(engine="megatron"))
     goodput = operation(plan.workload, plan.predicted.step_time_s).goodput
     assert goodput < 0.999
@@ -40,7 +40,7 @@ def test_days_and_money_are_with_what_failures_take() -> None:
 
 def test_the_nearest_misses_come_first() -> None:
     with pytest.raises(PlanError) as refused:
-        offers(MODEL, job(total_tokens=10**10), Pins(), Wish(budget_usd=1000.0))
+        cluster_options(MODEL, job(total_tokens=10**10), Pins(), Constraints(budget_usd=1000.0))
     costs = [int(line.split("$")[1].split()[0].replace(",", "")) for line in str(refused.value).splitlines()[1:]]
     assert len(costs) == 3
     assert costs == sorted(costs)
@@ -48,7 +48,7 @@ def test_the_nearest_misses_come_first() -> None:
 
 def test_a_deadline_that_no_number_of_nodes_meets_says_how_near_the_best_came() -> None:
     with pytest.raises(PlanError) as refused:
-        offers(MODEL, job(total_tokens=10**12), Pins(), Wish(deadline_days=0.01))
+        cluster_options(MODEL, job(total_tokens=10**12), Pins(), Constraints(deadline_days=0.01))
     misses = str(refused.value).splitlines()[1:]
     assert len(misses) == 3
     assert all("at 65% MFU already, after the deadline of 0.01 days" in miss for miss in misses)

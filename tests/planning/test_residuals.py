@@ -11,9 +11,9 @@ import pytest
 from kit.errors import SpecError
 from kit.planner import calibration
 from kit.planner.calibration import Calibration
-from kit.planner.cluster_selection import Wish, offers
+from kit.planner.cluster_selection import Constraints, cluster_options
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.planner.search import make_plan
 from kit.report.what_if import explain
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
@@ -66,7 +66,7 @@ def test_other_plans_of_an_explanation_are_corrected_too(tmp_path: Path, monkeyp
     known = learned(plan, tmp_path, measured_step_time_s=3 * plan.predicted.step_time_s)
     monkeypatch.setenv("KIT_CALIBRATION", str(calibration.save(known, tmp_path / "kept.yaml")))
     pins = Pins(engine="megatron", tp=4)
-    words = explain(plan_of(known, pins), pins, ("tp=8",)).partition("left to the planner")[2]
+    words = explain(plan_of(known, pins), pins, ("tp=8",), known).partition("left to the planner")[2]
     changes = [float(line.split()[-1].rstrip("%")) for line in words.splitlines() if line.startswith("  step")]
     assert len(changes) == 2
     assert all(abs(change) < 40 for change in changes)  # uncorrected they would be -66 %
@@ -75,9 +75,9 @@ def test_other_plans_of_an_explanation_are_corrected_too(tmp_path: Path, monkeyp
 def test_clusters_are_chosen_with_the_correction(tmp_path: Path) -> None:
     plan, pins = make_plan(MODEL, parse_cluster("p5.48xlarge:1"), job()), Pins(engine="megatron")
     known = learned(plan, tmp_path, measured_step_time_s=2 * plan.predicted.step_time_s)
-    wish, tokens = Wish(max_gpus=8), job(total_tokens=10**10)
-    (slow,) = offers(MODEL, tokens, pins, wish, "p5.48xlarge", known)
-    (fast,) = offers(MODEL, tokens, pins, wish, "p5.48xlarge")
+    constraints, tokens = Constraints(max_gpus=8), job(total_tokens=10**10)
+    (slow,) = cluster_options(MODEL, tokens, pins, constraints, "p5.48xlarge", known)
+    (fast,) = cluster_options(MODEL, tokens, pins, constraints, "p5.48xlarge")
     assert slow.days == pytest.approx(2 * fast.days, rel=0.02)
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from kit.emit.generated import shipped_plan
-from kit.planner.search import make_plan
+from kit.planner.make_plan import make_plan
 from kit.rehearsal.scaled_down import MOST_PROCESSES, scaled_down
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec

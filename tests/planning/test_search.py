@@ -12,11 +12,12 @@ from kit.cost import predict
 from kit.cost.efficiency import usable_gib
 from kit.cost.workload import Workload
 from kit.errors import PlanError
-from kit.planner.candidates import Scope, layouts
+from kit.planner.candidates import SearchSpace, layouts
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
+from kit.planner.request import Request
 from kit.planner.rules import is_legal, violations
-from kit.planner.search import make_plan
-from kit.planner.weighing import ENGINES_ALIKE, EQUALLY_FAST, search
+from kit.planner.search import ENGINES_ALIKE, EQUALLY_FAST, search
 from kit.specs.catalog import load_model, model_names, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import ENGINES, Pins
@@ -84,7 +85,7 @@ def test_nothing_faster_was_missed(name: str, machines: str) -> None:
     fastest = min(
         prediction.step_time_s
         for engine in ENGINES
-        for layout in layouts(model, cluster, the_job, Pins(), engine, Scope())
+        for layout in layouts(Request(model=model, cluster=cluster, job=the_job), engine, SearchSpace())
         if is_legal(Workload(model=model, cluster=cluster, job=the_job, layout=layout))
         for prediction in [predict(model, cluster, the_job, layout)]
         if prediction.peak_gib <= usable_gib(cluster.gpu)
@@ -207,7 +208,10 @@ def test_the_same_question_has_the_same_answer() -> None:
 def test_no_model_is_known_by_its_name() -> None:
     model, cluster = load_model("llama-3-70b"), parse_cluster("64xA100-80")
     renamed = dataclasses.replace(model, name="something-else")
-    assert search(renamed, cluster, job(), Pins()).best == search(model, cluster, job(), Pins()).best
+    assert (
+        search(Request(model=renamed, cluster=cluster, job=job())).best
+        == search(Request(model=model, cluster=cluster, job=job())).best
+    )
 
 
 def test_fsdp2_over_tensor_parallelism_is_weighed_and_taken_only_where_it_is_the_faster() -> None:
@@ -215,7 +219,7 @@ def test_fsdp2_over_tensor_parallelism_is_weighed_and_taken_only_where_it_is_the
     model, machines, the_job = load_model("llama-2-13b"), parse_cluster("16xH100"), JobSpec(global_batch_size=256)
     both = [
         each.layout
-        for each in search(model, machines, the_job, Pins()).considered
+        for each in search(Request(model=model, cluster=machines, job=the_job)).considered
         if each.layout.engine == "torch" and each.layout.tp > 1
     ]
     assert {layout.tp for layout in both} == {2, 4, 8}
@@ -223,11 +227,20 @@ def test_fsdp2_over_tensor_parallelism_is_weighed_and_taken_only_where_it_is_the
     assert make_plan(model, machines, the_job, Pins(engine="torch")).layout.tp == 1
     # A family that transformers does not cut has none.
     gpt2 = search(
-        load_model("gpt2-xl"), machines, JobSpec(seq_length=1024, global_batch_size=256), Pins(engine="torch")
+        Request(
+            model=load_model("gpt2-xl"),
+            cluster=machines,
+            job=JobSpec(seq_length=1024, global_batch_size=256),
+            pins=Pins(engine="torch"),
+        )
     )
     assert all(each.layout.tp == 1 for each in gpt2.considered)
     # Pinned, it is planned, and is no faster than what the search took.
     pinned = make_plan(model, machines, the_job, Pins(engine="torch", tp=8))
     assert pinned.layout.zero_stage in (2, 3)
-    slower = [each for each in search(model, machines, the_job, Pins(engine="torch")).considered if each.step_time_s]
+    slower = [
+        each
+        for each in search(Request(model=model, cluster=machines, job=the_job, pins=Pins(engine="torch"))).considered
+        if each.step_time_s
+    ]
     assert min(each.step_time_s or 0.0 for each in slower) <= pinned.predicted.step_time_s

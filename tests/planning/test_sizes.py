@@ -8,10 +8,10 @@ import pytest
 
 from kit.cost.params import count
 from kit.errors import SpecError
-from kit.planner.memory_report import memory_report
+from kit.planner.request import Request
+from kit.report.memory_report import memory_report
 from kit.report.memory_text import render_memory
 from kit.specs.catalog import load_model
-from kit.specs.layout import Pins
 from tests.planning.examples import cluster, job
 
 UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
@@ -42,7 +42,7 @@ def test_sizes_that_published_models_have_become_like_them() -> None:
 
 
 def test_the_shape_is_said() -> None:
-    report = memory_report(load_model("13B"), cluster("8xH100"), job(), Pins())
+    report = memory_report(Request(model=load_model("13B"), cluster=cluster("8xH100"), job=job()))
     assert "made for the size 13B: a Llama of 40 layers, hidden size 5120" in render_memory(report)
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from kit.errors import SpecError
-from kit.planner.memory_report import memory_report
+from kit.planner.request import Request
+from kit.report.memory_report import memory_report
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog import rows as rows_module
 from kit.specs.catalog.rows import Rows, rows
 from kit.specs.job import JobSpec
-from kit.specs.layout import Pins
 
 
 def calls_of(model: str, gpus: str) -> int:
@@ -29,10 +29,10 @@ def calls_of(model: str, gpus: str) -> int:
         counted += event == "call"
 
     spec, cluster = load_model(model), parse_cluster(gpus)
-    memory_report(spec, cluster, JobSpec(), Pins())  # what is kept for the process is kept now
+    memory_report(Request(model=spec, cluster=cluster, job=JobSpec()))  # what is kept for the process is kept now
     sys.setprofile(count)
     try:
-        memory_report(spec, cluster, JobSpec(), Pins())
+        memory_report(Request(model=spec, cluster=cluster, job=JobSpec()))
     finally:
         sys.setprofile(None)
     return counted
@@ -71,5 +71,5 @@ def test_memory_as_json_loads_neither_torch_nor_what_only_draws() -> None:
     words = [sys.executable, "-X", "importtime", "-c", script, "memory", "llama-3-8b", "--gpus", "8xH100", "--json"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
-    assert "kit.planner.memory_report" in loaded
+    assert "kit.report.memory_report" in loaded
     assert not loaded & {"torch", "transformers", "rich.console", "asyncio", "jinja2", "matplotlib", "numpy"}

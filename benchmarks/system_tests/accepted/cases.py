@@ -16,9 +16,10 @@ from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import applies as megatron_applies
 from kit.emit.megatron import megatron_settings
 from kit.errors import KitError
-from kit.planner.candidates import Scope, layouts
+from kit.planner.candidates import SearchSpace, layouts
 from kit.planner.divisors import divisors
 from kit.planner.plan import Plan
+from kit.planner.request import Request
 from kit.planner.rules import is_legal
 from kit.specs.catalog import load_model, model_names, parse_cluster
 from kit.specs.cluster import ClusterSpec
@@ -55,7 +56,11 @@ def random_plan(seed: int) -> Plan | None:
     )
     engine = rng.choice(ENGINES)
     offload = engine == "deepspeed" and rng.random() < 0.4
-    offered = layouts(model, cluster, job, _pins(rng, engine, cluster), engine, Scope(offload=offload, nvme=offload))
+    offered = layouts(
+        Request(model=model, cluster=cluster, job=job, pins=_pins(rng, engine, cluster)),
+        engine,
+        SearchSpace(offload=offload, nvme=offload),
+    )
     for _, layout in zip(range(TRIES), _shuffled(rng, offered), strict=False):
         if not is_legal(Workload(model=model, cluster=cluster, job=job, layout=layout)):
             continue

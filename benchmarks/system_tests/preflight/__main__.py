@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks.page import ROOT, row, table
 from kit.emit.run_directory import RunDirectory, write
-from kit.planner.search import make_plan
+from kit.planner.make_plan import make_plan
 from kit.preflight.remote import SOCKETS
 from kit.specs.catalog import parse_cluster
 from kit.specs.job import JobSpec

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from typing import Any
 
 from kit.cost.efficiency import usable_gib
 from kit.cost.step_time import StepTimer
-from kit.cost.workload import Workload
-from kit.planner.describe import describe, engine_words
-from kit.planner.explain.alternatives import alternatives, split_of
-from kit.planner.explain.compression import compression_remarks
-from kit.planner.explain.fp8 import fp8_remarks
-from kit.planner.fast_paths import fast_paths
+from kit.planner.candidates import fast_paths
+from kit.planner.describe import describe, engine_name
+from kit.planner.explain.notes import notes
 from kit.planner.plan import Decision
+from kit.planner.request import Request
 from kit.planner.rules import is_legal
-from kit.planner.weighing import (
+from kit.planner.search import (
     ENGINES_ALIKE,
     EQUALLY_FAST,
     Candidate,
-    Found,
+    SearchResult,
     engine_simplicity,
     illegal,
     step_s,
 )
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
-from kit.specs.layout import ENGINES, Layout, Offload, Pins
-from kit.specs.model import ModelSpec
+from kit.specs.layout import ENGINES, Layout
 from kit.units import human_seconds
 
 CHOICES = {
@@ -40,21 +37,24 @@ CHOICES = {
 MOST_RIVALS = 4
 """Values of one choice that a decision compares with the chosen one."""
 
+MOST_ALTERNATIVES = 4
+WORTH_NAMING = 0.003
+"""Share of a step below which a difference in one component is not named."""
 
-def decisions(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, found: Found) -> tuple[Decision, ...]:
-    """The reasons behind ``found.best``."""
-    assert found.best is not None
-    best = found.best
-    made = [_engine(model, cluster, job, pins, found, best)]
+
+def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
+    """The reasons behind ``result.best``."""
+    assert result.best is not None
+    best = result.best
+    made = [_engine(request, result, best)]
     for name in CHOICES[best.layout.engine]:
-        decision = _choice(name, model, cluster, job, pins, found, best)
+        decision = _choice(name, request, result, best)
         if decision is not None:
             made.append(decision)
-    others = alternatives(model, cluster, job, found.considered, best)
-    return (*made, *([others] if others else []), *_remarks(model, cluster, job, best.layout))
+    return (*made, *_alternatives(request, result, best), *notes(request.workload(best.layout)))
 
 
-def cost_of(candidate: Candidate, cluster: ClusterSpec) -> str:
+def _cost_of(candidate: Candidate, cluster: ClusterSpec) -> str:
     """What an alternative would cost: its step, or by how much it does not fit."""
     if candidate.step_time_s is None:
         over = candidate.peak_gib - usable_gib(cluster.gpu)
@@ -62,61 +62,51 @@ def cost_of(candidate: Candidate, cluster: ClusterSpec) -> str:
     return f"{human_seconds(candidate.step_time_s)} a step, {candidate.peak_gib:.1f} GiB"
 
 
-def _engine(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, found: Found, best: Candidate
-) -> Decision:
+def _engine(request: Request, result: SearchResult, best: Candidate) -> Decision:
     chosen = best.layout.engine
-    if pins.engine is not None:
+    if request.pins.engine is not None:
         return Decision(rule="engine", chosen=chosen, why="pinned")
     rejected = []
     for engine in ENGINES:
         if engine == chosen:
             continue
-        others = [candidate for candidate in found.considered if candidate.layout.engine == engine]
+        others = [candidate for candidate in result.considered if candidate.layout.engine == engine]
         if others:
-            other = _cheapest(others)
-            compiled = _compiled(model, cluster, job, pins, other)
-            rejected.append(f"{describe(other.layout)}: {cost_of(other, cluster)}{compiled}")
+            other = min(others, key=_rank)
+            fast_path = _fast_path(request, other)
+            rejected.append(f"{describe(other.layout)}: {_cost_of(other, request.cluster)}{fast_path}")
         else:
-            broken = illegal(model, cluster, job, pins, (engine,)).get(engine, ())
+            broken = illegal(request, (engine,)).get(engine, ())
             rejected += [f"{engine}: {violation}" for violation in broken[:1]]
-    return Decision(rule="engine", chosen=chosen, why=_reason(found.considered, best), rejected=tuple(rejected))
+    return Decision(rule="engine", chosen=chosen, why=_reason(result.considered, best), rejected=tuple(rejected))
 
 
-def _compiled(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, other: Candidate) -> str:
-    """What a layout of the torch engine would take with what is weighed on request alone (``fast_paths``)."""
+def _fast_path(request: Request, other: Candidate) -> str:
+    """What a layout of the torch engine would take on the fast path, where the search tries that on request alone."""
     layout = other.layout
     if layout.engine != "torch" or layout.tp > 1 or other.step_time_s is None or layout.compile_layers:
         return ""
-    ways = fast_paths(model, cluster, job, replace(pins, engine="torch"), compiles=True)
-    faster = replace(layout, compile_layers=bool(ways[-1].compile_layers), chunked_loss=bool(ways[-1].chunked_loss))
-    if faster == layout or not is_legal(Workload(model=model, cluster=cluster, job=job, layout=faster)):
+    way = fast_paths(replace(request, pins=replace(request.pins, engine="torch")), compiles=True)[-1]
+    faster = replace(layout, compile_layers=bool(way.compile_layers), chunked_loss=bool(way.chunked_loss))
+    if faster == layout or not is_legal(request.workload(faster)):
         return ""
-    timer = StepTimer(model, cluster, job)
+    timer = StepTimer(request.model, request.cluster, request.job)
     now, then = (sum(timer.components_s(each).values()) for each in (layout, faster))
     seconds = human_seconds(other.step_time_s * then / now, like=other.step_time_s)
-    return f"; {seconds} with compiled blocks and a loss in chunks, which --engine torch weighs too"
+    return f"; {seconds} with compiled blocks and a chunked loss, which --engine torch tries too"
 
 
-def _choice(
-    name: str,
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    job: JobSpec,
-    pins: Pins,
-    found: Found,
-    best: Candidate,
-) -> Decision | None:
+def _choice(name: str, request: Request, result: SearchResult, best: Candidate) -> Decision | None:
     """One field of the layout against its other values, on the same engine; nothing where there was no choice."""
     chosen = getattr(best.layout, name)
     text = _text(chosen)
-    if getattr(pins, name) is not None:
+    if getattr(request.pins, name) is not None:
         return Decision(rule=name, chosen=text, why="pinned")
     if name in _ONLY_WITH and getattr(best.layout, _ONLY_WITH[name]) == 1:
         return None  # stages of one pipeline stage, or a sequence split over one rank, are no choice
-    same_engine = [candidate for candidate in found.considered if candidate.layout.engine == best.layout.engine]
+    same_engine = [candidate for candidate in result.considered if candidate.layout.engine == best.layout.engine]
     values = {getattr(candidate.layout, name) for candidate in same_engine} - {chosen}
-    impossible = _impossible(name, values | {chosen}, model, cluster, job, pins, found)
+    impossible = _impossible(name, values | {chosen}, request, result)
     if not values and not impossible:
         return None
     rivals = sorted(
@@ -124,7 +114,8 @@ def _choice(
         key=_rank,
     )
     rejected = tuple(
-        f"{_text(getattr(rival.layout, name))}: {cost_of(rival, cluster)}{_besides(name, best.layout, rival.layout)}"
+        f"{_text(getattr(rival.layout, name))}: {_cost_of(rival, request.cluster)}"
+        f"{_besides(name, best.layout, rival.layout)}"
         for rival in rivals[:MOST_RIVALS]
     )
     return Decision(rule=name, chosen=text, why=_why(name, best, rivals), rejected=(*rejected, *impossible))
@@ -139,10 +130,10 @@ _WITHIN = ("zero_hpz", "offload_param", "vp", "sp", "recompute", "micro_batch_si
 def _rival(candidates: list[Candidate], name: str, best: Candidate) -> Candidate:
     """The layout that stands for a rejected value: the cheapest that has it."""
     if name in _WITHIN:
-        own = split_of(best.layout)
-        same_split = [c for c in candidates if c.step_time_s is not None and split_of(c.layout) == own]
+        own = _split_of(best.layout)
+        same_split = [c for c in candidates if c.step_time_s is not None and _split_of(c.layout) == own]
         candidates = same_split or candidates
-    return _cheapest(candidates)
+    return min(candidates, key=_rank)
 
 
 def _besides(name: str, best: Layout, rival: Layout) -> str:
@@ -161,30 +152,18 @@ def _besides(name: str, best: Layout, rival: Layout) -> str:
     return f" (with {', '.join(parts)})" if parts else ""
 
 
-def _impossible(
-    name: str,
-    weighed: set[object],
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    job: JobSpec,
-    pins: Pins,
-    found: Found,
-) -> list[str]:
+def _impossible(name: str, tried: set[object], request: Request, result: SearchResult) -> list[str]:
     """Places for offloaded state that were tried and break a rule, such as too little host memory, with the rule."""
-    if not name.startswith("offload_") or not found.scope.offload:
+    if not name.startswith("offload_") or not result.space.offload:
         return []
     reasons = []
-    places: tuple[Offload, ...] = ("cpu", "nvme")
-    asked = replace(pins, engine="deepspeed", zero_stage=pins.zero_stage or 3)
-    for place in places:
-        if place in weighed:
-            continue
-        if name == "offload_param":
-            asked = replace(asked, offload_param=place)
-        else:
-            asked = replace(asked, offload_optimizer=place)
-        broken = illegal(model, cluster, job, asked, ("deepspeed",)).get("deepspeed", ())
-        reasons += [f"{place}: {violation}" for violation in broken[:1]]
+    pins = replace(request.pins, engine="deepspeed", zero_stage=request.pins.zero_stage or 3)
+    for place in ("cpu", "nvme"):
+        if place not in tried:
+            choice: dict[str, Any] = {name: place}
+            pins = replace(pins, **choice)
+            broken = illegal(replace(request, pins=pins), ("deepspeed",)).get("deepspeed", ())
+            reasons += [f"{place}: {violation}" for violation in broken[:1]]
     return reasons
 
 
@@ -226,32 +205,8 @@ def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
         )
     return (
         f"the simplest with a layout within {ENGINES_ALIKE - 1:.0%} of the fastest ({behind:.1%} behind "
-        f"{engine_words(fastest.layout)})"
+        f"{engine_name(fastest.layout)})"
     )
-
-
-def _remarks(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> Iterable[Decision]:
-    """What is legal and still worth knowing."""
-    if job.seq_length > model.max_position_embeddings:
-        yield Decision(
-            rule="seq_length",
-            chosen=str(job.seq_length),
-            why=f"longer than the {model.max_position_embeddings} positions that {model.name} was made for: "
-            "RoPE computes any length, but trained weights may not follow",
-        )
-    yield from compression_remarks(model, cluster, job, layout)
-    yield from fp8_remarks(model, cluster, job, layout)
-    if layout.tp > cluster.gpus_per_node:
-        yield Decision(
-            rule="tp",
-            chosen=str(layout.tp),
-            why=f"reaches across nodes of {cluster.gpus_per_node} GPUs: it runs, at the speed of the fabric",
-        )
-
-
-def _cheapest(candidates: list[Candidate]) -> Candidate:
-    """The fastest that fits, else the one that misses by least."""
-    return min(candidates, key=_rank)
 
 
 def _rank(candidate: Candidate) -> tuple[bool, float]:
@@ -263,3 +218,46 @@ def _rank(candidate: Candidate) -> tuple[bool, float]:
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ---------------------------------------------------------------- other ways to split the work
+
+
+def _alternatives(request: Request, result: SearchResult, best: Candidate) -> Iterator[Decision]:
+    """Fitting layouts that split the work otherwise, the fastest first."""
+    timer = StepTimer(request.model, request.cluster, request.job)
+    seen = {_split_of(best.layout)}
+    rejected = []
+    for candidate in sorted((c for c in result.considered if c.step_time_s is not None), key=step_s):
+        if _split_of(candidate.layout) in seen:
+            continue
+        seen.add(_split_of(candidate.layout))
+        rejected.append(f"{describe(candidate.layout)}: {_difference(timer, best, candidate)}")
+        if len(rejected) == MOST_ALTERNATIVES:
+            break
+    if rejected:
+        why = "the next best ways to split the work"
+        yield Decision(rule="next", chosen=describe(best.layout), why=why, rejected=tuple(rejected))
+
+
+def _split_of(layout: Layout) -> tuple[object, ...]:
+    """What two layouts must share to be one way to split the work."""
+    return (layout.engine, layout.tp, layout.pp, layout.cp, layout.ep, layout.zero_stage, layout.offload_optimizer)
+
+
+def _difference(timer: StepTimer, best: Candidate, other: Candidate) -> str:
+    """``+3.2 %: pipeline bubble +2.1 %, tensor parallel −1.0 %; −4.1 GiB``."""
+    step = step_s(best)
+    ours, theirs = (_components_s(timer, candidate) for candidate in (best, other))
+    shares = {name: (theirs[name] - ours[name]) / step for name in ours}
+    largest = sorted((name for name in shares if abs(shares[name]) >= WORTH_NAMING), key=lambda n: -abs(shares[n]))[:3]
+    parts = ", ".join(f"{name.replace('_', ' ')} {shares[name]:+.1%}" for name in largest)
+    memory = other.peak_gib - best.peak_gib
+    return f"{step_s(other) / step - 1:+.1%} a step" + (f" ({parts})" if parts else "") + f", {memory:+.1f} GiB"
+
+
+def _components_s(timer: StepTimer, candidate: Candidate) -> dict[str, float]:
+    """Corrected by calibration, as the candidate's step time is."""
+    components = timer.components_s(candidate.layout)
+    factor = step_s(candidate) / sum(components.values())
+    return {name: factor * seconds for name, seconds in components.items()}

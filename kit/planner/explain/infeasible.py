@@ -1,25 +1,28 @@
-"""Why there is no plan, and the smallest changes that would give one."""
+"""Why there is no plan, which layout comes closest, and the smallest changes that would give one."""
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
-from kit.planner import calibration
-from kit.planner.calibration import Calibration
+from kit.cost.efficiency import usable_gib
+from kit.cost.memory import peak_gib
+from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.workload import Workload
+from kit.planner.candidates import FALLBACK_SPACE, layouts
 from kit.planner.describe import describe
-from kit.planner.explain.near_miss import miss, nearest_miss
-from kit.planner.rules import Violation
-from kit.planner.weighing import Found, illegal, search
+from kit.planner.request import Request
+from kit.planner.rules import Violation, violations
+from kit.planner.rules.deepspeed import NODE_CAPACITY
+from kit.planner.search import Candidate, SearchResult, illegal, search
 from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
-from kit.specs.cluster import ClusterSpec, GpuSpec
-from kit.specs.job import JobSpec, LoraSpec
-from kit.specs.layout import EngineName, Pins
-from kit.specs.model import ModelSpec
+from kit.specs.cluster import GpuSpec
+from kit.specs.job import LoraSpec
+from kit.specs.layout import EngineName, Layout
 
 MOST_NODES = 1024
 """Where looking for more nodes stops."""
@@ -29,9 +32,9 @@ MOST_CHANGES = 3
 """How many ways out are named."""
 
 
-def nothing_legal(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> str:
+def nothing_legal(request: Request) -> str:
     """Every broken rule of the layout nearest to the pins, for each engine allowed; one a line."""
-    reasons = _able(illegal(model, cluster, job, pins))
+    reasons = _able(illegal(request))
     # A rule that all engines share is said once.
     lines: dict[str, list[str]] = {}
     for engine, broken in reasons.items():
@@ -57,26 +60,17 @@ def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, 
     return able or reasons
 
 
-def nothing_fits(
-    model: ModelSpec,
-    cluster: ClusterSpec,
-    job: JobSpec,
-    pins: Pins,
-    found: Found,
-    known: Calibration = calibration.NONE,
-) -> str:
+def nothing_fits(request: Request, result: SearchResult) -> str:
     """The nearest miss in GiB, and up to three changes that make it fit."""
-    nearest = nearest_miss(model, cluster, job, pins, found.considered)
+    nearest = nearest_miss(request, result.considered)
     if nearest is None:
-        return nothing_legal(model, cluster, job, pins)
+        return nothing_legal(request)
+    cluster = request.cluster
     lines = [
-        f"{model.name} does not fit on {cluster.num_gpus} x {cluster.gpu.name}: the nearest layout "
-        f"({describe(nearest)}) {miss(model, cluster, job, nearest)}"
+        f"{request.model.name} does not fit on {cluster.num_gpus} x {cluster.gpu.name}: the nearest layout "
+        f"({describe(nearest)}) {shortfall(request.workload(nearest))}"
     ]
-    lines += [
-        f"it fits with {change}"
-        for change in itertools.islice(changes_that_fit(model, cluster, job, pins, known), MOST_CHANGES)
-    ]
+    lines += [f"it fits with {change}" for change in itertools.islice(changes_that_fit(request), MOST_CHANGES)]
     return "\n".join(lines)
 
 
@@ -88,15 +82,11 @@ class _Change:
     """Of one kind only the smallest that helps is named."""
     factor: float
     """How small it is: by how many times a number that was asked for grows or shrinks; 1 where none does."""
-    words: str
-    cluster: ClusterSpec
-    job: JobSpec
-    pins: Pins
+    text: str
+    request: Request
 
 
-def changes_that_fit(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins, known: Calibration = calibration.NONE
-) -> Iterator[str]:
+def changes_that_fit(request: Request) -> Iterator[str]:
     """Changes that help, the smallest first: by how many times the number that is changed grows or shrinks.
 
     To leave a choice to the planner, or to say what a node has, changes nothing that was asked for. Where two are
@@ -104,89 +94,92 @@ def changes_that_fit(
     and come last.
     """
     helped: set[str] = set()
-    for change in sorted(_changes(cluster, job, pins), key=lambda change: change.factor):
-        if change.kind in helped:
-            continue
-        if search(model, change.cluster, change.job, change.pins, known).best is not None:
+    for change in sorted(_changes(request), key=lambda change: change.factor):
+        if change.kind not in helped and search(change.request).best is not None:
             helped.add(change.kind)
-            yield change.words
+            yield change.text
 
 
-def _changes(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[_Change]:
+def _changes(request: Request) -> Iterator[_Change]:
     """All that are tried."""
-    for field in dataclasses.fields(pins):
+    cluster, pins = request.cluster, request.pins
+    for field in fields(pins):
         value = getattr(pins, field.name)
         if value is not None:
-            words = f"layout.{field.name} left to the planner instead of {value}"
-            yield _Change(field.name, 1.0, words, cluster, job, dataclasses.replace(pins, **{field.name: None}))
-    yield from _other_jobs(cluster, job, pins)
-    yield from _host_memory(cluster, job, pins)
-    yield from _more_gpus(cluster, job, pins)
+            text = f"layout.{field.name} left to the planner instead of {value}"
+            yield _Change(field.name, 1.0, text, replace(request, pins=replace(pins, **{field.name: None})))
+    yield from _other_jobs(request)
+    yield from _host_memory(request)
+    yield from _more_gpus(request)
     # Of GPUs as large, the slowest is the nearest to what was asked for.
     for gpu in sorted(map(load_gpu, gpu_names()), key=lambda gpu: gpu.bf16_tflops):
         if _is_larger(gpu, cluster.gpu):
-            words = f"{gpu.name} ({gpu.memory_gib:.0f} GiB) instead of {cluster.gpu.name}"
+            text = f"{gpu.name} ({gpu.memory_gib:.0f} GiB) instead of {cluster.gpu.name}"
             factor = round(gpu.memory_gib / cluster.gpu.memory_gib, 1)
-            yield _Change("gpu", factor, words, dataclasses.replace(cluster, gpu=gpu), job, pins)
+            yield _Change("gpu", factor, text, replace(request, cluster=replace(cluster, gpu=gpu)))
 
 
-def _other_jobs(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[_Change]:
+def _other_jobs(request: Request) -> Iterator[_Change]:
+    job = request.job
     batch, length = job.global_batch_size, job.seq_length
+
+    def changed(**values: Any) -> Request:
+        return replace(request, job=replace(job, **values))
+
     for factor in (2, 4, 8):
-        larger = dataclasses.replace(job, global_batch_size=factor * batch)
-        words = f"job.global_batch_size={factor * batch} instead of {batch}"
-        yield _Change("batch", factor, words, cluster, larger, pins)
+        text = f"job.global_batch_size={factor * batch} instead of {batch}"
+        yield _Change("batch", factor, text, changed(global_batch_size=factor * batch))
     shorter = length // 2
     while shorter >= SHORTEST:
-        words = f"job.seq_length={shorter} instead of {length}"
-        yield _Change("length", length / shorter, words, cluster, dataclasses.replace(job, seq_length=shorter), pins)
+        text = f"job.seq_length={shorter} instead of {length}"
+        yield _Change("length", length / shorter, text, changed(seq_length=shorter))
         shorter //= 2
     if job.lora is None:
         for lora, what in ((LoraSpec(), "adapters"), (LoraSpec(four_bit=True), "adapters on 4-bit weights (QLoRA)")):
-            words = f"job.lora: {what} trained instead of all weights"
-            yield _Change("lora", math.inf, words, cluster, dataclasses.replace(job, lora=lora), pins)
+            yield _Change("lora", math.inf, f"job.lora: {what} trained instead of all weights", changed(lora=lora))
 
 
-def _host_memory(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[_Change]:
+def _host_memory(request: Request) -> Iterator[_Change]:
     """For offload: of a machine of one's own, as a provider's has what it has."""
+    cluster = request.cluster
     there = cluster.host_ram_gib
     if there is None:
-        words = "offload, once cluster.host_ram_gib says how much host memory a node has (1024 would do)"
-        yield _Change("host", 1.0, words, dataclasses.replace(cluster, host_ram_gib=1024.0), job, pins)
+        text = "offload, once cluster.host_ram_gib says how much host memory a node has (1024 would do)"
+        yield _Change("host", 1.0, text, replace(request, cluster=replace(cluster, host_ram_gib=1024.0)))
     elif not rows("nodes").get(cluster.name, {}).get("provider"):
         for factor in (2, 4, 8):
-            words = f"cluster.host_ram_gib={factor * there:.0f} instead of {there:.0f}, for offload"
-            more = dataclasses.replace(cluster, host_ram_gib=factor * there)
-            yield _Change("host", factor, words, more, job, pins)
+            text = f"cluster.host_ram_gib={factor * there:.0f} instead of {there:.0f}, for offload"
+            more = replace(cluster, host_ram_gib=factor * there)
+            yield _Change("host", factor, text, replace(request, cluster=more))
     if cluster.nvme_gib is None:
         for disks in (1024, 4096):
-            words = f"offload to disks, once cluster.nvme_gib says how large a node's are ({disks} would do)"
-            yield _Change("nvme", 1.0, words, dataclasses.replace(cluster, nvme_gib=float(disks)), job, pins)
+            text = f"offload to disks, once cluster.nvme_gib says how large a node's are ({disks} would do)"
+            yield _Change("nvme", 1.0, text, replace(request, cluster=replace(cluster, nvme_gib=float(disks))))
 
 
-def _more_gpus(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[_Change]:
+def _more_gpus(request: Request) -> Iterator[_Change]:
     """The rest of a node of the catalog first, then more nodes."""
-    whole = cluster
+    cluster = whole = request.cluster
     if cluster.num_nodes == 1 and cluster.name in node_names():
         whole = parse_cluster(f"{cluster.name}:1")
         gpus = 2 * cluster.gpus_per_node
         while gpus <= whole.gpus_per_node:
             share = gpus / cluster.gpus_per_node if cluster.host_ram_gib != whole.host_ram_gib else 1.0
-            more = dataclasses.replace(
+            more = replace(
                 cluster,
                 gpus_per_node=gpus,
                 host_ram_gib=cluster.host_ram_gib and cluster.host_ram_gib * share,
                 nvme_gib=cluster.nvme_gib and cluster.nvme_gib * share,
             )
-            words = f"{gpus} GPUs of a {cluster.name} instead of {cluster.gpus_per_node}"
-            yield _Change("nodes", gpus / cluster.num_gpus, words, more, job, pins)
+            text = f"{gpus} GPUs of a {cluster.name} instead of {cluster.gpus_per_node}"
+            yield _Change("nodes", gpus / cluster.num_gpus, text, replace(request, cluster=more))
             gpus *= 2
     nodes = 2 * cluster.num_nodes
     while nodes <= MOST_NODES and cluster.inter_node_gbytes_per_s:
         gpus = nodes * whole.gpus_per_node
-        words = f"{nodes} nodes ({gpus} GPUs) instead of {cluster.num_nodes}"
-        more = dataclasses.replace(whole, num_nodes=nodes)
-        yield _Change("nodes", gpus / cluster.num_gpus, words, more, job, pins)
+        text = f"{nodes} nodes ({gpus} GPUs) instead of {cluster.num_nodes}"
+        more = replace(whole, num_nodes=nodes)
+        yield _Change("nodes", gpus / cluster.num_gpus, text, replace(request, cluster=more))
         nodes *= 2
 
 
@@ -198,3 +191,67 @@ def _is_larger(gpu: GpuSpec, own: GpuSpec) -> bool:
         and gpu.bf16_tflops >= own.bf16_tflops
         and gpu.hbm_gbytes_per_s >= own.hbm_gbytes_per_s
     )
+
+
+# ---------------------------------------------------------------- the nearest miss
+
+
+def nearest_miss(request: Request, considered: Iterable[Candidate]) -> Layout | None:
+    """Of the legal layouts that were compared and those that only their node is too small for, the one that is short
+    of least, on the GPU or on its node; null without any."""
+    layouts_short = [*(candidate.layout for candidate in considered), *_short_of_a_node(request)]
+    return min(layouts_short, key=lambda layout: _excess(request.workload(layout)), default=None)
+
+
+def _short_of_a_node(request: Request) -> list[Layout]:
+    """Layouts that break no rule but those of host memory and disks; only DeepSpeed keeps state there."""
+    if request.pins.engine not in (None, "deepspeed"):
+        return []
+    return [
+        layout
+        for layout in layouts(request, "deepspeed", FALLBACK_SPACE)
+        if (layout.offload_optimizer, layout.offload_param) != ("none", "none")
+        and {violation.rule for violation in violations(request.workload(layout))} <= NODE_CAPACITY
+    ]
+
+
+def _excess(w: Workload) -> tuple[int, list[float]]:
+    """How many things there is too little of, and needed over available, the worst first; what a node does not say
+    counts as half of what is needed."""
+    shares = [_peak_gib(w) / usable_gib(w.cluster.gpu)]
+    for needed, available in zip(
+        _node_gib(w), (HOST_SHARE * (w.cluster.host_ram_gib or 0.0), w.cluster.nvme_gib), strict=True
+    ):
+        if needed:
+            shares.append(needed / available if available else 2.0)
+    return sum(share > 1 for share in shares), sorted(shares, reverse=True)
+
+
+def shortfall(w: Workload) -> str:
+    """What a layout that does not fit needs, what there is of it, and how many GiB are too many."""
+    cluster, peak, usable = w.cluster, _peak_gib(w), usable_gib(w.cluster.gpu)
+    parts = [f"needs {peak:.1f} GiB a GPU, {usable:.1f} of {cluster.gpu.memory_gib:.1f} are usable"]
+    if peak > usable:
+        parts[0] += f": {peak - usable:.1f} GiB too many"
+    host, disks = _node_gib(w)
+    if host and cluster.host_ram_gib is None:
+        parts.append(f"{host:.0f} GiB of host memory a node, which is not known")
+    elif cluster.host_ram_gib is not None and host > (available := HOST_SHARE * cluster.host_ram_gib):
+        text = f"{host:.0f} GiB of host memory a node, {available:.0f} of {cluster.host_ram_gib:.0f} are usable"
+        parts.append(f"{text}: {host - available:.0f} GiB too many")
+    if disks and cluster.nvme_gib is None:
+        parts.append(f"{disks:.0f} GiB of NVMe a node, which is not known")
+    elif cluster.nvme_gib is not None and disks > cluster.nvme_gib:
+        over = disks - cluster.nvme_gib
+        parts.append(f"{disks:.0f} GiB of NVMe a node, which has {cluster.nvme_gib:.0f}: {over:.0f} GiB too many")
+    return "; ".join(parts)
+
+
+def _peak_gib(w: Workload) -> float:
+    return peak_gib(w.model, w.cluster, w.job, w.layout)
+
+
+def _node_gib(w: Workload) -> tuple[float, float]:
+    """Host memory and disk that a node needs."""
+    asked = (w.model, w.cluster, w.layout, w.job.precision)
+    return host_ram_gib_per_node(*asked), nvme_gib_per_node(*asked)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.cost.memory import MemoryReport, peak
+from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.describe import describe
-from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit, nothing_legal
-from kit.planner.explain.near_miss import nearest_miss
-from kit.planner.weighing import search
+from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit, nearest_miss, nothing_legal
+from kit.planner.request import Request
+from kit.planner.search import search
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 
 
@@ -52,24 +52,22 @@ class FitReport(MemoryReport):
         }
 
 
-def memory_report(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins) -> FitReport:
+def memory_report(request: Request) -> FitReport:
     """Of the layout that a plan would take, else of the one that misses by least: on the GPU, or on its node.
 
     Raises ``PlanError`` with every broken rule where no layout is legal but for what the node lacks.
     """
-    found = search(model, cluster, job, pins)
-    if found.best:
-        return report_of(model, cluster, job, found.best.layout)
-    nearest = nearest_miss(model, cluster, job, pins, found.considered)
+    result = search(request)
+    if result.best:
+        return _report_of(request.workload(result.best.layout))
+    nearest = nearest_miss(request, result.considered)
     if nearest is None:
-        raise PlanError(nothing_legal(model, cluster, job, pins))
-    ways = tuple(itertools.islice(changes_that_fit(model, cluster, job, pins), MOST_CHANGES))
-    return report_of(model, cluster, job, nearest, ways)
+        raise PlanError(nothing_legal(request))
+    changes = tuple(itertools.islice(changes_that_fit(request), MOST_CHANGES))
+    return _report_of(request.workload(nearest), changes)
 
 
-def report_of(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, changes: tuple[str, ...] = ()
-) -> FitReport:
+def _report_of(w: Workload, changes: tuple[str, ...] = ()) -> FitReport:
     """Of one layout, legal or short of something on its node."""
-    memory = peak(model, cluster, job, layout)
-    return FitReport(**vars(memory), model=model, cluster=cluster, job=job, changes=changes)
+    memory = peak(w.model, w.cluster, w.job, w.layout)
+    return FitReport(**vars(memory), model=w.model, cluster=w.cluster, job=w.job, changes=changes)

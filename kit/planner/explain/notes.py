@@ -1,0 +1,93 @@
+"""What is legal and still worth knowing: lengths beyond training, slow links, fp8, and what compression would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kit.cost.efficiency import usable_gib
+from kit.cost.memory import peak_gib
+from kit.cost.step_time import step_time_components_s
+from kit.cost.workload import Workload
+from kit.planner.plan import Decision
+from kit.planner.rules import is_legal
+from kit.specs.layout import Layout
+from kit.units import human_seconds
+
+WORTH_SAYING = 0.05
+"""Part of a step that compression has to gain."""
+
+
+def notes(w: Workload) -> Iterator[Decision]:
+    """Notes on a chosen layout."""
+    if w.job.seq_length > w.model.max_position_embeddings:
+        yield Decision(
+            rule="seq_length",
+            chosen=str(w.job.seq_length),
+            why=f"longer than the {w.model.max_position_embeddings} positions that {w.model.name} was made for: "
+            "RoPE computes any length, but trained weights may not follow",
+        )
+    yield from _compression(w)
+    yield from _fp8(w)
+    if w.layout.tp > w.cluster.gpus_per_node:
+        yield Decision(
+            rule="tp",
+            chosen=str(w.layout.tp),
+            why=f"reaches across nodes of {w.cluster.gpus_per_node} GPUs: it runs, at the speed of the fabric",
+        )
+
+
+def _compression(w: Workload) -> Iterator[Decision]:
+    """Compressed collectives are lossy, so the search never chooses them: one note, with every kind that would gain."""
+    now = _step_s(w)
+    gains = []
+    for name, layout in _compressed(w.layout):
+        other = w.with_layout(layout)
+        if is_legal(other) and peak_gib(w.model, w.cluster, w.job, layout) <= usable_gib(w.cluster.gpu):
+            then = _step_s(other)
+            if then <= (1 - WORTH_SAYING) * now:
+                gains.append(f"{name}: {human_seconds(then)} a step, {1 - then / now:.0%} less")
+    if gains:
+        yield Decision(
+            rule="gradient_compression",
+            chosen="none",
+            why="compression rounds what is sent, so it is on request only; on these links it would gain",
+            rejected=tuple(gains),
+        )
+
+
+def _compressed(layout: Layout) -> Iterator[tuple[str, Layout]]:
+    if layout.gradient_compression == "none":
+        yield "gradient_compression=bf16", replace(layout, gradient_compression="bf16")
+        yield "gradient_compression=powersgd", replace(layout, gradient_compression="powersgd")
+    if not (layout.zero_quantized_weights or layout.zero_quantized_gradients):
+        weights = replace(layout, zero_quantized_weights=True)
+        yield "zero_quantized_weights", weights
+        yield "zero_quantized_weights and zero_quantized_gradients", replace(weights, zero_quantized_gradients=True)
+
+
+def _fp8(w: Workload) -> Iterator[Decision]:
+    """Where torchao converts linear layers (kit/engines/kernels/fp8.py): the same layout in bf16."""
+    if w.job.precision != "fp8" or w.layout.engine != "torch":
+        return
+    if w.cluster.gpu.device == "cpu":
+        yield Decision(
+            rule="precision",
+            chosen="fp8",
+            why="emulated, for a CPU has no fp8: operands of linear layers are rounded to 8 bits and multiplied in "
+            "fp32; it shows fp8's rounding, and nothing of its speed and memory",
+        )
+        return
+    bf16 = replace(w, job=replace(w.job, precision="bf16"))
+    if is_legal(bf16):
+        yield Decision(
+            rule="precision",
+            chosen="fp8",
+            why="linear layers of the blocks multiply in 8 bits, with a scale for each tensor; the head, attention, "
+            "experts, gathered weights and saved activations stay as in bf16",
+            rejected=(f"bf16, the same layout: {human_seconds(_step_s(bf16))} a step",),
+        )
+
+
+def _step_s(w: Workload) -> float:
+    return sum(step_time_components_s(w.model, w.cluster, w.job, w.layout).values())

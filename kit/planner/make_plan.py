@@ -1,0 +1,46 @@
+"""Model, cluster, job and pins → a plan, or every reason why there is none."""
+
+from __future__ import annotations
+
+from kit.cost.estimate import predict
+from kit.errors import PlanError
+from kit.planner.calibration import NONE, Calibration, corrected
+from kit.planner.explain.decisions import decisions
+from kit.planner.explain.infeasible import nothing_fits, nothing_legal
+from kit.planner.plan import Plan
+from kit.planner.request import Request
+from kit.planner.search import search
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from kit.specs.model import ModelSpec
+
+
+def make_plan(
+    model: ModelSpec,
+    cluster: ClusterSpec,
+    job: JobSpec,
+    pins: Pins | None = None,
+    calibration: Calibration = NONE,
+) -> Plan:
+    """The fastest layout that fits, with its predictions and the reasons for every choice.
+
+    Raises ``PlanError``: with every broken rule where no layout is legal; with the nearest miss and the smallest
+    changes that would help where none fits. ``calibration``: residuals of earlier runs, which correct predictions.
+    """
+    request = Request(model=model, cluster=cluster, job=job, pins=pins or Pins(), calibration=calibration)
+    result = search(request)
+    if result.best is None:
+        raise PlanError(nothing_fits(request, result) if result.considered else nothing_legal(request))
+    workload = request.workload(result.best.layout)
+    price = cluster.price_per_node_hour_usd
+    hourly = None if price is None else price * cluster.num_nodes
+    predicted = predict(model, cluster, job, workload.layout)
+    return Plan(
+        model=model,
+        cluster=cluster,
+        job=job,
+        layout=workload.layout,
+        predicted=corrected(predicted, calibration.of(workload), job.total_tokens, hourly),
+        decisions=decisions(request, result),
+    )
