@@ -31,7 +31,7 @@ def lint(
     import json
 
     from kit.diagnose.lint import READERS, lint, read_values, write_fixed
-    from kit.diagnose.lint.catalog import markdown
+    from kit.diagnose.lint.rule import markdown
     from kit.specs.catalog import load_model, parse_cluster
 
     if rules:

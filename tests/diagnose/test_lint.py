@@ -13,8 +13,8 @@ import pytest
 
 import kit
 from kit.diagnose.lint import lint, read_values, write_fixed
-from kit.diagnose.lint.catalog import RULES, markdown
 from kit.diagnose.lint.json_text import parse_json
+from kit.diagnose.lint.rule import RULES, markdown
 from kit.emit.run_directory import write as write_run
 from kit.errors import SpecError
 from kit.specs import strict_yaml
@@ -81,7 +81,7 @@ def test_every_rule_has_a_case_and_a_line_in_the_docs() -> None:
     before = r"(?:finding\(|Finding\(|unknown_keys\(config, \w+\(\),|yield)"
     given = before + r'\s*"([a-z0-9]+(?:-[a-z0-9]+)+|prediction|recipe|edited|hostfile)"'
     ids = set(re.findall(given, sources))
-    assert ids == {rule.name for rule in RULES}
+    assert ids == set(RULES)
     cases = (*DEEPSPEED_CASES, *CONSEQUENCE_CASES, *ACCELERATE_CASES, *COMMAND_CASES)
     assert ids - {case.rule for case in cases} == {"recipe", "run-directory", "edited"}
     assert markdown() in (ROOT / "docs/lint.md").read_text(), "kit lint --rules"

@@ -10,13 +10,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
-from kit.diagnose.lint.command_rules import COMMAND_RULES, contradicts_config, processes
+from kit.diagnose.lint import (
+    accelerate_rules,
+    batch_rules,
+    command_rules,
+    consequence_rules,
+    key_rules,
+    precision_rules,
+    zero_rules,
+)
+from kit.diagnose.lint.command_rules import contradicts_config, processes
 from kit.diagnose.lint.commands import Command, commands
 from kit.diagnose.lint.config import Config, Reader
 from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.fix import fixed, write_fixed
 from kit.diagnose.lint.json_text import parse_json
-from kit.diagnose.lint.rules import ACCELERATE_RULES, DEEPSPEED_RULES
+from kit.diagnose.lint.rule import CHECKS, Rule, check
 from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
@@ -24,6 +33,8 @@ from kit.specs.model import ModelSpec
 
 __all__ = ["READERS", "SCRIPTS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
 
+FILES = (key_rules, batch_rules, precision_rules, zero_rules, consequence_rules, accelerate_rules, command_rules)
+"""The files that register rules."""
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 READERS: tuple[Reader, ...] = get_args(Reader)
 
@@ -82,14 +93,23 @@ def _deepspeed(
 ) -> tuple[Finding, ...]:
     parsed = _read_json(path)
     config = Config(parsed.document, parsed.irregularities, reader, model, cluster, processes)
-    return _ordered(finding for rule in DEEPSPEED_RULES for finding in rule(config))
+    return _ordered(finding for each in CHECKS["deepspeed"] for finding in each(config))
 
 
+@check(
+    None,
+    Rule(
+        "config-file-missing",
+        "accelerate, script",
+        "a configuration that is not where it is said to be",
+        "fails at start",
+    ),
+)
 def _accelerate(
     path: Path, document: strict_yaml.Document, model: ModelSpec | None, cluster: ClusterSpec | None
 ) -> tuple[Finding, ...]:
     config = Config(document, model=model, cluster=cluster)
-    findings = [finding for rule in ACCELERATE_RULES for finding in rule(config)]
+    findings = [finding for each in CHECKS["accelerate"] for finding in each(config)]
     named = config.get("deepspeed_config.deepspeed_config_file")
     if isinstance(named, str):
         if (other := _find(path, named)) is not None:
@@ -113,7 +133,7 @@ def _script(path: Path, model: ModelSpec | None, cluster: ClusterSpec | None) ->
     """Every launch line, and the configurations that it names."""
     findings: list[Finding] = []
     for command in commands(_text(path)):
-        findings += [finding for rule in COMMAND_RULES for finding in rule(path.name, command)]
+        findings += [finding for each in CHECKS["launch"] for finding in each(path.name, command)]
         findings += _named(path, command, model, cluster)
     return _ordered(finding for index, finding in enumerate(findings) if finding not in findings[:index])
 
@@ -157,6 +177,7 @@ def _model_parallel(megatron: Path) -> int:
     return int(sizes.get("tensor_model_parallel_size", 1)) * int(sizes.get("pipeline_model_parallel_size", 1))
 
 
+@check(None, Rule("recipe", "recipe", "what `kit plan` says of it", "no plan"))
 def _recipe(path: Path) -> tuple[Finding, ...]:
     """A recipe's own errors and those of its plan; one finding a line."""
     from kit.api import plan
@@ -172,6 +193,11 @@ def _recipe(path: Path) -> tuple[Finding, ...]:
     return ()
 
 
+@check(
+    None,
+    Rule("run-directory", "run", "files that do not belong to their plan", "kit refuses to train"),
+    Rule("edited", "run", "edits that are honoured", "told again at start"),
+)
 def _run_directory(path: Path) -> tuple[Finding, ...]:
     """The plan against its projections, and the DeepSpeed and accelerate files in it."""
     from kit.emit.run_directory import RunDirectory

@@ -8,6 +8,7 @@ from kit.diagnose.lint.config import Config, removal, setting
 from kit.diagnose.lint.finding import Finding
 from kit.diagnose.lint.key_rules import unknown_keys
 from kit.diagnose.lint.known_keys import accelerate_keys
+from kit.diagnose.lint.rule import Rule, check
 
 DECIDED_BY_FILE = (
     "gradient_accumulation_steps",
@@ -22,6 +23,7 @@ DECIDED_BY_FILE = (
 """accelerate/utils/dataclasses.py, _deepspeed_config_checks: refused beside deepspeed_config_file."""
 
 
+@check("accelerate")
 def accelerate_unknown_key(config: Config) -> Iterator[Finding]:
     """At the top level accelerate refuses it; inside a section nothing looks at it."""
     prefixes = {"fsdp_config": "fsdp_"}
@@ -32,6 +34,16 @@ def accelerate_unknown_key(config: Config) -> Iterator[Finding]:
             yield finding
 
 
+@check(
+    "accelerate",
+    Rule("distributed-type", "accelerate", "no `distributed_type`", "refused"),
+    Rule(
+        "one-process",
+        "accelerate, script",
+        "types and launch lines that start one process and end with exit code 0",
+        "trains on one GPU in silence",
+    ),
+)
 def distributed_type(config: Config) -> Iterator[Finding]:
     """config_args.py, process_config; and the types that run one process without a word."""
     if not config.has("distributed_type"):
@@ -54,6 +66,12 @@ def distributed_type(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "accelerate",
+    Rule("machine-rank", "accelerate, script", "a rank that there is no machine for", "hangs"),
+    Rule("main-process-ip", "accelerate, script", "several machines without an address", "each waits for itself"),
+    Rule("processes-per-machine", "accelerate", "processes that do not divide by the machines", "refused"),
+)
 def machines(config: Config) -> Iterator[Finding]:
     """Several machines need an address and a rank each."""
     number = config.number("num_machines") or 1
@@ -85,6 +103,10 @@ def machines(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "accelerate",
+    Rule("decided-by-file", "accelerate", "a choice here beside the DeepSpeed file that makes it", "refused"),
+)
 def decided_by_file(config: Config) -> Iterator[Finding]:
     """accelerate refuses to start when both speak."""
     if not config.get("deepspeed_config.deepspeed_config_file"):
@@ -102,6 +124,7 @@ def decided_by_file(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("accelerate")
 def inline_zero(config: Config) -> Iterator[Finding]:
     """The same questions that a DeepSpeed file of its own raises."""
     stage = config.number("deepspeed_config.zero_stage")
@@ -146,6 +169,7 @@ def inline_zero(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("accelerate", Rule("fsdp2-key", "accelerate", "keys of FSDP1 under version 2", "refused or ignored"))
 def fsdp_versions(config: Config) -> Iterator[Finding]:
     """accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin: keys that FSDP2 does not have."""
     if config.number("fsdp_config.fsdp_version") != 2:

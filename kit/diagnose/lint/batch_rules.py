@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from kit.diagnose.lint.config import AUTO, Config, removal
 from kit.diagnose.lint.finding import Finding
+from kit.diagnose.lint.rule import Rule, check
 
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -19,6 +20,7 @@ def data_parallel_size(config: Config) -> int | None:
     return int(ranks // max(1, shared))
 
 
+@check("deepspeed", Rule("batch-missing", "ds", "no batch size at all", "DeepSpeed refuses to guess"))
 def batch_missing(config: Config) -> Iterator[Finding]:
     """runtime/config.py, _set_batch_related_parameters: one of the first two must be there."""
     if not any(config.has(key) for key in BATCH_KEYS[:2]):
@@ -31,6 +33,15 @@ def batch_missing(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "batch-arithmetic",
+        "ds, accelerate",
+        "sizes that do not multiply, here or on the GPUs given",
+        "an assertion when every GPU is there already",
+    ),
+)
 def batch_not_positive(config: Config) -> Iterator[Finding]:
     """Sizes are whole numbers from one on."""
     for key in BATCH_KEYS:
@@ -41,6 +52,7 @@ def batch_not_positive(config: Config) -> Iterator[Finding]:
             )
 
 
+@check("deepspeed")
 def batch_arithmetic(config: Config) -> Iterator[Finding]:
     """train_batch_size = train_micro_batch_size_per_gpu · gradient_accumulation_steps · data-parallel ranks."""
     total, micro = config.number("train_batch_size"), config.number("train_micro_batch_size_per_gpu")

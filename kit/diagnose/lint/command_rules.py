@@ -4,12 +4,13 @@ contradict the configuration they name."""
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from kit.diagnose.lint.commands import Command, known_options, number
 from kit.diagnose.lint.config import AUTO
 from kit.diagnose.lint.finding import Finding, Severity
+from kit.diagnose.lint.rule import Rule, check
 
 TRAINER_KEYS = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
@@ -26,6 +27,10 @@ NO = ("no", "false", "f", "n", "0")
 """transformers/hf_argparser.py, string_to_bool."""
 
 
+@check(
+    "launch",
+    Rule("unknown-option", "script", "options that the launcher does not know, with the nearest one", "it stops"),
+)
 def unknown_option(file: str, command: Command) -> Iterator[Finding]:
     """argparse stops at it; before the script it is the launcher's, after it the script's."""
     known = known_options().get(command.launcher)
@@ -38,6 +43,15 @@ def unknown_option(file: str, command: Command) -> Iterator[Finding]:
         yield _finding("unknown-option", "error", file, command, option, why, fix)
 
 
+@check(
+    "launch",
+    Rule(
+        "former-launcher",
+        "script",
+        "`python -m torch.distributed.launch`",
+        "hands over `--local-rank`, which newer scripts do not know",
+    ),
+)
 def former_launcher(file: str, command: Command) -> Iterator[Finding]:
     """torch/distributed/launch.py says so itself."""
     if command.former:
@@ -47,6 +61,7 @@ def former_launcher(file: str, command: Command) -> Iterator[Finding]:
         )
 
 
+@check("launch")
 def started_once(file: str, command: Command) -> Iterator[Finding]:
     """torch/distributed/run.py: ``--nproc-per-node`` is 1 unless given; a plain python starts one process too."""
     if command.launcher == "torchrun" and not command.opaque and command.value("nproc_per_node") is None:
@@ -58,6 +73,12 @@ def started_once(file: str, command: Command) -> Iterator[Finding]:
         yield _finding("one-process", "warning", file, command, "", why, fix)
 
 
+@check(
+    "launch",
+    Rule(
+        "hostfile", "script", "the deepspeed launcher for several nodes without a hostfile", "uses this machine alone"
+    ),
+)
 def machines_meet(file: str, command: Command) -> Iterator[Finding]:
     """Several machines need one address that all of them know, and a rank each."""
     nodes = number(command.value("nnodes", "num_nodes", "num_machines"))
@@ -79,6 +100,9 @@ def machines_meet(file: str, command: Command) -> Iterator[Finding]:
         yield _finding("hostfile", "warning", file, command, "", why, "--hostfile FILE, with name slots=8, one a line")
 
 
+@check(
+    "launch", Rule("chosen-twice", "script", "`--include` or `--exclude` beside a number of GPUs or nodes", "refused")
+)
 def chosen_twice(file: str, command: Command) -> Iterator[Finding]:
     """launcher/runner.py, main: a selection of hosts and GPUs beside a number of them is refused."""
     if command.launcher != "deepspeed" or not command.value("include", "exclude"):
@@ -89,6 +113,10 @@ def chosen_twice(file: str, command: Command) -> Iterator[Finding]:
             yield _finding("chosen-twice", "error", file, command, f"--{name}", why, "keep one of them")
 
 
+@check(
+    None,
+    Rule("trainer-mismatch", "script", "an argument of the Trainer that contradicts its DeepSpeed file", "it stops"),
+)
 def contradicts_config(file: str, command: Command, config: dict[str, Any]) -> Iterator[Finding]:
     """The Trainer compares its arguments with the DeepSpeed file and stops (integrations/deepspeed.py)."""
     if command.argument("deepspeed") is None:
@@ -123,16 +151,6 @@ def processes(command: Command) -> int | None:
     if command.launcher == "python":
         return 1
     return None if each is None else each * (1 if command.launcher == "accelerate launch" else nodes)
-
-
-COMMAND_RULES: tuple[Callable[[str, Command], Iterator[Finding]], ...] = (
-    unknown_option,
-    former_launcher,
-    started_once,
-    machines_meet,
-    chosen_twice,
-)
-"""For every launch line; ``contradicts_config`` needs the file that it names."""
 
 
 def _get(config: dict[str, Any], dotted: str) -> Any:

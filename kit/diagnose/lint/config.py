@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -96,9 +96,6 @@ class Config:
     def values(self) -> Iterator[tuple[str, Any]]:
         """Every leaf: (dotted key, value)."""
         yield from _leaves(self.document.data, ())
-
-
-Check = Callable[[Config], Iterator[Finding]]
 
 
 def truth(value: Any) -> bool | None:

@@ -14,6 +14,7 @@ from kit.cost.params import count
 from kit.diagnose.lint.batch_rules import data_parallel_size
 from kit.diagnose.lint.config import Config
 from kit.diagnose.lint.finding import Finding, Severity
+from kit.diagnose.lint.rule import Rule, check
 from kit.errors import KitError
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, Precision
@@ -27,6 +28,15 @@ DEFAULT_BUCKET = 5e8
 """Elements (runtime/zero/config.py)."""
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "bucket-memory",
+        "ds, with a model",
+        "buckets larger than all gradients, or of several GiB",
+        "memory for nothing",
+    ),
+)
 def bucket_memory(config: Config) -> Iterator[Finding]:
     """stage_1_and_2.py allocates a reduce bucket whole, a second one with overlap_comm."""
     if config.stage not in (1, 2):
@@ -57,6 +67,16 @@ def bucket_memory(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "deepspeed",
+    Rule("does-not-fit", "ds, with a model and GPUs", "more than a GPU has", "out of memory at the first step"),
+    Rule(
+        "host-ram",
+        "ds, with a model and GPUs",
+        "more offloaded than a node's host memory holds, pinned or not",
+        "killed by the kernel, or no page can be locked",
+    ),
+)
 def memory(config: Config) -> Iterator[Finding]:
     """Whether the model fits, and whether the host can hold what is offloaded."""
     described = _described(config)
@@ -100,6 +120,15 @@ def memory(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "prediction",
+        "ds, with a model and GPUs",
+        "nothing wrong: memory, step and MFU that the cost model predicts",
+        "its errors are in [accuracy.md](accuracy.md)",
+    ),
+)
 def speed(config: Config) -> Iterator[Finding]:
     """What the configuration pays in time for memory that it does not need, and the step that is predicted."""
     described = _described(config)
@@ -140,6 +169,21 @@ def speed(config: Config) -> Iterator[Finding]:
     )
 
 
+@check(
+    None,
+    Rule(
+        "offload-for-nothing",
+        "ds, with a model and GPUs",
+        "offload of what fits on the GPUs",
+        "a longer step, by the cost model",
+    ),
+    Rule(
+        "stage-for-nothing",
+        "ds, with a model and GPUs",
+        "stage 3 where 1 or 2 fits and is faster",
+        "weights gathered twice a micro batch, by the cost model",
+    ),
+)
 def _lighter(layout: Layout) -> Iterator[tuple[str, str, str, Layout]]:
     """(rule, key, words, layout) of neighbours that keep more on the GPU and send less."""
     bare = dataclasses.replace(layout, offload_optimizer="none", offload_param="none")

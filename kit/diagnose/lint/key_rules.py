@@ -10,6 +10,7 @@ from typing import Any
 from kit.diagnose.lint.config import AUTO, Config, removal, setting
 from kit.diagnose.lint.finding import REMOVE, Finding
 from kit.diagnose.lint.known_keys import KnownKeys, deepspeed_keys
+from kit.diagnose.lint.rule import Rule, check
 
 REPLACEMENTS = {
     "amp": "use fp16, bf16 or torch_autocast",
@@ -30,6 +31,11 @@ BELONGS_INSIDE = "offload_optimizer", "offload_param", "overlap_comm", "contiguo
 """Keys of zero_optimization that people write at the top level, where nothing reads them."""
 
 
+@check(
+    "deepspeed",
+    Rule("duplicate-key", "ds", "a key twice in one object", "refused by DeepSpeed; elsewhere the last one wins"),
+    Rule("json-syntax", "ds", "comments, trailing commas", "DeepSpeed forgives them, accelerate and the Trainer stop"),
+)
 def json_syntax(config: Config) -> Iterator[Finding]:
     """hjson, which DeepSpeed uses, forgives; json, which accelerate and the Trainer use, does not."""
     seen: set[str] = set()
@@ -59,6 +65,15 @@ def json_syntax(config: Config) -> Iterator[Finding]:
             )
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "unknown-key",
+        "ds, accelerate",
+        "misspelt, misplaced or invented keys, with the nearest valid one",
+        "DeepSpeed ignores them at the top level, accelerate inside a section",
+    ),
+)
 def unknown_key(config: Config) -> Iterator[Finding]:
     """At the top level DeepSpeed ignores it; inside its pydantic sections it raises."""
     yield from unknown_keys(config, deepspeed_keys(), "unknown-key")
@@ -97,6 +112,15 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
         )
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "removed-key",
+        "ds",
+        "features that DeepSpeed dropped (amp, nebula, elasticity, MiCS, …)",
+        "it refuses to start, and much advice is older",
+    ),
+)
 def removed_key(config: Config) -> Iterator[Finding]:
     """runtime/config.py, _reject_removed_config_keys."""
     for dotted in sorted(deepspeed_keys().removed):
@@ -111,6 +135,15 @@ def removed_key(config: Config) -> Iterator[Finding]:
             )
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "deprecated-key",
+        "ds",
+        '`cpu_offload`, `bfloat16`, `"zero_optimization": true`, …',
+        "read by some readers and not by others",
+    ),
+)
 def deprecated_key(config: Config) -> Iterator[Finding]:
     """Fields marked deprecated in the parser's own models."""
     for dotted, replacement in sorted((deepspeed_keys().deprecated or {}).items()):
@@ -152,6 +185,15 @@ def deprecated_key(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "text-value",
+        "ds",
+        '`"true"`, `"8"` in quotes',
+        "true whatever it says; unequal to the number it is compared with",
+    ),
+)
 def text_value(config: Config) -> Iterator[Finding]:
     """Numbers and switches in quotes: pydantic sections convert some, comparisons and other readers do not."""
     for dotted, value in config.values():

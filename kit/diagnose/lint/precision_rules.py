@@ -7,6 +7,7 @@ from typing import Any
 
 from kit.diagnose.lint.config import Config, removal, setting
 from kit.diagnose.lint.finding import Finding
+from kit.diagnose.lint.rule import Rule, check
 
 GPU_ONLY_OPTIMIZERS = ("lamb",)
 """Optimizers of DeepSpeed that have no CPU form (runtime/engine.py, _configure_basic_optimizer)."""
@@ -18,6 +19,7 @@ SCHEDULERS = ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupDecayLR", "WarmupCos
 """runtime/lr_schedules.py, VALID_LR_SCHEDULES; other names must be those of torch.optim.lr_scheduler."""
 
 
+@check("deepspeed", Rule("two-precisions", "ds", "fp16 and bf16 at once", "refused"))
 def two_precisions(config: Config) -> Iterator[Finding]:
     """runtime/config.py asserts that one of them is off."""
     if config.on("fp16.enabled") and config.on("bf16.enabled"):
@@ -33,6 +35,7 @@ def two_precisions(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("deepspeed", Rule("bf16-hardware", "ds", "bf16 on Turing and older", "emulated, many times slower"))
 def bf16_hardware(config: Config) -> Iterator[Finding]:
     """Volta and Turing have no bf16 units."""
     cluster = config.cluster
@@ -52,6 +55,7 @@ def bf16_hardware(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("deepspeed", Rule("static-loss-scale", "ds", "a fixed fp16 scale", "overflows as training goes on"))
 def static_loss_scale(config: Config) -> Iterator[Finding]:
     """A fixed scale overflows or underflows as training goes on; 0 is DeepSpeed's word for dynamic."""
     scale = config.number("fp16.loss_scale")
@@ -66,6 +70,10 @@ def static_loss_scale(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "deepspeed",
+    Rule("bf16-accumulation", "ds", "many micro batches added up in bf16", "the later ones are lost to rounding"),
+)
 def bf16_accumulation(config: Config) -> Iterator[Finding]:
     """DeepSpeed accumulates in the model's dtype unless told otherwise (runtime/engine.py, get_data_types)."""
     steps = config.number("gradient_accumulation_steps") or 1
@@ -80,6 +88,13 @@ def bf16_accumulation(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "deepspeed",
+    Rule("removed-optimizer", "ds", "1-bit optimizers", "gone from DeepSpeed"),
+    Rule(
+        "gpu-optimizer-offloaded", "ds", "offload with an optimizer that has no CPU form", "refused at the first step"
+    ),
+)
 def optimizer_type(config: Config) -> Iterator[Finding]:
     """Optimizers that are gone, or that offload cannot step on a CPU."""
     name = config.get("optimizer.type")
@@ -107,6 +122,7 @@ def optimizer_type(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("deepspeed", Rule("untested-optimizer", "ds", "an optimizer that ZeRO was not tested with", "refused"))
 def untested_optimizer(config: Config) -> Iterator[Finding]:
     """runtime/engine.py, _do_optimizer_sanity_check asserts it."""
     name = config.get("optimizer.type")
@@ -124,6 +140,7 @@ def untested_optimizer(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("deepspeed", Rule("adam-is-adamw", "ds", "`Adam` with weight decay", "DeepSpeed's Adam decays as AdamW does"))
 def adam_is_adamw(config: Config) -> Iterator[Finding]:
     """runtime/engine.py: ADAM_W_MODE_DEFAULT is true."""
     decay = config.get("optimizer.params.weight_decay", 0)
@@ -138,6 +155,7 @@ def adam_is_adamw(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("deepspeed", Rule("clipping-in-optimizer", "ds", "`max_grad_norm` in the optimizer", "refused"))
 def clipping_in_optimizer(config: Config) -> Iterator[Finding]:
     """runtime/engine.py, _configure_basic_optimizer raises."""
     if config.has("optimizer.params.max_grad_norm"):
@@ -155,6 +173,15 @@ def clipping_in_optimizer(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "client-optimizer-offloaded",
+        "ds",
+        "offload and no optimizer section",
+        "a torch optimizer of the script's own is refused",
+    ),
+)
 def client_optimizer_offloaded(config: Config) -> Iterator[Finding]:
     """runtime/engine.py: a torch optimizer under offload is refused unless zero_force_ds_cpu_optimizer is false."""
     offload = config.get("zero_optimization.offload_optimizer.device", "none")
@@ -169,6 +196,7 @@ def client_optimizer_offloaded(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("deepspeed", Rule("scheduler-name", "ds", "a misspelt scheduler", "fails at start"))
 def scheduler_type(config: Config) -> Iterator[Finding]:
     """An unknown name is looked up in torch.optim.lr_scheduler, and fails at start."""
     name = config.get("scheduler.type")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kit.diagnose.lint.config import AUTO, Config, removal, setting
 from kit.diagnose.lint.finding import Finding
+from kit.diagnose.lint.rule import Rule, check
 
 STAGE_3_ONLY = ("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 """Besides the keys that begin with stage3_."""
@@ -15,6 +16,7 @@ BELOW_STAGE_3_ONLY = ("allgather_bucket_size", "allgather_partitions", "round_ro
 HARMLESS_DEFAULTS = {"zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_gradients": False}
 
 
+@check("deepspeed", Rule("zero-stage", "ds", "a stage that does not exist", "refused"))
 def stage_range(config: Config) -> Iterator[Finding]:
     """Stages are 0 to 3."""
     stage = config.get("zero_optimization.stage")
@@ -24,6 +26,7 @@ def stage_range(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("deepspeed", Rule("other-stage-key", "ds, accelerate", "keys of another stage", "accepted and never looked at"))
 def keys_of_another_stage(config: Config) -> Iterator[Finding]:
     """Accepted, and never looked at."""
     stage = config.stage
@@ -48,6 +51,15 @@ def keys_of_another_stage(config: Config) -> Iterator[Finding]:
             )
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "offload-stage",
+        "ds, accelerate",
+        "parameters offloaded below stage 3, state on NVMe below stage 3",
+        "they stay on the GPU, or in host memory",
+    ),
+)
 def offload_of_another_stage(config: Config) -> Iterator[Finding]:
     """Parameters are offloaded at stage 3 (stage3.py), optimizer state from stage 1 on, to NVMe at stage 3."""
     stage = config.stage
@@ -84,6 +96,11 @@ def offload_of_another_stage(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "deepspeed",
+    Rule("nvme-path", "ds, accelerate", "NVMe without a path, or one that is no folder here", "fails at start"),
+    Rule("nvme-aio", "ds", "NVMe without an aio section", "reads go one at a time, far below a drive's speed"),
+)
 def nvme_path(config: Config) -> Iterator[Finding]:
     """swap_tensor/partitioned_param_swapper.py joins it at start."""
     for name in ("offload_optimizer", "offload_param"):
@@ -127,6 +144,15 @@ def nvme_path(config: Config) -> Iterator[Finding]:
             )
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "gather-on-save",
+        "ds, accelerate",
+        "stage 3 without gathered weights on save",
+        "the saved model is missing or empty",
+    ),
+)
 def gather_on_save(config: Config) -> Iterator[Finding]:
     """runtime/engine.py, save_16bit_model: without it a stage-3 model is saved as empty tensors."""
     key = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
@@ -145,6 +171,7 @@ def gather_on_save(config: Config) -> Iterator[Finding]:
         )
 
 
+@check("deepspeed", Rule("pipeline-zero", "ds", "ZeRO 2 or 3 with pipeline parallelism", "refused"))
 def pipeline_with_gradients_partitioned(config: Config) -> Iterator[Finding]:
     """runtime/pipe/engine.py: PipelineEngine asserts a stage below 2."""
     if (config.stage or 0) >= 2 and config.section("pipeline"):
@@ -158,6 +185,10 @@ def pipeline_with_gradients_partitioned(config: Config) -> Iterator[Finding]:
         )
 
 
+@check(
+    "deepspeed",
+    Rule("checkpointing-unused", "ds", "`activation_checkpointing` for a Hugging Face model", "nothing reads it"),
+)
 def activation_checkpointing_unused(config: Config) -> Iterator[Finding]:
     """Only ``deepspeed.checkpointing.checkpoint`` reads it."""
     if config.section("activation_checkpointing"):
@@ -206,6 +237,16 @@ DEFAULT_FOR_AUTO = ("zero_optimization.", "fp16.", "bf16.")
 """runtime/config_utils.py, DeepSpeedConfigModel: these sections drop what is "auto", and their defaults stand."""
 
 
+@check(
+    "deepspeed",
+    Rule(
+        "auto-unfilled",
+        "ds",
+        '`"auto"` where no reader fills it in',
+        "a text where a number should be; in some sections DeepSpeed's default",
+    ),
+    Rule("auto-outside-trainer", "ds", '`"auto"` outside of the Hugging Face Trainer', "the same"),
+)
 def auto_unfilled(config: Config) -> Iterator[Finding]:
     """ "auto" is a word of the Hugging Face integrations; DeepSpeed knows it in a few sections, as its own default."""
     autos = [dotted for dotted, value in config.values() if value == AUTO]
