@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import gc
+import os
 
-gc.disable()  # importing makes much and frees nothing: searching it for cycles took a tenth of a command's start
+import typer
 
-import typer  # noqa: E402
-
-from kit.cli.app import app  # noqa: E402
-from kit.errors import KitError  # noqa: E402
-
-# Each hangs its commands on the app, in the order in which a person needs them.
-from kit.cli import plans, runs, checks, conversions  # isort: skip  # noqa: E402, F401
-
-gc.freeze()
-gc.enable()
+from kit.cli.app import app
+from kit.errors import KitError
 
 
 def main() -> None:
     """Entry point: an error of the user's is one message and exit code 2, never a traceback."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # kit has none, and looking for them takes time
     try:
         app(standalone_mode=True)
     except KitError as error:

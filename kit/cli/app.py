@@ -1,14 +1,54 @@
-"""The command line's root; every other file of this package hangs its commands on it."""
+"""The command line's root. A command is imported and built when it is asked for: that keeps the others' time."""
 
 from __future__ import annotations
 
-import typer
+from importlib import import_module
+from typing import Annotated, Any
 
-app = typer.Typer(
-    name="kit",
-    help="From a model and some GPUs to a plan, the files that run it, and a trained Hugging Face model.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+import typer
+from typer.core import TyperGroup
+
+from kit import __version__
+
+COMMANDS = {
+    **dict.fromkeys(("plan", "explain", "memory"), "plans"),
+    **dict.fromkeys(("emit", "train", "rehearse", "recipes"), "runs"),
+    **dict.fromkeys(("lint", "doctor"), "checks"),
+    "convert": "conversions",
+}
+"""Command → file of this package that has a function, or an app of commands, of its name. In the order in which a
+person needs them."""
+PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
+"""Settings of every app: plain text, and tracebacks as Python prints them."""
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        found = getattr(import_module(f"kit.cli.{COMMANDS[cmd_name]}"), cmd_name)
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(**PLAIN)
+            found.command(cmd_name)(function)
+        return typer.main.get_command(found)
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, **PLAIN)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"kit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _kit(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """From a model and some GPUs to a plan, the files that run it, and a trained Hugging Face model."""

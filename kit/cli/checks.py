@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from kit.cli.app import app
 from kit.errors import SpecError
 from kit.specs.text import nearest
 
 
-@app.command()
 def lint(
     paths: Annotated[
         list[Path] | None,
@@ -59,7 +57,6 @@ def lint(
         raise typer.Exit(1)
 
 
-@app.command()
 def doctor(
     logs: Annotated[
         list[Path] | None,

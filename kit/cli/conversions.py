@@ -7,17 +7,16 @@ from typing import Annotated
 
 import typer
 
-from kit.cli.app import app
+from kit.cli.app import PLAIN
 from kit.cli.options import OutDir
 from kit.errors import SpecError
 
-convert_app = typer.Typer(
-    help="Convert offline: text to tokens; checkpoints and models between formats.", no_args_is_help=True
+convert = typer.Typer(
+    **PLAIN, help="Convert offline: text to tokens; checkpoints and models between formats.", no_args_is_help=True
 )
-app.add_typer(convert_app, name="convert")
 
 
-@convert_app.command("data")
+@convert.command("data")
 def convert_data(
     sources: Annotated[list[Path], typer.Argument(help="Text files, .jsonl files, or a saved Hugging Face data set.")],
     tokenizer: Annotated[Path, typer.Option(help="Hugging Face directory with the tokenizer.")],
@@ -45,7 +44,7 @@ def convert_data(
     typer.echo(str(tokenise(sources, tokenizer, out, text_key=text_key)))
 
 
-@convert_app.command("model")
+@convert.command("model")
 def convert_model(
     source: Annotated[
         Path,
@@ -68,7 +67,7 @@ def convert_model(
 
     An exchange checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
     """
-    from kit.training.checkpoint.convert import convert
+    from kit.training.checkpoint.convert import convert as converted
 
-    what = convert(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
+    what = converted(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
     typer.echo(f"{out}: {what}")

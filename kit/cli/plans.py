@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from kit.api import plan as make_plan
-from kit.cli.app import app
 from kit.cli.options import Overrides, is_recipe, job_for, pins_of
 from kit.errors import SpecError
 from kit.planner.plan import Plan
@@ -21,7 +20,6 @@ from kit.specs.layout import Pins
 from kit.specs.recipe import load_recipe
 
 
-@app.command()
 def plan(
     model: Annotated[str, typer.Argument(help="Recipe file, catalog name, or Hugging Face directory.")],
     overrides: Overrides = None,
@@ -91,7 +89,6 @@ def plan(
     typer.echo(render(result))
 
 
-@app.command()
 def explain(
     target: Annotated[str, typer.Argument(help="Plan file, recipe file, catalog name, or Hugging Face directory.")],
     overrides: Overrides = None,
@@ -127,7 +124,6 @@ def explain(
         typer.echo(f"\n{png}: the step and the schedule")
 
 
-@app.command()
 def memory(
     model: Annotated[
         str, typer.Argument(help="Catalog name, Hugging Face directory, a size such as 13B; with --probe a plan.yaml.")

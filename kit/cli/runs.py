@@ -10,17 +10,15 @@ from typing import Annotated, Any
 import typer
 
 from kit.api import plan as make_plan
-from kit.cli.app import app
+from kit.cli.app import PLAIN
 from kit.cli.options import Overrides, is_recipe, plan_recipe
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs.recipe import Recipe, load_recipe
 
-recipes_app = typer.Typer(help="The recipes that come with kit: list them, copy one.")
-app.add_typer(recipes_app, name="recipes")
+recipes = typer.Typer(**PLAIN, help="The recipes that come with kit: list them, copy one.")
 
 
-@app.command()
 def emit(
     recipe: Annotated[Path | None, typer.Argument(help="Recipe file.")] = None,
     overrides: Overrides = None,
@@ -44,7 +42,6 @@ def emit(
     typer.echo(f"start it: kit train {out}    or: {out}/launch.sh")
 
 
-@app.command()
 def train(
     target: Annotated[Path, typer.Argument(help="Run directory, or a recipe (with --out).")],
     overrides: Overrides = None,
@@ -84,7 +81,6 @@ def train(
     os.execv(str(rundir.path / "launch.sh"), [str(rundir.path / "launch.sh"), *words])
 
 
-@app.command()
 def rehearse(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of one that comes with kit.")],
     overrides: Overrides = None,
@@ -110,14 +106,14 @@ def rehearse(
         raise typer.Exit(1)
 
 
-@recipes_app.callback(invoke_without_command=True)
-def recipes(context: typer.Context) -> None:
+@recipes.callback(invoke_without_command=True)
+def list_where_unnamed(context: typer.Context) -> None:
     """List the recipes that come with kit."""
     if context.invoked_subcommand is None:
         list_recipes()
 
 
-@recipes_app.command("list")
+@recipes.command("list")
 def list_recipes() -> None:
     """List every recipe and its purpose."""
     from kit.specs.shipped import headline, recipe_names, recipe_path
@@ -126,7 +122,7 @@ def list_recipes() -> None:
         typer.echo(f"{name}\n    {headline(recipe_path(name))}")
 
 
-@recipes_app.command("copy")
+@recipes.command("copy")
 def copy_recipe(
     name: Annotated[str, typer.Argument(help="Recipe, as kit recipes list shows it.")],
     directory: Annotated[Path, typer.Argument(help="New directory; an existing one is never overwritten.")],
