@@ -169,7 +169,15 @@ def memory(
     from kit.report.memory_report import memory_report
     from kit.specs.catalog import load_model, parse_cluster
 
-    sizes = {"tp": tp, "pp": pp, "vp": vp, "cp": cp, "ep": ep, "sp": sp, "zero_stage": zero}
+    sizes: dict[str, int | str | None] = {
+        "tp": tp,
+        "pp": pp,
+        "vp": vp,
+        "cp": cp,
+        "ep": ep,
+        "sp": sp,
+        "zero_stage": zero,
+    }
     sizes |= {"micro_batch_size": micro_batch, "recompute": recompute}
     sizes |= {"offload_optimizer": offload, "offload_param": offload_param}
     given = [f"{name}={str(value).lower()}" for name, value in sizes.items() if value is not None]

@@ -14,8 +14,8 @@ from pydantic_core import PydanticCustomError
 from kit.specs.frozen import FrozenMap
 from kit.specs.text import control_character
 
-SPEC = ConfigDict(extra="forbid", strict=True)
-"""Pydantic configuration of every spec."""
+SPEC = ConfigDict(extra="forbid", strict=True, defer_build=True)
+"""Pydantic configuration of every spec. A validator is built when the first value is made: a plan needs few of them."""
 
 
 def _line(text: str) -> str:

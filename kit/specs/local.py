@@ -13,8 +13,6 @@ from kit.errors import SpecError
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.units import GIB
 
-NAMES = ("local", "this")
-"""Words that mean this machine."""
 SECTOR_BYTES = 512
 """Unit of /sys/block/*/size, whatever the disk's own sectors are (Linux, Documentation/block/stat.rst)."""
 

@@ -45,21 +45,6 @@ class Recipe:
     layout: Pins
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
-class RecipeFile:
-    """A recipe of kit: a model, a cluster, a job, and what the planner must not choose."""
-
-    model: Text | ModelSpec
-    """Catalog name, path of a Hugging Face directory, or a shape."""
-    cluster: Text | ClusterSpec
-    """For example ``8xH100`` or ``aws:p5.48xlarge:4``, a YAML file, ``local``, or a full description."""
-    job: JobSpec = JobSpec()
-    run: RunSpec | None = None
-    layout: Pins = Pins()
-    extends: Text | None = None
-    """Another recipe file, whose keys hold where this one is silent; one level deep."""
-
-
 def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override by ``dotted.key=value`` words, look up, validate. Raises ``SpecError`` with all problems."""
     path = Path(path)

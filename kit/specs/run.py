@@ -144,11 +144,11 @@ class RunSpec:
     deterministic: bool = False
     """Only kernels that give the same bits each time, as far as torch has them; an operation without one is an error.
     Slower on GPUs."""
-    schedule: ScheduleSpec = ScheduleSpec()
-    checkpoint: CheckpointSpec = CheckpointSpec()
-    limits: LimitsSpec = LimitsSpec()
-    stability: StabilitySpec = StabilitySpec()
-    logging: LoggingSpec = LoggingSpec()
+    schedule: ScheduleSpec = Field(default_factory=ScheduleSpec)
+    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
+    limits: LimitsSpec = Field(default_factory=LimitsSpec)
+    stability: StabilitySpec = Field(default_factory=StabilitySpec)
+    logging: LoggingSpec = Field(default_factory=LoggingSpec)
     validation_every_steps: int | None = Field(default=None, gt=0)
     """Steps between evaluations on the held-out data; null: only at the end."""
     validation_sequences: int = Field(default=64, gt=0)

@@ -15,15 +15,36 @@ from itertools import pairwise
 from typing import Any
 
 from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
-from kit.specs.recipe import RecipeFile
+from kit.specs.base import SPEC, Text
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec
+from kit.specs.layout import Pins
+from kit.specs.model import ModelSpec
+from kit.specs.run import RunSpec
+
+
+@dataclass(frozen=True, kw_only=True, config=SPEC)
+class RecipeFile:
+    """A recipe of kit: a model, a cluster, a job, and what the planner must not choose."""
+
+    model: Text | ModelSpec
+    """Catalog name, path of a Hugging Face directory, or a shape."""
+    cluster: Text | ClusterSpec
+    """For example ``8xH100`` or ``aws:p5.48xlarge:4``, a YAML file, ``local``, or a full description."""
+    job: JobSpec = JobSpec()
+    run: RunSpec | None = None
+    layout: Pins = Pins()
+    extends: Text | None = None
+    """Another recipe file, whose keys hold where this one is silent; one level deep."""
 
 
 def json_schema() -> dict[str, Any]:
     """Draft 2020-12."""
     schema = TypeAdapter(RecipeFile).json_schema()
     parts = {RecipeFile.__name__: schema, **schema["$defs"]}
-    for spec in _specs():
+    for spec in (RecipeFile, *_specs()):
         if (part := parts.get(spec.__name__)) is not None:
             for name, text in _strings_beneath(spec).items():
                 part["properties"].get(name, {})["description"] = text

@@ -13,9 +13,9 @@ _REFUSED = ("Cc", "Cs", "Zl", "Zp")
 
 def control_character(text: str) -> str | None:
     """What is wrong with a text that holds a control character, which could begin a line of its own in a script."""
-    found = (
-        None if text.isprintable() else next((char for char in text if unicodedata.category(char) in _REFUSED), None)
-    )
+    if text.isprintable():
+        return None
+    found = next((char for char in text if unicodedata.category(char) in _REFUSED), None)
     if found is None:
         return None
     return (

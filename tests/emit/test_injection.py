@@ -24,8 +24,9 @@ from kit.emit.run_directory import RunDirectory, files_of, write
 from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.catalog import load_model
-from kit.specs.recipe import Recipe, RecipeFile, load_recipe
+from kit.specs.recipe import Recipe, load_recipe
 from kit.specs.run import DataSpec, RunSpec
+from kit.specs.schema import RecipeFile
 from tests.emit.injection_cases import (
     CONTROLS,
     ENGINES,

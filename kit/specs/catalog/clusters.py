@@ -11,7 +11,6 @@ from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec, GpuSpec
-from kit.specs.local import NAMES, local_cluster
 from kit.specs.text import nearest
 
 FORMS = (
@@ -55,7 +54,9 @@ def parse_cluster(text: str) -> ClusterSpec:
     Raises ``SpecError``: not of that form, unknown name, no GPUs, a number that no whole nodes make, or what is wrong
     in a file or not known of this machine.
     """
-    if text.strip().lower() in NAMES:
+    if text.strip().lower() in ("local", "this"):
+        from kit.specs.local import local_cluster  # asks the machine; most plans are for another
+
         return local_cluster({name: load_gpu(name) for name in gpu_names()})
     if text.endswith((".yaml", ".yml")):
         from kit.specs.catalog.cluster_file import read_cluster

@@ -8,9 +8,7 @@ from pathlib import Path
 from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.catalog.rows import rows
-from kit.specs.huggingface import read_config
 from kit.specs.model import ModelSpec
-from kit.specs.sizes import is_size, shape_of_size
 from kit.specs.text import nearest
 
 
@@ -27,13 +25,15 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     """
     name, path = str(name_or_path), Path(name_or_path)
     key = name.rsplit("/", 1)[-1].lower()
-    if (path / "config.json").is_file():
-        return read_config(path)
     if path.name == "config.json" and path.is_file():
-        return read_config(path.parent)
+        path = path.parent
+    if (path / "config.json").is_file() or (key not in rows("models") and name and path.is_dir()):
+        from kit.specs.huggingface import read_config  # most plans are of a model of the catalog
+
+        return read_config(path)  # says what is missing
     if key not in rows("models"):
-        if name and path.is_dir():
-            return read_config(path)  # says what is missing
+        from kit.specs.sizes import is_size, shape_of_size
+
         if is_size(name):
             return shape_of_size(name)
         raise SpecError(
