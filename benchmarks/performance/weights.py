@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 import kit
-from benchmarks.page import ROOT
 from kit.emit.run_directory import write
 from kit.engines.huggingface.models import hf_config, parameter_shapes
 from kit.engines.io.sharded_safetensors import ShardWriter
@@ -21,9 +18,7 @@ from kit.specs.catalog import parse_cluster
 from kit.specs.model import ModelSpec
 from kit.specs.run import DataSpec, RunSpec
 from kit.units import GIB
-from tests.support.runs import torchrun
-
-LIMIT_S = 1500
+from tests.support.runs import output, torchrun
 
 
 def write_model(model: ModelSpec, directory: Path, dtype: torch.dtype) -> None:
@@ -48,16 +43,9 @@ def measure(
     plan = kit.plan(model, cluster, job, dataclasses.replace(pins, micro_batch_size=1))
     run = RunSpec(model_path=str(directory / "model"), data=DataSpec(train="none"))
     rundir, out = write(plan, run, directory / name), directory / f"{name}.json"
-    run_worker(torchrun(cluster.num_gpus, worker, rundir.path, out))
+    output(torchrun(cluster.num_gpus, worker, rundir.path, out))
     found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
     return found
-
-
-def run_worker(command: list[str]) -> str:
-    """What it prints. Raises CalledProcessError where it fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, check=True, timeout=LIMIT_S, env=environment, stdout=subprocess.PIPE, text=True)
-    return done.stdout
 
 
 def report(found: dict[str, Any], out: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ from kit.emit.run_directory import RunDirectory, write
 from kit.errors import EngineError
 from kit.rehearsal import processes
 from kit.rehearsal.processes import start
+from tests.support.assets import ROOT
 
 RUN_LIMIT_S = 300
 """No run of these takes a minute on an idle machine; a hang must not last longer than this."""
@@ -40,6 +42,13 @@ def run(command: Sequence[str], rundir: RunDirectory) -> None:
     """A command to its end, its output in the run directory's log."""
     log = rundir.path / "log.txt"
     wait(start(command, log), log)
+
+
+def output(command: Sequence[str], limit_s: float = 1500) -> str:
+    """What a program of this checkout prints. Raises CalledProcessError where it fails, TimeoutExpired."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, check=True, timeout=limit_s, env=environment, stdout=subprocess.PIPE, text=True)
+    return done.stdout
 
 
 def wait(process: subprocess.Popen[bytes], log: Path, limit_s: float = RUN_LIMIT_S) -> None:

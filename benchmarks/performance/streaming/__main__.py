@@ -21,6 +21,7 @@ from benchmarks.page import row, table
 from benchmarks.performance import weights
 from kit.specs.catalog import load_model
 from kit.units import to_gib
+from tests.support.runs import output
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tp=2": {"tp": 2, "sp": True, "pp": 1},
@@ -89,7 +90,7 @@ def conversions(directory: Path, total: int, largest: int) -> bool:
         source, out = directory / before, directory / ("again" if before == "exchange" else after)
         command = [sys.executable, "-m", "benchmarks.performance.streaming.converting", str(source), after, str(out)]
         command.append(str(directory / "model"))
-        found = json.loads(weights.run_worker(command).splitlines()[-1])
+        found = json.loads(output(command).splitlines()[-1])
         grown = found["grown"] / largest
         failed |= grown > CONVERT_FACTOR
         words = "Hugging Face" if before == "model" else before
