@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +52,8 @@ def gather(request: dict[str, Any]) -> dict[str, Any]:
         "kernel": platform.release,
         "tools": lambda: {name: _tool(name) for name in TOOLS},
         "libaio": lambda: any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include")),
-        "gpus": lambda: None if (text := gpus.query()) is None else [asdict(gpu) for gpu in gpus.parse(text)],
-        "dcgm": lambda: (
-            None if (text := dcgm_answer()) is None else [asdict(problem) for problem in dcgm_problems(text)]
-        ),
+        "gpus": lambda: None if (text := gpus.query()) is None else gpus.parse(text),
+        "dcgm": lambda: None if (text := dcgm_answer()) is None else dcgm_problems(text),
         "memory": host_memory,
         "shm_free_bytes": lambda: shutil.disk_usage("/dev/shm").free,
         "limits": lambda: {name: resource.getrlimit(getattr(resource, key))[0] for name, key in LIMITS.items()},
@@ -183,18 +180,6 @@ def _port_is_free(port: int) -> bool:
     return True
 
 
-@dataclass(frozen=True)
-class DcgmProblem:
-    """A test that did not pass."""
-
-    test: str
-    gpu: str
-    """Its index, or several; empty where the test is of the machine."""
-    failed: bool
-    """False for a warning, and for a setting."""
-    said: str
-
-
 def dcgm_answer() -> str | None:
     """What NVIDIA's data-centre GPU manager prints: ``dcgmi diag -r 1 -j``, its tests of seconds (libraries,
     permissions, page retirement, the GPU's own records), which disturb no job. None where it is not installed.
@@ -209,8 +194,9 @@ def dcgm_answer() -> str | None:
     return done.stdout
 
 
-def dcgm_problems(text: str) -> tuple[DcgmProblem, ...]:
-    """Tests that did not pass.
+def dcgm_problems(text: str) -> list[dict[str, Any]]:
+    """Tests that did not pass: ``test``; ``gpu``, its index or several, empty where the test is of the machine;
+    ``failed``, false for a warning and for a setting; ``said``.
 
     The JSON differs between versions: under "DCGM GPU Diagnostic" with "gpu_ids" (3.x) or "DCGM Diagnostic" with
     entities (4.x), warnings as text or as objects with a severity; so it is walked and not unpacked
@@ -221,7 +207,7 @@ def dcgm_problems(text: str) -> tuple[DcgmProblem, ...]:
     tests = list(_tests(data))
     if not tests:
         raise ValueError("dcgmi's answer holds no test")
-    return tuple(problem for test in tests for result in test["results"] if (problem := _problem(test, result)))
+    return [problem for test in tests for result in test["results"] if (problem := _problem(test, result))]
 
 
 def _tests(node: Any) -> Iterator[dict[str, Any]]:
@@ -236,7 +222,7 @@ def _tests(node: Any) -> Iterator[dict[str, Any]]:
             yield from _tests(inner)
 
 
-def _problem(test: dict[str, Any], result: dict[str, Any]) -> DcgmProblem | None:
+def _problem(test: dict[str, Any], result: dict[str, Any]) -> dict[str, Any] | None:
     status = str(result.get("status", "")).lower()
     if not status.startswith(("fail", "warn", "error")):
         return None
@@ -247,7 +233,8 @@ def _problem(test: dict[str, Any], result: dict[str, Any]) -> DcgmProblem | None
         severities.append(warning.get("error_severity") if isinstance(warning, dict) else None)
     a_setting = bool(severities) and all(severity == _A_SETTING for severity in severities)
     gpu = str(result.get("gpu_ids", result.get("entity_id", "")))
-    return DcgmProblem(str(test["name"]), gpu, not status.startswith("warn") and not a_setting, "; ".join(said)[:300])
+    failed = not status.startswith("warn") and not a_setting
+    return {"test": str(test["name"]), "gpu": gpu, "failed": failed, "said": "; ".join(said)[:300]}
 
 
 def main(words: list[str]) -> None:

@@ -100,7 +100,7 @@ def gpu_health(facts: Facts, required: Requirements | None) -> CheckResult:
             said = f"{name}: {gpu['uncorrected_ecc_errors'] or 0:.0f} uncorrected memory errors"
             fix = "reset the GPU (nvidia-smi -r) with no job on it; if they come back, drain the node"
             return failure("gpu-health", said + (", retirement pending" if gpu["retired_pages_pending"] else ""), fix)
-        if gpu["slowed_by_hardware"] or (gpu["temperature_c"] or 0) >= HOT_C:
+        if gpu["slowed_by_power"] or gpu["slowed_by_heat"] or (gpu["temperature_c"] or 0) >= HOT_C:
             said = f"{name}: slowed by its hardware at {gpu['sm_mhz']:.0f} of {gpu['max_sm_mhz']:.0f} MHz, "
             said += f"{gpu['temperature_c']:.0f} °C" if gpu["temperature_c"] is not None else "temperature unknown"
             return failure("gpu-health", said, "power or cooling: every rank waits for the slowest; drain the node")

@@ -22,13 +22,11 @@ def write_model(model: ModelSpec, directory: Path, frozen: bool = False) -> None
 
     ``frozen``: the weights will not be trained; they are rounded to bf16 first. Otherwise 4-bit quantisation of their
     fp32 and bf16 copies could differ, and the two runs would not train the same model."""
-    import torch
-
     from kit.engines.huggingface.models import random_model
 
     made = random_model(model, SEED)
     if frozen:
-        made = made.to(torch.bfloat16).float()
+        made = made.bfloat16().float()
     made.save_pretrained(directory)
 
 

@@ -132,7 +132,7 @@ def _in_bf16(shrunk: ScaledDown, settings: RunSpec, reference: RunDirectory, dir
         (_curve(reference), _curve(rundir)),
         (_exchange(reference), _exchange(rundir)),
         shrunk,
-        HfDirectory(settings.model_path)
+        HfDirectory(directory / "model")
         if lora is None
         else InitialAdapters(checkpoint_shapes(shrunk.model, lora), seed),
     )

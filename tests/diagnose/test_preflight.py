@@ -67,7 +67,7 @@ def rundir(tmp_path: Path, gpus_given: str, **layout: Any) -> RunDirectory:
 def on_gpus(here: dict[str, Any], row: str = SMI, count: int = 8) -> dict[str, Any]:
     """These facts with GPUs; a disk with room, and torch for CUDA."""
     text = "".join(row.replace("0,", f"{index},", 1) for index in range(count))
-    parsed = [vars(gpu) for gpu in gpus.parse(text)]
+    parsed = gpus.parse(text)
     return {**copy.deepcopy(here), "gpus": parsed, "torch_cuda": "12.8", "limits": {"nofile": 1 << 20, "memlock": -1}}
 
 
@@ -95,7 +95,7 @@ def test_a_gpu_that_is_held_down_is_named(old: str, new: str, says: str, here: d
     healthy = {result.check: result for result in check_host(on_gpus(here), None, "node-0")}
     assert healthy["gpu-clocks"].state == "ok"
     older = SMI.replace("1980, 1980, 700.00, 700.00", "[N/A], [Requested functionality has been deprecated], 700, 700")
-    assert gpus.parse(older)[0].default_mhz is None
+    assert gpus.parse(older)[0]["default_mhz"] is None
 
 
 DCGM_3 = """warning: something before it
@@ -127,7 +127,7 @@ DCGM_4 = """{"DCGM Diagnostic": {"test_categories": [{"category": "Deployment", 
     ],
 )
 def test_what_dcgm_says(text: str, state: str, says: str, here: dict[str, Any]) -> None:
-    found = {**on_gpus(here), "dcgm": [vars(problem) for problem in facts.dcgm_problems(text)]}
+    found = {**on_gpus(here), "dcgm": facts.dcgm_problems(text)}
     result = next(result for result in check_host(found, None, "node-0") if result.check == "dcgm")
     assert result.state == state
     assert says in result.said
@@ -257,7 +257,7 @@ def test_hosts_that_differ_are_named(here: dict[str, Any]) -> None:
     assert machine[0].state == "ok"
     assert content[0].hosts == ("node-2",)
     assert names[0].hosts == ("node-0",)
-    three["node-1"]["gpus"] = [vars(gpu) for gpu in gpus.parse(SMI)]
+    three["node-1"]["gpus"] = gpus.parse(SMI)
     assert hosts.machines(three)[0].hosts == ("node-1",)
 
 

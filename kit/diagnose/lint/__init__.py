@@ -162,7 +162,7 @@ def _named(path: Path, command: Command, model: ModelSpec | None, cluster: Clust
         elif reader is not None and other.suffix == ".json":
             ranks = processes(command)
             found += _deepspeed(other, reader, model, cluster, ranks)  # type: ignore[arg-type]  # one of Reader
-            found += contradicts_config(path.name, command, _read_json(other).document.data)
+            found += contradicts_config(path.name, command, Config(_read_json(other).document))
         else:
             found += _accelerate(other, strict_yaml.read(other), model, cluster)
     return found

@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import Any
 
 from kit.diagnose.lint.commands import Command, known_options, number
-from kit.diagnose.lint.config import AUTO
+from kit.diagnose.lint.config import AUTO, Config
 from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.rule import Rule, check
 
@@ -117,12 +116,12 @@ def chosen_twice(file: str, command: Command) -> Iterator[Finding]:
     None,
     Rule("trainer-mismatch", "script", "an argument of the Trainer that contradicts its DeepSpeed file", "it stops"),
 )
-def contradicts_config(file: str, command: Command, config: dict[str, Any]) -> Iterator[Finding]:
+def contradicts_config(file: str, command: Command, config: Config) -> Iterator[Finding]:
     """The Trainer compares its arguments with the DeepSpeed file and stops (integrations/deepspeed.py)."""
     if command.argument("deepspeed") is None:
         return
     for name, dotted in TRAINER_KEYS.items():
-        given, there = command.argument(name), _get(config, dotted)
+        given, there = command.argument(name), config.get(dotted)
         if given is None or there in (None, AUTO):
             continue
         try:
@@ -133,7 +132,7 @@ def contradicts_config(file: str, command: Command, config: dict[str, Any]) -> I
             why = f"--{name} {given}, and {dotted} is {there}: the Trainer stops at the difference"
             yield _finding("trainer-mismatch", "error", file, command, f"--{name}", why, f'write "auto" for {dotted}')
     for name, dotted in SWITCHES.items():
-        there = _get(config, dotted)
+        there = config.get(dotted)
         asked = any(
             option in (f"--{name}", f"--{name}_full_eval") and str(value).lower() not in NO
             for option, value in command.arguments
@@ -151,13 +150,6 @@ def processes(command: Command) -> int | None:
     if command.launcher == "python":
         return 1
     return None if each is None else each * (1 if command.launcher == "accelerate launch" else nodes)
-
-
-def _get(config: dict[str, Any], dotted: str) -> Any:
-    node: Any = config
-    for step in dotted.split("."):
-        node = node.get(step) if isinstance(node, dict) else None
-    return node
 
 
 def _finding(rule: str, severity: Severity, file: str, command: Command, key: str, why: str, fix: str) -> Finding:

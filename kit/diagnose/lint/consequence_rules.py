@@ -11,15 +11,14 @@ from kit.cost.estimate import predict
 from kit.cost.memory import peak_gib
 from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node
 from kit.cost.params import count
+from kit.cost.workload import Workload
 from kit.diagnose.lint.batch_rules import data_parallel_size
 from kit.diagnose.lint.config import Config
 from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.rule import Rule, check
 from kit.errors import KitError
-from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
 from kit.units import GIB
 
 WORTH_SAYING = 1.1
@@ -79,10 +78,10 @@ def bucket_memory(config: Config) -> Iterator[Finding]:
 )
 def memory(config: Config) -> Iterator[Finding]:
     """Whether the model fits, and whether the host can hold what is offloaded."""
-    described = _described(config)
-    if described is None:
+    work = _described(config)
+    if work is None:
         return
-    model, cluster, job, layout = described
+    model, cluster, job, layout = work.model, work.cluster, work.job, work.layout
     moved = [name for name in ("optimizer", "param") if getattr(layout, f"offload_{name}") != "none"]
     if moved:
         needed = host_ram_gib_per_node(model, cluster, layout, job.precision)
@@ -104,7 +103,7 @@ def memory(config: Config) -> Iterator[Finding]:
     usable = usable_gib(cluster.gpu)
     if peak > usable:
         said = (
-            f"{_batch(model, job, layout)} peaks at about {peak:.0f} GiB without gradient checkpointing; "
+            f"{_batch(work)} peaks at about {peak:.0f} GiB without gradient checkpointing; "
             f"{cluster.gpu.name} has {usable:.0f} usable"
         )
         fewer = peak_gib(model, cluster, job, dataclasses.replace(layout, recompute="full"))
@@ -131,10 +130,10 @@ def memory(config: Config) -> Iterator[Finding]:
 )
 def speed(config: Config) -> Iterator[Finding]:
     """What the configuration pays in time for memory that it does not need, and the step that is predicted."""
-    described = _described(config)
-    if described is None:
+    work = _described(config)
+    if work is None:
         return
-    model, cluster, job, layout = described
+    model, cluster, job, layout = work.model, work.cluster, work.job, work.layout
     try:
         now = predict(model, cluster, job, layout)
         usable = usable_gib(cluster.gpu)
@@ -152,7 +151,7 @@ def speed(config: Config) -> Iterator[Finding]:
                 rule,
                 "warning",
                 f"zero_optimization.{key}",
-                f"{_batch(model, job, layout)} fits {words}, and a step then takes about {other.step_time_s:.2g} s; "
+                f"{_batch(work)} fits {words}, and a step then takes about {other.step_time_s:.2g} s; "
                 f"now it takes {now.step_time_s:.2g}, {ratio:.1f} times as long",
                 f"train {words}",
             )
@@ -163,7 +162,7 @@ def speed(config: Config) -> Iterator[Finding]:
         "prediction",
         "note",
         "",
-        f"{_batch(model, job, layout)} on {cluster.num_gpus} {cluster.gpu.name}: about {peak:.0f} GiB a GPU, "
+        f"{_batch(work)} on {cluster.num_gpus} {cluster.gpu.name}: about {peak:.0f} GiB a GPU, "
         f"{now.step_time_s:.2g} s a step ({largest} {longest_s:.2g} s), {now.mfu:.0%} MFU",
         "kit plan looks for a better layout",
     )
@@ -195,11 +194,11 @@ def _lighter(layout: Layout) -> Iterator[tuple[str, str, str, Layout]]:
             yield "stage-for-nothing", "stage", f"at stage {stage}", dataclasses.replace(bare, zero_stage=stage)
 
 
-def _batch(model: ModelSpec, job: JobSpec, layout: Layout) -> str:
-    return f"{model.name} with {layout.micro_batch_size} sequences of {job.seq_length} tokens"
+def _batch(work: Workload) -> str:
+    return f"{work.model.name} with {work.layout.micro_batch_size} sequences of {work.job.seq_length} tokens"
 
 
-def _described(config: Config) -> tuple[ModelSpec, ClusterSpec, JobSpec, Layout] | None:
+def _described(config: Config) -> Workload | None:
     """What is known of the run; None where the model, the cluster or the layout is not."""
     layout = _layout(config)
     if config.model is None or config.cluster is None or layout is None:
@@ -209,7 +208,7 @@ def _described(config: Config) -> tuple[ModelSpec, ClusterSpec, JobSpec, Layout]
         seq_length=min(4096, config.model.max_position_embeddings),
         global_batch_size=layout.global_batch_size,
     )
-    return config.model, config.cluster, job, layout
+    return Workload(model=config.model, cluster=config.cluster, job=job, layout=layout)
 
 
 def _precision(config: Config) -> Precision:

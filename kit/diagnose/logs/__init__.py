@@ -1,5 +1,6 @@
 """What went wrong, read from the logs of all ranks."""
 
-from kit.diagnose.logs.diagnosis import Cause, diagnose
+from kit.diagnose.logs.cause import Cause
+from kit.diagnose.logs.diagnosis import diagnose
 
 __all__ = ["Cause", "diagnose"]

@@ -60,7 +60,7 @@ def is_record(path: Path) -> bool:
 
 def records(paths: Iterable[Path]) -> dict[int, tuple[str, Mapping[str, Any]]]:
     """Rank → (file, record) of every record among these files and below these directories; others are passed over."""
-    found = {}
+    found: dict[int, tuple[str, Mapping[str, Any]]] = {}
     for path in paths:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if not file.is_file() or not is_record(file) or file.stat().st_size > LARGEST_BYTES:

@@ -33,7 +33,8 @@ class FusedRmsNorm(torch.autograd.Function):
 
 
 def _rms_norm(module: torch.nn.RMSNorm, value: torch.Tensor) -> torch.Tensor:
-    return FusedRmsNorm.apply(value, module.weight)
+    normed: torch.Tensor = FusedRmsNorm.apply(value, module.weight)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return normed
 
 
 class FusedAttention(torch.autograd.Function):
@@ -70,7 +71,8 @@ def _attention(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         learned = mask is not None and mask.requires_grad
         if not learned and (query.shape[-1] == value.shape[-1] or query.shape[1] != key.shape[1]):
             return original(query, key, value, *args, **kwargs)
-        return FusedAttention.apply(query, key, value, mask if learned else None)
+        attended: torch.Tensor = FusedAttention.apply(query, key, value, mask if learned else None)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return attended
 
     return attention
 

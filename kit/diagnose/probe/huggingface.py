@@ -55,11 +55,10 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     parameters = list(model.parameters())
     local = [_local(parameter) for parameter in parameters]
     live.leave_out(local)
-    kept: list[torch.Tensor] = []
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     for parameter in trained:
         # Gradients are counted by what they are, and so leave what comes and goes as soon as they are accumulated.
-        parameter.register_post_accumulate_grad_hook(lambda each: _gradient(each, live, kept, layout.engine))
+        parameter.register_post_accumulate_grad_hook(lambda each: _gradient(each, live, layout.engine))
     moments: list[torch.Tensor] = []
     if layout.engine == "torch":
         optimizer = Optimizer(trained, job.optimizer, job.learning_rate)
@@ -93,7 +92,7 @@ def _labels(chunked: ChunkedLoss | None, ids: torch.Tensor) -> AbstractContextMa
     return chunked.of(ids) if chunked else nullcontext()
 
 
-def _gradient(parameter: torch.Tensor, live: LiveBytes, kept: list[torch.Tensor], engine: str) -> None:
+def _gradient(parameter: torch.Tensor, live: LiveBytes, engine: str) -> None:
     assert parameter.grad is not None
     if engine == "deepspeed":
         parameter.grad = None  # into a bucket, and away
@@ -102,4 +101,5 @@ def _gradient(parameter: torch.Tensor, live: LiveBytes, kept: list[torch.Tensor]
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local

@@ -15,7 +15,7 @@ from dataclasses import fields, replace
 from kit.cost.pipeline import stage_layers
 from kit.diagnose.probe.result import MemorySnapshot, ProbeResult, predicted
 from kit.errors import KitError
-from kit.planner.explain.decisions import describe
+from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.units import to_gib
 
