@@ -187,7 +187,7 @@ def train_kill_resume(rundir: tiny.TinyRunDirectory):
 
 def own(engine: TorchEngine) -> dict[tuple[str, str], torch.Tensor]:
     """All that a rank holds, copied; codes and scales as such."""
-    return {(kind, name): each.clone() for kind, some in engine._own_state().items() for name, each in some.items()}
+    return {(kind, name): each.clone() for kind, some in engine._local_state().items() for name, each in some.items()}
 
 
 def allocated(engine: TorchEngine) -> int:

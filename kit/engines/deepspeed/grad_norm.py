@@ -59,16 +59,17 @@ def unscaled_norm(norm: torch.Tensor | float, loss_scale: float) -> float:
 def precomputed_norm(engine: DeepSpeedEngine, norm: torch.Tensor | float | None) -> Iterator[None]:
     """While entered, ZeRO's optimizers take this for their scaled norm; None: they compute it."""
     optimizer: Any = engine.optimizer
+    answer: Any
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        name, answer = "_get_norm_groups", lambda: [norm]
+        name, answer = "_get_norm_groups", [norm]
     elif isinstance(optimizer, DeepSpeedZeroOptimizer):
-        name, answer = "scaled_global_norm", lambda: norm
+        name, answer = "scaled_global_norm", norm
     else:
-        name = ""  # stage 0 is for small models: its norm may be computed twice
+        name, answer = "", None  # stage 0 is for small models: its norm may be computed twice
     if norm is None or not name:
         yield
         return
-    setattr(optimizer, name, answer)
+    setattr(optimizer, name, lambda: answer)
     try:
         yield
     finally:

@@ -32,7 +32,7 @@ def copy_checkpoint(engine: Any, tag: str, **options: Any) -> Callable[[Path, di
     return partial(_write, own, in_memory.files)
 
 
-class _InMemoryCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
+class _InMemoryCheckpointEngine(CheckpointEngine):
     """Copies instead of writing."""
 
     def __init__(self, root: Path) -> None:

@@ -38,7 +38,9 @@ class NvmeState(FullyPartitionedState):
         if not self._optimizer.offload_optimizer:
             return super().gradient(parameter)
         group, start, length = self._position(parameter)
-        gradient = self._swap_in(group).grad.narrow(0, start, length).float()
+        gradient = self._swap_in(group).grad
+        assert gradient is not None
+        gradient = gradient.narrow(0, start, length).float()
         return self._optimizer._fp32_state_allgather(parameter, gradient)
 
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:

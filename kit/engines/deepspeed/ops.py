@@ -61,7 +61,7 @@ def prepare() -> None:
     beside, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if (Path(beside) / "ninja").exists() and path.split(os.pathsep)[0] != beside:
         os.environ["PATH"] = os.pathsep.join([beside, path])
-    cpp_extension.FileBaton = BuildLock  # type: ignore[attr-defined, misc, assignment]
+    cpp_extension.FileBaton = BuildLock  # type: ignore[attr-defined, assignment]
 
 
 def load_async_io() -> None:

@@ -33,7 +33,8 @@ from deepspeed.utils import (
 
 from kit.engines.base import StateKind
 
-Parameter = torch.nn.Parameter
+Parameter = Any
+"""A ``torch.nn.Parameter``, which DeepSpeed gives attributes and methods."""
 
 
 class ParameterState(ABC):

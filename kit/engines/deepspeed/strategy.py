@@ -61,7 +61,8 @@ class ModelParallelStrategy(ABC):
 
     def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
         """Of whole gradients on every rank (stage 0), each parameter counted once."""
-        cut, whole = [], []
+        cut: list[torch.Tensor] = []
+        whole: list[torch.Tensor] = []
         for parameter in engine.module.parameters():
             if parameter.grad is None:  # frozen
                 continue

@@ -91,7 +91,11 @@ def peft_config(lora: LoraSpec, targets: Sequence[str]) -> Any:
     from peft import LoraConfig
 
     return LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=sorted(targets), bias="none"
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        lora_dropout=lora.dropout,
+        target_modules=sorted(targets),
+        bias="none",
     )
 
 
@@ -199,11 +203,12 @@ def load_frozen(
 @torch.no_grad()
 def load_partitioned(model: PreTrainedModel, spec: ModelSpec, source: TensorSource) -> None:
     """Set all weights of a model under zero.Init: each rank reads its own part. Raises like ``load_frozen``."""
-    shapes = {name: tuple(p.ds_shape) for name, p in model.named_parameters()}
+    parameters: dict[str, Any] = dict(model.named_parameters())  # with what zero.Init gave them
+    shapes = {name: tuple(parameter.ds_shape) for name, parameter in parameters.items()}
     fused, buffers = experts.FusedExpertsSource(spec, source, list(shapes)), SavedBuffers(model)
     check_names(shapes | buffers.shapes, fused)
     buffers.load(StateKind.MASTER, fused)
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         check_shape(name, shapes[name], fused.shape(name))
         length = parameter.partition_numel()
         start = length * torch.distributed.get_rank(parameter.ds_process_group)
@@ -213,7 +218,7 @@ def load_partitioned(model: PreTrainedModel, spec: ModelSpec, source: TensorSour
 
 def scale_bytes(model: torch.nn.Module) -> int:
     """Bytes of the scales of quantised weights, which are tensors beside the parameters."""
-    states = [p.quant_state for p in model.parameters() if getattr(p, "quant_state", None) is not None]
+    states = [state for p in model.parameters() if (state := getattr(p, "quant_state", None)) is not None]
     return sum(state.absmax.nbytes + (0 if state.state2 is None else state.state2.absmax.nbytes) for state in states)
 
 
@@ -226,13 +231,13 @@ def _to_quantise(model: PreTrainedModel) -> set[str]:
 def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dtype: torch.dtype) -> None:
     """Put a layer in nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314) in place of linear layer ``name``."""
     try:
-        from bitsandbytes.nn import Linear4bit, Params4bit
+        from bitsandbytes.nn.modules import Linear4bit, Params4bit
     except ImportError as error:
         raise EngineError("lora.four_bit needs bitsandbytes; install it with: pip install 'kit[lora]'") from error
 
     linear = model.get_submodule(name)
     assert isinstance(linear, torch.nn.Linear)
-    quantised = Linear4bit(
+    quantised: Any = Linear4bit(
         linear.in_features,
         linear.out_features,
         bias=linear.bias is not None,
@@ -243,7 +248,7 @@ def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dt
     # Evaluation on some CPUs would pack the weights anew, for good, with scales in bf16.
     quantised.support_avx512bf16_for_cpu = False
     weight = Params4bit(value, requires_grad=False, quant_type="nf4", compress_statistics=True)
-    quantised.weight = weight.to(value.device)  # it is this call that quantises
+    quantised.weight = weight.to(value.device)  # type: ignore[misc] # it is this call that quantises
     quantised.weight.module = quantised
     quantised.quant_state = quantised.weight.quant_state
     quantised.bias = linear.bias

@@ -17,7 +17,7 @@ class UntiedT5(T5ForConditionalGeneration):
     """T5 1.1. The class of transformers ties head and embedding unless it finds both on disk, and with
     tie_word_embeddings=false it parts the two stacks' embeddings too (modeling_t5.py, _tied_weights_keys)."""
 
-    _tied_weights_keys: ClassVar[dict[str, str]] = {
+    _tied_weights_keys: ClassVar[dict[str, str]] = {  # type: ignore[misc] # transformers leaves ClassVar out
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",
     }

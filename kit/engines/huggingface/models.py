@@ -152,7 +152,9 @@ class HfDirectory(SafetensorsSource):
             encoder_decoder.drop_copies(renames)
         # transformers writes only what differs from a class's defaults; those of two stacks are tied. Of T5 it writes
         # "tied" in any case (see hf_config).
-        default = KEYS[family].defaults.get("tied_embeddings", False) if family in KEYS else two_stacks
+        default = (
+            KEYS[family].defaults.get("tied_embeddings", False) if family is not None and family in KEYS else two_stacks
+        )
         tied = config.get("tie_word_embeddings", default)
         if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
@@ -241,7 +243,7 @@ def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch
         attention = "sdpa" if model.traits.fused_attention else "eager"
         config, options = hf_config(model), {"dtype": dtype, "attn_implementation": attention}
         if model.family == "t5" and not model.tied_embeddings:
-            built = encoder_decoder.UntiedT5._from_config(config, **options)
+            built = encoder_decoder.UntiedT5._from_config(config, **options)  # type: ignore[no-untyped-call]
         elif model.is_encoder_decoder:
             built = AutoModelForSeq2SeqLM.from_config(config, **options)
         else:

@@ -45,7 +45,7 @@ def set_documents(micro_batch: MicroBatch) -> None:
     _lengths = None if ids is None else [row.unique_consecutive(return_counts=True)[1].tolist() for row in ids]
 
 
-@torch.compiler.disable  # lengths differ in every micro batch: a graph for each would be made
+@torch.compiler.disable  # type: ignore[untyped-decorator] # lengths differ in every micro batch: a graph for each would be made
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -68,9 +68,9 @@ def _attention(
         parts = [tensor[row : row + 1].split(lengths, dim=2) for tensor in (query, key, value)]
         attended = [
             F.scaled_dot_product_attention(
-                *document, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
+                q, k, v, is_causal=True, dropout_p=dropout, scale=scaling, enable_gqa=query.shape[1] != key.shape[1]
             )
-            for document in zip(*parts, strict=True)
+            for q, k, v in zip(*parts, strict=True)
         ]
         rows.append(torch.cat(attended, dim=2))
     return torch.cat(rows).transpose(1, 2).contiguous(), None

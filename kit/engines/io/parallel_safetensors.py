@@ -108,7 +108,7 @@ class BlockWriter:
         self._wrote(array.nbytes)
 
     def _put(self, array: np.ndarray, start: int) -> None:
-        rest = memoryview(array).cast("B")
+        rest = array.data.cast("B")
         while rest:
             written = os.pwrite(self._descriptor, rest, start)
             rest, start = rest[written:], start + written

@@ -134,7 +134,7 @@ class SafetensorsWriter:
         """The next tensor, on the CPU; nothing of it is kept. Raises OSError."""
         expected, (dtype, shape) = self._expected.pop()
         assert (name, tensor.dtype, tuple(tensor.shape)) == (expected, dtype, tuple(shape)), (name, expected)
-        data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), _CHUNK_BYTES):
             self._put(data[start : start + _CHUNK_BYTES])
 

@@ -52,7 +52,7 @@ class ChunkedLoss:
         self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
         if self._cap is not None:
             model.config.final_logit_softcapping = None
-        head.forward = self._forward  # type: ignore[method-assign]
+        head.forward = self._forward  # type: ignore[method-assign, assignment]
 
     @contextmanager
     def of(self, labels: torch.Tensor) -> Iterator[None]:
@@ -124,7 +124,7 @@ def linear_cross_entropy(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     flat = hidden.reshape(-1, hidden.shape[-1])
     arguments = (labels.reshape(-1), cap, chunk_tokens, dtype, torch.is_grad_enabled(), slopes)
-    return _LinearCrossEntropy.apply(flat, weight, bias, *arguments)  # type: ignore[no-any-return, no-untyped-call]
+    return _LinearCrossEntropy.apply(flat, weight, bias, *arguments)  # type: ignore[no-untyped-call]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -174,7 +174,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return loss
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, of_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("a second backward pass through a chunked loss, whose gradients were given away")

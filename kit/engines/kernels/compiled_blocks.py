@@ -33,11 +33,11 @@ def compile_layers(model: torch.nn.Module) -> int:
     if not layers:
         raise EngineError(f"compile_layers=true with {type(model).__name__}, which has no blocks that repeat")
     for layer in layers:
-        layer.forward = torch.compile(layer.forward, backend=BACKEND)  # type: ignore[method-assign]
+        layer.forward = torch.compile(layer.forward, backend=BACKEND)
     return len(layers)
 
 
 def prefer_cudnn() -> None:
     """Ask cuDNN's attention before FlashAttention-2, for this process; what it cannot compute goes to the next."""
     order = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-    torch._C._set_sdp_priority_order([int(backend) for backend in order])
+    torch._C._set_sdp_priority_order([int(backend) for backend in order])  # type: ignore[call-overload]

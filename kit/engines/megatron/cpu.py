@@ -40,7 +40,7 @@ def install() -> None:
         setattr(_resolve(owner_path), name, patch.replacement)
     if not _device_mode:
         _device_mode.append(_CudaIsCpu())
-        _device_mode[0].__enter__()
+        _device_mode[0].__enter__()  # type: ignore[no-untyped-call]
 
 
 class _CudaIsCpu(TorchFunctionMode):
@@ -185,8 +185,8 @@ def _flash_backward(
 
 
 PATCHES: tuple[Patch, ...] = (
-    Patch("kit.engines.megatron.model.cp_ring.flash_forward", "ring.py", "aten's kernel of the device", _flash_forward),
-    Patch("kit.engines.megatron.model.cp_ring.flash_backward", "ring.py", "and its backward", _flash_backward),
+    Patch("kit.engines.megatron.model.cp_ring.flash_forward", "model/cp_ring.py", "aten's kernel of the device", _flash_forward),
+    Patch("kit.engines.megatron.model.cp_ring.flash_backward", "model/cp_ring.py", "and its backward", _flash_backward),
     Patch(
         "torch.cuda.current_device",
         "tensor_parallel/layers.py",

@@ -23,6 +23,7 @@ from kit.engines.megatron.optimizer import build_optimizer, optimizer_config
 from kit.engines.megatron.resharding.export import export_blocks
 from kit.engines.megatron.resharding.groups import shard_groups
 from kit.engines.megatron.resharding.huggingface import HfResharder
+from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.weights.random import RandomSource
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class MegatronEngine(Engine):
         self.is_main = dist.get_rank() == 0
         self._run_schedule = get_forward_backward_func()
         dense, experts = shard_groups(self._optimizer, self._chunks)
-        self._states = {dense.state, experts.state}
+        self._states = {groups.state for groups in (dense, experts) if isinstance(groups.state, LocalState)}
         self._resharder = HfResharder(plan.model, self._config, self._chunks, dense, experts)
         path = rundir.run.model_path
         source: TensorSource = HfDirectory(path) if path is not None else RandomSource(plan.model, rundir.run.seed)

@@ -7,7 +7,7 @@ saves and resumes only optimizers that keep ``step`` in the parameter group, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import megatron.core.optimizer
@@ -40,7 +40,7 @@ class Adam(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, "step": 0})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override] # a closure would return the loss
         """One step. Every group counts, also one that holds no parameter on this rank."""
         assert closure is None
         for group in self.param_groups:

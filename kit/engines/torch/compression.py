@@ -53,6 +53,6 @@ class Compression:
         return max(FIRST_START, start - steps)
 
 
-def _bf16(group, bucket):  # DDP compares annotations with classes, and ours are strings
+def _bf16(group, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with classes: ours are strings
     """torch's hook under a name of ours: DDP refuses that name without NCCL, and gloo sums bf16 as well."""
     return bf16_compress_hook(group, bucket)

@@ -111,12 +111,12 @@ class TorchEngine(Engine):
         dist.all_reduce(loss_sum, group=self._parallel.tokens_group)
         norm = self._parallel.norm(self._gradients())
         try:
-            loss, known = to_host(loss_sum, tokens, norm)
+            total, known = to_host(loss_sum, tokens, norm)
         except EngineError:
             self.discard()
             raise
         self._norm = norm, known[0]
-        return loss
+        return total
 
     def apply(self, learning_rate: float) -> Norms:
         norm, known = self._gradient_norm()

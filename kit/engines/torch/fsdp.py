@@ -98,7 +98,7 @@ class FsdpModel:
             if isinstance(placement, Replicate):
                 continue
             size, rank = target.device_mesh.size(dimension), target.device_mesh.get_local_rank(dimension)
-            full = _part(full, size, rank, placement.dim)
+            full = _part(full, size, rank, placement.dim)  # type: ignore[attr-defined] # also of strided shards
         target.to_local().copy_(full)
 
 

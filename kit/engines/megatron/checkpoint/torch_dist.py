@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter, LoadPlan, SavePlan, save
+from torch.distributed.checkpoint import filesystem, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import ReadItem, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import LoadPlan, ReadItem, SavePlan, TensorWriteData, WriteItem, WriteItemType
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from kit.engines.megatron.checkpoint.safe_unpickle import MetadataUnpickler, plain_values
@@ -78,9 +78,9 @@ def write(
     own. Raises CheckpointError or OSError.
     """
     try:
-        save(
+        state_dict_saver.save(
             {},
-            storage_writer=FileSystemWriter(directory, thread_count=1),
+            storage_writer=filesystem.FileSystemWriter(directory, thread_count=1),
             planner=_SavePlanner(blocks),
             process_group=group,
             no_dist=not dist.is_initialized(),
@@ -101,7 +101,7 @@ class Checkpoint:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._reader = FileSystemReader(directory)
+        self._reader = filesystem.FileSystemReader(directory)
         try:
             data = (directory / ".metadata").read_bytes()
             self._metadata: Metadata = MetadataUnpickler(io.BytesIO(data)).load()

@@ -44,8 +44,9 @@ def causal_attention(
     that a key belongs to; queries see their own.
     """
     if documents is not None:
-        rows = zip(*(tensor.split(1, dim=1) for tensor in (query, key, value)), documents, strict=True)
-        return torch.cat([_by_document(*row[:3], scores, row[3]) for row in rows], dim=1)
+        tensors = (tensor.split(1, dim=1) for tensor in (query, key, value))
+        rows = zip(*tensors, documents, strict=True)
+        return torch.cat([_by_document(q, k, v, scores, row) for q, k, v, row in rows], dim=1)
     window = scores.window
     if window is None or window >= key.shape[0]:
         return _attend(query, key, value, scores, None)
@@ -84,20 +85,22 @@ def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores, mask: torch.Tensor | None
 ) -> torch.Tensor:
     """``mask`` is added to the scores; None: causal, the last query where the last key is."""
-    tensors = tuple(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    queries, keys = query.shape[0], key.shape[0]
+    queries, keys, grouped = query.shape[0], key.shape[0], query.shape[2] != key.shape[2]
+    query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
     if not scores.fused:
         mask = _band(queries, keys, keys, query.dtype, query.device) if mask is None else mask
-        return _materialised(*tensors, scores, mask).permute(2, 0, 1, 3)
+        return _materialised(query, key, value, scores, mask).permute(2, 0, 1, 3)
     if mask is None and queries != keys:
         mask = causal_lower_right(queries, keys)
     attended = F.scaled_dot_product_attention(
-        *tensors,
+        query,
+        key,
+        value,
         attn_mask=mask,
         is_causal=mask is None,  # from the upper left
         dropout_p=scores.dropout,
         scale=scores.scale,
-        enable_gqa=query.shape[2] != key.shape[2],
+        enable_gqa=grouped,
     )
     return attended.permute(2, 0, 1, 3)
 

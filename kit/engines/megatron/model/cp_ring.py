@@ -25,7 +25,8 @@ def ring_attention(
 ) -> torch.Tensor:
     """Causal attention of this rank's queries to the whole sequence; (sequence / cp, batch, heads, head_dim) each."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    attended = _Ring.apply(*(tensor.permute(1, 2, 0, 3) for tensor in (query, key, value)), group, scale)
+    tensors = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
+    attended = _Ring.apply(*tensors, group, scale)  # type: ignore[no-untyped-call]
     return attended.permute(2, 0, 1, 3)
 
 
@@ -65,8 +66,15 @@ class _Ring(torch.autograd.Function):
         of_part = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
         for source, part in _passing(own, group):
             seen, hidden = _visible(query.shape[2], rank, source)
-            rows = (tensor[:, :, seen:] for tensor in (gradient, query, result, total))
-            found = _kernel_backward(*rows, part[:, :, :, :hidden], source == rank, ctx.scale)
+            found = _kernel_backward(
+                gradient[:, :, seen:],
+                query[:, :, seen:],
+                result[:, :, seen:],
+                total[:, :, seen:],
+                part[:, :, :, :hidden],
+                source == rank,
+                ctx.scale,
+            )
             of_query[:, :, seen:] += found[0]
             of_part[:, :, :, :hidden] += torch.stack(found[1:])
             of_part = _exchange(of_part, group)()
@@ -95,20 +103,19 @@ def _passing(own: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int,
 def _exchange(tensor: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
     """Start to send to the next rank and receive from the one before; a function that waits and gives what came."""
     received = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    sent: torch.Tensor | None = tensor.contiguous()
+    sent = [tensor.contiguous()]
     after, before = ((group.rank() + step) % group.size() for step in (1, -1))
     works = dist.batch_isend_irecv(
         [
-            dist.P2POp(dist.isend, sent, group=group, group_peer=after),
+            dist.P2POp(dist.isend, sent[0], group=group, group_peer=after),
             dist.P2POp(dist.irecv, received, group=group, group_peer=before),
         ]
     )
 
     def wait() -> torch.Tensor:
-        nonlocal sent
         for work in works:
             work.wait()
-        sent = None  # it had to stay until now
+        sent.clear()  # it had to stay until now
         return received
 
     return wait
@@ -123,9 +130,9 @@ def _kernel(
     query: torch.Tensor, key_value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(result, log-sum-exp of the scores), by the flash kernel of the device."""
-    tensors = query, *(_repeated(tensor, query.shape[1]) for tensor in key_value)
-    found = flash_forward(*tensors, causal, scale)
-    return found[0], found[1]
+    key, value = (_repeated(tensor, query.shape[1]) for tensor in key_value)
+    result, total, *_ = flash_forward(query, key, value, causal, scale)
+    return result, total
 
 
 def flash_forward(

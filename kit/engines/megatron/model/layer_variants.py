@@ -49,6 +49,8 @@ class ExpertRowParallelLinear(RowParallelLinear):
 class ParallelResidualLayer(TransformerLayer):
     """Attention and MLP read the same input, and both are added to it (GPT-NeoX, GPT-J)."""
 
+    _layer_input: torch.Tensor | None = None
+
     def _forward_attention(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         self._layer_input = hidden_states
         return super()._forward_attention(hidden_states, *args, **kwargs)

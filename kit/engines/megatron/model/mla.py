@@ -32,6 +32,8 @@ _EPS = 1e-6
 class _ReplicatedLinear(torch.nn.Linear):
     """A projection that every rank has whole; under sequence parallelism each sees its part of the sequence only."""
 
+    weight: Any
+
     def __init__(self, config: TransformerConfig, inputs: int, outputs: int) -> None:
         device = torch.cuda.current_device()
         super().__init__(inputs, outputs, bias=False, device=device, dtype=config.params_dtype)

@@ -16,6 +16,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 class RMSNorm(torch.nn.RMSNorm):
     """Root-mean-square norm over the last dimension; scaled by 1 + weight where the configuration centres on zero."""
 
+    weight: Any  # a parameter on which megatron-core reads attributes
+
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel
@@ -31,6 +33,9 @@ class RMSNorm(torch.nn.RMSNorm):
 
 class LayerNorm(torch.nn.LayerNorm):
     """Layer norm over the last dimension."""
+
+    weight: Any
+    bias: Any
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
         super().__init__(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)

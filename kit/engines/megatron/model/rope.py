@@ -23,6 +23,8 @@ _KINDS = ("default", "linear", "llama3", "yarn", "longrope")
 class HfRotaryEmbedding(RotaryEmbedding):
     """megatron-core's rotary embedding with other frequencies, and for one forward pass with other positions."""
 
+    inv_freq: torch.Tensor
+
     def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup, local: bool = False) -> None:
         super().__init__(kv_channels=model.head_dim, rotary_percent=1.0, cp_group=cp_group)
         # megatron-core knows one set of Llama-3 factors only (rotary_pos_embedding.py, _apply_scaling).
@@ -57,13 +59,14 @@ class DualRotaryEmbedding(torch.nn.Module):
 
     def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup) -> None:
         super().__init__()
-        self._both = torch.nn.ModuleList(HfRotaryEmbedding(model, cp_group, local) for local in (False, True))
+        self._both: Any = torch.nn.ModuleList(HfRotaryEmbedding(model, cp_group, local) for local in (False, True))
         self.get_rotary_seq_len = self._both[0].get_rotary_seq_len
 
     @property
     def positions(self) -> torch.Tensor | None:
         """As ``HfRotaryEmbedding.positions``."""
-        return self._both[0].positions
+        found: torch.Tensor | None = self._both[0].positions
+        return found
 
     @positions.setter
     def positions(self, positions: torch.Tensor | None) -> None:
@@ -89,6 +92,7 @@ def inverse_frequencies(model: ModelSpec, local: bool = False, long: bool = Fals
         )
     if kind == "default" or local:
         base = model.local_rope_theta if local else model.rope_theta
+        assert base is not None, "a model without rotary positions"
         width = int(_rotated_width(model) * model.partial_rotary_factor)
         return 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
     return _scaled(model, kind, long)[0]

@@ -116,7 +116,7 @@ class LocalState:
     def _own(self, kind: StateKind, param: torch.nn.Parameter) -> torch.Tensor:
         """This rank's part: the whole shape, or flat where that is shared out (and then not empty)."""
         if kind is StateKind.GRADIENT:
-            gradient = param.main_grad
+            gradient = param.main_grad  # type: ignore[attr-defined] # set by megatron-core
             return gradient.flatten()[slice(*self._range(param))] if self._distributed else gradient
         main = self._main(param)
         assert main is not None

@@ -16,7 +16,7 @@ class P2PSender:
     """
 
     def __init__(self) -> None:
-        self._pending: list[tuple[dist.Work, torch.Tensor]] = []
+        self._pending: list[tuple[dist.Work | None, torch.Tensor]] = []
 
     def send(self, flat: torch.Tensor, to: int) -> None:
         """Send a contiguous tensor of one dimension to a global rank; it must not change before ``wait``."""
@@ -25,7 +25,8 @@ class P2PSender:
     def wait(self) -> None:
         """Wait until all sends have completed."""
         for work, _ in self._pending:
-            work.wait()
+            if work is not None:  # this rank is in no group of the receiver
+                work.wait()
         self._pending.clear()
 
 
