@@ -185,7 +185,12 @@ def _flash_backward(
 
 
 PATCHES: tuple[Patch, ...] = (
-    Patch("kit.engines.megatron.model.cp_ring.flash_forward", "model/cp_ring.py", "aten's kernel of the device", _flash_forward),
+    Patch(
+        "kit.engines.megatron.model.cp_ring.flash_forward",
+        "model/cp_ring.py",
+        "aten's kernel of the device",
+        _flash_forward,
+    ),
     Patch("kit.engines.megatron.model.cp_ring.flash_backward", "model/cp_ring.py", "and its backward", _flash_backward),
     Patch(
         "torch.cuda.current_device",
