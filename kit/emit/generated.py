@@ -129,39 +129,37 @@ def shipped_files() -> dict[str, str]:
 
 def check(root: Path) -> list[str]:
     """What differs in a checkout, one line each; empty where every file is as its recipe says."""
-    wanted = shipped_files()
-    problems = []
-    for name, text in wanted.items():
-        path = root / name
-        if not path.is_file():
-            problems.append(f"{name} is missing")
-        elif path.read_text(encoding="utf-8") != text:
-            problems.append(f"{name} is not what its recipe says today")
-    return problems + [f"{name} follows from no recipe" for name in _present(root) if name not in wanted]
+    return [
+        f"{name} follows from no recipe"
+        if text is None
+        else f"{name} is not what its recipe says today"
+        if (root / name).is_file()
+        else f"{name} is missing"
+        for name, text in _changes(root).items()
+    ]
 
 
 def write(root: Path) -> list[str]:
     """Write them all, and remove what follows from no recipe. Returns the names that changed."""
-    wanted = shipped_files()
-    changed = []
-    for name in _present(root):
-        if name not in wanted:
-            (root / name).unlink()
-            changed.append(name)
-    for name, text in wanted.items():
+    changes = _changes(root)
+    for name, text in changes.items():
         path = root / name
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            changed.append(name)
-        if path.suffix == ".sh":
-            path.chmod(0o755)
-    return changed
+        if text is None:
+            path.unlink()
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755 if path.suffix == ".sh" else 0o644)
+    return list(changes)
 
 
-def _present(root: Path) -> list[str]:
+def _changes(root: Path) -> dict[str, str | None]:
+    """Name → text that is to be written, or None for a file that follows from no recipe."""
     files = (path for folder in ("ds_configs", "launch") for path in (root / folder).rglob("*") if path.is_file())
-    return sorted(path.relative_to(root).as_posix() for path in files)
+    present = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in sorted(files)}
+    wanted = shipped_files()
+    changed = {name: text for name, text in wanted.items() if present.get(name) != text}
+    return {**changed, **{name: None for name in present if name not in wanted}}
 
 
 def shipped_plan(name: str) -> Plan | None:

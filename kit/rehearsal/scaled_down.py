@@ -51,7 +51,8 @@ def scaled_down(plan: Plan) -> ScaledDown:
     layout, replaced = _small(plan.layout)
     model = _tiny(plan.model, layout)
     job, replaced_in_job = _short(plan.job, layout)
-    pins = Pins(**{key: getattr(layout, key) for key in _pinned() if hasattr(layout, key)})
+    names = [field.name for field in dataclasses.fields(Pins) if hasattr(layout, field.name)]
+    pins = Pins(**{name: getattr(layout, name) for name in names})
     in_bf16 = plan.job.precision != "fp32"
     rounded: Precision = "fp8" if _emulates(plan.job, plan.layout) else "bf16"
     return ScaledDown(
@@ -64,10 +65,6 @@ def scaled_down(plan: Plan) -> ScaledDown:
         job_in_bf16=dataclasses.replace(job, precision=rounded) if in_bf16 else None,
         pins_in_bf16=dataclasses.replace(pins, autocast=plan.layout.autocast) if in_bf16 else pins,
     )
-
-
-def _pinned() -> list[str]:
-    return [field.name for field in dataclasses.fields(Pins)]
 
 
 def _small(layout: Layout) -> tuple[Layout, list[str]]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 
-from kit.diagnose.lint.commands import Command, known_options, number
+from kit.diagnose.lint.commands import LAUNCHERS, Command, known_options, number
 from kit.diagnose.lint.config import AUTO, Config
 from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.rule import Rule, check
@@ -19,7 +19,6 @@ TRAINER_KEYS = {
     "weight_decay": "optimizer.params.weight_decay",
 }
 """The Trainer's argument → the key it must equal (transformers/integrations/deepspeed.py, fill_match)."""
-PROCESSES = {"torchrun": ("nproc_per_node",), "deepspeed": ("num_gpus",), "accelerate launch": ("num_processes",)}
 SWITCHES = {"bf16": "bf16.enabled", "fp16": "fp16.enabled"}
 """The Trainer takes NAME_full_eval for it too."""
 NO = ("no", "false", "f", "n", "0")
@@ -145,11 +144,12 @@ def contradicts_config(file: str, command: Command, config: Config) -> Iterator[
 
 def processes(command: Command) -> int | None:
     """Ranks of all nodes, where the numbers are written out."""
-    each = number(command.value(*PROCESSES.get(command.launcher, ("",))))
+    launcher = next((launcher for launcher in LAUNCHERS if launcher.name == command.launcher), None)
+    if launcher is None:
+        return 1  # plain python
+    each = number(command.value(launcher.processes))
     nodes = number(command.value("nnodes", "num_nodes")) or 1
-    if command.launcher == "python":
-        return 1
-    return None if each is None else each * (1 if command.launcher == "accelerate launch" else nodes)
+    return None if each is None else each * (nodes if launcher.per_node else 1)
 
 
 def _finding(rule: str, severity: Severity, file: str, command: Command, key: str, why: str, fix: str) -> Finding:

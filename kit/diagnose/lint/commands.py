@@ -8,25 +8,50 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Literal
 
 from kit.specs import strict_yaml
 
-Launcher = Literal["torchrun", "deepspeed", "accelerate launch", "python"]
-FORMS: tuple[tuple[Launcher, tuple[str, ...]], ...] = (
-    ("torchrun", ("torchrun",)),
-    ("torchrun", ("-m", "torch.distributed.run")),
-    ("torchrun", ("-m", "torch.distributed.launch")),
-    ("deepspeed", ("deepspeed",)),
-    ("deepspeed", ("-m", "deepspeed.launcher.runner")),
-    ("accelerate launch", ("accelerate", "launch")),
-    ("accelerate launch", ("-m", "accelerate.commands.launch")),
+
+@dataclass(frozen=True)
+class Launcher:
+    """A program that starts processes; its options are in launcher_options.yaml."""
+
+    name: str
+    forms: tuple[tuple[str, ...], ...]
+    """The words that begin a launch; the first may be a path."""
+    processes: str
+    """The option that says how many processes to start,"""
+    per_node: bool
+    """on each node; else on all nodes together."""
+    abbreviates: bool
+    """Whether the beginning of an option is taken for it where only one begins so (argparse, allow_abbrev)."""
+
+
+LAUNCHERS = (
+    Launcher(
+        "torchrun",
+        (("torchrun",), ("-m", "torch.distributed.run"), ("-m", "torch.distributed.launch")),
+        "nproc_per_node",
+        per_node=True,
+        abbreviates=True,
+    ),
+    Launcher(
+        "deepspeed",
+        (("deepspeed",), ("-m", "deepspeed.launcher.runner")),
+        "num_gpus",
+        per_node=True,
+        abbreviates=True,
+    ),
+    Launcher(
+        "accelerate launch",
+        (("accelerate", "launch"), ("-m", "accelerate.commands.launch")),
+        "num_processes",
+        per_node=False,
+        abbreviates=False,
+    ),
 )
-"""The words that begin a launch; the first may be a path."""
 _TALKED_OF = {"install", "uninstall", "echo", "printf", "which", "show", "clone", "command"}
 """Words after which a launcher's name starts nothing."""
-ABBREVIATING: tuple[Launcher, ...] = ("torchrun", "deepspeed")
-"""Whose parsers take the beginning of an option for it where only one begins so (argparse, allow_abbrev)."""
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
 _VARIABLE = re.compile(r"\$[{(@*\w]")
 
@@ -35,8 +60,8 @@ _VARIABLE = re.compile(r"\$[{(@*\w]")
 class Command:
     """One launch."""
 
-    launcher: Launcher
-    """``python`` where none starts the program."""
+    launcher: str
+    """Name of a launcher; ``python`` where none starts the program."""
     line: int
     former: bool
     """Started by ``torch.distributed.launch``."""
@@ -99,7 +124,7 @@ def _joined(text: str) -> Iterator[tuple[int, str]]:
 
 def _command(words: Sequence[str], line: int) -> Command | None:
     for position in range(len(words)):
-        for launcher, form in FORMS:
+        for launcher, form in ((each, form) for each in LAUNCHERS for form in each.forms):
             head = (words[position].rsplit("/", 1)[-1], *words[position + 1 : position + len(form)])
             named = (
                 form[0] != "-m"
@@ -111,10 +136,10 @@ def _command(words: Sequence[str], line: int) -> Command | None:
             if not (named or (module and _python_before(words, position))):
                 continue
             rest = words[position + len(form) :]
-            options, program, arguments = _split(rest, known_options()[launcher], launcher in ABBREVIATING)
+            options, program, arguments = _split(rest, known_options()[launcher.name], launcher.abbreviates)
             former = form[-1] == "torch.distributed.launch"
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command(launcher, line, former, options, program, _pairs(arguments), opaque)
+            return Command(launcher.name, line, former, options, program, _pairs(arguments), opaque)
     for position, word in enumerate(words):
         if word.endswith(".py") and _python_before(words, position, variables=False):
             rest = words[position + 1 :]
