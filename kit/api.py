@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.planner import calibration
+from kit.planner.calibration import load as load_calibration
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
@@ -20,17 +20,17 @@ def plan(
     cluster: str | ClusterSpec | None = None,
     job: JobSpec | None = None,
     pins: Pins | None = None,
+    calibration: str | Path | None = None,
 ) -> Plan:
     """The fastest plan that fits.
 
     ``model``: a catalog name, a Hugging Face directory, a shape, or a whole recipe (then nothing else is given).
     ``cluster``: ``"8xH100"``, ``"aws:p5.48xlarge:4"`` or a description. ``pins`` are choices already made.
+    ``calibration``: a file that ``kit plan --calibrate`` wrote; earlier runs on the cluster correct the predictions.
 
-    Residuals of earlier runs on the cluster correct it, where ``kit-calibration.yaml`` of the working directory (or
-    KIT_CALIBRATION) has them. Raises ``SpecError`` for unknown names and impossible values,
-    ``PlanError`` where nothing is legal or fits.
+    Raises ``SpecError`` for unknown names and impossible values, ``PlanError`` where nothing is legal or fits.
     """
-    known = calibration.load()
+    known = load_calibration(None if calibration is None else Path(calibration))
     if isinstance(model, Recipe):
         if cluster is not None or job is not None or pins is not None:
             raise TypeError(

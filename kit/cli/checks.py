@@ -22,16 +22,21 @@ def lint(
         str | None, typer.Option(help="Program that reads the DeepSpeed file: deepspeed, accelerate or trainer.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    fix: Annotated[Path | None, typer.Option(help="Write a corrected copy of the one file here.")] = None,
+    write_fixed: Annotated[
+        Path | None, typer.Option("--write-fixed", help="Write a corrected copy of the one file here.")
+    ] = None,
+    fix: Annotated[Path | None, typer.Option("--fix", hidden=True, help="Earlier name of --write-fixed.")] = None,
     rules: Annotated[bool, typer.Option("--rules", help="Print every rule, as a table.")] = False,
 ) -> None:
     """Find errors in a configuration before you pay for GPUs. Exit code 1 if a finding is an error."""
     import json
 
-    from kit.diagnose.lint import READERS, lint, read_values, write_fixed
+    from kit.diagnose.lint import READERS, lint, read_values
+    from kit.diagnose.lint import write_fixed as write_corrected
     from kit.diagnose.lint.rule import markdown
     from kit.specs.catalog import load_model, parse_cluster
 
+    fixed = write_fixed or fix
     if rules:
         typer.echo(markdown())
         return
@@ -39,20 +44,20 @@ def lint(
         raise SpecError("nothing to read; name a ds_config.json, accelerate YAML, recipe, script or run directory")
     if reader is not None and reader not in READERS:
         raise SpecError(f"--reader {reader!r}: {nearest(reader, list(READERS))}")
-    if fix is not None and (len(paths) > 1 or paths[0].suffix not in (".json", ".yaml", ".yml")):
-        raise SpecError("--fix writes a copy of one file; name one .json or .yaml file")
+    if fixed is not None and (len(paths) > 1 or paths[0].suffix not in (".json", ".yaml", ".yml")):
+        raise SpecError("--write-fixed writes a copy of one file; name one .json or .yaml file")
     known = load_model(model) if model else None, parse_cluster(gpus) if gpus else None
     findings = [finding for path in paths for finding in lint(path, reader=reader, model=known[0], cluster=known[1])]
-    if fix is not None:
+    if fixed is not None:
         own = [finding for finding in findings if finding.file == paths[0].name]
-        write_fixed(read_values(paths[0]), own, fix)
+        write_corrected(read_values(paths[0]), own, fixed)
     if as_json:
         typer.echo(json.dumps([finding.as_json() for finding in findings], indent=1))
     else:
         for finding in findings:
             typer.echo(str(finding))
         counts = [f"{sum(f.severity == s for f in findings)} {s}s" for s in ("error", "warning", "note")]
-        typer.echo(", ".join(counts) + (f"; corrected copy: {fix}" if fix else ""))
+        typer.echo(", ".join(counts) + (f"; corrected copy: {fixed}" if fixed else ""))
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""What several commands read from their words: recipes with changes, jobs, pinned choices."""
+"""What several commands take: options, recipes with changes, jobs, pinned choices."""
 
 from __future__ import annotations
 
@@ -18,18 +18,33 @@ from kit.specs.model import ModelSpec
 from kit.specs.recipe import Recipe, load_recipe
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.")]
+Gpus = Annotated[str | None, typer.Option(help="Cluster of a model: 8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")]
+Engine = Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")]
+Fix = Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. Repeatable.")]
+SeqLength = Annotated[int | None, typer.Option(help="Tokens in a sequence.")]
+GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")]
+Precision = Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")]
+CalibrationFile = Annotated[
+    Path | None, typer.Option("--calibration", help="Correct predictions by the runs that this file records.")
+]
 OutDir = Annotated[
     Path, typer.Option("--out", "-o", help="New directory to write; an existing one is never overwritten.")
 ]
 
 
-def is_recipe(word: str) -> bool:
-    return word.endswith((".yaml", ".yml"))
+def is_recipe(target: str) -> bool:
+    return target.endswith((".yaml", ".yml"))
 
 
 def plan_recipe(path: Path, overrides: list[str] | None) -> tuple[Plan, Recipe]:
     recipe = load_recipe(path, overrides or [])
     return make_plan(recipe), recipe
+
+
+def recipe_changes(overrides: list[str] | None, engine: str, fix: list[str] | None) -> list[str]:
+    """Everything that arguments and options change of a recipe, as ``section.key=value``."""
+    pinned = [f"layout.{choice}" for choice in fix or []]
+    return [*(overrides or []), *pinned, *([f"layout.engine={engine}"] if engine != "auto" else [])]
 
 
 def job_for(model: ModelSpec, **values: float | str | None) -> JobSpec:
@@ -45,17 +60,17 @@ def job_for(model: ModelSpec, **values: float | str | None) -> JobSpec:
     return strict_yaml.parse(JobSpec, defaults | given, strict_yaml.Document(name="options", data={}, lines={}))
 
 
-def pins_of(engine: str, words: list[str]) -> Pins:
-    """``tp=8`` words → pins, validated like the layout section of a recipe."""
+def pins_of(engine: str, fix: list[str]) -> Pins:
+    """``tp=8`` → pins, validated like the layout section of a recipe."""
     data: dict[str, Any] = {} if engine == "auto" else {"engine": engine}
-    for word in words:
-        key, equals, text = word.partition("=")
+    for choice in fix:
+        key, equals, text = choice.partition("=")
         if not equals:
             raise SpecError(
-                f"--fix {word!r} is not of the form key=value; "
+                f"--fix {choice!r} is not of the form key=value; "
                 f"keys are {', '.join(field.name for field in dataclasses.fields(Pins))}"
             )
         if key == "engine" and engine not in ("auto", text):
-            raise SpecError(f"--engine {engine} and --fix {word} name two engines; leave one of them out")
-        data[key] = strict_yaml.parse_text(f"value: {text}", f"--fix {word}").data["value"]
+            raise SpecError(f"--engine {engine} and --fix {choice} name two engines; leave one of them out")
+        data[key] = strict_yaml.parse_text(f"value: {text}", f"--fix {choice}").data["value"]
     return strict_yaml.parse(Pins, data, strict_yaml.Document(name="--fix", data={}, lines={}))

@@ -73,12 +73,12 @@ def train(
         if rundir.path == target:
             raise
         raise RunDirectoryError(f"{error}\n{out} is written; once this is mended: kit train {out}") from None
-    words = ["--resume", resume if resume == "auto" else str(Path(resume).resolve())] if resume else []
-    words += ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
-    words += ["--profile", _steps(profile)] if profile else []
+    args = ["--resume", resume if resume == "auto" else str(Path(resume).resolve())] if resume else []
+    args += ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
+    args += ["--profile", _steps(profile)] if profile else []
     sys.stdout.flush()
     os.environ.setdefault("PYTHON", sys.executable)
-    os.execv(str(rundir.path / "launch.sh"), [str(rundir.path / "launch.sh"), *words])
+    os.execv(str(rundir.path / "launch.sh"), [str(rundir.path / "launch.sh"), *args])
 
 
 def rehearse(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,6 @@ from kit.errors import SpecError
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
-
-FILE = "kit-calibration.yaml"
-"""In the working directory, or where KIT_CALIBRATION says."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +43,6 @@ class Calibration:
     """Residuals by kind."""
 
     residuals: dict[str, Residual]
-    path: Path | None = None
 
     def of(self, workload: Workload) -> Residual:
         """Of its own kind; else the ratio alone of the nearest kind on the same cluster type; else nothing."""
@@ -85,21 +80,15 @@ def kind(w: Workload) -> str:
     return f"{place}, {w.layout.engine} {w.layout.implementation}, {w.job.precision}, {what}"
 
 
-def file_path() -> Path:
-    """Where residuals are kept."""
-    return Path(os.environ.get("KIT_CALIBRATION", FILE))
-
-
-def load(path: Path | None = None) -> Calibration:
-    """Residuals of earlier runs; none where the file does not exist. Raises ``SpecError``."""
-    path = path or file_path()
-    if not path.exists():
+def load(path: Path | None) -> Calibration:
+    """Residuals of earlier runs; without a file none. Raises ``SpecError``."""
+    if path is None:
         return NONE
     try:
         data = pyyaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        return Calibration({str(name): _residual(row) for name, row in data.items()}, path)
+        return Calibration({str(name): _residual(row) for name, row in data.items()})
     except (OSError, pyyaml.YAMLError, TypeError, AttributeError, LookupError, ValueError) as error:
-        raise SpecError(f"{path} cannot be read as calibration: {error}; mend it, or remove it yourself") from None
+        raise SpecError(f"{path} cannot be read as calibration: {error}; mend it, or name another file") from None
 
 
 def _residual(row: dict[str, Any]) -> Residual:
@@ -135,7 +124,7 @@ def learn(plan: Plan, measurements: Path, known: Calibration) -> Calibration:
         extra_gib=before.extra_gib + share * (extra - before.extra_gib),
         runs=before.runs + 1,
     )
-    return Calibration({**known.residuals, key: after}, known.path)
+    return Calibration({**known.residuals, key: after})
 
 
 FARTHEST = 20.0
@@ -170,16 +159,14 @@ def _positive(data: dict[str, Any], name: str, path: Path) -> float | None:
     return float(value)
 
 
-def save(calibration: Calibration, path: Path | None = None) -> Path:
-    """Write residuals; the file is ours and is replaced whole."""
-    path = path or file_path()
+def save(calibration: Calibration, path: Path) -> None:
+    """Write residuals; the file is kit's own and is replaced whole."""
     kept = ("step_time_factor", "extra_gib", "runs")
     rows = {name: {key: getattr(row, key) for key in kept} for name, row in sorted(calibration.residuals.items())}
     text = pyyaml.safe_dump(rows, sort_keys=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
-    return path
 
 
 def corrected(prediction: Prediction, residual: Residual, total_tokens: int, usd_per_hour: float | None) -> Prediction:

@@ -127,7 +127,8 @@ def test_a_run_corrects_the_next_plan_of_its_kind(tmp_path: Path) -> None:
     }
     run.write_text(json.dumps(measured))
     known = calibration.learn(plan, run, calibration.NONE)
-    kept = calibration.load(calibration.save(known, tmp_path / "kit-calibration.yaml"))
+    calibration.save(known, tmp_path / "calibration.yaml")
+    kept = calibration.load(tmp_path / "calibration.yaml")
     assert kept.residuals == known.residuals
     again = make_plan(plan.model, plan.cluster, plan.job, pinned(plan), kept)
     assert "calibrated by 1 run" in again.predicted.step_time_evidence

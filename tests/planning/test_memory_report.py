@@ -128,7 +128,8 @@ def test_impossible_pins_list_every_rule() -> None:
 
 
 def test_the_command_prints_json() -> None:
-    sizes = ["--tp", "2", "--pp", "2", "--recompute", "full", "--micro-batch", "2", "--seq", "2048", "--zero", "1"]
+    choices = ("tp=2", "pp=2", "recompute=full", "micro_batch_size=2", "zero_stage=1")
+    sizes = ["--seq-length", "2048", *(word for choice in choices for word in ("--fix", choice))]
     words = [sys.executable, "-m", "kit", "memory", "llama-3.1-8b", "--gpus", "8xH100", *sizes, "--json"]
     printed = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     assert printed["peak_gib"] == pytest.approx(

@@ -61,10 +61,9 @@ def test_the_nearest_kind_lends_its_ratio() -> None:
     assert "step x 1.20" in plan_of(known, Pins(engine="torch")).predicted.step_time_evidence
 
 
-def test_other_plans_of_an_explanation_are_corrected_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_plans_of_an_explanation_are_corrected_too(tmp_path: Path) -> None:
     plan = plan_of()
     known = learned(plan, tmp_path, measured_step_time_s=3 * plan.predicted.step_time_s)
-    monkeypatch.setenv("KIT_CALIBRATION", str(calibration.save(known, tmp_path / "kept.yaml")))
     pins = Pins(engine="megatron", tp=4)
     words = explain(plan_of(known, pins), pins, ("tp=8",), known).partition("left to the planner")[2]
     changes = [float(line.split()[-1].rstrip("%")) for line in words.splitlines() if line.startswith("  step")]

@@ -16,11 +16,11 @@ from tests.training import runs
 
 
 @pytest.mark.usefixtures("one_process")
-def test_the_summary_of_a_run_corrects_the_next_plan(tmp_path, monkeypatch):
+def test_the_summary_of_a_run_corrects_the_next_plan(tmp_path):
     rundir = small.emit(tmp_path / "run", "run.steps=4", seq_length=32)
     runs.run(rundir, export_at_end=False)
     summary = json.loads((rundir.path / "summary.json").read_text())
-    monkeypatch.setenv("KIT_CALIBRATION", str(tmp_path / "kit-calibration.yaml"))
+    kept = tmp_path / "calibration.yaml"
     words = ["plan", str(RECIPE), "cluster=1xcpu", "layout.engine=torch", "layout.zero_stage=0"]
 
     def planned(name, *more):
@@ -29,10 +29,12 @@ def test_the_summary_of_a_run_corrects_the_next_plan(tmp_path, monkeypatch):
         return Plan.load(tmp_path / name).predicted
 
     before = planned("before.yaml")
-    after = planned("after.yaml", "--calibrate", str(rundir.path / "summary.json"))
+    after = planned("after.yaml", "--calibrate", str(rundir.path / "summary.json"), "--calibration", str(kept))
+    later = planned("later.yaml", "--calibration", str(kept))
     factor = summary["measured_step_time_s"] / rundir.plan.predicted.step_time_s
-    (residual,) = yaml.safe_load((tmp_path / "kit-calibration.yaml").read_text()).values()
+    (residual,) = yaml.safe_load(kept.read_text()).values()
     assert residual["step_time_factor"] == pytest.approx(factor)
     assert residual["extra_gib"] == 0, "what a CPU process holds is no GPU's peak"
     assert "calibrated by 1 run" in after.step_time_evidence
-    assert after.step_time_s == pytest.approx(factor * before.step_time_s)
+    assert after.step_time_s == later.step_time_s == pytest.approx(factor * before.step_time_s)
+    assert planned("without.yaml").step_time_s == before.step_time_s, "a calibration is handed in, not found"
