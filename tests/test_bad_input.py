@@ -77,7 +77,7 @@ def test_a_model_of_an_unsupported_kind(model, capsys, monkeypatch):
         (["zero_stage=2", "offload_optimizer=nvme"], "only stage 3 swaps"),
         (["zero_stage=0", "offload_optimizer=cpu"], "use zero_stage=1, 2 or 3"),
         (["zero_stage=2", "pp=2"], "excludes pipeline parallelism"),
-        (["zero_stage=2", "zero_hpz=2"], "use engine=deepspeed with zero_stage=3"),
+        (["zero_stage=2", "zero_hpz=2"], "it is part of stage 3; use zero_stage=3"),
     ],
 )
 def test_a_stage_that_forbids_what_is_asked(fixes, said, capsys, monkeypatch):

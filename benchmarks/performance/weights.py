@@ -40,7 +40,7 @@ def measure(
     cluster = parse_cluster(f"{job.global_batch_size}xcpu")
     # The stand-in's 8 GiB are a convention; what counts here is the machine.
     cluster = dataclasses.replace(cluster, gpu=dataclasses.replace(cluster.gpu, memory_gib=64.0))
-    plan = kit.plan(model, cluster, job, dataclasses.replace(pins, micro_batch_size=1))
+    plan = kit.plan(model, cluster, job, pins.but(micro_batch_size=1))
     run = RunSpec(model_path=str(directory / "model"), data=DataSpec(train="none"))
     rundir, out = write(plan, run, directory / name), directory / f"{name}.json"
     output(torchrun(cluster.num_gpus, worker, rundir.path, out))

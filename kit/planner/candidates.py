@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from kit.planner.divisors import divisors
 from kit.planner.request import Request
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import ContextExchange, EngineName, Implementation, Layout, Offload, Pins, Recompute
+from kit.specs.layout import PINNABLE, ContextExchange, EngineName, Implementation, Layout, Offload, Pins, Recompute
 from kit.specs.model import ModelSpec
 
 LARGEST_MICRO_BATCH_TOKENS = 65536
@@ -48,7 +48,7 @@ def layouts(request: Request, engine: EngineName, space: SearchSpace) -> Iterato
 
 def _torch(request: Request, space: SearchSpace) -> Iterator[Layout]:
     cluster, job, pins = request.cluster, request.job, request.pins
-    offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
+    offload = _pinned_offload(pins)
     for split in _torch_splits(cluster, pins):
         dp = split.data_parallel(cluster)
         whole = [0] if split.tp == 1 or pins.tp else []  # DDP has no tensor parallelism beside it
@@ -73,8 +73,7 @@ def fast_paths(request: Request, compiles: bool) -> list[Pins]:
     tried = tried and pins.implementation in (None, "huggingface")
     if not tried or request.model.is_encoder_decoder or request.model.num_experts:
         return [pins]
-    faster = replace(
-        pins,
+    faster = pins.but(
         compile_layers=True if pins.compile_layers is None else pins.compile_layers,
         chunked_loss=True if pins.chunked_loss is None else pins.chunked_loss,
     )
@@ -97,7 +96,7 @@ def _deepspeed(request: Request, space: SearchSpace) -> Iterator[Layout]:
     if pins.engine is None and split != _Split():
         return  # AutoTP and Ulysses on request only: Megatron's kinds of the same are the faster and the tried ones
     if split.cp > 1 and pins.cp_comm_type is None:
-        split = replace(split, exchange="a2a")
+        split = replace(split, cp_comm_type="a2a")
     if pins.implementation == "local" and pins.sp is None:
         split = replace(split, sp=split.tp > 1 and job.seq_length % split.tp == 0)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
@@ -105,7 +104,7 @@ def _deepspeed(request: Request, space: SearchSpace) -> Iterator[Layout]:
         return  # one rank has nothing to shard over: ZeRO is then of use for offload alone
     for zero, recompute in itertools.product(stages, _recompute(pins)):
         for offload, hpz in itertools.product(_offloads(pins, zero, space), _second_copies(cluster, pins, split, zero)):
-            yield from _sized("deepspeed", job, replace(pins, zero_hpz=hpz), split, dp, zero, offload, recompute)
+            yield from _sized("deepspeed", job, pins.but(zero_hpz=hpz), split, dp, zero, offload, recompute)
     if split == _Split() and pins.implementation is None and pins.sp is None and pins.tp is None:
         yield from _zero_over_megatron(cluster, job, pins)
 
@@ -113,10 +112,10 @@ def _deepspeed(request: Request, space: SearchSpace) -> Iterator[Layout]:
 def _zero_over_megatron(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> Iterator[Layout]:
     """ZeRO-2 and 3 over Megatron's tensor parallelism; stage 1 is Megatron's own distributed optimizer."""
     stages = [2, 3] if pins.zero_stage is None else [stage for stage in (2, 3) if stage == pins.zero_stage]
-    layers = replace(pins, implementation="local", zero_hpz=pins.zero_hpz or 1)
+    layers = pins.but(implementation="local", zero_hpz=pins.zero_hpz or 1)
     for tp, zero, recompute in itertools.product(divisors(cluster.gpus_per_node)[1:], stages, _recompute(pins)):
         split = _Split(tp=tp, sp=job.seq_length % tp == 0)
-        offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
+        offload = _pinned_offload(pins)
         yield from _sized("deepspeed", job, layers, split, split.data_parallel(cluster), zero, offload, recompute)
 
 
@@ -133,18 +132,18 @@ def _megatron(request: Request, space: SearchSpace) -> Iterator[Layout]:
     if cluster.num_gpus == 1 and pins.engine is None and _Split.of(pins) == _Split():
         return  # nothing to split, so nothing to offer over the model as transformers computes it
     zero = 1 if pins.zero_stage is None else pins.zero_stage
-    offload = (pins.offload_optimizer or "none", pins.offload_param or "none")
+    offload = _pinned_offload(pins)
     for tp, pp, cp in _splits(request, space):
         sp = pins.sp if pins.sp is not None else tp > 1 and job.seq_length % (tp * cp) == 0
         first, last = _ends(model, pins, pp)
         for vp in _virtual(model, pins, pp, first):
-            split = _Split(tp=tp, pp=pp, vp=vp, first=first, last=last, cp=cp, sp=sp)
+            split = _Split(tp=tp, pp=pp, vp=vp, first_stage_layers=first, last_stage_layers=last, cp=cp, sp=sp)
             dp = split.data_parallel(cluster)
             experts = _experts(model, pins, tp, dp * cp * tp)
-            for (ep, etp), exchange, recompute in itertools.product(
-                experts, _exchanges(pins, cp), _recompute(pins, cp > 1 or model.attention_softcap is not None)
+            for (ep, etp), comm_type, recompute in itertools.product(
+                experts, _comm_types(pins, cp), _recompute(pins, cp > 1 or model.attention_softcap is not None)
             ):
-                whole = replace(split, ep=ep, etp=etp, exchange=exchange)
+                whole = replace(split, ep=ep, etp=etp, cp_comm_type=comm_type)
                 yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute)
 
 
@@ -155,30 +154,19 @@ class _Split:
     tp: int = 1
     pp: int = 1
     vp: int = 1
-    first: int | None = None
-    last: int | None = None
-    """Layers of uneven first and last stages."""
+    first_stage_layers: int | None = None
+    last_stage_layers: int | None = None
     cp: int = 1
-    exchange: ContextExchange = "all_gather"
+    cp_comm_type: ContextExchange = "all_gather"
     sp: bool = False
     ep: int = 1
     etp: int = 1
 
     @classmethod
     def of(cls, pins: Pins) -> _Split:
-        """What is pinned, and one for the rest."""
-        return cls(
-            tp=pins.tp or 1,
-            pp=pins.pp or 1,
-            vp=pins.vp or 1,
-            first=pins.first_stage_layers,
-            last=pins.last_stage_layers,
-            cp=pins.cp or 1,
-            exchange=pins.cp_comm_type or "all_gather",
-            sp=pins.sp or False,
-            ep=pins.ep or 1,
-            etp=pins.etp or 1,
-        )
+        """What is pinned, and no split for the rest."""
+        given = {field.name: getattr(pins, field.name) for field in fields(cls)}
+        return cls(**{name: value for name, value in given.items() if value is not None})
 
     def data_parallel(self, cluster: ClusterSpec) -> int:
         return max(1, cluster.num_gpus // (self.tp * self.pp * self.cp))
@@ -251,7 +239,7 @@ def _recompute(pins: Pins, selective: bool = False) -> Sequence[Recompute]:
     return ("none", "selective", "full") if selective else ("none", "full")
 
 
-def _exchanges(pins: Pins, cp: int) -> Sequence[ContextExchange]:
+def _comm_types(pins: Pins, cp: int) -> Sequence[ContextExchange]:
     """The ring sends as much forward and twice as much back, but beside attention, and keeps no gathered sequence."""
     if pins.cp_comm_type is not None:
         return (pins.cp_comm_type,)
@@ -260,6 +248,10 @@ def _exchanges(pins: Pins, cp: int) -> Sequence[ContextExchange]:
 
 def _offloading(pins: Pins, space: SearchSpace) -> bool:
     return space.offload or any(place not in (None, "none") for place in (pins.offload_optimizer, pins.offload_param))
+
+
+def _pinned_offload(pins: Pins) -> tuple[Offload, Offload]:
+    return pins.offload_optimizer or "none", pins.offload_param or "none"
 
 
 def _offloads(pins: Pins, zero: int, space: SearchSpace) -> list[tuple[Offload, Offload]]:
@@ -288,37 +280,13 @@ def _sized(
     share = job.global_batch_size // dp if job.global_batch_size % dp == 0 else 1
     most = max(1, LARGEST_MICRO_BATCH_TOKENS // job.seq_length)
     sizes = [pins.micro_batch_size] if pins.micro_batch_size else [size for size in divisors(share) if size <= most]
+    pinned = {name: value for name in PINNABLE if (value := getattr(pins, name)) is not None}
+    choices = {"implementation": _implementation(engine, job), **pinned, **vars(split), "engine": engine, "dp": dp}
+    choices |= {"zero_stage": zero, "offload_optimizer": offload[0], "offload_param": offload[1]}
     for size in sizes:
+        accumulation = max(1, job.global_batch_size // (size * dp))
         yield Layout(
-            engine=engine,
-            implementation=pins.implementation or _implementation(engine, job),
-            dp=dp,
-            tp=split.tp,
-            pp=split.pp,
-            vp=split.vp,
-            first_stage_layers=split.first,
-            last_stage_layers=split.last,
-            cp=split.cp,
-            cp_comm_type=split.exchange,
-            sp=split.sp,
-            ep=split.ep,
-            etp=split.etp,
-            zero_stage=zero,
-            offload_optimizer=offload[0],
-            offload_param=offload[1],
-            zero_hpz=pins.zero_hpz or 1,
-            zero_quantized_weights=pins.zero_quantized_weights or False,
-            zero_quantized_gradients=pins.zero_quantized_gradients or False,
-            gradient_compression=pins.gradient_compression or "none",
-            gradient_dtype=pins.gradient_dtype or "fp32",
-            autocast=pins.autocast or False,
-            chunked_loss=pins.chunked_loss or False,
-            loss_kernel=pins.loss_kernel or "torch",
-            compile_layers=pins.compile_layers or False,
-            attention_kernel=pins.attention_kernel or "default",
-            recompute=recompute,
-            micro_batch_size=size,
-            gradient_accumulation_steps=max(1, job.global_batch_size // (size * dp)),
+            **choices | {"recompute": recompute, "micro_batch_size": size, "gradient_accumulation_steps": accumulation}
         )
 
 

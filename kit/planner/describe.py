@@ -1,8 +1,10 @@
-"""A layout in one line."""
+"""A layout in one line, in the words of its engine."""
 
 from __future__ import annotations
 
-from kit.specs.layout import Layout
+from collections.abc import Mapping
+
+from kit.specs.layout import DEFAULTS, FLAGS, Layout
 
 
 def engine_name(layout: Layout) -> str:
@@ -11,29 +13,37 @@ def engine_name(layout: Layout) -> str:
     return layout.engine + (" over megatron" if over else "")
 
 
+def sharding(layout: Layout) -> str:
+    """What each engine calls its ``zero_stage``; empty where nothing is shared over data-parallel ranks."""
+    if layout.engine == "torch":
+        return ("DDP" if layout.dp > 1 else "", "ZeRO-1", "FSDP2 (zero_stage=2)", "FSDP2")[layout.zero_stage]
+    if layout.engine == "megatron" and layout.zero_stage == 1:
+        return "distributed optimizer"
+    return f"ZeRO-{layout.zero_stage}" if layout.zero_stage else ""
+
+
 def describe(layout: Layout) -> str:
-    """One line: engine, then every size that is not one."""
-    parts: list[str] = [engine_name(layout)]
-    sizes = ("tp", "cp", "pp", "vp", "ep", "etp")
-    parts += [f"{name}={getattr(layout, name)}" for name in sizes if getattr(layout, name) > 1]
+    """One line: engine, every size that is not one, sharding, flags that are not the default, micro batches."""
+    sizes = [f"{name}={size}" for name in ("tp", "cp", "pp", "vp", "ep", "etp") if (size := getattr(layout, name)) > 1]
     ends = [str(end) for end in (layout.first_stage_layers, layout.last_stage_layers) if end]
-    parts += [f"ends of {' and '.join(ends)} layers"] if ends else []
-    parts += ["sp"] if layout.sp else []
-    parts += [f"dp={layout.dp}"]
-    parts += [f"ZeRO-{layout.zero_stage}"] if layout.zero_stage else []
-    parts += [f"hpZ {layout.zero_hpz}"] if layout.zero_hpz > 1 else []
-    parts += ["int8 weights sent"] if layout.zero_quantized_weights else []
-    parts += ["int4 gradients sent"] if layout.zero_quantized_gradients else []
-    parts += [f"{layout.gradient_compression} gradients sent"] if layout.gradient_compression != "none" else []
-    parts += [f"{layout.gradient_dtype} gradients"] if layout.gradient_dtype != "fp32" else []
-    parts += ["autocast"] if layout.autocast else []
-    places = {"cpu": "host", "nvme": "NVMe"}
-    parts += [f"optimizer on {places[layout.offload_optimizer]}"] if layout.offload_optimizer != "none" else []
-    parts += [f"parameters on {places[layout.offload_param]}"] if layout.offload_param != "none" else []
-    parts += [f"{layout.recompute} recompute"] if layout.recompute != "none" else []
-    parts += ["compiled blocks"] if layout.compile_layers else []
-    parts += ["chunked loss"] if layout.chunked_loss else []
-    parts += ["Liger's loss"] if layout.loss_kernel == "liger" else []
-    parts += [f"{layout.attention_kernel} attention"] if layout.attention_kernel != "default" else []
-    parts += ["ring"] if layout.cp > 1 and layout.cp_comm_type == "p2p" else []
-    return ", ".join([*parts, f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"])
+    stages = f"end stages of {' and '.join(ends)} layers" if ends else ""
+    flags = [_flag(layout, name) for name in FLAGS]
+    batches = f"micro batch {layout.micro_batch_size} x {layout.gradient_accumulation_steps}"
+    parts = [
+        engine_name(layout),
+        *sizes,
+        stages,
+        "sp" * layout.sp,
+        f"dp={layout.dp}",
+        sharding(layout),
+        *flags,
+        batches,
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _flag(layout: Layout, name: str) -> str:
+    value, text = getattr(layout, name), FLAGS[name].text
+    if value == DEFAULTS[name] or (name == "cp_comm_type" and layout.cp == 1):
+        return ""
+    return text.get(value, "") if isinstance(text, Mapping) else text.format(value=value)

@@ -63,7 +63,7 @@ def scaled_down(plan: Plan) -> ScaledDown:
         replaced=(*replaced, *replaced_in_job),
         covers=describe(layout),
         job_in_bf16=dataclasses.replace(job, precision=rounded) if in_bf16 else None,
-        pins_in_bf16=dataclasses.replace(pins, autocast=plan.layout.autocast) if in_bf16 else pins,
+        pins_in_bf16=pins.but(autocast=plan.layout.autocast) if in_bf16 else pins,
     )
 
 

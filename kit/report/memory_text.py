@@ -96,7 +96,7 @@ def save_png(report: FitReport, path: Path) -> None:
 def _verdict(report: FitReport) -> str:
     return (
         f"{report.verdict}: {report.peak_gib:.1f} of {report.usable_gib:.1f} GiB usable "
-        f"({report.memory_gib:.1f} in all); {report.binding} binds"
+        f"({report.memory_gib:.1f} total); largest: {report.binding}"
     )
 
 

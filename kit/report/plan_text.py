@@ -34,7 +34,7 @@ def _title(plan: Plan) -> str:
         [
             f"{model.name}, {size} parameters, on {cluster.num_gpus} x {cluster.gpu.name} ({nodes})",
             f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step ({tokens} tokens), "
-            f"{human_count(job.total_tokens)} tokens in all",
+            f"{human_count(job.total_tokens)} tokens in total",
             "",
             f"  {describe(plan.layout)}",
         ]
@@ -44,8 +44,8 @@ def _title(plan: Plan) -> str:
 def _memory(plan: Plan) -> str:
     gpu = plan.cluster.gpu
     shown = [name for name in COMPONENTS if any(stage.components_gib[name] >= 0.05 for stage in plan.predicted.memory)]
-    limits = f"{usable_gib(gpu):.1f} usable ({gpu.memory_gib:.1f} in all)"
-    head = f"memory of a GPU, GiB: {plan.predicted.peak_gib:.1f} of {limits}"
+    limits = f"{usable_gib(gpu):.1f} usable ({gpu.memory_gib:.1f} total)"
+    head = f"peak memory per GPU: {plan.predicted.peak_gib:.1f} GiB of {limits}"
     columns = "  " + " " * 8 + "".join(f"{name:>12}" for name in [*shown, "peak"])
     rows = [_stage_row(stage, shown, plan.layout.pp) for stage in _some(plan.predicted.memory)]
     learned = is_corrected(plan.predicted) and " GiB" in plan.predicted.step_time_evidence
@@ -95,11 +95,11 @@ def _operation(operation: Operation, predicted: Prediction) -> str:
     data = operation.data_mbytes_per_s
     rate = f"{data:.2g} MB/s" if data >= 0.01 else f"{1e3 * data:.2g} kB/s"
     monthly = operation.checkpoint_usd_per_month
-    kept = "" if monthly is None else f", ${monthly:,.2f} a month to keep"
+    kept = "" if monthly is None else f", ${monthly:,.2f} a month to store"
     return (
-        f"reads {rate} of tokens beside the steps\n"
+        f"data loading: {rate} of tokens\n"
         f"checkpoint {operation.checkpoint_gb:,.0f} GB in {human_seconds(operation.checkpoint_s)}{kept}\n"
-        f"best saved every {human_seconds(operation.checkpoint_interval_s)}; a failure every "
+        f"save every {human_seconds(operation.checkpoint_interval_s)}; a failure every "
         f"{human_seconds(operation.hours_between_failures * 3600)}: goodput {operation.goodput:.1%}"
         f"{_in_all(predicted, operation.goodput)}"
     )
@@ -110,11 +110,11 @@ def _in_all(predicted: Prediction, goodput: float) -> str:
     if not goodput:
         return ""
     money = "" if predicted.cost_usd is None else f", ${predicted.cost_usd / goodput:,.0f}"
-    return f", {human_seconds(predicted.days * SECONDS_PER_DAY / goodput)} in all{money}"
+    return f", {human_seconds(predicted.days * SECONDS_PER_DAY / goodput)} in total{money}"
 
 
 def _speed_band(predicted: Prediction) -> str:
-    words = predicted.step_time_evidence or "not yet compared with measurements"
+    words = predicted.step_time_evidence or "not validated by measurements"
     if predicted.step_time_band is None:
         return f" (predicted; {words})"
     return f" (± {predicted.step_time_band:.0%}: {words})"
@@ -136,7 +136,7 @@ def _no_price(cluster: ClusterSpec) -> str:
 
 
 def _band(band: float | None) -> str:
-    return " (predicted; not yet compared with measurements)" if band is None else f" (± {band:.0%})"
+    return "; prediction not validated by measurements" if band is None else f" (± {band:.0%})"
 
 
 def reasons(decisions: tuple[Decision, ...]) -> str:
@@ -149,6 +149,6 @@ def reasons(decisions: tuple[Decision, ...]) -> str:
             alternatives = "; ".join(decision.rejected) if len(decision.rejected) > 2 else "\n".join(decision.rejected)
             for alternative in alternatives.splitlines():
                 lines += textwrap.wrap(
-                    f"instead {alternative}", WIDTH, initial_indent="      ", subsequent_indent="        "
+                    f"rejected {alternative}", WIDTH, initial_indent="      ", subsequent_indent="        "
                 )
     return "\n".join(lines)

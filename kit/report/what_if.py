@@ -70,15 +70,15 @@ def bindings(plan: Plan) -> tuple[Binding, ...]:
     layout, cluster = plan.layout, plan.cluster
     inside = cluster.gpus_per_node
     links = {
-        "tensor_parallel": ("NVLink" if layout.tp <= inside else "fabric", "tensor-parallel exchanges"),
-        "context_parallel": ("NVLink" if layout.tp * layout.cp <= inside else "fabric", "context-parallel exchanges"),
+        "tensor_parallel": ("NVLink" if layout.tp <= inside else "fabric", "tensor-parallel collectives"),
+        "context_parallel": ("NVLink" if layout.tp * layout.cp <= inside else "fabric", "context-parallel collectives"),
         "expert_parallel": ("NVLink" if layout.ep * layout.etp <= inside else "fabric", "tokens to experts and back"),
         "data_parallel": ("NVLink" if cluster.num_nodes == 1 else "fabric", "gradients and weights of replicas"),
         "pipeline_transfer": ("NVLink" if cluster.num_nodes == 1 else "fabric", "activations between stages"),
         "pipeline_bubble": ("bubble", "stages that wait for the first and last micro batches"),
-        "compute": ("compute", "products, attention and element-wise operators"),
-        "recompute": ("compute", "forward passes done again to save memory"),
-        "launch": ("host processor", "kernels that are issued more slowly than they run"),
+        "compute": ("compute", "GEMMs, attention and element-wise operators"),
+        "recompute": ("compute", "forward passes repeated to save memory"),
+        "launch": ("host processor", "kernels launched more slowly than they run"),
         "offload": ("host memory and PCIe", "optimizer state and weights away from the GPU"),
         "optimizer": ("GPU memory bandwidth", "the optimizer's step"),
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kit.specs.base import SPEC
+from kit.specs.frozen import FrozenMap
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
@@ -17,9 +20,9 @@ Offload = Literal["none", "cpu", "nvme"]
 """Where state is kept between uses: on the device, in host memory, or on the node's own disks (ZeRO-Infinity)."""
 Implementation = Literal["huggingface", "local", "transformer_engine"]
 GradientCompression = Literal["none", "bf16", "powersgd"]
-GradientDtype = Literal["fp32", "bf16"]
-"""How fp32 gradients travel between data-parallel ranks: as they are, rounded to bf16, or as factors of low rank
+"""How fp32 gradients are sent between data-parallel ranks: unchanged, rounded to bf16, or as factors of low rank
 (PowerSGD, arXiv 1905.13727)."""
+GradientDtype = Literal["fp32", "bf16"]
 LOSS_CHUNK_TOKENS = 2048
 """Tokens whose logits exist at once with ``chunked_loss``. The head's gradient, as large as the head, is read and
 written for every chunk: with half as many tokens that takes as long as half of the chunk's products on an H100."""
@@ -35,62 +38,83 @@ ContextExchange = Literal["all_gather", "p2p", "a2a"]
 passed round a ring, or exchanged for heads (DeepSpeed-Ulysses, arXiv 2309.14509)."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """Columns of a layout's field, beside its name, type and default."""
+
+    engines: tuple[EngineName, ...] = ENGINES
+    """Engines that take another value than the default; a rule refuses it elsewhere."""
+    text: str | FrozenMap = ""
+    """How ``describe`` prints another value than the default: with ``{value}`` in it, or by value; empty: not here."""
+
+
+Size = Annotated[int, Field(gt=0)]
+_HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
+_WEIGHTS_ON_HOST = FrozenMap({"cpu": "parameters on host", "nvme": "parameters on NVMe"})
+
+
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class Layout:
-    """One complete choice. ``world_size = dp·cp·tp·pp``; experts are split otherwise: ``dp·cp·tp = edp·ep·etp``."""
+    """One complete choice. ``world_size = dp·cp·tp·pp``; experts are split otherwise: ``dp·cp·tp = edp·ep·etp``.
+
+    This is the table of layout flags: rules, pins, the search, the one-line description and the digest read it.
+    """
 
     engine: EngineName
     implementation: Implementation
     """Which code computes a layer: Hugging Face's with torch's sdpa, or Megatron-core's without or with Transformer
     Engine. Megatron-core's layers under engine=deepspeed are ZeRO over tensor parallelism."""
-    dp: int = Field(default=1, gt=0)
-    tp: int = Field(default=1, gt=0)
-    pp: int = Field(default=1, gt=0)
-    vp: int = Field(default=1, gt=0)
+    dp: Size = 1
+    tp: Size = 1
+    pp: Annotated[Size, Flag(("megatron",))] = 1
+    vp: Annotated[Size, Flag(("megatron",))] = 1
     """Virtual stages per pipeline rank; 1 = plain 1F1B."""
-    first_stage_layers: int | None = Field(default=None, gt=0)
+    first_stage_layers: Annotated[Size | None, Flag(("megatron",))] = None
     """Layers of the first pipeline stage where stages are uneven; null: as many as the others."""
-    last_stage_layers: int | None = Field(default=None, gt=0)
-    cp: int = Field(default=1, gt=0)
+    last_stage_layers: Annotated[Size | None, Flag(("megatron",))] = None
+    cp: Annotated[Size, Flag(("deepspeed", "megatron"))] = 1
     """Context parallelism: ranks that share out a sequence."""
-    cp_comm_type: ContextExchange = "all_gather"
+    cp_comm_type: Annotated[ContextExchange, Flag(text=FrozenMap({"p2p": "ring attention"}))] = "all_gather"
     """Read only with cp>1."""
-    ep: int = Field(default=1, gt=0)
+    ep: Annotated[Size, Flag(("megatron",))] = 1
     """Expert parallelism: ranks that share out the experts of a layer, and exchange tokens."""
-    etp: int = Field(default=1, gt=0)
+    etp: Annotated[Size, Flag(("megatron",))] = 1
     """Tensor parallelism inside each expert; with ep=1 it is that of everything else."""
-    sp: bool = False
+    sp: Annotated[bool, Flag(("deepspeed", "megatron"))] = False
     """Sequence parallelism over the tensor-parallel group."""
-    zero_stage: int = Field(default=0, ge=0, le=3)
-    """torch: 0 = DDP. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
-    offload_optimizer: Offload = "none"
-    offload_param: Offload = "none"
-    zero_hpz: int = Field(default=1, gt=0)
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    """torch: 0 = DDP, 2 and 3 = FSDP2. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
+    offload_optimizer: Annotated[Offload, Flag(("deepspeed",), _HOST)] = "none"
+    offload_param: Annotated[Offload, Flag(("deepspeed",), _WEIGHTS_ON_HOST)] = "none"
+    zero_hpz: Annotated[Size, Flag(("deepspeed",), "hpZ {value}")] = 1
     """ZeRO++: ranks over which parameters are sharded a second time, so that backward gathers inside a node
     (zero_hpz_partition_size, arXiv 2306.10209); 1 = off."""
-    zero_quantized_weights: bool = False
+    zero_quantized_weights: Annotated[bool, Flag(("deepspeed",), "int8 weight gathers")] = False
     """ZeRO++: weights are gathered in int8."""
-    zero_quantized_gradients: bool = False
+    zero_quantized_gradients: Annotated[bool, Flag(("deepspeed",), "int4 gradient reductions")] = False
     """ZeRO++: gradients are reduced in int4, by all-to-all."""
-    gradient_compression: GradientCompression = "none"
+    gradient_compression: Annotated[
+        GradientCompression, Flag(("torch", "deepspeed"), "{value} gradient compression")
+    ] = "none"
     """torch: a communication hook of DDP. deepspeed: its communication_data_type."""
-    gradient_dtype: GradientDtype = "fp32"
+    gradient_dtype: Annotated[GradientDtype, Flag(("torch",), "{value} gradients")] = "fp32"
     """torch, FSDP2 with 8-bit AdamW: what gradients of matrices are kept in from backward to the step."""
-    autocast: bool = False
-    """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 masters."""
-    recompute: Recompute = "none"
-    """full: only each layer's input is kept. selective: all but the inside of attention."""
-    chunked_loss: bool = False
+    autocast: Annotated[bool, Flag(("deepspeed",), "autocast")] = False
+    """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 masters.
+    Engine torch always autocasts in bf16 DDP."""
+    recompute: Annotated[Recompute, Flag(text="{value} recompute")] = "none"
+    """full: only each layer's input is saved. selective: all but the inside of attention."""
+    chunked_loss: Annotated[bool, Flag(("torch", "deepspeed"), "chunked loss")] = False
     """Hugging Face models: output projection and cross entropy in one, some tokens at a time, without all logits."""
-    loss_kernel: LossKernel = "torch"
+    loss_kernel: Annotated[LossKernel, Flag(("torch",), "Liger's loss")] = "torch"
     """Read only with chunked_loss; liger on engine=torch and GPUs, where liger-kernel is installed."""
-    compile_layers: bool = False
+    compile_layers: Annotated[bool, Flag(("torch", "deepspeed"), "compiled blocks")] = False
     """torch, and DeepSpeed below stage 3: torch.compile of every transformer block, and of the chunked loss."""
-    attention_kernel: AttentionKernel = "default"
+    attention_kernel: Annotated[AttentionKernel, Flag(("torch",), "{value} attention")] = "default"
     """Hugging Face models on engine=torch."""
-    micro_batch_size: int = Field(default=1, gt=0)
+    micro_batch_size: Size = 1
     """Sequences per data-parallel rank and forward pass."""
-    gradient_accumulation_steps: int = Field(default=1, gt=0)
+    gradient_accumulation_steps: Size = 1
 
     @property
     def world_size(self) -> int:
@@ -108,34 +132,41 @@ class Layout:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
-class Pins:
-    """The part of a layout that a user decided; null leaves the choice to the planner."""
+_HINTS = get_type_hints(Layout, include_extras=True)
+DEFAULTS: Mapping[str, Any] = {
+    field.name: None if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(Layout)
+}
+"""Field of a layout → its default."""
+FLAGS: Mapping[str, Flag] = {
+    name: flag for name, hint in _HINTS.items() for flag in get_args(hint)[1:] if isinstance(flag, Flag)
+}
+"""Field of a layout → its columns; a field without them is every engine's, and is printed in its own way."""
+PINNABLE = tuple(name for name in _HINTS if name not in ("dp", "gradient_accumulation_steps"))
+"""What a user may decide. Data parallelism and accumulation follow from it."""
 
-    engine: EngineName | None = None
-    implementation: Implementation | None = None
-    tp: int | None = Field(default=None, gt=0)
-    pp: int | None = Field(default=None, gt=0)
-    vp: int | None = Field(default=None, gt=0)
-    first_stage_layers: int | None = Field(default=None, gt=0)
-    last_stage_layers: int | None = Field(default=None, gt=0)
-    cp: int | None = Field(default=None, gt=0)
-    cp_comm_type: ContextExchange | None = None
-    ep: int | None = Field(default=None, gt=0)
-    etp: int | None = Field(default=None, gt=0)
-    sp: bool | None = None
-    zero_stage: int | None = Field(default=None, ge=0, le=3)
-    offload_optimizer: Offload | None = None
-    offload_param: Offload | None = None
-    zero_hpz: int | None = Field(default=None, gt=0)
-    zero_quantized_weights: bool | None = None
-    zero_quantized_gradients: bool | None = None
-    gradient_compression: GradientCompression | None = None
-    gradient_dtype: GradientDtype | None = None
-    autocast: bool | None = None
-    recompute: Recompute | None = None
-    chunked_loss: bool | None = None
-    loss_kernel: LossKernel | None = None
-    compile_layers: bool | None = None
-    attention_kernel: AttentionKernel | None = None
-    micro_batch_size: int | None = Field(default=None, gt=0)
+if TYPE_CHECKING:
+
+    class Pins:
+        """The part of a layout that a user decided; null leaves the choice to the planner."""
+
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+        def __init__(self, **chosen: Any) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...
+
+        def but(self, **chosen: Any) -> Pins: ...
+
+else:
+    Pins = type(
+        "Pins",
+        (),
+        {
+            "__doc__": "The part of a layout that a user decided; null leaves the choice to the planner.",
+            "__module__": __name__,
+            "__annotations__": {name: _HINTS[name] | None for name in PINNABLE},
+            **dict.fromkeys(PINNABLE),
+            "but": lambda self, **chosen: dataclasses.replace(self, **chosen),
+        },
+    )
+    Pins = dataclass(frozen=True, kw_only=True, config=SPEC)(Pins)

@@ -61,7 +61,7 @@ def test_explain_says_what_binds_and_what_would_change() -> None:
     assert sum(share for what, share in shares.items() if what not in ("memory", "host RAM")) == pytest.approx(1.0)
     text = explain(plan, pins, ("gpus=64xH100", "seq_length=8192", "tp=3"))
     assert "limited by: compute" in text
-    assert "NVLink: tensor-parallel exchanges" in text
+    assert "NVLink: tensor-parallel collectives" in text
     assert "  stage 3  " in text
     assert "left to the planner" in text
     assert "what if gpus=64xH100: megatron" in text

@@ -56,7 +56,7 @@ def test_the_text_shows_what_matters_and_fits_a_terminal(name: str, machines: st
     plan = make_plan(load_model(name), parse_cluster(machines), job(), Pins())
     text = render(plan)
     assert max(map(len, text.splitlines())) <= WIDTH
-    assert f"{plan.predicted.peak_gib:.1f} of" in text
+    assert f"{plan.predicted.peak_gib:.1f} GiB of" in text
     assert f"MFU {plan.predicted.mfu:.1%}" in text
     for decision in plan.decisions:
         assert f"{decision.rule}={decision.chosen}" in text

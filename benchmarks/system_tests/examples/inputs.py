@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -58,7 +57,7 @@ def plan_for(
         learning_rate=LEARNING_RATE,
         optimizer=OptimizerSpec(eps=EPS, weight_decay=weight_decay),
     )
-    pins = dataclasses.replace(pins, micro_batch_size=MICRO_BATCH)
+    pins = pins.but(micro_batch_size=MICRO_BATCH)
     return make_plan(load_model(str(directory / "model")), parse_cluster(cluster), job, pins)
 
 

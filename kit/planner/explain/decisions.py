@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from kit.cost.efficiency import usable_gib
 from kit.cost.step_time import StepTimer
@@ -24,7 +23,7 @@ from kit.planner.search import (
     step_s,
 )
 from kit.specs.cluster import ClusterSpec
-from kit.specs.layout import ENGINES, Layout
+from kit.specs.layout import DEFAULTS, ENGINES, Layout
 from kit.units import human_seconds
 
 CHOICES = {
@@ -86,7 +85,7 @@ def _fast_path(request: Request, other: Candidate) -> str:
     layout = other.layout
     if layout.engine != "torch" or layout.tp > 1 or other.step_time_s is None or layout.compile_layers:
         return ""
-    way = fast_paths(replace(request, pins=replace(request.pins, engine="torch")), compiles=True)[-1]
+    way = fast_paths(replace(request, pins=request.pins.but(engine="torch")), compiles=True)[-1]
     faster = replace(layout, compile_layers=bool(way.compile_layers), chunked_loss=bool(way.chunked_loss))
     if faster == layout or not is_legal(request.workload(faster)):
         return ""
@@ -157,11 +156,10 @@ def _impossible(name: str, tried: set[object], request: Request, result: SearchR
     if not name.startswith("offload_") or not result.space.offload:
         return []
     reasons = []
-    pins = replace(request.pins, engine="deepspeed", zero_stage=request.pins.zero_stage or 3)
+    pins = request.pins.but(engine="deepspeed", zero_stage=request.pins.zero_stage or 3)
     for place in ("cpu", "nvme"):
         if place not in tried:
-            choice: dict[str, Any] = {name: place}
-            pins = replace(pins, **choice)
+            pins = pins.but(**{name: place})
             broken = illegal(replace(request, pins=pins), ("deepspeed",)).get("deepspeed", ())
             reasons += [f"{place}: {violation}" for violation in broken[:1]]
     return reasons
@@ -172,25 +170,39 @@ def _why(name: str, best: Candidate, rivals: list[Candidate]) -> str:
     if not fitting:
         return "the only value that fits"
     behind = step_s(best) / min(step_s(rival) for rival in fitting) - 1
-    if behind > 0:
-        return f"{_MEANS[name]}; {behind:.1%} behind the fastest, and simpler or smaller"
-    return f"{_MEANS[name]}; the fastest that fits"
+    verdict = f"{behind:.1%} slower than the fastest, but simpler or smaller" if behind > 0 else "the fastest that fits"
+    return f"{_meaning(name, best.layout)}; {verdict}"
 
 
-_MEANS = {
-    "zero_stage": "sharded over the data-parallel ranks: 1 optimizer state, 2 gradients too, 3 weights too",
-    "zero_hpz": "weights once more over so many ranks, from which all but the first pass of a step gathers",
-    "offload_optimizer": "optimizer state on the host or its disks, stepped by its processors",
-    "offload_param": "weights on the host or its disks",
-    "tp": "every matrix split inside a node",
-    "cp": "every sequence split",
-    "ep": "experts shared out, and tokens exchanged",
-    "pp": "layers split into stages",
-    "vp": "stages interleaved: a smaller bubble for more transfers and activations",
-    "sp": "norms and residuals split over the tensor-parallel ranks",
-    "recompute": "activations kept, or computed again in backward",
-    "micro_batch_size": "sequences at once on a rank",
+def _meaning(name: str, layout: Layout) -> str:
+    """What the chosen value does."""
+    if name == "zero_stage":
+        return _SHARDED[layout.zero_stage]
+    off, on = _MEANINGS[name]
+    return off if getattr(layout, name) == DEFAULTS[name] else on
+
+
+_SHARDED = (
+    "every rank has all weights, gradients and optimizer state",
+    "optimizer state is sharded over the data-parallel ranks",
+    "optimizer state and gradients are sharded over the data-parallel ranks",
+    "optimizer state, gradients and weights are sharded over the data-parallel ranks",
+)
+"""By ``zero_stage``."""
+_MEANINGS = {
+    "zero_hpz": ("weights are sharded once", "weights are sharded a second time inside a node, where backward gathers"),
+    "offload_optimizer": ("optimizer state stays on the GPU", "optimizer state is on the host, where the CPU steps it"),
+    "offload_param": ("weights stay on the GPU", "weights are on the host or its disks"),
+    "tp": ("matrices stay whole", "every matrix is split inside a node"),
+    "cp": ("sequences stay whole", "every sequence is split over ranks"),
+    "ep": ("every rank has all experts", "experts are spread over ranks, and tokens are sent to them"),
+    "pp": ("one stage has all layers", "layers are split into stages"),
+    "vp": ("one chunk of layers a stage", "chunks interleave: a smaller bubble for more transfers and activations"),
+    "sp": ("every rank has whole norms and residuals", "norms and residuals are split over the tensor-parallel ranks"),
+    "recompute": ("activations are saved", "activations are recomputed in backward"),
+    "micro_batch_size": ("one sequence at a time on a rank", "sequences at once on a rank"),
 }
+"""Choice → what its default does, and what another value does."""
 
 
 def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
@@ -200,11 +212,11 @@ def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
         return "the fastest that fits"
     if engine_simplicity(fastest.layout) == engine_simplicity(best.layout):
         return (
-            f"the engine of the fastest layout that fits; this one is {behind:.1%} behind it, within the "
-            f"{EQUALLY_FAST - 1:.0%} that predictions do not tell apart, and simpler or smaller"
+            f"the fastest engine; this layout is {behind:.1%} slower than its fastest, but simpler or smaller "
+            f"(differences under {EQUALLY_FAST - 1:.0%} are within the model's error)"
         )
     return (
-        f"the simplest with a layout within {ENGINES_ALIKE - 1:.0%} of the fastest ({behind:.1%} behind "
+        f"the simplest engine within {ENGINES_ALIKE - 1:.0%} of the fastest ({behind:.1%} slower than "
         f"{engine_name(fastest.layout)})"
     )
 

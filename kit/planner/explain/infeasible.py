@@ -47,15 +47,12 @@ def nothing_legal(request: Request) -> str:
     )
 
 
-_SPLITS = ("data_and_tensors_only", "deepspeed_splits", "deepspeed_pipeline")
-
-
 def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, tuple[Violation, ...]]:
     """Without engines that could never do what is pinned (split a model), as long as another one could."""
     able = {
         engine: broken
         for engine, broken in reasons.items()
-        if not any(violation.rule in _SPLITS for violation in broken)
+        if not any(violation.rule in ("flag_of_engine", "deepspeed_pipeline") for violation in broken)
     }
     return able or reasons
 
@@ -107,7 +104,7 @@ def _changes(request: Request) -> Iterator[_Change]:
         value = getattr(pins, field.name)
         if value is not None:
             text = f"layout.{field.name} left to the planner instead of {value}"
-            yield _Change(field.name, 1.0, text, replace(request, pins=replace(pins, **{field.name: None})))
+            yield _Change(field.name, 1.0, text, replace(request, pins=pins.but(**{field.name: None})))
     yield from _other_jobs(request)
     yield from _host_memory(request)
     yield from _more_gpus(request)

@@ -6,7 +6,7 @@ from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
-from kit.specs.layout import EngineName, Layout
+from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout
 
 # ---------------------------------------------------------------- sizes
 
@@ -57,6 +57,27 @@ def positions(w: Workload) -> str | None:
             f"{w.model.name}; use at most {w.model.max_position_embeddings}"
         )
     return None
+
+
+# ---------------------------------------------------------------- flags
+
+
+@rule()
+def flag_of_engine(w: Workload) -> str | None:
+    """Flags of ``Layout`` name the engines that take them: others would ignore them without a word."""
+    engine = w.layout.engine
+    given = [name for name in _FOREIGN[engine] if getattr(w.layout, name) != DEFAULTS[name]]
+    if not given:
+        return None
+    able = [other for other in ENGINES if all(other in FLAGS[name].engines for name in given)]
+    values = ", ".join(f"{name}={str(getattr(w.layout, name)).lower()}" for name in given)
+    them = "them" if len(given) > 1 else "it"
+    fix = f"use engine={one_of(able)}, or leave {them} out" if able else f"leave {them} out"
+    return f"{values} on engine={engine}, which does not take {them}; {fix}"
+
+
+_FOREIGN = {engine: [name for name, flag in FLAGS.items() if engine not in flag.engines] for engine in ENGINES}
+_FOREIGN["deepspeed"].remove("pp")  # deepspeed_pipeline says why
 
 
 # ---------------------------------------------------------------- layers
@@ -194,16 +215,6 @@ def lora(w: Workload) -> str | None:
     offload = (w.layout.offload_optimizer, w.layout.offload_param)
     if w.job.lora is not None and not (_whole_samples(w.layout) and "nvme" not in offload):
         return "lora={…} is not supported; leave it out"
-    return None
-
-
-@rule("torch", "megatron")
-def no_offload(w: Workload) -> str | None:
-    """Only DeepSpeed moves state to the host here."""
-    for key in ("offload_optimizer", "offload_param"):
-        place = getattr(w.layout, key)
-        if place != "none":
-            return f"{key}={place} on engine={w.layout.engine}, which keeps its state on the GPU; use engine=deepspeed"
     return None
 
 

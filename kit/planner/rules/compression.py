@@ -8,7 +8,7 @@ from kit.planner.rules.rule import rule
 from kit.specs.layout import Layout
 
 
-@rule()
+@rule("torch", "deepspeed")
 def compression_has_a_hook(w: Workload) -> str | None:
     """Hooks belong to DDP (torch/distributed/algorithms/ddp_comm_hooks), communication_data_type to DeepSpeed's
     reductions; FSDP2 and Megatron have neither here."""
@@ -56,16 +56,13 @@ def _quantized(layout: Layout) -> str | None:
 _QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 
 
-@rule()
+@rule("deepspeed")
 def zeropp_needs_zero_3(w: Workload) -> str | None:
     """ZeRO++ compresses what stage 3 sends: other stages read none of its keys, and say nothing (engine.py,
     _configure_zero_optimizer)."""
     layout = w.layout
-    if (layout.engine != "deepspeed" or layout.zero_stage != 3) and (given := _zeropp(layout)):
-        return (
-            f"{given} on engine={layout.engine} with zero_stage={layout.zero_stage}: it is part of DeepSpeed's "
-            "stage 3; use engine=deepspeed with zero_stage=3"
-        )
+    if layout.zero_stage != 3 and (given := _zeropp(layout)):
+        return f"{given} with zero_stage={layout.zero_stage}: it is part of stage 3; use zero_stage=3"
     return None
 
 

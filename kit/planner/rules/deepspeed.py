@@ -37,15 +37,6 @@ def fp16_needs_zero(w: Workload) -> str | None:
     return None
 
 
-@rule("torch", "megatron")
-def autocast_is_deepspeeds(w: Workload) -> str | None:
-    """torch_autocast casts for each operator; with other engines there is no such choice."""
-    if not w.layout.autocast:
-        return None
-    usual = "always autocasts in bf16 DDP" if w.layout.engine == "torch" else "casts its weights"
-    return f"autocast=true on engine={w.layout.engine}, which {usual}; leave it out, or use engine=deepspeed"
-
-
 @rule("deepspeed")
 def autocast_precision(w: Workload) -> str | None:
     """Autocast computes in bf16 here."""
@@ -81,23 +72,21 @@ def autocast_needs_zero(w: Workload) -> str | None:
 def deepspeed_pipeline(w: Workload) -> str | None:
     """runtime/pipe/module.py takes a list of layers, which transformers' models are not, and pipe/engine.py asserts
     ``zero_optimization_stage() < ZeroStageEnum.gradients``."""
-    if w.layout.pp == 1:
-        return None
-    stage = w.layout.zero_stage
-    why = "its PipelineModule takes no Hugging Face model"
-    why = f"zero_stage={stage} excludes pipeline parallelism" if stage >= 2 else why
-    return f"pp={w.layout.pp} on engine=deepspeed: {why}; use pp=1, or engine=megatron with zero_stage 0 or 1"
+    pp, stage = w.layout.pp, w.layout.zero_stage
+    if pp > 1:
+        excludes = f"zero_stage={stage} excludes pipeline parallelism"
+        why = excludes if stage >= 2 else "its PipelineModule takes no Hugging Face model"
+        return f"pp={pp} on engine=deepspeed: {why}; use pp=1, or engine=megatron with zero_stage 0 or 1"
+    return None
 
 
 @rule("deepspeed")
-def deepspeed_splits(w: Workload) -> str | None:
-    """Parts of a pipeline are Megatron's; AutoEP fails on transformers 5 (docs/deepspeed.md)."""
-    layout = w.layout
-    split = [f"{key}={getattr(layout, key)}" for key in ("vp", "ep", "etp") if getattr(layout, key) > 1]
-    split += [f"{key}={n}" for key in ("first_stage_layers", "last_stage_layers") if (n := getattr(layout, key))]
-    split += ["sp=true"] if layout.sp and not runs_megatron_layers(layout) else []
-    if split:
-        return f"{', '.join(split)} on engine=deepspeed, which has tp and cp; use engine=megatron, or leave them out"
+def sp_needs_megatron_layers(w: Workload) -> str | None:
+    """Sequence parallelism is part of megatron-core's layers."""
+    if w.layout.sp and not runs_megatron_layers(w.layout):
+        return (
+            "sp=true on engine=deepspeed with Hugging Face layers; use implementation=local with tp>1, or leave it out"
+        )
     return None
 
 

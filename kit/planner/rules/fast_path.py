@@ -8,7 +8,7 @@ from kit.planner.rules.rule import rule
 # ---------------------------------------------------------------- chunked loss
 
 
-@rule()
+@rule("deepspeed")
 def chunked_loss_head(w: Workload) -> str | None:
     """kit/engines/kernels/chunked_loss.py takes the place of the head of a decoder by transformers."""
     if w.layout.chunked_loss and w.layout.implementation != "huggingface":
@@ -19,7 +19,7 @@ def chunked_loss_head(w: Workload) -> str | None:
     return None
 
 
-@rule()
+@rule("torch", "deepspeed")
 def chunked_loss_whole_rows(w: Workload) -> str | None:
     """It computes a whole vocabulary for whole sequences."""
     tp, cp = w.layout.tp, w.layout.cp
@@ -28,7 +28,7 @@ def chunked_loss_whole_rows(w: Workload) -> str | None:
     return None
 
 
-@rule()
+@rule("torch", "deepspeed")
 def chunked_loss_decoder(w: Workload) -> str | None:
     """BART and T5 scale or shift their logits."""
     if w.layout.chunked_loss and w.model.is_encoder_decoder:
@@ -36,7 +36,7 @@ def chunked_loss_decoder(w: Workload) -> str | None:
     return None
 
 
-@rule()
+@rule("deepspeed")
 def chunked_loss_fp16(w: Workload) -> str | None:
     """It makes gradients in forward, before the loss is scaled."""
     if w.layout.chunked_loss and w.job.precision == "fp16":
@@ -44,19 +44,15 @@ def chunked_loss_fp16(w: Workload) -> str | None:
     return None
 
 
-@rule()
+@rule("torch")
 def loss_kernel_needs_chunks(w: Workload) -> str | None:
     """kit/engines/kernels/chunked_loss.py hands Liger's kernel the whole head."""
-    layout = w.layout
-    if layout.loss_kernel == "liger" and not (layout.chunked_loss and layout.engine == "torch"):
-        return (
-            f"loss_kernel=liger with chunked_loss={str(layout.chunked_loss).lower()} on engine={layout.engine}: it "
-            "computes torch's chunked loss; use chunked_loss=true and engine=torch, or leave it out"
-        )
+    if w.layout.loss_kernel == "liger" and not w.layout.chunked_loss:
+        return "loss_kernel=liger with chunked_loss=false: it computes a chunk; use chunked_loss=true, or leave it out"
     return None
 
 
-@rule()
+@rule("torch")
 def loss_kernel_needs_cuda(w: Workload) -> str | None:
     """Triton compiles for GPUs."""
     if w.layout.loss_kernel == "liger" and w.cluster.gpu.device != "cuda":
@@ -64,7 +60,7 @@ def loss_kernel_needs_cuda(w: Workload) -> str | None:
     return None
 
 
-@rule()
+@rule("torch")
 def loss_kernel_softcap(w: Workload) -> str | None:
     """It was shown in Triton's interpreter, without a cap."""
     if w.layout.loss_kernel == "liger" and w.model.logit_softcap is not None:
@@ -75,7 +71,7 @@ def loss_kernel_softcap(w: Workload) -> str | None:
 # ---------------------------------------------------------------- compiled blocks (kit/engines/kernels)
 
 
-@rule()
+@rule("deepspeed")
 def compile_huggingface(w: Workload) -> str | None:
     """Collectives and autograd functions of one's own end a graph."""
     if w.layout.compile_layers and w.layout.implementation != "huggingface":
@@ -97,7 +93,7 @@ def compile_below_zero_3(w: Workload) -> str | None:
     return None
 
 
-@rule()
+@rule("torch", "deepspeed")
 def compile_whole_layers(w: Workload) -> str | None:
     """Collectives inside a layer, and bitsandbytes' 4-bit layers, end a graph."""
     layout, lora = w.layout, w.job.lora
@@ -109,14 +105,6 @@ def compile_whole_layers(w: Workload) -> str | None:
 
 
 # ---------------------------------------------------------------- attention kernel
-
-
-@rule("deepspeed", "megatron")
-def attention_kernel_engine(w: Workload) -> str | None:
-    """kit/engines/torch/engine.py tells torch which kernel to try first."""
-    if w.layout.attention_kernel != "default":
-        return f"attention_kernel=cudnn on engine={w.layout.engine}: only torch asks for a kernel; leave it out"
-    return None
 
 
 @rule("torch")
@@ -141,15 +129,14 @@ def attention_kernel_bits(w: Workload) -> str | None:
 # ---------------------------------------------------------------- gradients in bf16 (kit/engines/torch/fsdp.py)
 
 
-@rule()
+@rule("torch")
 def gradient_dtype_needs_fsdp2(w: Workload) -> str | None:
     """FSDP2's hook rounds them."""
     layout = w.layout
-    if layout.gradient_dtype != "fp32" and (layout.engine != "torch" or layout.zero_stage < 2 or layout.tp > 1):
+    if layout.gradient_dtype != "fp32" and (layout.zero_stage < 2 or layout.tp > 1):
         return (
-            f"gradient_dtype={layout.gradient_dtype} on engine={layout.engine} with zero_stage={layout.zero_stage}, "
-            f"tp={layout.tp}: it is for FSDP2 without tensor parallelism; leave it out, or use engine=torch, "
-            "zero_stage=3, tp=1"
+            f"gradient_dtype={layout.gradient_dtype} with zero_stage={layout.zero_stage}, tp={layout.tp}: it is for "
+            "FSDP2 without tensor parallelism; use zero_stage=3 and tp=1, or leave it out"
         )
     return None
 

@@ -11,17 +11,6 @@ from kit.specs.layout import FP8_MULTIPLE
 
 
 @rule("torch")
-def data_and_tensors_only(w: Workload) -> str | None:
-    """It runs a Hugging Face model, whose layers it splits (kit/engines/torch/tensor_parallel.py) or leaves whole."""
-    sizes = [key for key in ("pp", "vp", "cp", "ep", "etp") if getattr(w.layout, key) > 1]
-    sizes += [key for key in ("sp", "first_stage_layers", "last_stage_layers") if getattr(w.layout, key)]
-    if sizes:
-        given = ", ".join(f"{key}={getattr(w.layout, key)}" for key in sizes)
-        return f"{given} on engine=torch, which splits data and tensors only; use engine=megatron, or leave them out"
-    return None
-
-
-@rule("torch")
 def torch_zero(w: Workload) -> str | None:
     """kit/engines/torch/engine.py: DDP, or FSDP2, which shards gradients and optimizer state together."""
     if w.layout.zero_stage == 1:

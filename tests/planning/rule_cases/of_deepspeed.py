@@ -82,7 +82,7 @@ CASES = [
     Case(
         "zeropp_needs_zero_3",
         deepspeed(zero_stage=2, zero_hpz=2),
-        "use engine=deepspeed with zero_stage=3",
+        "part of stage 3; use zero_stage=3",
         deepspeed(zero_stage=3, zero_hpz=2),
     ),
     Case(
@@ -134,7 +134,7 @@ CASES = [
         deepspeed(zero_stage=2),
     ),
     Case("deepspeed_pipeline", deepspeed(zero_stage=1, pp=2), "takes no Hugging Face model", megatron(pp=2)),
-    Case("deepspeed_splits", deepspeed(zero_stage=1, ep=2), "ep=2 on engine=deepspeed", deepspeed(zero_stage=1)),
+    Case("flag_of_engine", deepspeed(zero_stage=1, ep=2), "ep=2 on engine=deepspeed", deepspeed(zero_stage=1)),
     Case(
         "megatron_layers_need_tp",
         dataclasses.replace(deepspeed(zero_stage=1), implementation="local"),
@@ -191,7 +191,9 @@ CASES = [
         model="mistral-7b-v0.1",
         change={"seq_length": 8192},
     ),
-    Case("deepspeed_splits", deepspeed(zero_stage=1, tp=2, sp=True), "sp=true on engine=deepspeed", OVER_MEGATRON),
+    Case(
+        "sp_needs_megatron_layers", deepspeed(zero_stage=1, tp=2, sp=True), "sp=true on engine=deepspeed", OVER_MEGATRON
+    ),
     Case(
         "ulysses_divides_sequence",
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
@@ -246,7 +248,7 @@ CASES = [
         change={"seq_length": 1024},
         good_change={"seq_length": 1024},
     ),
-    Case("deepspeed_splits", deepspeed(last_stage_layers=3), "last_stage_layers=3 on engine=deepspeed", deepspeed()),
+    Case("flag_of_engine", deepspeed(last_stage_layers=3), "last_stage_layers=3 on engine=deepspeed", deepspeed()),
     Case(
         "chunked_loss_fp16",
         deepspeed(zero_stage=2, chunked_loss=True),
@@ -262,9 +264,9 @@ CASES = [
         deepspeed(zero_stage=2, compile_layers=True),
     ),
     Case(
-        "attention_kernel_engine",
+        "flag_of_engine",
         deepspeed(attention_kernel="cudnn"),
-        "only torch asks for a kernel",
+        "attention_kernel=cudnn on engine=deepspeed, .* use engine=torch",
         deepspeed(),
     ),
     Case(
@@ -301,5 +303,17 @@ CASES = [
         "lora={…} is not supported",
         deepspeed(zero_stage=1),
         change={"lora": LoraSpec()},
+    ),
+    Case(
+        "chunked_loss_head",
+        dataclasses.replace(OVER_MEGATRON, chunked_loss=True),
+        "for the heads of Hugging Face models",
+        OVER_MEGATRON,
+    ),
+    Case(
+        "compile_huggingface",
+        dataclasses.replace(OVER_MEGATRON, zero_stage=2, compile_layers=True),
+        "their own autograd functions",
+        dataclasses.replace(OVER_MEGATRON, zero_stage=2),
     ),
 ]

@@ -43,8 +43,8 @@ CASES = [
         megatron(),
         gpus="8xcpu",
     ),
-    Case("compression_has_a_hook", megatron(gradient_compression="bf16"), "engine=megatron", megatron()),
-    Case("no_offload", megatron(offload_optimizer="cpu"), "offload_optimizer=cpu on engine=megatron", megatron()),
+    Case("flag_of_engine", megatron(gradient_compression="bf16"), "engine=megatron", megatron()),
+    Case("flag_of_engine", megatron(offload_optimizer="cpu"), "offload_optimizer=cpu on engine=megatron", megatron()),
     Case("megatron_family", megatron(), "which has llama, mistral", torch(zero_stage=3), shape=STARCODER),
     Case(
         "router_weights_add_up",
@@ -178,15 +178,15 @@ CASES = [
         model="gemma-2-9b",
     ),
     Case(
-        "chunked_loss_head",
+        "flag_of_engine",
         megatron(chunked_loss=True),
-        "for the heads of Hugging Face models",
+        "chunked_loss=true on engine=megatron, .* use engine=torch or deepspeed",
         torch(zero_stage=3, chunked_loss=True),
     ),
     Case(
-        "compile_huggingface",
+        "flag_of_engine",
         megatron(compile_layers=True),
-        "their own autograd functions",
+        "compile_layers=true on engine=megatron",
         torch(zero_stage=3, compile_layers=True),
     ),
     Case(

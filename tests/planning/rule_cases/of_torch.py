@@ -40,7 +40,7 @@ CASES = [
         change={"objective": "seq2seq"},
         good_change={"objective": "sft"},
     ),
-    Case("data_and_tensors_only", torch(sp=True), "sp=True on engine=torch", torch()),
+    Case("flag_of_engine", torch(sp=True), "sp=true on engine=torch", torch()),
     Case(
         "precision",
         torch(zero_stage=2),
@@ -49,7 +49,12 @@ CASES = [
         change={"precision": "fp16"},
         good_change={"precision": "fp16"},
     ),
-    Case("autocast_is_deepspeeds", torch(autocast=True), "always autocasts", torch()),
+    Case(
+        "flag_of_engine",
+        torch(autocast=True),
+        "autocast=true on engine=torch, which does not take it; use engine=deepspeed",
+        torch(),
+    ),
     Case(
         "compression_has_a_hook",
         torch(zero_stage=2, gradient_compression="powersgd"),
@@ -58,9 +63,9 @@ CASES = [
     ),
     Case("compression_needs_ranks", torch(gradient_compression="bf16"), "nothing is sent", torch(), gpus="1xH100"),
     Case(
-        "zeropp_needs_zero_3",
+        "flag_of_engine",
         torch(zero_stage=3, zero_quantized_weights=True),
-        "part of DeepSpeed's stage 3",
+        "zero_quantized_weights=true on engine=torch",
         torch(zero_stage=3),
     ),
     Case("torch_tp_needs_fsdp2", torch(tp=2), "goes with FSDP2", torch(tp=2, zero_stage=3)),
