@@ -23,11 +23,12 @@ ROOMS = ("kit", "benchmarks")
 QUADRUPLE = {"model", "cluster", "job", "layout"}
 RECIPE = "llama-3.1-8b-sft-zero2-8xh100"
 TWICE_ALLOWED = {
+    ("kit/emit", "FILES"): "the files of a target: one for each target",
+    ("kit/emit", "PLAN_OWNED_KEYS"): "keys that a plan decides: one for each target",
     ("kit/emit", "applies"): "whether a target has files for a plan: one for each target",
     ("kit/engines", "entries"): "the weight map of a family: one for each file of families",
     ("kit/engines", "linear_cross_entropy"): "one loss by two kernels, chunks of torch's and Liger's",
     ("kit/diagnose", "trace"): "what the probe runs: one for each implementation",
-    ("kit/preflight", "main"): "files that are also programs",
 }
 """(room, name) → why it may stand in several files of the room."""
 Graph = dict[str, set[str]]

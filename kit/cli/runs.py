@@ -161,7 +161,7 @@ def _shipped(write: bool) -> None:
     from kit.specs.shipped import recipes_directory
 
     root = recipes_directory().parent
-    lines = generated.write(root) if write else generated.check(root)
+    lines = generated.write_shipped(root) if write else generated.check(root)
     for line in lines:
         typer.echo(line)
     typer.echo(f"{len(lines)} files {'written or removed' if write else 'differ'}")

@@ -135,14 +135,14 @@ def _torch_adam(plan: Plan) -> bool:
 
 
 def _precision(plan: Plan) -> dict[str, Any]:
-    """16-bit weights and gradients with fp32 masters and moments, or autocast over fp32 weights.
+    """16-bit weights and gradients with fp32 master weights and moments, or autocast over fp32 weights.
 
     bf16: ``check_grad_overflow`` stays at its default, true: DeepSpeed skips a step with a non-finite gradient, and the
-    engine reports it. Gradients travel in 16 bits in any case, as the ZeRO paper counts them.
+    engine reports it. Gradients are sent in 16 bits in any case, as the ZeRO paper counts them.
     """
     if plan.layout.autocast:
-        # Matrix products alone: norms, softmax and the residual stream stay fp32 (torch_autocast.py). Gradients of
-        # these matrices travel in bf16, others in fp32.
+        # GEMMs alone: norms, softmax and the residual stream stay fp32 (torch_autocast.py). Gradients of
+        # these matrices are sent in bf16, others in fp32.
         return {
             "torch_autocast": {
                 "enabled": True,

@@ -139,7 +139,7 @@ def check(root: Path) -> list[str]:
     ]
 
 
-def write(root: Path) -> list[str]:
+def write_shipped(root: Path) -> list[str]:
     """Write them all, and remove what follows from no recipe. Returns the names that changed."""
     changes = _changes(root)
     for name, text in changes.items():

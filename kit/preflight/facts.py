@@ -26,7 +26,7 @@ from typing import Any
 from kit.preflight import gpus
 from kit.specs.local import host_memory
 
-PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "megatron-core", "numpy", "safetensors", "tokenizers")
+_PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "megatron-core", "numpy", "safetensors", "tokenizers")
 TOOLS = ("g++", "gcc", "nvcc", "ninja", "pdsh", "ssh", "ip", "ibstat", "fi_info", "srun", "mpirun")
 LIMITS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "nproc": "RLIMIT_NPROC", "stack": "RLIMIT_STACK"}
 HASHED_BYTES = 1 << 20
@@ -36,7 +36,10 @@ _A_SETTING = 5
 """dcgm_errors.h, DCGM_ERROR_CONFIG: a setting of the node (persistence mode, …), not a fault of its hardware."""
 
 
-def gather(request: dict[str, Any]) -> dict[str, Any]:
+Facts = dict[str, Any]
+
+
+def gather(request: dict[str, Any]) -> Facts:
     """Everything about this machine. ``request``: ``paths`` to compare, ``writable`` directories, ``names`` to resolve,
     ``ports`` to bind. A fact that cannot be had is ``{"error": why}`` in its place."""
     facts: dict[str, Callable[[], Any]] = {
@@ -45,7 +48,7 @@ def gather(request: dict[str, Any]) -> dict[str, Any]:
         "addresses": _addresses,
         "names": lambda: {name: _resolve(name) for name in request.get("names", [])},
         "python": platform.python_version,
-        "packages": lambda: {name: _version(name) for name in PACKAGES},
+        "packages": lambda: {name: _version(name) for name in _PACKAGES},
         "kit": _kit_digest,
         "torch_cuda": _torch_cuda,
         "nccl": _nccl,

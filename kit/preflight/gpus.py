@@ -1,4 +1,4 @@
-"""GPUs as nvidia-smi reports them: memory, health, clocks; plain values, which travel between hosts as JSON."""
+"""GPUs as nvidia-smi reports them: memory, health, clocks; plain values, which hosts send as JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.specs.local import nvidia_smi
 
-LIMIT_S = 10
+_LIMIT_S = 10
 
 
 def _number(text: str) -> float | None:
@@ -48,7 +48,7 @@ _FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
 def query() -> str | None:
     """Output of nvidia-smi; None where there is none. Raises OSError, or TimeoutExpired where a sick driver hangs."""
     fields = ",".join(field for field, _ in _FIELDS.values())
-    return nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", limit_s=LIMIT_S)
+    return nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", limit_s=_LIMIT_S)
 
 
 def parse(text: str) -> list[dict[str, Any]]:

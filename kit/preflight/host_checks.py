@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from kit.preflight.check_result import CheckResult, failure, ok, skipped, warning
+from kit.preflight.facts import Facts
 from kit.preflight.requirements import Requirements
 from kit.units import to_gib
 
-Facts = dict[str, Any]
 LEAST_SHM_GIB = 1.0
 """NCCL takes some 10 MiB a pair of GPUs, data workers pass whole batches: less than this fails with SIGBUS."""
 LEAST_FILES = 65536

@@ -11,12 +11,12 @@ from typing import Any
 
 from kit.emit.run_directory import RunDirectory
 from kit.preflight.check_result import HERE, CheckResult, State, merged, ok
+from kit.preflight.facts import Facts
 from kit.preflight.host_checks import check_host
 from kit.preflight.remote import Place, all_facts, clock_skews, connections
 from kit.preflight.requirements import requirements_of
 
 PORT = 29500
-Facts = dict[str, Any]
 CLOCK_WARNING_S, CLOCK_FAILURE_S = 1.0, 60.0
 """Logs of several nodes are read side by side; make and TLS fail at more."""
 DIFFERENT: dict[tuple[str, ...], State] = {

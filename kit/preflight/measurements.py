@@ -46,7 +46,7 @@ def disk_speed(directory: Path, size_bytes: int) -> dict[str, float]:
     return {"write": blocks * BLOCK_BYTES / written / 1e9, "read": blocks * BLOCK_BYTES / read / 1e9}
 
 
-def collectives(size_bytes: int, seconds: float) -> None:
+def measure_collectives(size_bytes: int, seconds: float) -> None:
     """One rank, environment as torchrun sets it: all-reduce and all-gather among the ranks of a node, and among all.
 
     Rank 0 prints JSON: bus bandwidths in GB/s, as nccl-tests count them. NCCL where there are GPUs, gloo otherwise."""
@@ -135,4 +135,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "disk":
         print(json.dumps(disk_speed(Path(sys.argv[2]), int(sys.argv[3]))))
     else:
-        collectives(int(sys.argv[2]), float(sys.argv[3]))
+        measure_collectives(int(sys.argv[2]), float(sys.argv[3]))

@@ -32,7 +32,7 @@ def render(result: Rehearsal) -> str:
             f"gradient norm {rounded.norm_difference:.1e}, moments {rounded.moment_difference:.1e} (rounding: "
             f"{rounded.bound:.1e}),",
             f"            added to the weights {rounded.update_difference:.1e} ({rounded.update_bound:.1e}); rounded "
-            f"masters {rounded.rounded_masters:.1e} ({ROUNDED_BOUND:g})",
+            f"master weights {rounded.rounded_masters:.1e} ({ROUNDED_BOUND:g})",
         ]
     lines += [f"  replaced  {item}" for item in result.replaced]
     lines.append(f"  not shown {'; '.join(CANNOT_SHOW)}")

@@ -28,7 +28,7 @@ the first, gradients the second. Scaled to its tensor's largest, all but the sma
 OTHER_ROUNDINGS = 3
 """Embedding, last norm, logits."""
 ROUNDED_BOUND = 0.01
-"""Of all numbers one in 2**16 is a bf16 number by chance; masters that are rounded are all."""
+"""Of all numbers one in 2**16 is a bf16 number by chance; of rounded master weights all are."""
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ SEQ_LENGTH = 64
 EPS = 1e-4
 """Adam's epsilon: with 1e-8 its first steps are the sign of the gradient, and rounding decides where that is small."""
 MOST_PROCESSES = 16
-_NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its matrix products need Transformer Engine"}
-_EMULATED = "matrix products in fp8 -> emulated: operands rounded to 8 bits by torchao, multiplied in fp32"
+_NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its GEMMs need Transformer Engine"}
+_EMULATED = "GEMMs in fp8 -> emulated: operands rounded to 8 bits by torchao, multiplied in fp32"
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def test_drift_is_noticed_and_mended(tmp_path: Path) -> None:
         "ds_configs/zero2.json is not what its recipe says today",
         "launch/forgotten.sh follows from no recipe",
     ]
-    assert len(generated.write(tmp_path)) == 3
+    assert len(generated.write_shipped(tmp_path)) == 3
     assert generated.check(tmp_path) == []
 
 
