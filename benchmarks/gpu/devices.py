@@ -37,7 +37,7 @@ def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[
     from safetensors.torch import save_file
 
     from kit.engines.base import StateKind
-    from kit.training.data.loader import Feed
+    from kit.training.data.loader import DataLoader
 
     prepare()
     for family in models(device) if engine == "torch" else ("llama",):
@@ -57,7 +57,7 @@ def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[
 
             built = build_engine(rundir)
             with contextlib.closing(built):
-                feed, rows = Feed.open(plan, recipe.run, built), []
+                feed, rows = DataLoader.open(plan, recipe.run, built), []
                 for step in range(recipe.run.steps or 0):
                     batch = feed.step(step * plan.layout.global_batch_size)
                     loss = built.forward_backward(batch).mean

@@ -129,7 +129,7 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
         hang = timedelta(seconds=rundir.run.limits.hang_seconds or 0)
         dist.init_process_group(backend, timeout=max(COLLECTIVE_TIMEOUT, hang + timedelta(minutes=10)))
     else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:
         yield
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,13 +35,14 @@ def chosen(wanted: bool) -> Iterator[None]:
         yield
         return
     before = torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic  # a module with a property
+    fill = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False  # it chooses kernels by time
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a debugging aid that writes every new tensor
+    memory.fill_uninitialized_memory = False  # a debugging aid that writes every new tensor
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0])
         torch.backends.cudnn.benchmark = before[1]
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        memory.fill_uninitialized_memory = fill

@@ -1,78 +1,184 @@
-"""The end of a run: exchange checkpoint, summary, and what was predicted beside what was measured."""
+"""The end of a run: exchange checkpoint, ``summary.json`` with what was measured beside what was predicted."""
 
 from __future__ import annotations
 
+import dataclasses
+import platform
 import statistics
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
+from kit.engines.base import Engine
+from kit.planner.plan import Plan
 from kit.training.checkpoint import storage
-from kit.training.checkpoint.collective import together
+from kit.training.checkpoint.collective import gather, run_collectively
 from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
+from kit.training.checkpoint.files import write_json
+from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import Counters, export_exchange
-from kit.training.stopping import mark
-from kit.training.summary import Summary, device_name, memory_held_gib
-from kit.units import to_gib
+from kit.training.logging.run_logger import RunLogger
+from kit.training.stopping import Reason, mark
+from kit.units import human_seconds, to_gib
 
 if TYPE_CHECKING:
-    from kit.training.loop import _Run
+    from kit.emit.run_directory import RunDirectory
 
 
-def finish(run: _Run, counters: Counters, export: bool) -> Summary:
-    """Collective. Exchange checkpoint where one is wanted, summary, and the mark of a run that was stopped."""
-    rundir, engine = run.rundir, run.engine
-    plan = rundir.plan
-    if run.validated_step != counters.step and not run.stopped:
-        run.validate(counters.step)
+@dataclass
+class Measured:
+    """What the steps of this process measured."""
+
+    loss: float | None = None
+    """Of the last step, nats per token."""
+    validation_loss: float | None = None
+    memory: tuple[float, str] | None = None
+    """See ``memory_held_gib``."""
+    step_times_s: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """``measured_*`` are null where no step was made."""
+
+    engine: str
+    device: str
+    """GPU or processor that the main rank ran on."""
+    world_size: int
+    step: int
+    samples_seen: int
+    tokens_seen: int
+    loss: float | None
+    """Of the last step, nats per token."""
+    validation_loss: float | None
+    """At the end; null without held-out data."""
+    predicted_peak_gib: float
+    measured_memory_gib: float | None
+    """Of the fullest rank."""
+    measured_memory_is: str
+    """``peak allocated``, or on a CPU ``weights, gradients and optimizer``, which leaves out activations."""
+    predicted_step_time_s: float
+    measured_step_time_s: float | None
+    """Median, without the first step where there are more."""
+    exchange_checkpoint: str | None
+    """Directory, relative to the run directory."""
+    predicted_checkpoint_gib: float | None = None
+    measured_checkpoint_gib: float | None = None
+    """Of the last native checkpoint, all files."""
+    predicted_checkpoint_s: float | None = None
+    measured_checkpoint_s: float | None = None
+    """Median time that training stood still for one; with asynchronous ones less than writing took."""
+    predicted_storage_gib: float | None = None
+    measured_storage_gib: float | None = None
+    """Of all checkpoints that lie in the run directory: as many as the settings keep, and the exchange checkpoint."""
+    predicted_storage_usd_per_month: float | None = None
+    measured_storage_usd_per_month: float | None = None
+    """To keep them in object storage, at list price."""
+    stopped: str | None = None
+    """Why the run ended before it was done."""
+
+    def beside_prediction(self) -> str:
+        """One line for the terminal; ``kit plan --calibrate summary.json`` learns from it."""
+        rows = (
+            ("step", self.predicted_step_time_s, self.measured_step_time_s, human_seconds),
+            (self.measured_memory_is, self.predicted_peak_gib, self.measured_memory_gib, _gib),
+            ("checkpoint", self.predicted_checkpoint_gib, self.measured_checkpoint_gib, _gib),
+            ("checkpoint stall", self.predicted_checkpoint_s, self.measured_checkpoint_s, human_seconds),
+            ("checkpoints kept", self.predicted_storage_gib, self.measured_storage_gib, _gib),
+            ("a month of them", self.predicted_storage_usd_per_month, self.measured_storage_usd_per_month, _usd),
+        )
+        told = [
+            f"{name} {words(measured)}" + (f" (predicted {words(predicted)})" if predicted is not None else "")
+            for name, predicted, measured, words in rows
+            if measured is not None
+        ]
+        return "measured: " + ", ".join(told)
+
+
+def finalize(
+    engine: Engine,
+    rundir: RunDirectory,
+    counters: Counters,
+    measured: Measured,
+    checkpoints: CheckpointManager,
+    logger: RunLogger,
+    stopped: Reason,
+    export: bool,
+) -> Summary:
+    """Collective. Exchange checkpoint with ``export``, summary, and the mark of a run that was stopped.
+
+    Raises CheckpointError on every rank where one of them cannot be written."""
+    plan, times_s = rundir.plan, measured.step_times_s
     exchange = rundir.path / "checkpoints" / f"exchange-step-{counters.step:08d}"
-    if export and not _is_exported(exchange, counters):
+    # A finished run may be finished once more.
+    if export and not (is_exchange(exchange) and ExchangeCheckpoint(exchange).counters == counters):
         export_exchange(engine, exchange, counters, model=plan.model, lora=plan.job.lora)
-    if run.memory is None and run.step_times_s:
-        run.memory = memory_held_gib(engine)
-    operation, size = plan.predicted.operation, run.saving.checkpoints.bytes_of(counters.step)
-    stalls = run.saving.stalls_s
+    memory = memory_held_gib(engine) if measured.memory is None and times_s else measured.memory
+    operation, size, root = (
+        plan.predicted.operation,
+        checkpoints.native.bytes_of(counters.step),
+        checkpoints.native.root,
+    )
     expected = storage.predicted_bytes(plan, counters.step, rundir.run.checkpoint, export)
-    root = run.saving.checkpoints.root
-    found = together(engine.is_main, lambda: storage.found_bytes(root), f"measuring {root}")[0]
+    found = run_collectively(engine.is_main, lambda: storage.found_bytes(root), f"measuring {root}")[0]
     summary = Summary(
         engine=plan.layout.engine,
-        device=device_name(plan),
+        device=_device_name(plan),
         world_size=plan.layout.world_size,
         step=counters.step,
         samples_seen=counters.samples_seen,
         tokens_seen=counters.tokens_seen,
-        loss=run.loss,
-        validation_loss=run.validation_loss,
+        loss=measured.loss,
+        validation_loss=measured.validation_loss,
         predicted_peak_gib=plan.predicted.peak_gib,
-        measured_memory_gib=run.memory[0] if run.memory else None,
-        measured_memory_is=run.memory[1] if run.memory else "nothing",
+        measured_memory_gib=memory[0] if memory else None,
+        measured_memory_is=memory[1] if memory else "nothing",
         predicted_step_time_s=plan.predicted.step_time_s,
-        measured_step_time_s=_typical(run.step_times_s),
+        # The first step, which warms up, counts only where there is no other.
+        measured_step_time_s=statistics.median(times_s[1:] or times_s) if times_s else None,
         predicted_checkpoint_gib=None if operation is None else to_gib(1e9 * operation.checkpoint_gb),
         measured_checkpoint_gib=None if size is None else to_gib(size),
         predicted_checkpoint_s=None if operation is None else operation.checkpoint_s,
-        measured_checkpoint_s=statistics.median(stalls) if stalls else None,
+        measured_checkpoint_s=statistics.median(checkpoints.stalls_s) if checkpoints.stalls_s else None,
         predicted_storage_gib=None if expected is None else to_gib(expected),
         measured_storage_gib=to_gib(found),
         predicted_storage_usd_per_month=None if expected is None else storage.usd_per_month(expected),
         measured_storage_usd_per_month=storage.usd_per_month(found),
-        stopped=run.stopped.words if run.stopped else None,
+        stopped=stopped.words if stopped else None,
         exchange_checkpoint=str(exchange.relative_to(rundir.path)) if export else None,
     )
     path = rundir.path / "summary.json"
-    together(engine.is_main, lambda: summary.write(path), f"writing {path}")
-    if run.stopped:
-        together(engine.is_main, lambda: mark(rundir.path, run.stopped), f"marking {rundir.path} as stopped")
-    if run.step_times_s:
-        run.teller.say(summary.beside_prediction())
+    run_collectively(engine.is_main, lambda: write_json(path, dataclasses.asdict(summary)), f"writing {path}")
+    if stopped:
+        run_collectively(engine.is_main, lambda: mark(rundir.path, stopped), f"marking {rundir.path} as stopped")
+    if times_s:
+        logger.log(summary.beside_prediction())
     return summary
 
 
-def _typical(times_s: list[float]) -> float | None:
-    """Median; the first step, which warms up, counts only where there is no other."""
-    return statistics.median(times_s[1:] or times_s) if times_s else None
+def peak_gib(plan: Plan) -> float:
+    """Peak memory of this rank's GPU so far; 0 without one. Asks the allocator on the host, and waits for nothing."""
+    return to_gib(torch.cuda.max_memory_allocated()) if plan.cluster.gpu.device == "cuda" else 0.0
 
 
-def _is_exported(exchange: Path, counters: Counters) -> bool:
-    """Whether a finished run is finished once more."""
-    return is_exchange(exchange) and ExchangeCheckpoint(exchange).counters == counters
+def memory_held_gib(engine: Engine) -> tuple[float, str]:
+    """Collective. Memory of the fullest rank and what was counted."""
+    held = engine.held_bytes()
+    peak = held.get("peak_allocated")
+    local = sum(held.values()) if peak is None else peak
+    return to_gib(max(gather(local))), "weights, gradients and optimizer" if peak is None else "peak allocated"
+
+
+def _device_name(plan: Plan) -> str:
+    if plan.cluster.gpu.device == "cuda":
+        return torch.cuda.get_device_name()
+    return platform.processor() or platform.machine()
+
+
+def _gib(value: float) -> str:
+    return f"{value:.3g} GiB"
+
+
+def _usd(value: float) -> str:
+    return f"${value:,.2f}" if value >= 0.01 else f"${value:.2g}"

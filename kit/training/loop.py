@@ -1,6 +1,6 @@
 """The one training loop, for every engine.
 
-    data → forward_backward → judged → (gradients to disk) → apply(learning rate) → told → validation → checkpoint
+    data → forward_backward → anomalies? → (gradients to disk) → apply(learning rate) → log → validation → checkpoint
 
 All state is in the engine and in ``Counters``; learning rate, batch size and data order follow from the counters, so a
 run that is killed and resumed makes the same steps.
@@ -16,31 +16,29 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateKind
 from kit.training import determinism
-from kit.training.anomalies.handler import Unsteady, history
-from kit.training.anomalies.spikes import GOING_ON, Stability, Verdict
-from kit.training.checkpoint.manager import Saving
+from kit.training.anomalies.handler import AnomalyHandler
+from kit.training.anomalies.spikes import APPLIES_STEP, StepDecision
+from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import Counters, export_tensors
-from kit.training.data.loader import Feed
-from kit.training.data.prefetch import Ahead, worth_it
-from kit.training.finalize import finish
-from kit.training.logging.events import Events
+from kit.training.data.loader import DataLoader
+from kit.training.data.prefetch import Prefetcher, should_prefetch
+from kit.training.finalize import Measured, Summary, finalize, memory_held_gib, peak_gib
 from kit.training.logging.metrics import StepMetrics
-from kit.training.logging.run_logger import Teller
+from kit.training.logging.run_logger import RunLogger
 from kit.training.profile import Profiler
-from kit.training.rank_sync import Peers
+from kit.training.rank_sync import StatusAllReduce
 from kit.training.resume import resume_from
-from kit.training.schedule import batch_size, learning_rate, length
-from kit.training.step_timing import Clock
+from kit.training.schedule import batch_size, learning_rate, length, run_length
+from kit.training.step_timing import StepClock
 from kit.training.stopping import Reason, Stopping, mark
-from kit.training.summary import Summary, memory_held_gib, peak_gib
 from kit.training.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
-PATIENCE = 10.0
+_PATIENCE = 10.0
 """Checkpoints and validation may take so many times as long as a step before they count as hung."""
-FIRST_PATIENCE = 5.0
+_FIRST_PATIENCE = 5.0
 """So may the first step: kernels are compiled and communicators made."""
 
 
@@ -64,94 +62,97 @@ def train(
 
     Raises DataError, CheckpointError, SpecError, and EngineError naming the step where loss or gradient is not finite.
     """
-    with ExitStack() as around:
+    with ExitStack() as stack:
         limits = rundir.run.limits
-        stopping = around.enter_context(Stopping(limits.max_minutes, started))
-        around.enter_context(determinism.chosen(rundir.run.deterministic))
-        watchdog = around.enter_context(Watchdog(limits.hang_seconds, rundir.path / "stacks", determinism.rank()))
-        run = _Run(engine, rundir, stopping, watchdog, Profiler(profile, rundir.path))
-        around.callback(run.feed.close)
-        watchdog.beat("resuming", PATIENCE)
-        counters = resume_from(engine, run.saving.checkpoints, rundir.path / "metrics.jsonl", resume)
+        stopping = stack.enter_context(Stopping(limits.max_minutes, started))
+        stack.enter_context(determinism.chosen(rundir.run.deterministic))
+        watchdog = stack.enter_context(Watchdog(limits.hang_seconds, rundir.path / "stacks", determinism.rank()))
+        prefetch = should_prefetch(rundir.plan.cluster.gpu.device)
+        loader = Prefetcher(DataLoader.open(rundir.plan, rundir.run, engine), wanted=prefetch, pinned=prefetch)
+        stack.callback(loader.close)
+        checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run))
+        watchdog.beat("resuming", _PATIENCE)
+        counters = resume_from(engine, checkpoints.native, rundir.path / "metrics.jsonl", resume)
         if engine.is_main:
             mark(rundir.path, None)
             if counters.step:
                 print(f"resumed after step {counters.step}", flush=True)
-        run.begin(counters)
-        around.callback(run.teller.close)
+        run = _Run(engine, rundir, loader, checkpoints, watchdog, stopping, counters, Profiler(profile, rundir.path))
+        stack.callback(run.logger.close)
         last_step = min(run.total_steps, stop_at_step or run.total_steps)
         while counters.step < last_step and not run.stopped:
             counters = run.step(counters, last_step)
-        watchdog.beat("finishing", PATIENCE)
-        return finish(run, counters, export_at_end and not run.stopped)
+        if run.validated_step != counters.step and not run.stopped:
+            run.validate(counters.step)
+        watchdog.beat("finishing", _PATIENCE)
+        export = export_at_end and not run.stopped
+        return finalize(engine, rundir, counters, run.measured, checkpoints, run.logger, run.stopped, export)
 
 
 class _Run:
     """What the steps of a run share."""
 
     def __init__(
-        self, engine: Engine, rundir: RunDirectory, stopping: Stopping, watchdog: Watchdog, profiler: Profiler
+        self,
+        engine: Engine,
+        rundir: RunDirectory,
+        loader: Prefetcher,
+        checkpoints: CheckpointManager,
+        watchdog: Watchdog,
+        stopping: Stopping,
+        counters: Counters,
+        profiler: Profiler,
     ) -> None:
-        self.engine, self.rundir, self.stopping, self.watchdog = engine, rundir, stopping, watchdog
-        self.profiler = profiler
+        """Collective. ``counters``: where the run goes on."""
+        self.engine, self.rundir, self.loader, self.checkpoints = engine, rundir, loader, checkpoints
+        self.watchdog, self.stopping, self.profiler = watchdog, stopping, profiler
         plan, run = rundir.plan, rundir.run
         self.total_steps, self.total_samples = length(plan, run)
-        ahead = worth_it(plan.cluster.gpu.device)
-        self.feed = Ahead(Feed.open(plan, run, engine), wanted=ahead, pinned=ahead)
-        self.saving = Saving(rundir)
-        self.stability = Stability(run.stability)
-        self.unsteady = Unsteady(self)
-        self.events = Events(rundir.path / "events.jsonl", engine.is_main)
-        self.peers = Peers()
-        self.clock = Clock()
+        self.logger = RunLogger(rundir.path, plan, run.logging, self.total_steps, counters.step, engine.is_main)
+        beat = watchdog.beat
+        self.anomalies = AnomalyHandler(engine, run.stability, checkpoints, self.logger, beat, counters.step)
+        self.status = StatusAllReduce()
+        self.clock = StepClock()
         self.stopped = Reason.NONE
-        self.loss: float | None = None
-        self.validation_loss: float | None = None
+        self.measured = Measured()
         self.validated_step: int | None = None
-        self.memory: tuple[float, str] | None = None
-        self.step_times_s: list[float] = []
-
-    def begin(self, counters: Counters) -> None:
-        """Collective. Open what steps are told to; remember the steps before the resume."""
-        plan, run, path = self.rundir.plan, self.rundir.run, self.rundir.path
-        self.teller = Teller(path, plan, run.logging, self.total_steps, counters.step, self.engine.is_main)
-        self.stability.forget(history(path / "metrics.jsonl", counters.step, run.stability.window_steps))
         if counters.step:
-            self.events.write("resumed", counters.step, position=counters.position)
+            self.logger.log_event("resumed", counters.step, position=counters.position)
 
     def step(self, counters: Counters, last_step: int) -> Counters:
         """One optimizer step and what is due after it; returns the counters to go on from."""
         step = counters.step + 1
         self.clock.turn()
-        self.watchdog.beat(f"step {step}", 1.0 if self.step_times_s else FIRST_PATIENCE)
-        waited_s = self.clock.before_s.get("data", 0.0)
-        self.peers.start([self.stopping.mine(), waited_s, peak_gib(self.rundir.plan)])
+        self.watchdog.beat(f"step {step}", 1.0 if self.measured.step_times_s else _FIRST_PATIENCE)
         self.profiler.begin(step)
-        made = self._make(counters, another=step < last_step)
-        self.profiler.end(step, self.teller.say)
-        if made.verdict:
-            going_on = self.unsteady.decide(made.verdict, counters, made.counters, made.batch)
-            if going_on is not None:  # rewound
-                self._end_of_step(going_on)
-                return going_on
-        self._tell(made, last_step)
-        return made.counters
+        result = self.train_step(counters, another=step < last_step)
+        self.profiler.end(step, self.logger.log)
+        if result.decision:
+            rewound = self.anomalies.handle(result.decision, counters, result.counters, result.batch)
+            if rewound is not None:
+                self._agree(rewound)
+                return rewound
+        self.log_step(result, last_step)
+        return result.counters
 
-    def _make(self, before: Counters, another: bool) -> _Made:
-        """Data, gradients, a verdict on them, and the optimizer step where that lets it be; ``another`` follows."""
+    def train_step(self, before: Counters, another: bool) -> _StepResult:
+        """Data, gradients, a decision about them, and the optimizer step unless they are anomalous.
+
+        ``another``: a step follows, whose data may be read already."""
         plan, run, engine, clock = self.rundir.plan, self.rundir.run, self.engine, self.clock
-        size = batch_size(before.samples_seen, run.schedule.batch_ramp, plan.layout.global_batch_size)
+        ramp, full = run.schedule.batch_ramp, plan.layout.global_batch_size
+        size = batch_size(before.samples_seen, ramp, full)
         with clock.part("data"), self.profiler.span("data"):
-            batch = self.feed.step(before.position, size)
+            batch = self.loader.step(before.position, size)
             if another:
-                ramp, full = run.schedule.batch_ramp, plan.layout.global_batch_size
-                self.feed.expect(before.position + size, batch_size(before.samples_seen + size, ramp, full))
+                self.loader.expect(before.position + size, batch_size(before.samples_seen + size, ramp, full))
         with clock.part("forward_backward"), self.profiler.span("forward_backward"):
             loss = engine.forward_backward(batch)
+        self.status.start([self.stopping.mine(), clock.parts_s["data"], peak_gib(plan)])
         with clock.part("optimizer"), self.profiler.span("optimizer"):
-            verdict = self._judge(loss.mean)
-        if self.memory is None and plan.cluster.gpu.device == "cpu":
-            self.memory = memory_held_gib(engine)  # while the gradients exist; CUDA remembers its peak
+            decision = self.anomalies.judge(loss.mean)
+        if self.measured.memory is None and plan.cluster.gpu.device == "cpu":
+            self.measured.memory = memory_held_gib(engine)  # while the gradients exist; CUDA remembers its peak
         if before.step + 1 in run.logging.gradients_at_steps:
             path = self.rundir.path / "gradients" / f"step-{before.step + 1:06d}.safetensors"
             export_tensors(engine, StateKind.GRADIENT, path)
@@ -161,11 +162,11 @@ class _Run:
             peak=plan.job.learning_rate,
             schedule=run.schedule,
             total_steps=self.total_steps,
-            global_batch_size=plan.layout.global_batch_size,
+            global_batch_size=full,
             total_samples=self.total_samples,
         )
         norms: Norms | None = None
-        if verdict.action in GOING_ON:
+        if decision.action in APPLIES_STEP:
             with clock.part("optimizer"), self.profiler.span("optimizer"):
                 norms = engine.apply(rate)
         stepped = norms is not None and not norms.skipped
@@ -176,97 +177,87 @@ class _Run:
             tokens_seen=before.tokens_seen + size * plan.job.seq_length,
             optimizer_steps=before.optimizer_steps + stepped,
         )
-        return _Made(after, size, batch, loss, rate, verdict, norms, norms.gradient if norms and stepped else None)
+        grad_norm = norms.gradient if norms and stepped else None
+        return _StepResult(after, size, batch, loss, rate, decision, norms, grad_norm)
 
-    def _judge(self, loss: float) -> Verdict:
-        """Of loss and gradient norm, before the optimizer step: what must not be applied is not."""
-        verdict = self.stability.of_loss(loss)
-        if verdict.action not in GOING_ON:
-            return verdict
-        norm = self.engine.gradient_norm()
-        if norm is None:  # fp16's overflows are for its loss scale to mend
-            return verdict
-        of_norm = self.stability.of_norm(norm)
-        return verdict if verdict and of_norm.action in GOING_ON else of_norm
-
-    def _tell(self, made: _Made, last_step: int) -> None:
-        """Collective. Remember the step, validate and save where it is due, and say what there is to say."""
-        run, step = self.rundir.run, made.counters.step
-        if made.grad_norm is not None:
-            self.stability.remember(made.loss.mean, made.grad_norm)
-        self.loss = made.loss.mean
-        self.step_times_s.append(self.clock.step_s)
+    def log_step(self, result: _StepResult, last_step: int) -> None:
+        """Collective. Record the step; validate, log and save where it is due."""
+        run, step = self.rundir.run, result.counters.step
+        if result.grad_norm is not None:
+            self.anomalies.record(result.loss.mean, result.grad_norm)
+        self.measured.loss = result.loss.mean
+        self.measured.step_times_s.append(self.clock.step_s)
         is_end = step == self.total_steps  # where a run is merely stopped must not show in its metrics
         validated = self.validate(step) if is_end or _is_due(step, run.validation_every_steps) else None
-        agreed = self._end_of_step(made.counters)
+        agreed = self._agree(result.counters)
         is_last = step == last_step or bool(self.stopped)
         if self.engine.is_main:
-            self.teller.step(self._metrics(made, agreed, validated), is_last or _is_due(step, run.logging.every_steps))
+            due = is_last or _is_due(step, run.logging.every_steps)
+            self.logger.log_step(self._metrics(result, agreed, validated), due)
         if is_last or _is_due(step, run.checkpoint.every_steps):
-            self.save(made.counters, wait=is_last)
+            self._save(result.counters, wait=is_last)
 
     def validate(self, step: int) -> float | None:
-        """Collective. Loss on the held-out data; None without any."""
+        """Collective. Loss on the validation data; None without any."""
         self.validated_step = step
-        self.watchdog.beat(f"validation after step {step}", PATIENCE)
+        self.watchdog.beat(f"validation after step {step}", _PATIENCE)
         with self.clock.part("validation"):
-            batches = self.feed.held_out()
+            batches = self.loader.validation_batches()
             if batches is not None:
-                self.validation_loss = self.engine.evaluate(batches).mean
-        return self.validation_loss
+                self.measured.validation_loss = self.engine.evaluate(batches).mean
+        return self.measured.validation_loss
 
-    def save(self, counters: Counters, wait: bool) -> None:
-        """Collective. A native checkpoint; one that cannot be written is told of, and the run goes on."""
-        self.watchdog.beat(f"checkpoint of step {counters.step}", PATIENCE)
+    def _save(self, counters: Counters, wait: bool) -> None:
+        """Collective. A native checkpoint; one that cannot be written is reported, and the run goes on."""
+        self.watchdog.beat(f"checkpoint of step {counters.step}", _PATIENCE)
         with self.clock.part("checkpoint"):
-            failure = self.saving.save(self.engine, counters, wait)
+            failure = self.checkpoints.save(self.engine, counters, wait)
+        self.logger.log_checkpoint(counters.step, self.checkpoints.stalls_s[-1])
         if failure is not None:
-            self.teller.say(f"no checkpoint at step {counters.step}, the run goes on: {failure}")
-            self.events.write("checkpoint failed", counters.step, why=failure)
+            self.logger.log(f"no checkpoint at step {counters.step}, the run goes on: {failure}")
+            self.logger.log_event("checkpoint failed", counters.step, why=failure)
 
-    def _end_of_step(self, counters: Counters) -> list[float]:
-        """What all ranks agreed on: [reason to stop, slowest wait for data, fullest GPU]."""
-        agreed = self.peers.largest()
+    def _agree(self, counters: Counters) -> list[float]:
+        """[reason to stop, slowest wait for data, fullest GPU] over all ranks, who stop for the same reason."""
+        agreed = self.status.max()
         self.stopped = Reason(int(agreed[0]))
         if self.stopped:
-            self.events.write("stopped", counters.step, why=self.stopped.words)
-            self.teller.say(f"{self.stopped.words}: stopping after step {counters.step} with a checkpoint")
+            self.logger.log_event("stopped", counters.step, why=self.stopped.words)
+            self.logger.log(f"{self.stopped.words}: stopping after step {counters.step} with a checkpoint")
         return agreed
 
-    def _metrics(self, made: _Made, agreed: Sequence[float], validated: float | None) -> StepMetrics:
-        plan, clock, pace = self.rundir.plan, self.clock, self.clock.pace_s
-        step_s = clock.step_s
-        tokens_per_s = made.size * plan.job.seq_length / step_s
+    def _metrics(self, result: _StepResult, agreed: Sequence[float], validated: float | None) -> StepMetrics:
+        plan, clock, pace, step_s = self.rundir.plan, self.clock, self.clock.pace_s, self.clock.step_s
+        tokens_per_s = result.size * plan.job.seq_length / step_s
         on_gpu = plan.cluster.gpu.device != "cpu"
         return StepMetrics(
-            step=made.counters.step,
-            loss=made.loss.mean,
-            grad_norm=made.grad_norm,
-            learning_rate=made.rate,
-            tokens=made.loss.tokens,
-            samples_seen=made.counters.samples_seen,
+            step=result.counters.step,
+            loss=result.loss.mean,
+            grad_norm=result.grad_norm,
+            learning_rate=result.rate,
+            tokens=result.loss.tokens,
+            samples_seen=result.counters.samples_seen,
             validation_loss=validated,
             step_time_s=step_s,
             tokens_per_s=tokens_per_s,
             # Proportional to tokens/s, so the plan's own pair of both gives it, by the plan's own count of FLOPs. The
             # catalog's peak of a CPU process is a round figure, not a data sheet's.
             mfu=plan.predicted.mfu * tokens_per_s / plan.predicted.tokens_per_s if on_gpu else None,
-            batch_size=made.size,
+            batch_size=result.size,
             tokens_per_s_per_gpu=tokens_per_s / plan.layout.world_size,
-            data_s=agreed[1] if "data" in clock.before_s else clock.parts_s["data"],
+            data_s=agreed[1],
             forward_backward_s=clock.parts_s["forward_backward"],
             optimizer_s=clock.parts_s.get("optimizer", 0.0),
-            loop_s=clock.before_s.get("loop"),
-            checkpoint_s=clock.before_s.get("checkpoint"),
+            loop_s=clock.gap_s,
             memory_gib=agreed[2] if on_gpu else None,
-            loss_scale=made.norms.loss_scale if made.norms else None,
-            event=f"{made.verdict.kind}: {made.verdict.action}" if made.verdict else None,
-            eta_s=None if pace is None else pace * (self.total_steps - made.counters.step),
+            loss_scale=result.norms.loss_scale if result.norms else None,
+            event=f"{result.decision.kind}: {result.decision.action}" if result.decision else None,
+            eta_s=None if pace is None else pace * (self.total_steps - result.counters.step),
         )
 
 
-class _Made(NamedTuple):
-    """A step that was made, or not."""
+class _StepResult(NamedTuple):
+    """A step that was made, or left out."""
 
     counters: Counters
     """After it."""
@@ -275,7 +266,7 @@ class _Made(NamedTuple):
     batch: Sequence[MicroBatch]
     loss: LossSum
     rate: float
-    verdict: Verdict
+    decision: StepDecision
     norms: Norms | None
     """Of the optimizer's step; None where it was left out."""
     grad_norm: float | None

@@ -43,18 +43,18 @@ class Profiler:
         self._began_s, self._first = time.perf_counter(), step
         if UNDER_NSIGHT in os.environ and torch.cuda.is_available():
             self._for_nsight = True
-            torch.cuda.profiler.start()
+            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
             return
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
         self._trace = profile(activities=activities)
         self._trace.start()
 
-    def end(self, step: int, say: Callable[[str], None]) -> None:
+    def end(self, step: int, log: Callable[[str], None]) -> None:
         """After it; after the last one the trace is written and summed up (by the main rank, for itself)."""
         if self._steps is None or step < self._steps[1]:
             return
         if self._for_nsight:
-            torch.cuda.profiler.stop()
+            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
             self._for_nsight, self._steps = False, None
         if self._trace is None:
             return
@@ -65,9 +65,9 @@ class Profiler:
         self._trace.export_chrome_trace(str(path))
         self._trace, self._steps = None, None
         steps = f"{self._first}-{step}"
-        say(f"profile of steps {steps} (rank {rank()}, {path.parent.name}/{path.name}; open it in ui.perfetto.dev)")
+        log(f"profile of steps {steps} (rank {rank()}, {path.parent.name}/{path.name}; open it in ui.perfetto.dev)")
         for line in report(read(path), seconds, PREFIX):
-            say(line)
+            log(line)
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """A part of the step, to be found in the trace."""
@@ -78,8 +78,8 @@ class Profiler:
 
 @contextmanager
 def _nsight_range(name: str) -> Iterator[None]:
-    torch.cuda.nvtx.range_push(name)
+    torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        torch.cuda.nvtx.range_pop()
+        torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]

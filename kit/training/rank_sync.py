@@ -1,7 +1,7 @@
-"""What ranks tell each other every step: one small all-reduce on the host, which runs beside the step.
+"""What ranks must agree on every step: one small all-reduce on the host, which runs beside the optimizer.
 
-A GPU is never waited for: values are the host's own and travel over gloo, started before the forward pass and looked
-at after the optimizer. Every rank reads the same result, so what follows from it (to stop after this step) is agreed.
+A GPU is never waited for: the values are the host's own, sent over gloo when backward is done and read after the
+optimizer. Every rank reads the same result, so what follows from it (to stop after this step) is agreed.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 
-class Peers:
-    """Made once a run, by all ranks together."""
+class StatusAllReduce:
+    """The largest of a few values over all ranks. Made once a run, by all ranks together."""
 
     def __init__(self) -> None:
         several = dist.is_initialized() and dist.get_world_size() > 1
@@ -23,13 +23,13 @@ class Peers:
         self._work: dist.Work | None = None
 
     def start(self, values: Sequence[float]) -> None:
-        """Send this rank's values on their way."""
+        """Begin to send this rank's values."""
         self._values = list(values)
         if self._group is not None:
             self._sent = torch.tensor(self._values, dtype=torch.float64)
             self._work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def largest(self) -> list[float]:
+    def max(self) -> list[float]:
         """The largest of each value over all ranks; waits for the slowest."""
         if self._work is not None and self._sent is not None:
             self._work.wait()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kit.engines.base import Engine
 from kit.errors import CheckpointError
-from kit.training.checkpoint.collective import together
+from kit.training.checkpoint.collective import run_collectively
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, ForeignError, NativeCheckpoints
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, is_exchange, newest_exchange
 from kit.training.checkpoint.transfer import Counters, import_exchange
@@ -23,7 +23,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
     a native one of this plan, or the directory of another run, whose newest exchange checkpoint is taken; refused where
     this run has newer checkpoints. Raises CheckpointError.
     """
-    together(engine.is_main, lambda: _check_past(checkpoints, metrics, resume), "reading the run directory")
+    run_collectively(engine.is_main, lambda: _check_past(checkpoints, metrics, resume), "reading the run directory")
     if resume is None:
         return START
     if resume == "auto":
@@ -40,7 +40,9 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
             f"{directory} is no checkpoint (neither {EXCHANGE_JSON} nor {MANIFEST} in it); give a directory such as "
             f"RUN/checkpoints/exchange-step-00000060, or auto"
         )
-    newest = together(engine.is_main, lambda: max(checkpoints.steps(), default=0), "reading the run directory")[0]
+    newest = run_collectively(engine.is_main, lambda: max(checkpoints.steps(), default=0), "reading the run directory")[
+        0
+    ]
     if newest > counters.step:
         raise CheckpointError(
             f"{directory} is of step {counters.step} and this run has a checkpoint of step {newest}; move the newer "
@@ -63,12 +65,12 @@ def _newest(engine: Engine, checkpoints: NativeCheckpoints) -> Counters:
                 f"{error}; the newest exchange checkpoint is of step {counters.step}: name it to lose the steps since"
             ) from error
         if engine.is_main:
-            checkpoints.say(f"the plan has changed since step {error.step}: resuming by way of {exchange.name}")
+            checkpoints.log(f"the plan has changed since step {error.step}: resuming by way of {exchange.name}")
         return counters
 
 
 def _newest_exchange(engine: Engine, root: Path) -> Path | None:
-    return together(engine.is_main, lambda: newest_exchange(root), f"reading {root}")[0]
+    return run_collectively(engine.is_main, lambda: newest_exchange(root), f"reading {root}")[0]
 
 
 def _check_past(checkpoints: NativeCheckpoints, metrics: Path, resume: str | Path | None) -> None:

@@ -10,18 +10,14 @@ from collections import deque
 from contextlib import AbstractContextManager
 from types import TracebackType
 
-PARTS = ("data", "forward_backward", "optimizer", "validation", "checkpoint")
 
-
-class Clock:
+class StepClock:
     """Adds up the parts of one turn of the loop; what is left is the loop's own."""
 
     def __init__(self, kept_turns: int = 50) -> None:
         self.parts_s: dict[str, float] = {}
-        self.before_s: dict[str, float] = {}
-        """Parts of the turn before, with ``loop``: what was in none of them."""
-        self.loops_s: list[float] = []
-        """The loop's own time in every turn."""
+        self.gap_s: float | None = None
+        """Between the step before and this one, outside of all parts; None in the first turn."""
         self._turns_s: deque[float] = deque(maxlen=kept_turns)
         self._began: float | None = None
 
@@ -30,8 +26,7 @@ class Clock:
         now = time.perf_counter()
         if self._began is not None:
             whole = now - self._began
-            self.before_s = self.parts_s | {"loop": whole - sum(self.parts_s.values())}
-            self.loops_s.append(self.before_s["loop"])
+            self.gap_s = whole - sum(self.parts_s.values())
             self._turns_s.append(whole)
         self._began, self.parts_s = now, {}
 

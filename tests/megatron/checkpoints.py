@@ -10,10 +10,9 @@ import torch.distributed as dist
 
 from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
-from kit.errors import CheckpointError
-from kit.training.checkpoint.background import Background
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import ExchangeCheckpoint, export_exchange, import_exchange
 from tests.megatron.cases import LEARNING_RATE, micro_batches
 from tests.training.disk import full_disk
@@ -35,7 +34,7 @@ def steps(engine: Any, rundir: Any, first: int, count: int = 2) -> list[float]:
 def checkpoints(rundir: Any, root: Path) -> NativeCheckpoints:
     plan = rundir.plan
     model = f"megatron {plan.model_digest}"
-    return NativeCheckpoints(root, plan.digest, plan.layout.world_size, keep_last=9, model=model, say=lambda _: None)
+    return NativeCheckpoints(root, plan.digest, plan.layout.world_size, keep_last=9, model=model, log=lambda _: None)
 
 
 def save(rundir: Any, root: Path) -> list[float]:
@@ -88,19 +87,15 @@ def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
     engine = MegatronEngine(rundir)
     steps(engine, rundir, 0)
     written = checkpoints(rundir, root)
-    background = Background(written)
-    background.start(engine, COUNTERS)
+    background = CheckpointManager(written, asynchronous=True)
+    assert background.save(engine, COUNTERS, wait=False) is None
     expected = steps(engine, rundir, 2)
-    background.wait()
+    assert background.wait() is None
 
     with full_disk(1_000):
-        background.start(engine, Counters(step=4, samples_seen=32, tokens_seen=1024, optimizer_steps=4))
+        background.save(engine, Counters(step=4, samples_seen=32, tokens_seen=1024, optimizer_steps=4), wait=False)
         steps(engine, rundir, 4, 1)
-        try:
-            background.wait()
-            failure = "none"
-        except CheckpointError as error:
-            failure = str(error)
+        failure = background.wait() or "none"
     engine.close()
     dist.barrier()
 

@@ -15,7 +15,7 @@ from kit.cost.operation import operation
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import random_state
-from kit.training.checkpoint.disk_space import require_room
+from kit.training.checkpoint.disk_space import require_disk_space
 from kit.training.checkpoint.storage import steps_kept
 from tests.support.small_disk import small_disk
 from tests.training import runs, tiny
@@ -117,9 +117,9 @@ class TestRoom:
             ]
 
     def test_the_first_one_is_as_large_as_predicted(self, tmp_path):
-        require_room(tmp_path / "not" / "yet", 1)
+        require_disk_space(tmp_path / "not" / "yet", 1)
         with pytest.raises(CheckpointError, match=r"takes 1048576\.00 GiB and .* GiB left; free some space"):
-            require_room(tmp_path, 1 << 50)
+            require_disk_space(tmp_path, 1 << 50)
 
 
 def test_every_generator_goes_on_where_it_was(tmp_path):
@@ -140,16 +140,16 @@ def test_every_generator_goes_on_where_it_was(tmp_path):
 @one_process
 def test_generators_are_part_of_a_run(tmp_path, monkeypatch):
     """A loop that draws from Python's generator in each step draws the same after a resume."""
-    from kit.training.data.loader import Feed
+    from kit.training.data.loader import DataLoader
 
     drawn = []
-    real = Feed.step
+    real = DataLoader.step
 
     def step(self, *arguments):
         drawn.append(random.random())
         return real(self, *arguments)
 
-    monkeypatch.setattr(Feed, "step", step)
+    monkeypatch.setattr(DataLoader, "step", step)
     rundir = runs.prepare(tmp_path / "run")
     runs.run(rundir, stop_at_step=5, export_at_end=False)
     (rundir.path / "checkpoints" / "step-00000005" / "manifest.json").unlink()  # back to step 4

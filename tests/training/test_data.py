@@ -11,7 +11,7 @@ import torch
 
 from kit.engines.base import IGNORE_INDEX
 from kit.errors import DataError
-from kit.training.data.batches import Share, training_batches, validation_batches
+from kit.training.data.batches import DataParallelShard, training_batches, validation_batches
 from kit.training.data.indexed import IndexedTokens, IndexedWriter
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
@@ -182,7 +182,10 @@ class TestBatches:
     def test_a_step_is_the_same_samples_in_the_same_order_on_every_layout(self, samples, samples_seen):
         expected = [samples[order(5, len(samples), samples_seen + k)] for k in range(8)]
         for dp, mbs, accumulation in [c for c in product([1, 2, 4, 8], repeat=3) if np.prod(c) == 8]:
-            ranks = [training_batches(samples, 5, samples_seen, Share(mbs, accumulation, r, dp)) for r in range(dp)]
+            ranks = [
+                training_batches(samples, 5, samples_seen, DataParallelShard(mbs, accumulation, r, dp))
+                for r in range(dp)
+            ]
             # Micro batch a of all ranks in rank order, then micro batch a + 1: that is the step's order.
             rows = [
                 (inputs, labels)
@@ -196,7 +199,7 @@ class TestBatches:
                 assert np.array_equal(labels, expected_labels)
 
     def test_every_sample_once_an_epoch(self, samples):
-        share = Share(1, 1, 0, 1)
+        share = DataParallelShard(1, 1, 0, 1)
         rows = [training_batches(samples, 5, k, share)[0].input_ids[0].numpy().tobytes() for k in range(len(samples))]
         assert sorted(rows) == sorted(samples[k][0].tobytes() for k in range(len(samples)))
 
@@ -204,7 +207,7 @@ class TestBatches:
     @pytest.mark.parametrize("asked", [1, 7, 1000])
     def test_validation_counts_every_sequence_once(self, samples, dp, mbs, asked):
         total = min(asked, len(samples))
-        ranks = [validation_batches(samples, asked, Share(mbs, 1, rank, dp)) for rank in range(dp)]
+        ranks = [validation_batches(samples, asked, DataParallelShard(mbs, 1, rank, dp)) for rank in range(dp)]
         assert len({len(batches) for batches in ranks}) == 1
         labels = torch.cat([batch.labels for batches in ranks for batch in batches])
         counting = (labels != IGNORE_INDEX).all(dim=1)

@@ -22,10 +22,10 @@ from kit.engines.huggingface.models import build_model
 from kit.errors import DataError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import DataSpec
-from kit.training.data.batches import Share, training_batches
+from kit.training.data.batches import DataParallelShard, training_batches
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens, IndexedWriter
-from kit.training.data.loader import Feed
+from kit.training.data.loader import DataLoader
 from kit.training.data.packing import packs
 from kit.training.data.samples import PackedSamples, RowSamples
 from kit.training.data.tokenise_rows import tokenise_rows
@@ -173,7 +173,7 @@ def test_bucketing_changes_who_computes_a_row_and_not_which_are_computed(tmp_pat
     samples = RowSamples(Rows(IndexedTokens(rows_on_disk(tmp_path / "x")), "sft", 32, 128), 32)
 
     def tokens(bucketed: bool) -> tuple[list[Any], int]:
-        shares = [Share(2, 4, rank, 2) for rank in range(2)]
+        shares = [DataParallelShard(2, 4, rank, 2) for rank in range(2)]
         batches = [batch for share in shares for batch in training_batches(samples, 5, 16, share, bucketed)]
         rows = sorted(row[row != IGNORE_INDEX].tolist() for batch in batches for row in batch.labels)
         return rows, sum(batch.input_ids.numel() for batch in batches)
@@ -200,7 +200,7 @@ def gradients_of_a_step(rundir: tiny.TinyRunDirectory, packing: bool) -> dict[st
         rundir = dataclasses.replace(rundir, settings=ds_config(rundir.plan))
     run = dataclasses.replace(rundir.run, data=dataclasses.replace(rundir.run.data, packing=packing))
     engine = Engine(rundir)
-    loss = engine.forward_backward(Feed.open(rundir.plan, run, engine).step(0))
+    loss = engine.forward_backward(DataLoader.open(rundir.plan, run, engine).step(0))
     gradients = full_tensors(engine, StateKind.GRADIENT)
     engine.discard()
     engine.close()
@@ -245,7 +245,7 @@ def test_unequal_rows_give_one_gradient_on_every_layout(tmp_path, family, packin
     model = build_model(tiny.run_directory(tmp_path / "seed", tiny.plan(spec, job=JOB)), torch.float32, "cpu")
     model.save_pretrained(tmp_path / "hf")
     data = DataSpec(train=str(tmp_path / "train"))
-    drawn = [training_batches(samples, data.seed, 0, Share(1, 8, 0, 1))[k] for k in range(8)]
+    drawn = [training_batches(samples, data.seed, 0, DataParallelShard(1, 8, 0, 1))[k] for k in range(8)]
     expected_tokens = sum(int((batch.labels != IGNORE_INDEX).sum()) for batch in drawn)
     expected_loss, tokens = unpadded(model, rows_of(samples, rows, data.seed))
     assert tokens == expected_tokens
@@ -280,7 +280,7 @@ def test_packing_is_of_rows_alone(tmp_path):
         dp_rank, dp_size = 0, 1
 
     with pytest.raises(DataError, match="packing with objective=pretrain"):
-        Feed.open(rundir.plan, rundir.run, Engine())
+        DataLoader.open(rundir.plan, rundir.run, Engine())
     plain = dataclasses.replace(rundir.run, data=dataclasses.replace(data, packing=False))
     with pytest.raises(DataError, match="was written for objective=sft and the job has pretrain"):
-        Feed.open(rundir.plan, plain, Engine())
+        DataLoader.open(rundir.plan, plain, Engine())

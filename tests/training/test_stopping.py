@@ -58,9 +58,9 @@ class TestARunThatIsStopped:
         assert runs.metrics(rundir) == runs.metrics(whole)
 
     def test_a_signal_between_two_saves(self, tmp_path, monkeypatch):
-        from kit.training.data.loader import Feed
+        from kit.training.data.loader import DataLoader
 
-        real, calls = Feed.step, []
+        real, calls = DataLoader.step, []
 
         def step(self, *arguments):
             calls.append(1)
@@ -70,9 +70,9 @@ class TestARunThatIsStopped:
 
         whole, rundir = runs.prepare(tmp_path / "whole"), runs.prepare(tmp_path / "run")
         runs.run(whole)
-        monkeypatch.setattr(Feed, "step", step)
-        # Ranks have told each other before the signal came: the next step is the last.
-        assert runs.run(rundir).step == 4
+        monkeypatch.setattr(DataLoader, "step", step)
+        # Ranks exchange their state after backward: the step whose data was being read is the last.
+        assert runs.run(rundir).step == 3
         assert runs.run(rundir, resume="auto").step == 6
         assert runs.metrics(rundir) == runs.metrics(whole)
 
@@ -98,16 +98,16 @@ def _hanging(rundir, directory):
     """Rank 1 stays away from a collective of step 2."""
     import torch.distributed as dist
 
-    from kit.training.data.loader import Feed
+    from kit.training.data.loader import DataLoader
 
-    real = Feed.step
+    real = DataLoader.step
 
     def step(self, position, size=None):
         if dist.get_rank() == 1 and position:
             _stays_away()
         return real(self, position, size)
 
-    Feed.step = step  # this process ends
+    DataLoader.step = step  # this process ends
     return runs.run_any(rundir)
 
 

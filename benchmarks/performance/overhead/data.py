@@ -10,7 +10,7 @@ import numpy as np
 
 import kit
 from kit.specs.job import JobSpec
-from kit.training.data.batches import Share, training_batches
+from kit.training.data.batches import DataParallelShard, training_batches
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import HEADER, MAGIC, VERSION, IndexedTokens, IndexedWriter
 from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
@@ -58,7 +58,7 @@ def rates(directory: Path) -> list[Rate]:
 
 
 def _rate(samples: Samples, bucketed: bool) -> float:
-    share = Share(micro_batch_size=2, gradient_accumulation_steps=8, dp_rank=0, dp_size=1)
+    share = DataParallelShard(micro_batch_size=2, gradient_accumulation_steps=8, dp_rank=0, dp_size=1)
     tokens, step = 0, 0
     training_batches(samples, 1, 0, share, bucketed)
     began = time.thread_time()

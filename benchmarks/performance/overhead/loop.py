@@ -14,7 +14,7 @@ from typing import Any
 
 from kit.engines.base import LossSum, MicroBatch, Norms
 from kit.engines.torch.engine import TorchEngine
-from kit.training.data.loader import Feed
+from kit.training.data.loader import DataLoader
 from kit.training.loop import train
 from tests.support import small_run
 from tests.training.alone import process_group_of_one
@@ -93,17 +93,17 @@ def bytecodes(directory: Path) -> tuple[float, float]:
             ours.append(_count(lambda engine=engine, rundir=rundir: train(engine, rundir, export_at_end=False)))
             engine.close()
             engine = TorchEngine(rundir)
-            feed = Feed.open(rundir.plan, rundir.run, engine)
-            bare.append(_count(lambda engine=engine, feed=feed, steps=steps: _bare(engine, feed, steps)))
+            loader = DataLoader.open(rundir.plan, rundir.run, engine)
+            bare.append(_count(lambda engine=engine, loader=loader, steps=steps: _bare(engine, loader, steps)))
             engine.close()
     more = COUNTED[1] - COUNTED[0]
     return (ours[1] - ours[0]) / more, (bare[1] - bare[0]) / more
 
 
-def _bare(engine: TorchEngine, feed: Feed, steps: int) -> None:
+def _bare(engine: TorchEngine, loader: DataLoader, steps: int) -> None:
     """What a loop cannot do without."""
     for step in range(steps):
-        loss = engine.forward_backward(feed.step(step * feed.share.global_batch_size))
+        loss = engine.forward_backward(loader.step(step * loader.shard.global_batch_size))
         norms = engine.apply(1e-3)
         assert loss.mean > 0
         assert norms.gradient > 0

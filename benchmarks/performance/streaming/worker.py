@@ -20,9 +20,9 @@ from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.megatron import cpu
 from kit.training.__main__ import leave
-from kit.training.checkpoint.background import Background
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import export_exchange
 from tests.support.peak_memory import Peak, return_freed_memory
 
@@ -99,10 +99,10 @@ def native(engine: Any, rundir: RunDirectory, root: Path) -> dict[str, float]:
     started = time.perf_counter()
     checkpoints.save(engine, COUNTERS)
     at_once = time.perf_counter() - started
-    background = Background(checkpoints)
+    background = CheckpointManager(checkpoints, asynchronous=True)
     started = time.perf_counter()
-    background.start(engine, COUNTERS)
-    background.wait()
+    failure = background.save(engine, COUNTERS, wait=False) or background.wait()
+    assert failure is None, failure
     return {"at_once_s": at_once, "stall_s": background.stalls_s[0], "thread_s": time.perf_counter() - started}
 
 

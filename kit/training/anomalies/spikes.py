@@ -17,18 +17,18 @@ from typing import Literal
 
 from kit.specs.run import StabilitySpec
 
-Action = Literal["none", "warn", "discard", "rewind", "stop"]
-GOING_ON = ("none", "warn")
+_Action = Literal["none", "warn", "discard", "rewind", "stop"]
+APPLIES_STEP = ("none", "warn")
 """Actions that let the optimizer step be made."""
-LEAST_DEVIATION = 0.01
+_LEAST_DEVIATION = 0.01
 """Of the median: a window without any spread (a loss that has converged) would call every digit a spike."""
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """On one value of one step."""
+class StepDecision:
+    """What is done about one value of one step; true unless that is nothing."""
 
-    action: Action
+    action: _Action
     kind: Literal["", "loss spike", "gradient spike", "not finite"] = ""
     why: str = ""
 
@@ -36,7 +36,7 @@ class Verdict:
         return self.action != "none"
 
 
-FINE = Verdict("none")
+OK = StepDecision("none")
 
 
 class Window:
@@ -66,53 +66,53 @@ class Window:
         """Median, and the deviation that is robust against outliers."""
         median = _median(self._sorted)
         distances = sorted(abs(value - median) for value in self._sorted)
-        return median, max(1.4826 * _median(distances), LEAST_DEVIATION * abs(median))
+        return median, max(1.4826 * _median(distances), _LEAST_DEVIATION * abs(median))
 
 
-class Stability:
-    """Judges every step's loss and gradient norm; the same on every rank, since both are."""
+class SpikeDetector:
+    """Compares every step's loss and gradient norm with the steps before; both are the same on every rank."""
 
     def __init__(self, spec: StabilitySpec) -> None:
         self._spec = spec
         self._losses, self._norms = Window(spec.window_steps), Window(spec.window_steps)
 
-    def remember(self, loss: float, grad_norm: float | None) -> None:
+    def record(self, loss: float, grad_norm: float | None) -> None:
         """A step that was made."""
         self._losses.add(loss)
         if grad_norm is not None:
             self._norms.add(grad_norm)
 
-    def forget(self, kept: Iterable[tuple[float, float | None]]) -> None:
+    def reset(self, kept: Iterable[tuple[float, float | None]]) -> None:
         """Start again after these steps: a resume or a rewind."""
         self._losses, self._norms = Window(self._spec.window_steps), Window(self._spec.window_steps)
         for loss, norm in kept:
-            self.remember(loss, norm)
+            self.record(loss, norm)
 
-    def of_loss(self, loss: float) -> Verdict:
+    def check_loss(self, loss: float) -> StepDecision:
         """Before the optimizer step."""
         if not math.isfinite(loss):
-            return Verdict(self._spec.not_finite, "not finite", f"loss is {loss}")
+            return StepDecision(self._spec.not_finite, "not finite", f"loss is {loss}")
         return self._spike("loss", loss, self._losses, self._spec.loss_spike)
 
-    def of_norm(self, norm: float) -> Verdict:
+    def check_norm(self, norm: float) -> StepDecision:
         """Of the gradient, before clipping."""
         if not math.isfinite(norm):
-            return Verdict(self._spec.not_finite, "not finite", f"gradient norm is {norm}")
+            return StepDecision(self._spec.not_finite, "not finite", f"gradient norm is {norm}")
         return self._spike("gradient", norm, self._norms, self._spec.gradient_spike)
 
-    def _spike(self, what: Literal["loss", "gradient"], value: float, window: Window, action: str) -> Verdict:
+    def _spike(self, what: Literal["loss", "gradient"], value: float, window: Window, action: str) -> StepDecision:
         if action == "off" or len(window) < max(2, self._spec.window_steps // 4):
-            return FINE
+            return OK
         median = window.median()
-        if value <= median + self._spec.sigmas * LEAST_DEVIATION * abs(median):
-            return FINE  # whatever the deviation is: nearly every step ends here, without sorting
+        if value <= median + self._spec.sigmas * _LEAST_DEVIATION * abs(median):
+            return OK  # whatever the deviation is: nearly every step ends here, without sorting
         median, deviation = window.median_and_deviation()
         limit = median + self._spec.sigmas * deviation
         if value <= limit:
-            return FINE
+            return OK
         name = "loss" if what == "loss" else "gradient norm"
         why = f"{name} {value:.4g} is above {limit:.4g} (median {median:.4g} of {len(window)} steps)"
-        return Verdict(action, "loss spike" if what == "loss" else "gradient spike", why)  # type: ignore[arg-type]
+        return StepDecision(action, "loss spike" if what == "loss" else "gradient spike", why)  # type: ignore[arg-type]
 
 
 def _median(values: list[float]) -> float:

@@ -25,12 +25,12 @@ def gather(value: Result, group: dist.ProcessGroup | None = None) -> list[Result
     return values
 
 
-def share(items: list[Result]) -> list[Result]:
+def split_over_ranks(items: list[Result]) -> list[Result]:
     """This rank's part of a list, so that hashing terabytes is spread over the ranks."""
     return items[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else items
 
 
-def together(
+def run_collectively(
     takes_part: bool,
     work: Callable[[], Result],
     doing: str,

@@ -9,7 +9,7 @@ from kit.errors import CheckpointError
 from kit.units import to_gib
 
 
-def require_room(directory: Path, needed_bytes: int) -> None:
+def require_disk_space(directory: Path, needed_bytes: int) -> None:
     """Raises CheckpointError where the file system of ``directory`` (or of its nearest parent) has less left."""
     existing = next(path for path in (directory, *directory.parents) if path.exists())
     free = shutil.disk_usage(existing).free

@@ -12,6 +12,7 @@ Only files that the manifest lists may lie there, whole and with their hashes; w
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -24,9 +25,9 @@ import torch.distributed as dist
 from kit.engines.base import Engine
 from kit.errors import CheckpointError
 from kit.training.checkpoint import random_state
-from kit.training.checkpoint.collective import share, together
+from kit.training.checkpoint.collective import run_collectively, split_over_ranks
 from kit.training.checkpoint.counters import Counters, RunLength, counters_from_json
-from kit.training.checkpoint.disk_space import require_room
+from kit.training.checkpoint.disk_space import require_disk_space
 from kit.training.checkpoint.files import (
     FileRecord,
     files_below,
@@ -44,7 +45,7 @@ from kit.training.checkpoint.manifest import OtherVersionError, read_sealed, sea
 MANIFEST = "manifest.json"
 STATE = "state"
 RANDOM = "random"
-ROOM_MARGIN = 1.05
+_SPACE_MARGIN = 1.05
 """Over the size of the checkpoint before: manifests and file systems take a little too."""
 FORMAT = "kit-native"
 VERSION = 3
@@ -81,7 +82,7 @@ class NativeCheckpoints:
     """Of the first checkpoint; later ones are taken to be as large as the one before."""
     length: RunLength | None = None
     """What counters of this run may be; None: not known here."""
-    say: Callable[[str], None] = print
+    log: Callable[[str], None] = print
     """Called on the main rank with what a person should know."""
 
     def steps(self) -> list[int]:
@@ -124,10 +125,10 @@ class NativeCheckpoints:
         partial = partial_name(directory)
         doing = f"writing the checkpoint {directory}"
         try:
-            together(is_main, lambda: self._start(partial), doing, group=group)
+            run_collectively(is_main, lambda: self._start(partial), doing, group=group)
             # An engine may raise anything where a disk is full (torch.save: RuntimeError).
-            together(True, lambda: _fill(partial, save, random), doing, failures=(Exception,), group=group)
-            records = together(True, lambda: _my_records(partial), doing, group=group)
+            run_collectively(True, lambda: _fill(partial, save, random), doing, failures=(Exception,), group=group)
+            records = run_collectively(True, lambda: _my_records(partial), doing, group=group)
             contents = {
                 "format": FORMAT,
                 "version": VERSION,
@@ -137,7 +138,7 @@ class NativeCheckpoints:
                 "counters": dataclasses.asdict(counters),
                 "files": {name: dataclasses.asdict(r) for share in records for name, r in sorted(share.items())},
             }
-            together(is_main, lambda: self._publish(partial, directory, sealed(contents)), doing, group=group)
+            run_collectively(is_main, lambda: self._publish(partial, directory, sealed(contents)), doing, group=group)
         except CheckpointError:
             if is_main:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -149,7 +150,7 @@ class NativeCheckpoints:
         A damaged one is renamed to ``….damaged`` and the one before it is tried. Raises CheckpointError where none
         is good, or where the newest is of another plan or world size.
         """
-        steps = together(engine.is_main, self.steps, f"reading {self.root}")[0]
+        steps = run_collectively(engine.is_main, self.steps, f"reading {self.root}")[0]
         damage: list[str] = []
         for step in steps:
             directory = self.directory(step)
@@ -157,9 +158,9 @@ class NativeCheckpoints:
                 manifest = self._verified(engine, directory)
             except _DamagedError as error:
                 damage.append(str(error))
-                together(engine.is_main, lambda d=directory: _set_aside(d), f"renaming {directory}")
+                run_collectively(engine.is_main, functools.partial(_set_aside, directory), f"renaming {directory}")
                 if engine.is_main:
-                    self.say(f"checkpoint {directory.name} is not usable: {error}; trying the one before it")
+                    self.log(f"checkpoint {directory.name} is not usable: {error}; trying the one before it")
                 continue
             _load(engine, directory, manifest)
             return manifest.counters
@@ -184,26 +185,28 @@ class NativeCheckpoints:
         """Room first: a disk that is found full half-way has cost the time of half a checkpoint."""
         shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
         before = next((size for size in map(self.bytes_of, self.steps()) if size is not None), None)
-        require_room(self.root, int((before or self.expected_bytes) * ROOM_MARGIN))
+        require_disk_space(self.root, int((before or self.expected_bytes) * _SPACE_MARGIN))
         (partial / STATE).mkdir(parents=True)
         (partial / RANDOM).mkdir()
 
     def _verified(self, engine: Engine, directory: Path) -> Manifest:
         """Each rank hashes its share of the files; all of them come to the same verdict."""
         reading = f"reading {directory}"
-        older = together(engine.is_main, lambda: _other_version(directory), reading)[0]
+        older = run_collectively(engine.is_main, lambda: _other_version(directory), reading)[0]
         if older is not None:
             fix = (
                 "resume from an exchange checkpoint (exchange-step-…) of that run, or go on with the kit that wrote it"
             )
             raise ForeignError(f"{older}; {fix}", _step_of(directory))
         try:
-            manifest = together(engine.is_main, lambda: read_manifest(directory), reading)[0]
-            together(True, lambda: verify(directory, dict(share(sorted(manifest.files.items())))), reading)
+            manifest = run_collectively(engine.is_main, lambda: read_manifest(directory), reading)[0]
+            run_collectively(
+                True, lambda: verify(directory, dict(split_over_ranks(sorted(manifest.files.items())))), reading
+            )
         except CheckpointError as error:
             raise _DamagedError(str(error)) from error
-        together(engine.is_main, lambda: refuse_unlisted(directory, {*manifest.files, MANIFEST}), reading)
-        together(engine.is_main, lambda: self._check_counters(directory, manifest), reading)
+        run_collectively(engine.is_main, lambda: refuse_unlisted(directory, {*manifest.files, MANIFEST}), reading)
+        run_collectively(engine.is_main, lambda: self._check_counters(directory, manifest), reading)
         if engine.fits_every_layout and self.model and manifest.model == self.model:
             return manifest
         if manifest.plan_hash != self.plan_hash:
@@ -269,15 +272,15 @@ def _fill(partial: Path, save: Callable[[Path], None], random: random_state.Rand
 
 def _load(engine: Engine, directory: Path, manifest: Manifest) -> None:
     """On another layout a rank has no generators of its own to go on with."""
-    together(True, lambda: engine.load(directory / STATE), f"reading {directory}")
+    run_collectively(True, lambda: engine.load(directory / STATE), f"reading {directory}")
     if manifest.world_size == (dist.get_world_size() if dist.is_initialized() else 1) and any(
         name.startswith(f"{RANDOM}/") for name in manifest.files
     ):
-        together(True, lambda: random_state.read(directory / RANDOM, _rank()), f"reading {directory}")
+        run_collectively(True, lambda: random_state.read(directory / RANDOM, _rank()), f"reading {directory}")
 
 
 def _my_records(partial: Path) -> dict[str, FileRecord]:
-    return {str(path.relative_to(partial)): record_of(path) for path in share(files_below(partial))}
+    return {str(path.relative_to(partial)): record_of(path) for path in split_over_ranks(files_below(partial))}
 
 
 def read_manifest(directory: Path) -> Manifest:

@@ -22,7 +22,7 @@ from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, KitError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.collective import share
+from kit.training.checkpoint.collective import split_over_ranks
 from kit.training.checkpoint.counters import Counters, counters_from_json
 from kit.training.checkpoint.files import FileRecord, records_from_json, verify
 from kit.training.checkpoint.manifest import OtherVersionError, read_sealed, sealed
@@ -75,7 +75,7 @@ class ExchangeCheckpoint:
 
     def verify_share(self) -> None:
         """As ``verify``, but this rank's share of the files only: together the ranks check them all."""
-        verify(self.path, dict(share(sorted(self._records.items()))))
+        verify(self.path, dict(split_over_ranks(sorted(self._records.items()))))
 
     def source(self, kind: StateKind) -> SafetensorsSource:
         """The tensors of one kind."""

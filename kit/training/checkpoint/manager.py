@@ -1,65 +1,91 @@
-"""The native checkpoints of a run: where they go, how long training stands still for them."""
+"""The native checkpoints of a run: where they are written, by whom, and how long training stands still for them.
+
+With ``run.checkpoint.asynchronous`` the state is copied while training stands still, and a thread writes it. The thread
+has a process group of its own (gloo), so that its collectives never meet those of training.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
 
 from kit.engines.base import Engine
 from kit.errors import CheckpointError
-from kit.training.checkpoint.background import Background
-from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint import random_state
+from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
-from kit.training.schedule import run_length
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
 
-class Saving:
-    """Written at once, or by a thread; made by all ranks together."""
+class CheckpointManager:
+    """Saves at once, or by a thread: one checkpoint at a time. Every method is collective."""
 
-    def __init__(self, rundir: RunDirectory) -> None:
+    def __init__(self, native: NativeCheckpoints, asynchronous: bool) -> None:
+        self.native, self._asynchronous = native, asynchronous
+        self._group = dist.new_group(backend="gloo") if asynchronous and dist.is_initialized() else None
+        self._thread: threading.Thread | None = None
+        self._failure: str | None = None
+        self.stalls_s: list[float] = []
+        """How long training stood still for each checkpoint: writing, or waiting for the one before it and copying."""
+
+    @classmethod
+    def open(cls, rundir: RunDirectory, length: RunLength) -> CheckpointManager:
+        """That of a run directory, as its settings say."""
         plan, spec = rundir.plan, rundir.run.checkpoint
         operation = plan.predicted.operation
-        self.checkpoints = NativeCheckpoints(
+        native = NativeCheckpoints(
             root=rundir.path / "checkpoints",
             plan_hash=plan.digest,
             world_size=plan.layout.world_size,
             keep_last=spec.keep_last,
             keep_every_steps=spec.keep_every_steps,
             expected_bytes=0 if operation is None else int(1e9 * operation.checkpoint_gb),
-            length=run_length(plan, rundir.run),
+            length=length,
             model=f"{plan.layout.engine} {plan.model_digest}",
         )
-        self._background = Background(self.checkpoints) if spec.asynchronous else None
-        self.stalls_s: list[float] = []
-        """How long training stood still for each checkpoint."""
-        self.last_step: int | None = None
-        """Of the newest checkpoint that this process has begun to write."""
+        return cls(native, spec.asynchronous)
 
     def save(self, engine: Engine, counters: Counters, wait: bool) -> str | None:
-        """Collective. Returns why there is none, or None; asynchronously that is of the one before, unless ``wait``."""
+        """Returns why there is no checkpoint, or None; asynchronously of the one before, unless ``wait``."""
         began = time.perf_counter()
         try:
-            if self._background is None:
-                self.checkpoints.save(engine, counters)
-            else:
-                self._background.start(engine, counters)
-                if wait:
-                    self._background.wait()
-            self.last_step = counters.step
+            if not self._asynchronous:
+                self.native.save(engine, counters)
+                return None
+            before = self.wait()
+            self._start(engine, counters)
+            return (self.wait() if wait else None) or before
         except CheckpointError as error:
             return str(error)
         finally:
             self.stalls_s.append(time.perf_counter() - began)
-        return None
 
-    def settle(self) -> str | None:
-        """Collective. Wait for what a thread is writing; returns why it could not be written, or None."""
+    def wait(self) -> str | None:
+        """Wait for what the thread is writing; returns why it could not be written, or None."""
+        if self._thread is not None:
+            self._thread.join()
+        failure, self._thread, self._failure = self._failure, None, None
+        return failure
+
+    def _start(self, engine: Engine, counters: Counters) -> None:
+        """Copy the state, and write it while the caller goes on."""
+        arguments = (engine.snapshot(), counters, engine.is_main, random_state.capture())
+        self._thread = threading.Thread(target=self._write, args=arguments, daemon=True)
+        self._thread.start()
+
+    def _write(self, write: Any, counters: Counters, is_main: bool, random: random_state.RandomState) -> None:
+        def save(directory: Path) -> None:
+            write(directory, self._group)
+
         try:
-            if self._background is not None:
-                self._background.wait()
+            self.native.write(save, counters, is_main, self._group, random)
         except CheckpointError as error:
-            return str(error)
-        return None
+            self._failure = str(error)
+        except Exception as error:  # a thread's exception would be printed and forgotten
+            self._failure = f"writing the checkpoint of step {counters.step} failed: {error!r}"

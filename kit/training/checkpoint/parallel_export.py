@@ -9,7 +9,7 @@ from pathlib import Path
 from kit.engines.base import Engine, StateKind
 from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
 from kit.errors import CheckpointError
-from kit.training.checkpoint.collective import share, together
+from kit.training.checkpoint.collective import run_collectively, split_over_ranks
 from kit.training.checkpoint.files import FileRecord
 
 Plan = Mapping[StateKind, Mapping[str, Sequence[str]]]
@@ -32,10 +32,11 @@ def write_blocks(
         for kind, of_kind in plan.items()
     }
     everything = [file for of_kind in files.values() for file in of_kind]
-    (heads,) = together(engine.is_main, lambda: {file.path: file.create() for file in everything}, doing)
-    sums = together(True, lambda: _write(engine, files), doing)
+    (heads,) = run_collectively(engine.is_main, lambda: {file.path: file.create() for file in everything}, doing)
+    sums = run_collectively(True, lambda: _write(engine, files), doing)
     expected = {path: (head + sum(each.get(path, 0) for each in sums)) % 2**32 for path, head in heads.items()}
-    shares = together(True, lambda: {path.name: _record(path, expected[path]) for path in share([*expected])}, doing)
+    mine = split_over_ranks([*expected])
+    shares = run_collectively(True, lambda: {path.name: _record(path, expected[path]) for path in mine}, doing)
     return {name: record for each in shares for name, record in each.items()}
 
 

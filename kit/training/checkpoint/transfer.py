@@ -18,7 +18,7 @@ from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.collective import together
+from kit.training.checkpoint.collective import run_collectively
 from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json
 from kit.training.checkpoint.files import is_free, partial_name, publish, write_json
@@ -46,7 +46,7 @@ def export_exchange(
     doing = f"writing the exchange checkpoint {directory}"
     partial = partial_name(directory)
     shapes = checkpoint_shapes(model, lora)
-    together(engine.is_main, lambda: _start(directory, partial), doing)
+    run_collectively(engine.is_main, lambda: _start(directory, partial), doing)
     try:
         plan = {kind: _files(kind, engine.owners, shapes, shard_bytes) for kind in KINDS}
         records = write_blocks(engine, partial, plan, shapes, doing)
@@ -54,7 +54,7 @@ def export_exchange(
             kind: {name: file for file, names in files.items() for name in names} for kind, files in plan.items()
         }
         contents = exchange_json(counters, model, weight_map, dict(sorted(records.items())), lora)
-        together(engine.is_main, lambda: _publish(partial, directory, contents), doing)
+        run_collectively(engine.is_main, lambda: _publish(partial, directory, contents), doing)
     except CheckpointError:
         if engine.is_main:
             shutil.rmtree(partial, ignore_errors=True)
@@ -70,9 +70,9 @@ def import_exchange(engine: Engine, directory: Path, length: RunLength | None = 
     """
     doing = f"reading the exchange checkpoint {directory}"
     exchange = ExchangeCheckpoint(directory)
-    together(True, lambda: _check(exchange), doing)
+    run_collectively(True, lambda: _check(exchange), doing)
     if length is not None:
-        together(engine.is_main, lambda: length.check(exchange.counters, directory, same_plan=False), doing)
+        run_collectively(engine.is_main, lambda: length.check(exchange.counters, directory, same_plan=False), doing)
     if exchange.note is not None and engine.is_main:
         print(exchange.note, flush=True)
     for kind in exchange.kinds:
@@ -97,7 +97,7 @@ def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
         finally:
             partial.unlink(missing_ok=True)
 
-    together(engine.is_main, write, f"writing {path}")
+    run_collectively(engine.is_main, write, f"writing {path}")
 
 
 def _files(

@@ -10,7 +10,7 @@ from kit.training.data.samples import Samples
 
 
 @dataclass(frozen=True)
-class Share:
+class DataParallelShard:
     """A data-parallel rank's part of every step."""
 
     micro_batch_size: int
@@ -30,7 +30,7 @@ class Share:
 
 
 def training_batches(
-    samples: Samples, seed: int, samples_seen: int, share: Share, bucketed: bool = False
+    samples: Samples, seed: int, samples_seen: int, shard: DataParallelShard, bucketed: bool = False
 ) -> list[MicroBatch]:
     """This rank's micro batches of the step that follows ``samples_seen`` samples.
 
@@ -39,25 +39,25 @@ def training_batches(
     that ranks compute at the same time, are about equally long. The step's gradient does not depend on it.
     """
     if bucketed:
-        drawn = [order(seed, len(samples), samples_seen + k) for k in range(share.global_batch_size)]
+        drawn = [order(seed, len(samples), samples_seen + k) for k in range(shard.global_batch_size)]
         drawn.sort(key=lambda index: (-samples.length(index), index))
-        indices = [[drawn[k] for k in share.positions(a)] for a in range(share.gradient_accumulation_steps)]
+        indices = [[drawn[k] for k in shard.positions(a)] for a in range(shard.gradient_accumulation_steps)]
     else:
         indices = [
-            [order(seed, len(samples), samples_seen + k) for k in share.positions(a)]
-            for a in range(share.gradient_accumulation_steps)
+            [order(seed, len(samples), samples_seen + k) for k in shard.positions(a)]
+            for a in range(shard.gradient_accumulation_steps)
         ]
     return [samples.micro_batch(each) for each in indices]
 
 
-def validation_batches(samples: Samples, num_sequences: int, share: Share) -> list[MicroBatch]:
+def validation_batches(samples: Samples, num_sequences: int, shard: DataParallelShard) -> list[MicroBatch]:
     """This rank's part of the first ``num_sequences`` samples, in file order.
 
     Every rank gets the same number of micro batches, as engines require; rows beyond the end are wholly masked.
     """
     total = min(num_sequences, len(samples))
-    per_round = share.micro_batch_size * share.dp_size
+    per_round = shard.micro_batch_size * shard.dp_size
     return [
-        samples.micro_batch([k if k < total else None for k in share.positions(a)])
+        samples.micro_batch([k if k < total else None for k in shard.positions(a)])
         for a in range(-(-total // per_round))
     ]

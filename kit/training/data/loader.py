@@ -9,25 +9,25 @@ from kit.engines.base import Engine, MicroBatch
 from kit.errors import DataError
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
-from kit.training.data.batches import Share, training_batches, validation_batches
+from kit.training.data.batches import DataParallelShard, training_batches, validation_batches
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
 from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
 
 
 @dataclass(frozen=True)
-class Feed:
+class DataLoader:
     """Micro batches of one data-parallel rank."""
 
     training: Samples
     validation: Samples | None
-    share: Share
+    shard: DataParallelShard
     seed: int
     validation_sequences: int
     bucketed: bool = False
 
     @classmethod
-    def open(cls, plan: Plan, run: RunSpec, engine: Engine) -> Feed:
+    def open(cls, plan: Plan, run: RunSpec, engine: Engine) -> DataLoader:
         """Raises DataError for files that are missing, damaged, too short or not of this model's vocabulary."""
 
         def samples(prefix: str) -> Samples:
@@ -48,7 +48,7 @@ class Feed:
         return cls(
             training=samples(run.data.train),
             validation=None if run.data.validation is None else samples(run.data.validation),
-            share=Share(
+            shard=DataParallelShard(
                 micro_batch_size=plan.layout.micro_batch_size,
                 gradient_accumulation_steps=plan.layout.gradient_accumulation_steps,
                 dp_rank=engine.dp_rank,
@@ -61,14 +61,14 @@ class Feed:
 
     def step(self, position: int, batch_size: int | None = None) -> list[MicroBatch]:
         """The step that begins at a position in the order; ``batch_size``: its samples over all ranks, in a ramp."""
-        share = self.share
-        if batch_size is not None and batch_size != share.global_batch_size:
-            per_round = share.micro_batch_size * share.dp_size
-            share = dataclasses.replace(share, gradient_accumulation_steps=batch_size // per_round)
-        return training_batches(self.training, self.seed, position, share, self.bucketed)
+        shard = self.shard
+        if batch_size is not None and batch_size != shard.global_batch_size:
+            per_round = shard.micro_batch_size * shard.dp_size
+            shard = dataclasses.replace(shard, gradient_accumulation_steps=batch_size // per_round)
+        return training_batches(self.training, self.seed, position, shard, self.bucketed)
 
-    def held_out(self) -> list[MicroBatch] | None:
+    def validation_batches(self) -> list[MicroBatch] | None:
         """One evaluation; None where the run has no held-out data."""
         if self.validation is None:
             return None
-        return validation_batches(self.validation, self.validation_sequences, self.share)
+        return validation_batches(self.validation, self.validation_sequences, self.shard)

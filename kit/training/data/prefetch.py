@@ -14,25 +14,25 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import torch
 
 from kit.engines.base import MicroBatch
-from kit.training.data.loader import Feed
+from kit.training.data.loader import DataLoader
 
 
-def worth_it(device: str) -> bool:
+def should_prefetch(device: str) -> bool:
     """A CPU process computes on the cores that would read: nothing is gained there."""
     return device == "cuda"
 
 
-class Ahead:
+class Prefetcher:
     """A feed that is told what will be asked next. Without ``wanted`` it reads when it is asked."""
 
-    def __init__(self, feed: Feed, *, wanted: bool, pinned: bool = False) -> None:
+    def __init__(self, feed: DataLoader, *, wanted: bool, pinned: bool = False) -> None:
         self._feed, self._pinned = feed, pinned
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="kit-data") if wanted else None
         self._expected: tuple[int, int] | None = None
         self._coming: Future[list[MicroBatch]] | None = None
 
     def step(self, position: int, batch_size: int) -> list[MicroBatch]:
-        """See ``Feed.step``. Raises DataError, also what was met while reading ahead."""
+        """See ``DataLoader.step``. Raises DataError, also what was met while reading ahead."""
         coming, expected = self._coming, self._expected
         self._coming = self._expected = None
         if coming is not None and expected == (position, batch_size):
@@ -47,9 +47,9 @@ class Ahead:
             self._expected = position, batch_size
             self._coming = self._reader.submit(self._read, position, batch_size)
 
-    def held_out(self) -> list[MicroBatch] | None:
-        """See ``Feed.held_out``."""
-        return self._feed.held_out()
+    def validation_batches(self) -> list[MicroBatch] | None:
+        """See ``DataLoader.held_out``."""
+        return self._feed.validation_batches()
 
     def close(self) -> None:
         """Read no more; what is being read is waited for."""

@@ -125,8 +125,8 @@ def _jsonl(path: Path, text_key: str) -> Iterator[str]:
 
 
 def _parquet(path: Path, text_key: str) -> Iterator[str]:
-    import pyarrow
-    import pyarrow.parquet
+    import pyarrow  # type: ignore[import-untyped]
+    import pyarrow.parquet  # type: ignore[import-untyped]
 
     try:
         file = pyarrow.parquet.ParquetFile(path)
@@ -142,7 +142,7 @@ def _parquet(path: Path, text_key: str) -> Iterator[str]:
 
 
 def _saved_dataset(directory: Path) -> Any:
-    import datasets
+    import datasets  # type: ignore[import-untyped]
 
     try:
         loaded = datasets.load_from_disk(str(directory))

@@ -1,10 +1,17 @@
-"""What a run leaves to plot: ``metrics.jsonl``, one line a step, and one line on the terminal now and then."""
+"""The files that a run logs to: ``metrics.jsonl``, one line a step, and ``events.jsonl``, one line an event.
+
+Events are spikes, discarded batches and rewinds with the positions of their samples, resumes, checkpoints that failed,
+stops. A line of metrics is about its own step, the checkpoint after it included.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kit.training.checkpoint.files import fsync
 from kit.units import human_count, human_seconds
@@ -36,21 +43,21 @@ class StepMetrics:
     """Sequences of the step, over all ranks."""
     tokens_per_s_per_gpu: float | None = None
     data_s: float | None = None
-    """Waiting for data: part of step_time_s, as are the next two. The slowest rank's, of the step before."""
+    """Waiting for data, on the slowest rank: part of step_time_s, as are the next two."""
     forward_backward_s: float | None = None
     optimizer_s: float | None = None
     loop_s: float | None = None
-    """Between the step before and this one, in this loop: metrics, trackers, agreement; not in step_time_s."""
-    checkpoint_s: float | None = None
-    """That training stood still for a checkpoint after the step before."""
+    """From the end of the step before to this one: metrics, trackers, agreement; not in step_time_s."""
     memory_gib: float | None = None
-    """Peak of the fullest GPU so far, as allocated by torch; null on CPU processes."""
+    """Peak of the fullest GPU up to this step's backward, as allocated by torch; null on CPU processes."""
     loss_scale: float | None = None
     """fp16 alone."""
     event: str | None = None
     """``loss spike: discarded`` and the like; what events.jsonl says more of."""
     eta_s: float | None = None
     """Until the last step, at the pace of the last ones, checkpoints included."""
+    checkpoint_s: float | None = None
+    """How long training stood still for a checkpoint after this step; null without one. Last: it is written later."""
 
     def line(self, total_steps: int) -> str:
         """For the terminal."""
@@ -93,6 +100,19 @@ class MetricsLog:
         except OSError as error:
             print(f"metrics of step {metrics.step} are not on disk yet, the run goes on: {error}", flush=True)
 
+    def add_checkpoint(self, stall_s: float) -> None:
+        """Put a number in the place of the null that ends the last line, in one write: a kill leaves either."""
+        null = b"null}\n"
+        try:
+            self._file.flush()
+            with open(self._path, "r+b") as file:
+                file.seek(-len(null), os.SEEK_END)
+                if file.read() == null:
+                    file.seek(-len(null), os.SEEK_END)
+                    file.write(b"%s}\n" % json.dumps(stall_s).encode())
+        except OSError as error:
+            print(f"the time of a checkpoint is not on disk, the run goes on: {error}", flush=True)
+
     def close(self) -> None:
         """Make the file durable."""
         try:
@@ -100,6 +120,40 @@ class MetricsLog:
             fsync(self._path)
         except OSError as error:
             print(f"the last lines of {self._path} are lost: {error}; free some space", flush=True)
+
+
+class EventLog:
+    """Appends to ``events.jsonl``, which is never rewritten."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, event: str, step: int, **values: Any) -> None:
+        """Append one line. A disk that is full loses the line, not the run."""
+        line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, "step": step, **values}
+        try:
+            with open(self._path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            print(f"event {event} of step {step} is not on disk: {error}", flush=True)
+
+
+def logged_steps(path: Path, step: int, count: int) -> list[tuple[float, float | None]]:
+    """Loss and gradient norm of the last ``count`` steps up to ``step`` in ``metrics.jsonl``; steps that changed no
+    weight are left out. Empty where there is no log."""
+    rows: list[tuple[float, float | None]] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines() if step else []
+    except OSError:
+        lines = []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            if row["step"] <= step and row["grad_norm"] is not None:
+                rows.append((row["loss"], row["grad_norm"]))
+        except (ValueError, KeyError, TypeError):
+            continue  # torn by a crash
+    return rows[-count:]
 
 
 def _step(line: str) -> float:

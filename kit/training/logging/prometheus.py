@@ -66,7 +66,7 @@ class Prometheus:
                 f"run.logging.prometheus_port={port} on {address} cannot be opened ({error.strerror}); choose another"
             ) from None
 
-    def step(self, metrics: StepMetrics) -> None:
+    def log_step(self, metrics: StepMetrics) -> None:
         """Set every gauge that the step has a number for."""
         for name, (field, _) in GAUGES.items():
             value: Any = getattr(metrics, field)
@@ -74,6 +74,10 @@ class Prometheus:
                 self._gauges[name].labels(*self._labels).set(value)
         if metrics.event is not None:
             self._events.labels(*self._labels, metrics.event.split(":")[0]).inc()
+
+    def log_checkpoint(self, stall_s: float) -> None:
+        """Set the gauge, which keeps its value until the next checkpoint."""
+        self._gauges["kit_checkpoint_stall_seconds"].labels(*self._labels).set(stall_s)
 
     def close(self) -> None:
         """Free the port."""

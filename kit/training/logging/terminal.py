@@ -20,16 +20,16 @@ class Expected:
 
 
 class Terminal(Protocol):
-    """What the loop says things to."""
+    """Where the loop's lines are shown."""
 
-    def step(self, metrics: StepMetrics, due: bool) -> None:
+    def log_step(self, metrics: StepMetrics, due: bool) -> None:
         """A step was made; ``due``: one of those that get a line where lines stay."""
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """A sentence that stays."""
 
     def close(self) -> None:
-        """No more is said."""
+        """No more lines follow."""
 
 
 def terminal(expected: Expected) -> Terminal:
@@ -43,12 +43,12 @@ class PlainLines:
     def __init__(self, expected: Expected) -> None:
         self._expected = expected
 
-    def step(self, metrics: StepMetrics, due: bool) -> None:
+    def log_step(self, metrics: StepMetrics, due: bool) -> None:
         """See Terminal."""
         if due:
             print(metrics.line(self._expected.total_steps), flush=True)
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """See Terminal."""
         print(text, flush=True)
 
@@ -66,13 +66,13 @@ class LiveLine:
         self._live = Live(console=console, refresh_per_second=4, redirect_stdout=True, redirect_stderr=True)
         self._live.start()
 
-    def step(self, metrics: StepMetrics, due: bool) -> None:
+    def log_step(self, metrics: StepMetrics, due: bool) -> None:
         """See Terminal. Rendering happens a few times a second, in a thread of rich's."""
         from rich.text import Text
 
         self._live.update(Text(live_line(metrics, self._expected), no_wrap=False))
 
-    def say(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """See Terminal."""
         self._live.console.print(text, markup=False, highlight=False)
 

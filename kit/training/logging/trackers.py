@@ -6,7 +6,7 @@ import dataclasses
 import importlib.util
 import netrc
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,26 @@ FOLDER = "trackers"
 class Trackers:
     """Those of one run, on the main rank. One that fails while training is dropped with a word; the run goes on."""
 
-    def __init__(self, names: Sequence[str], rundir: Path, plan: Plan, say: Callable[[str], None] = print) -> None:
+    def __init__(self, names: Sequence[str], rundir: Path, plan: Plan, warn: Callable[[str], None] = print) -> None:
         """Raises EngineError where a tracker's package is not installed, or it cannot start."""
-        self._say = say
+        self._warn = warn
         self._live: dict[str, Any] = {}
         for name in names:
             self._live[name] = _start(name, rundir, plan)
 
-    def step(self, metrics: StepMetrics) -> None:
+    def log_step(self, metrics: StepMetrics) -> None:
         """All numbers of a step."""
-        if not self._live:
-            return
-        values = {f"train/{key}": value for key, value in dataclasses.asdict(metrics).items() if _is_number(value)}
+        if self._live:
+            self.log(dataclasses.asdict(metrics), metrics.step)
+
+    def log(self, values: Mapping[str, Any], step: int) -> None:
+        """The numbers among the values."""
+        numbers = {f"train/{key}": value for key, value in values.items() if _is_number(value)}
         for name, tracker in list(self._live.items()):
             try:
-                tracker.log(values, step=metrics.step)
+                tracker.log(numbers, step=step)
             except Exception as error:  # a tracker's server may raise anything
-                self._say(f"tracker {name} failed at step {metrics.step} and is left out from here on: {error!r}")
+                self._warn(f"tracker {name} failed at step {step} and is left out from here on: {error!r}")
                 del self._live[name]
 
     def close(self) -> None:
@@ -46,7 +49,7 @@ class Trackers:
             try:
                 tracker.finish()
             except Exception as error:
-                self._say(f"tracker {name} could not be closed: {error!r}")
+                self._warn(f"tracker {name} could not be closed: {error!r}")
         self._live = {}
 
 
@@ -59,7 +62,7 @@ def missing(names: Sequence[str]) -> list[str]:
 
 
 def _start(name: str, rundir: Path, plan: Plan) -> Any:
-    from accelerate import PartialState, tracking
+    from accelerate import PartialState, tracking  # type: ignore[import-untyped]
 
     if absent := missing([name]):
         raise EngineError(

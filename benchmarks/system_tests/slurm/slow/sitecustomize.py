@@ -7,13 +7,13 @@ import os
 import time
 
 if "KIT_SLOW_STEP_S" in os.environ and "SLURM_RESTART_COUNT" not in os.environ:
-    from kit.training.step_timing import Clock
+    from kit.training.step_timing import StepClock
 
-    turn = Clock.turn
+    turn = StepClock.turn
 
-    def slowly(clock: Clock) -> None:
+    def slowly(clock: StepClock) -> None:
         """A turn of the training loop, late."""
         time.sleep(float(os.environ["KIT_SLOW_STEP_S"]))
         turn(clock)
 
-    Clock.turn = slowly  # type: ignore[method-assign]
+    StepClock.turn = slowly  # type: ignore[method-assign]

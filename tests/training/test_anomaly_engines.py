@@ -31,11 +31,11 @@ def spoiled_run(rundir, factor):
     says where it fails."""
     from kit.engines import build_engine
     from kit.errors import KitError
-    from kit.training.data.loader import Feed
+    from kit.training.data.loader import DataLoader
     from kit.training.loop import train
 
     now = [0]
-    real = Feed.step
+    real = DataLoader.step
 
     def step(self, position, size=None):
         now[0] = position // rundir.plan.layout.global_batch_size + 1
@@ -50,13 +50,13 @@ def spoiled_run(rundir, factor):
     for name, module in engine.modules().items():
         if re.search(r"layers\.1\.mlp\.(linear_fc1|up_proj)$", name):
             module.register_forward_hook(hook)
-    Feed.step = step
+    DataLoader.step = step
     try:
         train(engine, rundir, export_at_end=False)
     except KitError as error:
         return str(error)
     finally:
-        Feed.step = real
+        DataLoader.step = real
         engine.close()
     return ""
 

@@ -9,8 +9,8 @@ import pytest
 from kit.errors import DataError
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training import loop
-from kit.training.data.loader import Feed
-from kit.training.data.prefetch import Ahead
+from kit.training.data.loader import DataLoader
+from kit.training.data.prefetch import Prefetcher
 from tests.training import runs, tiny
 
 
@@ -28,7 +28,7 @@ class Steps:
 
 
 def test_what_was_expected_is_not_read_twice():
-    ahead = Ahead(feed := Steps(), wanted=True)  # type: ignore[arg-type]
+    ahead = Prefetcher(feed := Steps(), wanted=True)  # type: ignore[arg-type]
     ahead.expect(4, 2)
     assert ahead.step(4, 2) == ["4+2"]
     ahead.expect(6, 2)
@@ -42,7 +42,7 @@ def test_what_was_expected_is_not_read_twice():
 
 
 def test_what_reading_ahead_met_is_raised_when_it_is_asked_for():
-    ahead = Ahead(Steps(), wanted=True)  # type: ignore[arg-type]
+    ahead = Prefetcher(Steps(), wanted=True)  # type: ignore[arg-type]
     ahead.expect(99, 2)
     with pytest.raises(DataError, match="damaged"):
         ahead.step(99, 2)
@@ -52,17 +52,17 @@ def test_what_reading_ahead_met_is_raised_when_it_is_asked_for():
 @pytest.mark.usefixtures("one_process")
 def test_a_run_that_reads_ahead_is_the_same_run(tmp_path, monkeypatch):
     """With a batch ramp, and a spike after which the run goes back and skips samples."""
-    real, threads = Feed.step, set()
+    real, threads = DataLoader.step, set()
 
     def step(self, position, size=None):
         threads.add(threading.current_thread().name.split("_")[0])
         return real(self, position, size)
 
-    monkeypatch.setattr(Feed, "step", step)
+    monkeypatch.setattr(DataLoader, "step", step)
     chosen = tiny.plan(gradient_accumulation_steps=4)
     found = []
     for ahead in (False, True):
-        monkeypatch.setattr(loop, "worth_it", lambda device, ahead=ahead: ahead)
+        monkeypatch.setattr(loop, "should_prefetch", lambda device, ahead=ahead: ahead)
         monkeypatch.setattr("kit.training.data.prefetch.pin", lambda batch: batch)  # there is nothing to pin for
         rundir = runs.prepare(
             tmp_path / str(ahead),

@@ -13,7 +13,7 @@ import torch
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError, SpecError
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
-from kit.training.anomalies.spikes import FINE, Stability, Window
+from kit.training.anomalies.spikes import OK, SpikeDetector, Window
 from kit.training.schedule import batch_size, length
 from tests.training import runs, tiny
 
@@ -39,46 +39,46 @@ class TestJudging:
             assert window.median_and_deviation() == pytest.approx((median, max(spread, 0.01 * abs(median))))
 
     def test_a_spike_is_one_and_noise_is_none(self):
-        generator, stability = random.Random(0), Stability(StabilitySpec())
+        generator, stability = random.Random(0), SpikeDetector(StabilitySpec())
         for _ in range(500):
             loss, norm = generator.gauss(3, 0.05), generator.lognormvariate(0, 0.2)
-            assert not stability.of_loss(loss)
-            assert not stability.of_norm(norm)
-            stability.remember(loss, norm)
-        verdict = stability.of_loss(3.6)
+            assert not stability.check_loss(loss)
+            assert not stability.check_norm(norm)
+            stability.record(loss, norm)
+        verdict = stability.check_loss(3.6)
         assert (verdict.action, verdict.kind) == ("warn", "loss spike")
         assert "loss 3.6 is above 3." in verdict.why
-        assert stability.of_norm(5.0).kind == "gradient spike"
-        assert not stability.of_loss(1.0), "a loss that falls is none"
+        assert stability.check_norm(5.0).kind == "gradient spike"
+        assert not stability.check_loss(1.0), "a loss that falls is none"
 
     def test_a_spike_does_not_hide_the_next(self):
-        stability = Stability(StabilitySpec(window_steps=16))
+        stability = SpikeDetector(StabilitySpec(window_steps=16))
         for value in [3.0, 3.1] * 8:
-            stability.remember(value, 1.0)
+            stability.record(value, 1.0)
         for _ in range(3):
-            assert stability.of_loss(9.0)
-            stability.remember(9.0, 1.0)
+            assert stability.check_loss(9.0)
+            stability.record(9.0, 1.0)
 
     def test_none_before_there_is_a_past(self):
-        stability = Stability(StabilitySpec(window_steps=32))
+        stability = SpikeDetector(StabilitySpec(window_steps=32))
         for _ in range(8):
-            assert stability.of_loss(100.0) is FINE
-            stability.remember(1.0, None)
-        assert stability.of_loss(100.0)
+            assert stability.check_loss(100.0) is OK
+            stability.record(1.0, None)
+        assert stability.check_loss(100.0)
 
     def test_what_is_not_finite(self):
-        stability = Stability(StabilitySpec(not_finite="discard"))
-        assert stability.of_loss(math.nan).action == "discard"
-        assert stability.of_norm(math.inf).why == "gradient norm is inf"
+        stability = SpikeDetector(StabilitySpec(not_finite="discard"))
+        assert stability.check_loss(math.nan).action == "discard"
+        assert stability.check_norm(math.inf).why == "gradient norm is inf"
 
 
 @pytest.fixture
 def spoiled(monkeypatch):
     """A function that makes the loss of some steps (by the samples before them) so many times as large as it is."""
     where: dict[int, float] = {}
-    from kit.training.data.loader import Feed
+    from kit.training.data.loader import DataLoader
 
-    real_step, real_loss, now = Feed.step, TorchEngine._loss, [0]
+    real_step, real_loss, now = DataLoader.step, TorchEngine._loss, [0]
 
     def step(self, position, size=None):
         now[0] = position
@@ -87,7 +87,7 @@ def spoiled(monkeypatch):
     def loss(self, micro_batch, training=True):
         return real_loss(self, micro_batch, training) * (where.get(now[0], 1.0) if training else 1.0)
 
-    monkeypatch.setattr(Feed, "step", step)
+    monkeypatch.setattr(DataLoader, "step", step)
     monkeypatch.setattr(TorchEngine, "_loss", loss)
     return where
 
@@ -154,11 +154,11 @@ class TestSpikes:
         assert exchange["counters"]["samples_skipped"] == 4
         # The steps after are those of a run that never had these samples in its order.
         spoiled.clear()
-        from kit.training.data.loader import Feed
+        from kit.training.data.loader import DataLoader
 
-        real, reference = Feed.step, prepared(tmp_path / "reference")
+        real, reference = DataLoader.step, prepared(tmp_path / "reference")
         patch = pytest.MonkeyPatch()
-        patch.setattr(Feed, "step", lambda self, at, size=None: real(self, at + 4 if at >= 12 else at, size))
+        patch.setattr(DataLoader, "step", lambda self, at, size=None: real(self, at + 4 if at >= 12 else at, size))
         runs.run(reference)
         patch.undo()
         assert runs.metrics(rundir) == runs.metrics(reference)
@@ -192,9 +192,9 @@ class TestNotFinite:
     def broken(self, monkeypatch):
         """From the samples at ``at`` on, one module computes NaN in the way that is asked for."""
         chosen: dict[str, object] = {}
-        from kit.training.data.loader import Feed
+        from kit.training.data.loader import DataLoader
 
-        real_step, real_init = Feed.step, TorchEngine.__init__
+        real_step, real_init = DataLoader.step, TorchEngine.__init__
 
         def init(self, rundir):
             real_init(self, rundir)
@@ -218,7 +218,7 @@ class TestNotFinite:
             return real_step(self, position, size)
 
         monkeypatch.setattr(TorchEngine, "__init__", init)
-        monkeypatch.setattr(Feed, "step", step)
+        monkeypatch.setattr(DataLoader, "step", step)
         return chosen
 
     @pytest.mark.parametrize(
@@ -310,16 +310,16 @@ class TestBatchRamp:
 @one_process
 def test_determinism_is_asked_of_torch_and_given_back(tmp_path, monkeypatch):
     """put_ without accumulation has no deterministic kernel."""
-    from kit.training.data.loader import Feed
+    from kit.training.data.loader import DataLoader
 
-    real = Feed.step
+    real = DataLoader.step
 
     def step(self, *arguments):
         torch.zeros(4).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
         return real(self, *arguments)
 
     runs.run(runs.prepare(tmp_path / "plain", deterministic=True))
-    monkeypatch.setattr(Feed, "step", step)
+    monkeypatch.setattr(DataLoader, "step", step)
     runs.run(runs.prepare(tmp_path / "loose"))
     with pytest.raises(RuntimeError, match="does not have a deterministic implementation"):
         runs.run(runs.prepare(tmp_path / "strict", deterministic=True))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import itertools
 import json
 import re
 import socket
+import time
 import urllib.request
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 
 from kit.errors import CheckpointError
 from kit.rehearsal.processes import free_port
-from kit.specs.run import LoggingSpec
+from kit.specs.run import CheckpointSpec, LoggingSpec
 from kit.training.logging import prometheus
 from kit.training.logging.terminal import Expected, LiveLine, live_line
 from kit.training.logging.trackers import PACKAGES
@@ -29,7 +29,7 @@ EXPECTED = Expected(total_steps=60, peak_gib=41.2, step_time_s=0.4)
 
 def needs(package):
     absent = importlib.util.find_spec(package) is None
-    return pytest.mark.skipif(absent, reason=f"NOT TESTED: {package} is not installed (pip install 'kit[telling]')")
+    return pytest.mark.skipif(absent, reason=f"NOT TESTED: {package} is not installed (pip install 'kit[tracking]')")
 
 
 def test_the_live_line_says_everything():
@@ -75,9 +75,9 @@ def test_one_line_lives_and_what_is_said_stays():
     written = io.StringIO()
     terminal = LiveLine(EXPECTED, Console(file=written, force_terminal=True, width=250))
     for step in range(1, 31):
-        terminal.step(metrics(step, loss=float(step)), due=True)
+        terminal.log_step(metrics(step, loss=float(step)), due=True)
         if step == 15:
-            terminal.say("something happened")
+            terminal.log("something happened")
     terminal.close()
     assert [line.split(" | ")[0] for line in screen(written.getvalue())] == ["something happened", "step 30/60"]
 
@@ -92,13 +92,34 @@ class TestARun:
             parts = row["forward_backward_s"] + row["optimizer_s"]
             assert 0 < parts <= row["step_time_s"]
             assert row["tokens_per_s_per_gpu"] == row["tokens_per_s"]
-        for before, row in itertools.pairwise(rows):
+            assert row["data_s"] == pytest.approx(row["step_time_s"] - parts, abs=1e-6)
+        for row in rows[1:]:
             assert row["loop_s"] > 0
             assert row["eta_s"] > 0 or row is rows[-1]
-            assert (row["checkpoint_s"] is not None) == (before["step"] in (2, 4))
-            # What a step waited for data is told with the step after: the ranks say it to each other meanwhile.
-            waited = before["step_time_s"] - before["forward_backward_s"] - before["optimizer_s"]
-            assert row["data_s"] == pytest.approx(waited, abs=1e-6)
+
+    def test_a_line_is_about_its_own_step(self, tmp_path, monkeypatch):
+        """The step that waits for data and the step whose checkpoint takes long say so, no other does."""
+        from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+        from kit.training.data.loader import DataLoader
+
+        read, write = DataLoader.step, NativeCheckpoints.write
+
+        def step(self, position, size=None):
+            time.sleep(0.3 if position == 4 else 0.0)  # two samples a step: the third
+            return read(self, position, size)
+
+        def slow_write(self, save, counters, *more, **options):
+            time.sleep(0.3 if counters.step == 4 else 0.0)
+            write(self, save, counters, *more, **options)
+
+        monkeypatch.setattr(DataLoader, "step", step)
+        monkeypatch.setattr(NativeCheckpoints, "write", slow_write)
+        rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2))
+        runs.run(rundir)
+        rows = [json.loads(line) for line in (rundir.path / "metrics.jsonl").read_text().splitlines()]
+        assert [row["step"] for row in rows if row["data_s"] >= 0.3] == [3]
+        assert [row["step"] for row in rows if row["checkpoint_s"] is not None] == [2, 4, 6]
+        assert [row["step"] for row in rows if (row["checkpoint_s"] or 0) >= 0.3] == [4]
 
     @needs("tensorboard")
     def test_tensorboard(self, tmp_path):
@@ -140,10 +161,10 @@ class TestARun:
 
     @needs("prometheus_client")
     def test_prometheus_is_asked_while_the_run_goes_on(self, tmp_path, monkeypatch):
-        from kit.training.data.loader import Feed
+        from kit.training.data.loader import DataLoader
 
         port = free_port()
-        asked, real = {}, Feed.step
+        asked, real = {}, DataLoader.step
 
         def step(self, position, size=None):
             if position == 6:
@@ -151,7 +172,7 @@ class TestARun:
                 asked["outside"] = _open_elsewhere(port)
             return real(self, position, size)
 
-        monkeypatch.setattr(Feed, "step", step)
+        monkeypatch.setattr(DataLoader, "step", step)
         rundir = runs.prepare(tmp_path / "run", logging=LoggingSpec(prometheus_port=port))
         runs.run(rundir)
         values = {line.split("{")[0]: float(line.split()[-1]) for line in asked["text"].splitlines() if line[0] != "#"}
@@ -215,7 +236,7 @@ class TestDashboard:
 
         endpoint = prometheus.Prometheus(free_port(), "127.0.0.1", tiny.plan(), 6)
         every = {field: 1.0 for field, _ in prometheus.GAUGES.values() if field != "step"}
-        endpoint.step(metrics(1, event="loss spike: warn", **every))
+        endpoint.log_step(metrics(1, event="loss spike: warn", **every))
         text = client.generate_latest(endpoint.registry).decode()
         endpoint.close()
         wire = {line.split("{")[0] for line in text.splitlines() if "{" in line}
