@@ -92,7 +92,7 @@ def export_tensors(engine: Engine, kind: StateKind, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".{path.name}.partial")
         try:
-            save_file(tensors, partial, metadata={"format": "pt"})
+            save_file(dict(tensors), partial, metadata={"format": "pt"})
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
