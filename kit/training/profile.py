@@ -43,7 +43,7 @@ class Profiler:
         self._began_s, self._first = time.perf_counter(), step
         if UNDER_NSIGHT in os.environ and torch.cuda.is_available():
             self._for_nsight = True
-            torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+            torch.cuda.profiler.start()
             return
         activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
         self._trace = profile(activities=activities)
@@ -54,7 +54,7 @@ class Profiler:
         if self._steps is None or step < self._steps[1]:
             return
         if self._for_nsight:
-            torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+            torch.cuda.profiler.stop()
             self._for_nsight, self._steps = False, None
         if self._trace is None:
             return
@@ -78,8 +78,8 @@ class Profiler:
 
 @contextmanager
 def _nsight_range(name: str) -> Iterator[None]:
-    torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
+    torch.cuda.nvtx.range_push(name)
     try:
         yield
     finally:
-        torch.cuda.nvtx.range_pop()  # type: ignore[no-untyped-call]
+        torch.cuda.nvtx.range_pop()

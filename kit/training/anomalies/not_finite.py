@@ -53,7 +53,7 @@ def _forward(name: str, found: list[str]) -> Any:
                     f"the output of {name} ({type(module).__name__}) is not finite, {_because(module, inputs)}"
                 )
             if tensor.requires_grad and not found:
-                tensor.register_hook(_backward(name, module, found))  # type: ignore[no-untyped-call]
+                tensor.register_hook(_backward(name, module, found))
 
     return hook
 
