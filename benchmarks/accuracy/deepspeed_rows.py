@@ -9,8 +9,9 @@ from dataclasses import replace
 from typing import Literal
 
 from benchmarks.accuracy.pipelines import Row
-from kit.cost.rank_params import layer_parameters, rank_parameters
-from kit.cost.setup import EngineMemory, TrainingSetup
+from benchmarks.accuracy.programs.rank_params import layer_parameters
+from benchmarks.accuracy.programs.setup import PublishedSetup
+from kit.cost.rank_states import EngineMemory
 from kit.cost.states import state_bytes
 from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout, Offload
@@ -20,7 +21,7 @@ LIVE_PARAMETERS = 1e9
 SUB_GROUP = 1e9
 
 
-def with_deepspeed(row: Row, setup: TrainingSetup) -> TrainingSetup:
+def with_deepspeed(row: Row, setup: PublishedSetup) -> PublishedSetup:
     """The setup with DeepSpeed's states and buffers."""
     job = row["job"]
     stage = int(job.get("zero_stage") or 0)
@@ -38,15 +39,14 @@ def with_deepspeed(row: Row, setup: TrainingSetup) -> TrainingSetup:
     )
     precision: Precision = "fp32" if job.get("precision") == "fp32" else "bf16"
     element = 4.0 if precision == "fp32" else 2.0
-    parameters = rank_parameters(setup, 0)
+    parameters = setup.parameters[0]
     state = state_bytes(layout, precision, _optimizer(job.get("optimizer") or ""))
     bucket = element * min(REDUCE_BUCKET, parameters.total) if stage else 0.0
     live = element * min(LIVE_PARAMETERS, parameters.total) if stage == 3 else 0.0
     largest = max(sum(layer_parameters(setup, False)), setup.shape.vocab_size * setup.shape.hidden_size / setup.tp)
     return replace(
         setup,
-        parameters=(parameters,),
-        planned=EngineMemory(
+        engine=EngineMemory(
             dense=state,
             experts=state,
             most_step_extra=4.0 * SUB_GROUP if stage == 3 else float("inf"),

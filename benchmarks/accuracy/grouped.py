@@ -10,7 +10,7 @@ from benchmarks.accuracy.pipelines import Row
 MEASURED = ("step_time_s", "tokens_per_s_per_gpu", "model_tflops_per_gpu")
 APART = ("program", "notes")
 """Columns that are no part of ``job``. A ``program`` is one of the file's: what is known of the code that ran, in the
-words of ``Program`` and ``TrainingSetup``."""
+words of ``Program`` and ``PublishedSetup``."""
 
 
 def expanded(file: dict[str, Any]) -> list[Row]:

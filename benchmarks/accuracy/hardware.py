@@ -115,3 +115,13 @@ def _nvlink(text: str, name: str) -> float:
         return 25.0
     generations = {"V100": 150.0, "A100": 300.0, "A800": 200.0, "H800": 200.0, "B": 900.0, "GB": 900.0}
     return next((speed for prefix, speed in generations.items() if name.startswith(prefix)), 450.0)
+
+
+def generation_of(name: str) -> str:
+    """By the marketing name that a row gives; decides attention kernels and the size of workspaces."""
+    marks = {
+        "blackwell": ("GB200", "B200", "Blackwell", "GB300", "B300"),
+        "hopper": ("H100", "H200", "H800", "H20", "GH200"),
+        "ampere": ("A100", "A800", "A10", "3090"),
+    }
+    return next((generation for generation, names in marks.items() if any(mark in name for mark in names)), "unknown")

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result, predict
+from benchmarks.accuracy.programs.torch_layer import QUANTISED_INPUT_BYTES, linear_inputs
 from benchmarks.accuracy.rows import setup_of
 from benchmarks.accuracy.strata import Errors, errors_of
-from kit.cost.torch_layer import QUANTISED_INPUT_BYTES, linear_inputs
 from kit.units import GIB
 
 

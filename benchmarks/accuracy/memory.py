@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
+from benchmarks.accuracy.programs.memory import memory_of
+from benchmarks.accuracy.programs.setup import PublishedSetup
 from benchmarks.accuracy.rows import excluded, setup_of
-from kit.cost.memory import memory_of
 from kit.cost.rank_memory import RankMemory
-from kit.cost.setup import TrainingSetup
 from kit.units import to_gib
 
 RESERVED_OVER_ALLOCATED = 1.08
@@ -66,7 +66,7 @@ def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
     return Result(row, statistic, measured_gib, sum(components.values()), components, why, None)
 
 
-def predict(row: Row, setup: TrainingSetup, statistic: Statistic) -> dict[str, float]:
+def predict(row: Row, setup: PublishedSetup, statistic: Statistic) -> dict[str, float]:
     """GiB by component, of the rank that the row is about (the fullest, where it is about the largest or unstated)."""
     moments = [_moment(memory_of(setup, stage), statistic, row) for stage in _stages(row, setup)]
     fullest = max(moments, key=lambda parts: sum(parts.values()))
@@ -82,7 +82,7 @@ def _moment(memory: RankMemory, statistic: Statistic, row: Row) -> dict[str, flo
     return memory.first_step_peak if row["measured"].get("steps_recorded") == 1 else memory.peak
 
 
-def _stages(row: Row, setup: TrainingSetup) -> list[int]:
+def _stages(row: Row, setup: PublishedSetup) -> list[int]:
     """Pipeline stages of the ranks that the figure may come from."""
     rank = row["measured"].get("rank")
     if rank == "last":

@@ -1,7 +1,7 @@
 """Other estimators' errors beside ours, on the rows that each can speak of.
 
 DeepSpeed's and accelerate's are the installed programs' own functions, really called; Megatron-LM's is written after
-its source (kit/cost/other_estimators.py), which only its own argument parser can call.
+its source (programs/other_estimators.py), which only its own argument parser can call.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import cache
 
 from benchmarks.accuracy.memory import Result
+from benchmarks.accuracy.programs.other_estimators import megatron_theoretical, model_parameters
+from benchmarks.accuracy.programs.rank_params import layer_parameters
 from benchmarks.accuracy.rows import setup_of
 from benchmarks.accuracy.strata import Errors, errors_of
-from kit.cost.other_estimators import megatron_theoretical, model_parameters
-from kit.cost.rank_params import layer_parameters
 from kit.cost.setup import Shape, TrainingSetup
 from kit.units import to_gib
 

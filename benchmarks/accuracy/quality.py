@@ -247,9 +247,13 @@ def ranked(entry: Published) -> Ranked:
 def _without_recompute(entry: Published, cluster: ClusterSpec) -> Candidate | None:
     """The published sizes timed as if everything fitted: what recompute costs them."""
     pins = dataclasses.replace(entry.pins, recompute="none")
-    timer = StepTimer(entry.model, cluster, entry.job)
+    timer = StepTimer()
     found = [
-        Candidate(layout, peak_gib(entry.model, cluster, entry.job, layout), sum(timer.components_s(layout).values()))
+        Candidate(
+            layout,
+            peak_gib(Workload(entry.model, cluster, entry.job, layout)),
+            sum(timer.components_s(Workload(entry.model, cluster, entry.job, layout)).values()),
+        )
         for layout in layouts(Request(model=entry.model, cluster=cluster, job=entry.job, pins=pins), "megatron", USUAL)
         if is_legal(Workload(model=entry.model, cluster=cluster, job=entry.job, layout=layout))
     ]

@@ -9,9 +9,9 @@ from benchmarks.accuracy.evidence import evidence_lines
 from benchmarks.accuracy.leave_out import errors_without, quantised_widths, reserved_factors
 from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result
 from benchmarks.accuracy.others import comparisons
+from benchmarks.accuracy.programs.torch_layer import QUANTISED_INPUT_BYTES
 from benchmarks.accuracy.strata import Errors, strata
 from benchmarks.page import header, table
-from kit.cost.torch_layer import QUANTISED_INPUT_BYTES
 
 
 def as_json(results: list[Result]) -> dict[str, Any]:

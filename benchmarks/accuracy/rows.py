@@ -13,9 +13,11 @@ from typing import Any, Literal
 from benchmarks.accuracy.cleaned import completed
 from benchmarks.accuracy.deepspeed_rows import with_deepspeed
 from benchmarks.accuracy.grouped import expanded
+from benchmarks.accuracy.hardware import generation_of
 from benchmarks.accuracy.pipelines import NotPredictedError, Row, stage_layers_of
-from kit.cost.planned import gpu_generation
-from kit.cost.setup import Attention, CrossEntropy, Experts, Fp8, Kernels, LatentAttention, Lora, Shape, TrainingSetup
+from benchmarks.accuracy.programs.rank_params import with_parameters
+from benchmarks.accuracy.programs.setup import PublishedSetup
+from kit.cost.setup import Attention, CrossEntropy, Experts, Fp8, LatentAttention, Lora, Program, Shape
 from kit.errors import SpecError
 
 Recompute = Literal["none", "selective", "full"]
@@ -57,7 +59,7 @@ def excluded(row: Row) -> str | None:
     return None
 
 
-def setup_of(row: Row) -> TrainingSetup:
+def setup_of(row: Row) -> PublishedSetup:
     """The run that a row measured.
 
     torchtitan compiles its loss with its layers (components/loss.py); its tables of 2024 are older than that.
@@ -71,15 +73,16 @@ def setup_of(row: Row) -> TrainingSetup:
     _require(row)
     micro = job["micro_batch_size"]
     batch = job.get("global_batch_size") or micro * dp
-    generation = gpu_generation(row["cluster"].get("gpu") or "unknown")
+    generation = generation_of(row["cluster"].get("gpu") or "unknown")
     kernels = kernels_of(row)
     detail = job.get("recompute_detail") or ""
     recompute: Recompute = job.get("recompute") or "none"
     if "empty module list" in detail:
         recompute = "none"
     weight_bytes, gradient_bytes, optimizer_bytes = state_widths(row)
-    setup = TrainingSetup(
+    setup = PublishedSetup(
         shape=shape_of(row),
+        program=Program(engine="megatron", code="fused", precision="bf16"),  # of no weight for memory
         kernels=kernels,
         attention=attention_of(row, generation),
         seq_length=model["seq_length"],
@@ -123,6 +126,7 @@ def setup_of(row: Row) -> TrainingSetup:
         lora=lora_of(job),
         gpu_generation=generation,
     )
+    setup = with_parameters(setup)
     return with_deepspeed(row, setup) if kernels == "huggingface" else setup
 
 
@@ -201,12 +205,12 @@ def megatron(row: Row) -> bool:
     return row["job"].get("engine") == "megatron" or row["job"].get("transformer_impl") is not None
 
 
-def kernels_of(row: Row) -> Kernels:
+def kernels_of(row: Row) -> str:
     """Whose layers ran."""
     engine = row["job"].get("engine")
     if megatron(row):
         return "megatron-local" if row["job"].get("transformer_impl") == "local" else "transformer_engine"
-    names: dict[str, Kernels] = {
+    names: dict[str, str] = {
         "nanotron": "nanotron",
         "litgpt": "litgpt",
         "torchtune": "torchtune",

@@ -8,10 +8,10 @@ from typing import Any
 
 from benchmarks.accuracy.cleaned import contradiction, number_of, with_sizes
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
+from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.throughput_rows import RunOfRow, run_of, transformers_only, with_recompute
 from kit.cost.clock import Clock
 from kit.cost.machine import machine_of
-from kit.cost.memory import memory_of
 from kit.units import to_gib
 
 MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")
@@ -108,14 +108,15 @@ def components_s(run: RunOfRow, constants: Constants | None = None) -> dict[str,
         machine = machine_of(run.cluster, run.program.precision, run.program.attention)
     except KeyError:
         raise NotPredictedError(f"no rate of {run.program.precision} on {run.cluster.gpu.name}") from None
-    program = run.program
+    setup, program = run.setup, run.program
     if constants is not None:
         rates = replace(machine.rates, kernel_launch_us=machine.rates.kernel_launch_us * constants.launch)
         faster = replace(machine.matmul, flops_per_s=machine.matmul.flops_per_s * constants.matmul)
         attention = machine.attention_flops_per_s * (constants.flash1 if program.attention == "flash1" else 1.0)
         machine = replace(machine, rates=rates, matmul=faster, attention_flops_per_s=attention)
         program = replace(program, unhidden_sharding=min(1.0, program.unhidden_sharding * constants.sharding))
-    return Clock(machine, program).components_s(run.setup)
+        setup = replace(setup, program=program)
+    return Clock(machine).components_s(setup)
 
 
 def _run(row: Row) -> tuple[RunOfRow, str | None]:

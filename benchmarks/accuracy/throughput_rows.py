@@ -11,11 +11,14 @@ from typing import Any
 
 from benchmarks.accuracy.hardware import cluster_of
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
+from benchmarks.accuracy.programs.adapters import with_adapters
+from benchmarks.accuracy.programs.rank_params import with_parameters
+from benchmarks.accuracy.programs.setup import PublishedSetup
 from kit.cost.machine import ComputePrecision
-from kit.cost.program import PREFETCHED, UNHIDDEN, Program
-from kit.cost.setup import Experts, Fp8, Kernels, LatentAttention, Lora, Shape, TrainingSetup
+from kit.cost.setup import PREFETCHED, UNHIDDEN, Experts, Fp8, LatentAttention, Lora, Program, Shape
 from kit.cost.stages import even_chunks
 from kit.specs.cluster import ClusterSpec
+from kit.specs.layout import ContextExchange
 
 LATENT = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
 """DeepSeek-V3 (arXiv 2412.19437, section 4.2); rows of the family do not state it."""
@@ -30,8 +33,12 @@ class RunOfRow:
     """A row in the cost model's terms."""
 
     cluster: ClusterSpec
-    program: Program
-    setup: TrainingSetup
+    setup: PublishedSetup
+
+    @property
+    def program(self) -> Program:
+        """Which program ran it."""
+        return self.setup.program
 
 
 def run_of(row: Row) -> RunOfRow:
@@ -46,8 +53,10 @@ def run_of(row: Row) -> RunOfRow:
     micro, batch = job["micro_batch_size"], job["global_batch_size"]
     program = program_of(row, precision)
     shape = shape_of(row)
-    setup = TrainingSetup(
+    setup = PublishedSetup(
         shape=shape,
+        program=program,
+        exchange=context_exchange_of(row),
         kernels=kernels_of(row),
         attention="unfused" if program.attention == "unfused" else "flash",
         seq_length=model["seq_length"],
@@ -71,19 +80,17 @@ def run_of(row: Row) -> RunOfRow:
         cross_entropy="te" if recent_nvidia(row) else "unfused",
         fp8=Fp8() if precision in ("fp8", "mxfp8", "nvfp4") else None,
         lora=Lora(rank=16, targets=frozenset({"query", "value"}), four_bit=False) if job.get("lora") else None,
-        gpu_generation="other",
+        gpu_generation="unknown",
     )
-    run = RunOfRow(cluster, program, with_recompute(setup, job.get("recompute") or "none"))
+    run = RunOfRow(cluster, with_recompute(setup, job.get("recompute") or "none"))
     return _as_its_code_is_known(run, row.get("code") or {})
 
 
 def _as_its_code_is_known(run: RunOfRow, code: dict[str, Any]) -> RunOfRow:
     """Where a row brings what is known of the code that ran, that stands for what its words let one guess."""
-    return replace(
-        run,
-        program=replace(run.program, **code.get("program", {})),
-        setup=replace(run.setup, **code.get("setup", {})),
-    )
+    program = replace(run.program, **code.get("program", {}))
+    setup = replace(run.setup, program=program, **code.get("setup", {}))
+    return replace(run, setup=with_adapters(with_parameters(setup)))
 
 
 def transformers_only(row: Row) -> None:
@@ -102,7 +109,7 @@ def _require(row: Row) -> None:
         raise NotPredictedError(f"not stated: {', '.join(missing)}")
 
 
-def with_recompute(setup: TrainingSetup, words: str) -> TrainingSetup:
+def with_recompute(setup: PublishedSetup, words: str) -> PublishedSetup:
     """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing."""
     words = words.lower()
     if words.startswith("full"):
@@ -165,7 +172,7 @@ def before_cudnn(row: Row) -> bool:
     return (row["job"].get("cp") or 1) > 1 and "2023" <= str(row["source"].get("date") or "9") < "2024-06"
 
 
-def kernels_of(row: Row) -> Kernels:
+def kernels_of(row: Row) -> str:
     """Whose layers ran."""
     engine = row["job"]["engine"]
     if engine == "megatron" or recent_nvidia(row):
@@ -177,13 +184,17 @@ def kernels_of(row: Row) -> Kernels:
     return "torchtune" if engine == "ddp" else "torchtitan"
 
 
+def _nvidia_or_megatron(row: Row) -> bool:
+    return row["job"]["engine"] in ("megatron", "nanotron") or recent_nvidia(row)
+
+
 def program_of(row: Row, precision: ComputePrecision) -> Program:
     """Engine, fusion, overlap."""
     job, notes = row["job"], str(row.get("notes") or "")
     engine = job["engine"]
     generation = str(row["cluster"].get("gpu"))
     ampere = generation.startswith(("A100", "A800", "V100"))
-    if engine in ("megatron", "nanotron") or recent_nvidia(row):
+    if _nvidia_or_megatron(row):
         old, nvidia = old_megatron(row), recent_nvidia(row)
         bf16_optimizer = deepspeed_pipeline(row) and precision == "bf16"
         unfused = old or "sailor" in row["id"]
@@ -226,9 +237,13 @@ def program_of(row: Row, precision: ComputePrecision) -> Program:
         # DTensor waits for each collective; asynchronous tensor parallelism cuts them up beside the products.
         overlaps_tensor_parallel=row["id"].endswith("asynctp"),
         overlaps_tensor_gradients=row["id"].endswith("asynctp"),
-        context_exchange="a2a" if "Ulysses" in notes else "p2p",
         gradient_bytes=float(gradient_bytes(row)),
     )
+
+
+def context_exchange_of(row: Row) -> ContextExchange:
+    """A ring, unless the notes name Ulysses."""
+    return "a2a" if "Ulysses" in str(row.get("notes") or "") and not _nvidia_or_megatron(row) else "p2p"
 
 
 def _code(row: Row, engine: str) -> Any:

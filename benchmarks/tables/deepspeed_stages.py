@@ -5,6 +5,7 @@ from __future__ import annotations
 import kit
 from benchmarks.page import table, whole
 from kit.cost.memory import peak_gib
+from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.request import Request
 from kit.planner.search import search
@@ -66,7 +67,7 @@ def _least(model: str, gpus: str, pins: kit.Pins) -> str:
     considered = search(Request(model=spec, cluster=cluster, job=JOB, pins=pins)).considered
     if not considered:
         return ""
-    return f"needs {min(peak_gib(spec, cluster, JOB, each.layout) for each in considered):.0f}"
+    return f"needs {min(peak_gib(Workload(spec, cluster, JOB, each.layout)) for each in considered):.0f}"
 
 
 def _short(message: str) -> str:

@@ -9,6 +9,7 @@ import kit
 from benchmarks.page import table, whole
 from kit.cost.memory import COMPONENTS
 from kit.cost.step_time import step_time_components_s
+from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.describe import describe
 from kit.planner.request import Request
@@ -83,7 +84,7 @@ class Outcome:
         """Seconds of an optimizer step; infinite where it does not run."""
         if self.report is None or not self.fits:
             return float("inf")
-        return sum(step_time_components_s(MODEL, NODE, JOB, self.report.layout).values())
+        return sum(step_time_components_s(Workload(MODEL, NODE, JOB, self.report.layout)).values())
 
     @property
     def days(self) -> float:

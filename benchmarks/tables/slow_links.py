@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.page import table
 from kit.cost.step_time import step_time_components_s
+from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -45,7 +46,7 @@ def text() -> str:
         for link, gbytes_per_s in LINKS.items():
             cluster = dataclasses.replace(parse_cluster(CLUSTER), inter_node_gbytes_per_s=gbytes_per_s)
             changed = dataclasses.replace(layout, **changes)
-            step = sum(step_time_components_s(load_model(model), cluster, JOB, changed).values())
+            step = sum(step_time_components_s(Workload(load_model(model), cluster, JOB, changed)).values())
             plain = first.setdefault((model, link), step)
             cells.append(f"{step:.2f} s" if step == plain else f"{step:.2f} s, {plain / step:.2f}x")
         rows.append((f"{model}, {name}", *cells))

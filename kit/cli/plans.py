@@ -198,7 +198,7 @@ def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
 
     beside = measurements.parent / "plan.yaml"
     ran = Plan.load(beside) if beside.exists() else result
-    ran = dataclasses.replace(ran, predicted=predict(ran.model, ran.cluster, ran.job, ran.layout))
+    ran = dataclasses.replace(ran, predicted=predict(ran.workload))
     known = load_calibration(file if file.exists() else None)
     save_calibration(learn(ran, measurements, known), file)
     typer.echo(f"{file}: what {measurements} says of runs like it\n")

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 
 from kit.cost.params import RankParameters, count
-from kit.cost.setup import Lora, Shape, TrainingSetup
-from kit.cost.stages import stage_layers
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.model import ModelSpec
 
@@ -14,31 +12,9 @@ ONE_PROJECTION = ("gpt2", "gpt_neox", "phi3", "bloom", "falcon")
 """Families of transformers whose query, key and value are one linear layer."""
 
 
-def adapter_parameters(setup: TrainingSetup, stage: int) -> float:
-    """Of one rank; tensor parallelism splits one of the two matrices, here taken as half of both."""
-    lora = setup.lora
-    if lora is None:
-        return 0.0
-    each = _layer(setup.shape, lora) * len(stage_layers(setup, stage))
-    if "head" in lora.targets and stage == setup.pp - 1:
-        each += lora.rank * (setup.shape.hidden_size + setup.shape.vocab_size)
-    return each * (1 + 1 / setup.tp) / 2
-
-
-def _layer(shape: Shape, lora: Lora) -> float:
-    h, query, key_value = shape.hidden_size, shape.query_width, shape.key_value_width
-    copies = shape.experts.num_experts if shape.experts else 1
-    width = shape.experts.ffn_hidden_size if shape.experts else shape.ffn_hidden_size
-    sizes = {"query": h + query, "key": h + key_value, "value": h + key_value, "projection": query + h}
-    sizes["mlp"] = (3 if shape.gated_mlp else 2) * (h + width) * copies
-    return lora.rank * sum(sizes.get(target, 0) for target in lora.targets)
-
-
-def trained_share(setup: TrainingSetup, held: RankParameters) -> float:
+def trained_share(adapters: float | None, held: RankParameters) -> float:
     """Of the parameters that a rank holds: all, or its adapters beside them."""
-    if setup.lora is None:
-        return 1.0
-    return (adapter_parameters(setup, 0) if setup.adapters is None else setup.adapters) / held.total
+    return 1.0 if adapters is None else adapters / held.total
 
 
 @lru_cache(maxsize=64)

@@ -7,17 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kit.cost.efficiency import GpuRates, gpu_rates
+from kit.cost.workload import Workload
 from kit.specs.catalog.rows import rows
-from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
-
-MEASURED_GENERATIONS = ("A100", "A800", "H100", "H200", "H800", "B200", "B300", "GB200", "GB300")
-
-
-_BLACKWELL = ("B200", "B300", "GB200", "GB300")
-_AMPERE = ("A100", "A800")
-"""On which Megatron's split with torch's own kernels was measured by others."""
 
 
 @dataclass(frozen=True)
@@ -31,20 +24,22 @@ class Evidence:
     """Whose rows, or whose are nearest."""
 
 
-def step_time_evidence(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> Evidence:
+def step_time_evidence(workload: Workload) -> Evidence:
     """By the code that computes a layer: figures of one implementation are never another's."""
-    if not cluster.gpu.name.startswith(MEASURED_GENERATIONS):
+    model, cluster, layout = workload.model, workload.cluster, workload.layout
+    gpu = gpu_rates(cluster.gpu.name)
+    if not gpu.measured:
         return Evidence(None, f"no measurements on {cluster.gpu.name}")
     what = "experts" if model.num_experts else "dense"
     if layout.implementation == "transformer_engine":
-        return _own(_by_generation(f"transformer_engine, {what}", cluster))
+        return _own(_by_generation(f"transformer_engine, {what}", gpu))
     if layout.offload_optimizer != "none" or layout.offload_param != "none":
         return _offloaded(layout)
     if layout.implementation == "local":
         like = rows("bands-elsewhere").get(f"torch's kernels with megatron, {what}")
-        if like and layout.engine == "megatron" and cluster.gpu.name.startswith(_AMPERE):
+        if like and layout.engine == "megatron" and gpu.generation == "ampere":  # where others measured it
             return Evidence(float(like["width"]), f"80 % of {like['rows']} published runs of code like it lie within")
-        regime = _by_generation(f"transformer_engine, {what}", cluster)
+        regime = _by_generation(f"transformer_engine, {what}", gpu)
         return _borrowed("local", regime, "Transformer Engine's kernels")
     if layout.engine == "deepspeed" and what == "dense":
         return _own("huggingface with deepspeed, dense")
@@ -65,9 +60,9 @@ def _offloaded(layout: Layout) -> Evidence:
     return Evidence(None, f"no band: {host}")
 
 
-def _by_generation(regime: str, cluster: ClusterSpec) -> str:
+def _by_generation(regime: str, gpu: GpuRates) -> str:
     """The band of the GPU's generation where there are rows enough for one, else of all."""
-    own = f"{regime}, {'Blackwell' if cluster.gpu.name.startswith(_BLACKWELL) else 'up to Hopper'}"
+    own = f"{regime}, {'Blackwell' if gpu.generation == 'blackwell' else 'up to Hopper'}"
     return own if own in rows("bands") else regime
 
 

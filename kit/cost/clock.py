@@ -12,8 +12,6 @@ from kit.cost.gradient_time import data_parallel_s, expert_dp
 from kit.cost.layer_time import embedding_s, head_s, layer_time
 from kit.cost.machine import Machine
 from kit.cost.params import RankParameters
-from kit.cost.program import Program
-from kit.cost.rank_params import rank_parameters
 from kit.cost.setup import TrainingSetup
 from kit.cost.stages import stage_layers
 
@@ -55,11 +53,10 @@ class Part:
 
 
 class Clock:
-    """Times setups of one model on one machine; remembers layers, which many layouts share."""
+    """Times setups of one model, machine and program; remembers layers, which many layouts share."""
 
-    def __init__(self, machine: Machine, program: Program) -> None:
+    def __init__(self, machine: Machine) -> None:
         self.machine = machine
-        self.program = program
         self._parts: dict[object, Part] = {}
 
     def components_s(self, setup: TrainingSetup) -> dict[str, float]:
@@ -71,7 +68,7 @@ class Clock:
         # A micro batch passes every stage once while the pipeline fills and drains; then the slowest sets the pace.
         others = _sum_of_stages(setup, totals) - slowest.total
         transfer = self._transfer(setup, slowest, self._restart_s(setup))
-        held = max((rank_parameters(setup, stage) for stage in stages), key=lambda part: part.total)
+        held = max((setup.parameters[stage] for stage in stages), key=lambda part: part.total)
         return {
             "compute": m * (slowest.forward + slowest.backward),
             "recompute": m * slowest.again,
@@ -82,7 +79,7 @@ class Clock:
             "pipeline_transfer": transfer,
             "pipeline_bubble": others / v,
             "data_parallel": data_parallel_s(
-                self.machine, self.program, setup, held, slowest.forward_window, slowest.total - slowest.forward_window
+                self.machine, setup, held, slowest.forward_window, slowest.total - slowest.forward_window
             ),
             "offload": self._offload(setup, held),
             "optimizer": self._optimizer(setup, held),
@@ -114,6 +111,7 @@ class Clock:
             setup.sp,
             setup.ep,
             setup.etp,
+            setup.exchange,
             setup.recompute,
             setup.recompute_layers and (setup.recompute_layers, setup.pp * setup.vp),
         )
@@ -123,10 +121,10 @@ class Clock:
         return found
 
     def _timed_layer(self, setup: TrainingSetup, has_experts: bool) -> Part:
-        layer = layer_time(self.machine, self.program, setup, has_experts)
-        tensor = tensor_parallel(self.machine, self.program, setup, layer, has_experts)
-        context = context_parallel(self.machine, self.program, setup, layer)
-        expert = expert_parallel(self.machine, self.program, setup, layer) if has_experts else Exchange()
+        layer = layer_time(self.machine, setup, has_experts)
+        tensor = tensor_parallel(self.machine, setup, layer, has_experts)
+        context = context_parallel(self.machine, setup, layer)
+        expert = expert_parallel(self.machine, setup, layer) if has_experts else Exchange()
         forward = layer.forward + tensor.forward + context.forward + expert.forward
         again = layer.again + tensor.again + context.again + expert.again
         backward = layer.backward + tensor.backward + context.backward + expert.backward
@@ -135,7 +133,7 @@ class Clock:
         launch = max(0.0, layer.launch_forward - forward) + max(
             0.0, again_launch + layer.launch_backward - backward - again
         )
-        if has_experts and self.program.graphs != "full":
+        if has_experts and setup.program.graphs != "full":
             # The host reads how many tokens each expert gets before it goes on (megatron-core, token_dispatcher.py):
             # the kernels after that are issued while the GPU waits.
             launch = max(launch, traffic.AFTER_SYNC * (layer.launch_forward + layer.launch_backward))
@@ -150,7 +148,7 @@ class Clock:
             head = head_s(self.machine, setup)
             heads = 1 + setup.shape.mtp_layers
             forward, backward = forward + heads * head[0], backward + heads * head[1]
-        summed = traffic.micro_batch_bytes(self.program, setup, rank_parameters(setup, stage))
+        summed = traffic.micro_batch_bytes(setup, setup.parameters[stage])
         backward += summed / self.machine.bytes_per_s
         extra = setup.shape.mtp_layers if stage == setup.pp - 1 else 0
         return Part(
@@ -168,7 +166,7 @@ class Clock:
         if setup.pp == 1:
             return 0.0
         whole = setup.shard_tokens * setup.shape.hidden_size * 2.0
-        pieces = setup.tp if self.program.splits_transfers and not setup.sp else 1
+        pieces = setup.tp if setup.program.splits_transfers and not setup.sp else 1
         stride = setup.tp * setup.cp * setup.dp
         link = self.machine.group(2, stride)
         bytes_per_s = link.port_bytes_per_s if link.nodes > 1 else link.bytes_per_s
@@ -183,13 +181,13 @@ class Clock:
 
     def _restart_s(self, setup: TrainingSetup) -> float:
         """Half of a layer's kernels, in forward and in backward."""
-        kernels = traffic.layer_kernels(setup, self.program, bool(setup.shape.expert_layers))
+        kernels = traffic.layer_kernels(setup, bool(setup.shape.expert_layers))
         return kernels * self.machine.rates.kernel_launch_us * 1e-6
 
     def _offload(self, setup: TrainingSetup, held: RankParameters) -> float:
         """Optimizer state in host memory. Stepped there by Adam, which is bound by the host's memory (30 bytes a
         parameter), after gradients came over PCIe and before weights go back; or brought to the device, 24 bytes."""
-        where = self.program.offload_optimizer
+        where = setup.program.offload_optimizer
         if where == "none":
             return 0.0
         cluster = self.machine.cluster
@@ -201,14 +199,14 @@ class Clock:
         return 30.0 * on_node / (shared().host_memory_gbytes_per_s * 1e9) + 6.0 * own / pcie
 
     def _optimizer(self, setup: TrainingSetup, held: RankParameters) -> float:
-        if self.program.offload_optimizer == "host":
+        if setup.program.offload_optimizer == "host":
             return 0.0
         sharded = setup.sharding != "none"
         ranks, expert_ranks = (setup.dp * setup.cp, expert_dp(setup)) if sharded else (1, 1)
         updated = held.dense / ranks + held.experts / expert_ranks
         return (
-            trained_share(setup, held)
-            * traffic.optimizer_bytes_per_parameter(self.program.precision, self.program.moment_bytes)
+            trained_share(setup.adapters, held)
+            * traffic.optimizer_bytes_per_parameter(setup.program.precision, setup.program.moment_bytes)
             * updated
             / self.machine.bytes_per_s
         )

@@ -49,6 +49,10 @@ class GpuRates:
     """Kernel → share of the 16-bit peak, causal, forward and backward."""
     peak_over_bf16: Mapping[str, float]
     """Precision → data-sheet peak over that of bf16."""
+    generation: str
+    """NVIDIA's: volta, turing, ampere, ada, hopper, blackwell; or unknown."""
+    measured: bool
+    """Whether published step times of it are known."""
     multiprocessors: int
     kernel_launch_us: float
     """The host's time for one operator."""

@@ -10,13 +10,14 @@ from dataclasses import replace
 from functools import lru_cache
 
 from kit.cost import deepspeed_sizes
-from kit.cost.adapter_memory import with_adapters
+from kit.cost.adapters import adapter_parameters_of
 from kit.cost.gathered import engine_buffers
 from kit.cost.params import count
-from kit.cost.setup import EngineMemory
-from kit.cost.states import MOMENTS, state_bytes
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec, OptimizerName, Precision
+from kit.cost.pipeline import stage_layers
+from kit.cost.rank_states import EngineMemory
+from kit.cost.states import MOMENTS, NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.workload import Workload
+from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
@@ -24,21 +25,19 @@ ZERO3_SUB_GROUP = 10**9
 """Parameters that a stage-3 step converts at a time (runtime/zero/config.py: sub_group_size)."""
 
 
-def engine_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> EngineMemory:
+def engine_memory(workload: Workload) -> EngineMemory:
     """Of every rank. Micro batches change it only by their being several."""
+    layout = workload.layout
     several = min(2, layout.gradient_accumulation_steps)
-    alike = replace(layout, micro_batch_size=1, gradient_accumulation_steps=several)
-    return _engine_memory(model, cluster, job, alike)
-
-
-def uses_autocast(precision: Precision, layout: Layout) -> bool:
-    """Whether fp32 parameters are cast by every matmul: the torch engine, except where FSDP2 gathers them in bf16, and
-    DeepSpeed on request."""
-    return layout.autocast or (precision != "fp32" and layout.engine == "torch" and layout.zero_stage == 0)
+    if (layout.micro_batch_size, layout.gradient_accumulation_steps) != (1, several):
+        layout = replace(layout, micro_batch_size=1, gradient_accumulation_steps=several)
+        return engine_memory(workload.with_layout(layout))
+    return _engine_memory(workload)
 
 
 @lru_cache(maxsize=4096)
-def _engine_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> EngineMemory:
+def _engine_memory(workload: Workload) -> EngineMemory:
+    model, cluster, job, layout = workload.model, workload.cluster, workload.job, workload.layout
     precision, optimizer, lora = job.precision, job.optimizer.name, job.lora
     dense = state_bytes(layout, precision, optimizer)
     # Experts are alike on other ranks than the rest, which changes what is sharded over.
@@ -48,7 +47,7 @@ def _engine_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout:
     in_layers = 0.0 if precision == "fp8" else 2.0 * count(model).layer_matrices
     head = 2.0 * model.vocab_size * model.hidden_size
     copies = (0.0, 0.0)
-    if uses_autocast(precision, layout) and lora is None:
+    if workload.autocast and lora is None:
         # Kept by every matmul for its backward, or, under recompute, by the head alone.
         copies = (in_layers + head, head if layout.recompute == "full" else in_layers + head)
     # FSDP2 takes a model layer by layer from host memory or from disk (kit/engines/torch/engine.py, _birthplace).
@@ -62,14 +61,14 @@ def _engine_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout:
         gathered=gathered,
         root_is_last=layout.engine == "torch" and layout.zero_stage > 0,
         autocast_copies=copies,
-        waiting_gradient=_waiting_gradient(model, layout, precision),
+        waiting_gradient=_waiting_gradient(workload),
         # Built in fp32 on the device, before it is cast or sharded (kit/engines).
         load=4.0 if whole_on_device else 0.0,
         largest_parameter=_exported(model, layout, optimizer),
     )
     if lora is None:
         return memory
-    return with_adapters(memory, model, lora, layout, precision, MOMENTS[optimizer].matrices)
+    return _with_adapters(memory, workload, lora)
 
 
 def _most_step_extra(model: ModelSpec, layout: Layout) -> float:
@@ -79,11 +78,12 @@ def _most_step_extra(model: ModelSpec, layout: Layout) -> float:
     return 4.0 * ZERO3_SUB_GROUP if layout.zero_stage == 3 else float("inf")
 
 
-def _waiting_gradient(model: ModelSpec, layout: Layout, precision: Precision) -> float:
+def _waiting_gradient(workload: Workload) -> float:
+    model, layout = workload.model, workload.layout
     fsdp = layout.engine == "torch" and layout.zero_stage > 0
     if not model.tied_embeddings or fsdp or layout.implementation != "huggingface":
         return 0.0
-    element = 4.0 if precision == "fp32" or uses_autocast(precision, layout) else 2.0
+    element = 4.0 if workload.job.precision == "fp32" or workload.autocast else 2.0
     return element * model.vocab_size * model.hidden_size
 
 
@@ -94,3 +94,47 @@ def _exported(model: ModelSpec, layout: Layout, optimizer: OptimizerName) -> int
         as_they_are = layout.zero_stage == 0 and optimizer != "adamw-8bit"
         return 0 if as_they_are else deepspeed_sizes.largest_parameter(model)
     return max(deepspeed_sizes.largest_layer_matrix(model), model.vocab_size * model.hidden_size)
+
+
+def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> EngineMemory:
+    """The base frozen in 16 bits or four; adapters and their states in fp32 (16 bytes with AdamW's moments), sharded by
+    FSDP2 as all else, otherwise alike on every rank. Adapters are matrices, all of them.
+
+    Frozen weights are read from disk one by one, in the precision in which they stay
+    (kit/engines/huggingface/adapters.py,
+    build_frozen); autocast has nothing to cast of them. Those in four bits are whole again, one at a time, while
+    they are multiplied (bitsandbytes/autograd/_functions.py, MatMul4Bit).
+    """
+    model, layout = workload.model, workload.layout
+    moments = MOMENTS[workload.job.optimizer.name].matrices
+    each = adapter_parameters_of(model, lora) / layout.tp / model.num_layers
+    adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
+    dense = memory.dense
+    if layout.engine == "torch" and workload.job.precision == "bf16":
+        dense = replace(dense, weights=dense.weights / 2)  # no fp32 masters of what is frozen
+    owners = layout.dp if layout.engine == "torch" and layout.zero_stage else 1
+    load, gathered = 0.0, memory.gathered
+    if lora.four_bit:
+        one = 2.0 * deepspeed_sizes.largest_layer_matrix(model)
+        gathered = (gathered[0] + one, gathered[1] + one, gathered[2])
+        if layout.engine == "deepspeed" and layout.zero_stage == 3:
+            (parameters,) = workload.setup.parameters
+            # Whole weights are quantised, and partitioned afterwards (kit/engines/deepspeed/data_parallel.py).
+            in_four_bits = parameters.dense_matrices / parameters.total
+            load = NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)
+    return replace(
+        memory,
+        adapters=adapters,
+        waiting_gradient=0.0,
+        of_adapters=StateBytes(
+            weights=4.0 / owners,
+            gradients=4.0 / owners,
+            gradients_in_forward=4.0 / owners,
+            optimizer=moments / owners,
+        ),
+        dense=dense,
+        matrix_weights=NF4_TWICE_BYTES if lora.four_bit else None,
+        autocast_copies=(0.0, 0.0),
+        gathered=gathered,
+        load=load,
+    )

@@ -8,8 +8,7 @@ from kit.cost.communication import Group
 from kit.cost.efficiency import shared
 from kit.cost.layer_time import LayerTime
 from kit.cost.machine import Machine
-from kit.cost.program import Program
-from kit.cost.setup import TrainingSetup
+from kit.cost.setup import Program, TrainingSetup
 
 
 @dataclass(frozen=True)
@@ -27,9 +26,7 @@ class Exchange:
         return self.forward + self.backward + self.again
 
 
-def tensor_parallel(
-    machine: Machine, program: Program, setup: TrainingSetup, layer: LayerTime, experts: bool
-) -> Exchange:
+def tensor_parallel(machine: Machine, setup: TrainingSetup, layer: LayerTime, experts: bool) -> Exchange:
     """Two all-reduces a layer forward, two backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3).
 
     Sequence parallelism turns each into a reduce-scatter and an all-gather: the same volume, and one gather more in
@@ -43,8 +40,8 @@ def tensor_parallel(
     blocks = 1 if experts else 2
     one_way = blocks * group.all_reduce_s(size)
     regathered = blocks * group.all_gather_s(size) if setup.sp else 0.0
-    hidden_forward = shared().overlap * layer.products_forward if program.overlaps_tensor_parallel else 0.0
-    hidden_backward = shared().overlap * layer.products_backward if program.overlaps_tensor_gradients else 0.0
+    hidden_forward = shared().overlap * layer.products_forward if setup.program.overlaps_tensor_parallel else 0.0
+    hidden_backward = shared().overlap * layer.products_backward if setup.program.overlaps_tensor_gradients else 0.0
     forward = _exposed(one_way, hidden_forward)
     return Exchange(
         forward=forward,
@@ -53,7 +50,7 @@ def tensor_parallel(
     )
 
 
-def context_parallel(machine: Machine, program: Program, setup: TrainingSetup, layer: LayerTime) -> Exchange:
+def context_parallel(machine: Machine, setup: TrainingSetup, layer: LayerTime) -> Exchange:
     """Keys and values go round in pieces beside attention (p2p), are gathered first (all_gather), or queries, keys,
     values and results are exchanged for heads (a2a, DeepSpeed-Ulysses, arXiv 2309.14509)."""
     if setup.cp == 1:
@@ -62,12 +59,12 @@ def context_parallel(machine: Machine, program: Program, setup: TrainingSetup, l
     group = machine.group(setup.cp, setup.tp)
     width = (shape.query_width + shape.value_width if shape.latent else 2 * shape.key_value_width) / setup.tp
     sequence = setup.micro_batch_size * setup.seq_length * 2.0
-    if program.context_exchange == "a2a":
+    if setup.exchange == "a2a":
         exchanged = (shape.query_width + shape.value_width) / setup.tp + width
         one_way = group.all_to_all_s(sequence / setup.cp * exchanged)
         return Exchange(forward=one_way, backward=one_way, again=one_way if setup.recompute == "full" else 0.0)
     one_way = group.all_gather_s(sequence * width)
-    if program.context_exchange == "all_gather":
+    if setup.exchange == "all_gather":
         return Exchange(forward=one_way, backward=one_way, again=one_way if setup.recompute == "full" else 0.0)
     window = shared().overlap * layer.attention_forward
     forward = _exposed(one_way, window)
@@ -79,7 +76,7 @@ def context_parallel(machine: Machine, program: Program, setup: TrainingSetup, l
     )
 
 
-def expert_parallel(machine: Machine, program: Program, setup: TrainingSetup, layer: LayerTime) -> Exchange:
+def expert_parallel(machine: Machine, setup: TrainingSetup, layer: LayerTime) -> Exchange:
     """Tokens to their experts and back: two all-to-alls a layer, each way (megatron-core, moe/token_dispatcher.py).
 
     With tensor parallelism inside experts their ranks gather each other's tokens and scatter the sums.
@@ -89,11 +86,11 @@ def expert_parallel(machine: Machine, program: Program, setup: TrainingSetup, la
         return Exchange()
     group = machine.group(setup.ep, setup.etp)
     sent = setup.tokens / setup.tp * setup.shape.hidden_size * 2.0
-    one_way = dispatch_s(machine, program, group, sent, moe.experts_per_token)
+    one_way = dispatch_s(setup.program, group, sent, moe.experts_per_token)
     if setup.etp > 1:
         one_way += machine.group(setup.etp, 1).all_gather_s(sent * moe.experts_per_token * setup.etp)
     both = 2 * one_way
-    if program.overlaps_experts:
+    if setup.program.overlaps_experts:
         forward = _exposed(both, shared().overlap * layer.forward)
         backward = _exposed(both, shared().overlap * layer.backward)
     else:
@@ -102,7 +99,7 @@ def expert_parallel(machine: Machine, program: Program, setup: TrainingSetup, la
     return Exchange(forward=forward, backward=backward, again=both if repeated else 0.0)
 
 
-def dispatch_s(machine: Machine, program: Program, group: Group, token_bytes: float, experts_per_token: int) -> float:
+def dispatch_s(program: Program, group: Group, token_bytes: float, experts_per_token: int) -> float:
     """One all-to-all of a rank's tokens to the experts of each."""
     if group.size == 1:
         return 0.0

@@ -8,30 +8,29 @@ from kit.cost.compression import zero_times
 from kit.cost.efficiency import shared
 from kit.cost.machine import Machine
 from kit.cost.params import RankParameters
-from kit.cost.program import Program
 from kit.cost.setup import TrainingSetup
 
 
 def data_parallel_s(
-    machine: Machine, program: Program, setup: TrainingSetup, held: RankParameters, forward: float, backward: float
+    machine: Machine, setup: TrainingSetup, held: RankParameters, forward: float, backward: float
 ) -> float:
     """Exposed seconds of a step; ``forward`` and ``backward`` are those of one micro batch on a rank."""
     ranks = machine.group(setup.dp * setup.cp, setup.tp)
     expert_ranks = machine.group(expert_dp(setup), setup.ep * setup.etp)
     if ranks.size == 1 and expert_ranks.size == 1:
         return 0.0
-    trained = trained_share(setup, held)
-    if setup.sharding == "full" or (setup.sharding == "gradients" and program.engine == "fsdp"):
-        return _fully_sharded(machine, program, setup, held, ranks, expert_ranks, forward, backward)
-    sixteen = 2.0 if program.precision != "fp32" else 4.0
-    reduced = trained * _gather_s(ranks, expert_ranks, held, program.gradient_bytes)
+    trained = trained_share(setup.adapters, held)
+    if setup.sharding == "full" or (setup.sharding == "gradients" and setup.program.engine == "fsdp"):
+        return _fully_sharded(machine, setup, held, ranks, expert_ranks, forward, backward)
+    sixteen = 2.0 if setup.program.precision != "fp32" else 4.0
+    reduced = trained * _gather_s(ranks, expert_ranks, held, setup.program.gradient_bytes)
     weights = trained * _gather_s(ranks, expert_ranks, held, sixteen)
-    if program.engine == "deepspeed":
-        return _deepspeed(program, setup, reduced, weights, backward)
-    reduction = reduced * (1 if setup.sharding == "optimizer" and not program.reduces_in_full else 2)
+    if setup.program.engine == "deepspeed":
+        return _deepspeed(setup, reduced, weights, backward)
+    reduction = reduced * (1 if setup.sharding == "optimizer" and not setup.program.reduces_in_full else 2)
     gathered = weights if setup.sharding == "optimizer" else 0.0
-    compressed = program.gradient_kernel_bytes * (held.dense + held.experts) / machine.bytes_per_s
-    if not program.overlaps_gradients:
+    compressed = setup.program.gradient_kernel_bytes * (held.dense + held.experts) / machine.bytes_per_s
+    if not setup.program.overlaps_gradients:
         return reduction + gathered + compressed
     return exposed(reduction, backward) + exposed(gathered, forward) + compressed
 
@@ -49,7 +48,6 @@ def _gather_s(ranks: Group, expert_ranks: Group, held: RankParameters, width: fl
 
 def _fully_sharded(
     machine: Machine,
-    program: Program,
     setup: TrainingSetup,
     held: RankParameters,
     ranks: Group,
@@ -62,22 +60,22 @@ def _fully_sharded(
     # In a pipeline weights are gathered, and sums of gradients scattered, once a step (arXiv 2407.21783, 3.3.2).
     m = setup.micro_batches if setup.pp == 1 or setup.sharding == "full" else 1
     # DeepSpeed gathers module by module: norms, projections, both halves of the MLP.
-    layers = setup.shape.num_layers * (6 if program.engine == "deepspeed" else 1)
+    layers = setup.shape.num_layers * (6 if setup.program.engine == "deepspeed" else 1)
     width = 1.0 if setup.fp8 is not None and not setup.fp8.keeps_bf16_weights else 2.0
-    width = 4.0 if program.precision == "fp32" else width
+    width = 4.0 if setup.program.precision == "fp32" else width
     gather = first = _gather_s(ranks, experts, held, width, layers)
-    scatter = _gather_s(ranks, experts, held, program.gradient_bytes, layers)
-    if program.zero_plus_plus is not None:
-        times = zero_times(machine, program.zero_plus_plus, ranks.size, held.dense + held.experts, width, layers)
+    scatter = _gather_s(ranks, experts, held, setup.program.gradient_bytes, layers)
+    if setup.program.zero_plus_plus is not None:
+        times = zero_times(machine, setup.program.zero_plus_plus, ranks.size, held.dense + held.experts, width, layers)
         first, gather, scatter = times.first_gather, times.gather, times.scatter
-    again = gather if setup.sharding == "full" and not program.keeps_gathered else 0.0
-    back = again + trained_share(setup, held) * scatter
-    floor = program.unhidden_sharding
+    again = gather if setup.sharding == "full" and not setup.program.keeps_gathered else 0.0
+    back = again + trained_share(setup.adapters, held) * scatter
+    floor = setup.program.unhidden_sharding
     forwards = [max(exposed(each, forward), floor * each) for each in (first, gather)]
     return forwards[0] + (m - 1) * forwards[1] + m * max(exposed(back, backward), floor * back)
 
 
-def _deepspeed(program: Program, setup: TrainingSetup, reduced: float, gathered: float, backward: float) -> float:
+def _deepspeed(setup: TrainingSetup, reduced: float, gathered: float, backward: float) -> float:
     """Stage 2 reduces in each micro batch; stages 0 and 1 at the end of the last one, and stages from 1 on gather the
     weights after the step, when nothing is left to hide them (runtime/zero/stage_1_and_2.py)."""
     if setup.sharding == "gradients":

@@ -12,38 +12,35 @@ from kit.cost.huggingface_layer import (
     layer_terms,
     loss_bytes,
 )
-from kit.cost.megatron_memory import MIB
-from kit.cost.rank_memory import RankParts
-from kit.cost.rank_states import rank_states
+from kit.cost.rank_memory import RankParts, cublas_workspaces
+from kit.cost.rank_states import EngineMemory, RankStates
 from kit.cost.setup import TrainingSetup
 from kit.cost.stages import kinds, stage_layers
 
 
-def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
+def rank_parts(setup: TrainingSetup, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
     """Of any rank: these engines have one pipeline stage."""
-    planned = setup.planned
-    assert planned is not None
     dense, experts = kinds(setup.shape, stage_layers(setup, stage))
     counts = [(kind, count) for kind, count in ((False, dense), (True, experts)) if count]
     whole = {kind: layer_bytes(setup, kind) for kind, _ in counts}
-    after_forward, in_loss = planned.autocast_copies
+    after_forward, in_loss = engine.autocast_copies
     crossing = setup.shape.cross_attention_layers
     crossed = cross_attention(setup) if crossing else 0.0
     # An encoder has a final norm too, whose result all layers of the decoder read.
     ends = after_layers(setup) * (2 if crossing else 1)
     again = max(whole.values()) + crossed if setup.recompute == "full" else 0.0
-    working = _working(setup, bool(experts)) + planned.waiting_gradient
+    working = _working(setup, bool(experts)) + engine.waiting_gradient
     if setup.fp8 is not None:
         working += fp8_casts.working_bytes(setup, setup.compiled_layers)
-    at_end = planned.gathered[2]
-    if planned.root_is_last:
+    at_end = engine.gathered[2]
+    if engine.root_is_last:
         # The first layer's backward with what is gathered for it, or the root's without any layer.
-        at_end = max(planned.gathered[1], at_end - again - working)
+        at_end = max(engine.gathered[1], at_end - again - working)
     return RankParts(
-        states=rank_states(setup, stage),
-        buffers=planned.buffers + _workspaces(setup),
-        gathered_in_loss=planned.gathered[0],
-        gathered=planned.gathered[1],
+        states=states,
+        buffers=engine.buffers + cublas_workspaces(setup.gpu_generation),
+        gathered_in_loss=engine.gathered[0],
+        gathered=engine.gathered[1],
         gathered_at_end=at_end,
         buffers_in_loss=in_loss,
         # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
@@ -54,8 +51,8 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         again=again,
         working=working,
         loss=loss_bytes(setup),
-        load=planned.load * setup.parameters[stage].total or None,
-        save=4.0 * planned.largest_parameter,
+        load=engine.load * setup.parameters[stage].total or None,
+        save=4.0 * engine.largest_parameter,
     )
 
 
@@ -81,8 +78,3 @@ def _working(setup: TrainingSetup, has_experts: bool) -> float:
     routed = moe.experts_per_token * setup.tokens
     of_weights = (2 if shape.gated_mlp else 1) * moe.ffn_hidden_size * (moe.num_experts * h - routed) - h * routed
     return setup.element * max(routed * (3 * moe.ffn_hidden_size / setup.tp + 2 * h), of_weights)
-
-
-def _workspaces(setup: TrainingSetup) -> float:
-    """cuBLAS's, of the thread that runs forward and of autograd's (see ``megatron_memory.workspace_bytes``)."""
-    return 2 * (32 * MIB if setup.gpu_generation in ("hopper", "blackwell") else 8.125 * MIB)

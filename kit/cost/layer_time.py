@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from kit.cost import traffic
 from kit.cost.machine import Machine
 from kit.cost.matmul_time import Processor, matmul_s
-from kit.cost.program import Program
 from kit.cost.setup import TrainingSetup
 
 Product = tuple[float, float, float, float]
@@ -37,7 +36,7 @@ class LayerTime:
     launch_backward: float
 
 
-def layer_time(machine: Machine, program: Program, setup: TrainingSetup, has_experts: bool) -> LayerTime:
+def layer_time(machine: Machine, setup: TrainingSetup, has_experts: bool) -> LayerTime:
     """Of a layer with or without experts."""
     shape = setup.shape
     attention_products = _attention_products(setup)
@@ -48,15 +47,15 @@ def layer_time(machine: Machine, program: Program, setup: TrainingSetup, has_exp
     products += [(machine.matmul, product) for product in mlp]
     forward_products = sum(_forward_s(*product) for product in products)
     backward_products = sum(_backward_s(processor, setup, product) for processor, product in products)
-    attention = attention_forward_s(machine, program, setup)
-    elements = traffic.layer_bytes(setup, program, has_experts) / machine.bytes_per_s
-    attention_backward = 2.5 * attention if program.attention != "unfused" else 2.0 * attention
-    kernels = traffic.layer_kernels(setup, program, has_experts)
+    attention = attention_forward_s(machine, setup)
+    elements = traffic.layer_bytes(setup, has_experts) / machine.bytes_per_s
+    attention_backward = 2.5 * attention if setup.program.attention != "unfused" else 2.0 * attention
+    kernels = traffic.layer_kernels(setup, has_experts)
     launch = kernels * machine.rates.kernel_launch_us * 1e-6
     return LayerTime(
         forward=forward_products + attention + elements,
         backward=backward_products + attention_backward + 2 * elements,
-        again=_again(setup, machine, program, has_experts, forward_products, attention, elements, experts + mlp),
+        again=_again(setup, machine, has_experts, forward_products, attention, elements, experts + mlp),
         products_forward=forward_products,
         products_backward=backward_products,
         attention_forward=attention,
@@ -78,7 +77,7 @@ def embedding_s(machine: Machine, setup: TrainingSetup) -> float:
     return 12.0 * setup.shard_tokens * setup.shape.hidden_size / machine.bytes_per_s
 
 
-def attention_forward_s(machine: Machine, program: Program, setup: TrainingSetup) -> float:
+def attention_forward_s(machine: Machine, setup: TrainingSetup) -> float:
     """Scores and values. Fused kernels compute half of the scores, and the diagonal's blocks in full.
 
     Unfused, every score is computed, and softmax and dropout read and write all of them.
@@ -87,20 +86,21 @@ def attention_forward_s(machine: Machine, program: Program, setup: TrainingSetup
     heads = shape.num_attention_heads / setup.tp
     sequences = setup.micro_batch_size
     widths = (shape.query_width + shape.value_width) / shape.num_attention_heads
-    if program.attention == "unfused":
+    if setup.program.attention == "unfused":
         count = heads * sequences / setup.cp
-        element = 4.0 if program.precision == "fp32" else 2.0
+        element = 4.0 if setup.program.precision == "fp32" else 2.0
         scores = matmul_s(machine.matmul, s, s, shape.query_width / shape.num_attention_heads, count, element)
         values = matmul_s(machine.matmul, s, shape.value_width / shape.num_attention_heads, s, count, element)
         return scores + values + traffic.SCORE_PASSES * element * count * s * s / machine.bytes_per_s
-    window = shape.sliding_window
+    # Layers that see everything decide the slowest kernel; with a window on most, few of them do.
+    window = shape.sliding_window if shape.full_attention_every == 0 else None
     seen = s / 2 if window is None or window >= s else window - window**2 / (2 * s)
     seen += traffic.ATTENTION_BLOCK / 2
     flops = 2.0 * heads * sequences * s * seen / setup.cp * widths
     # Few blocks of queries leave multiprocessors idle.
     ramp = s / (s + traffic.ATTENTION_RAMP)
     # Without the zig-zag order the last rank of a sequence sees all of it, and the others wait.
-    uneven = 1.0 if program.balanced_context else 2.0 - 1.0 / setup.cp
+    uneven = 1.0 if setup.program.balanced_context else 2.0 - 1.0 / setup.cp
     return uneven * flops / (machine.attention_flops_per_s * ramp)
 
 
@@ -173,7 +173,6 @@ def _backward_s(processor: Processor, setup: TrainingSetup, product: Product) ->
 def _again(
     setup: TrainingSetup,
     machine: Machine,
-    program: Program,
     has_experts: bool,
     products: float,
     attention: float,

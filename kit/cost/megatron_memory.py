@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from kit.cost import native_layer
 from kit.cost.megatron_layer import ELEMENT, kept_terms, layer_input, layer_terms
-from kit.cost.rank_memory import RankParts
-from kit.cost.rank_params import all_layers_parameters, largest_layer_parameters, layer_parameters
-from kit.cost.rank_states import rank_states
+from kit.cost.rank_memory import LARGE_WORKSPACES, MIB, RankParts, cublas_workspaces
+from kit.cost.rank_states import EngineMemory, RankStates
 from kit.cost.setup import TrainingSetup
 from kit.cost.stages import chunks, chunks_in_flight, kinds, stage_kinds, stage_layers
-
-MIB = 2.0**20
 
 GROUPED_STREAMS = 4
 """Streams of a grouped matrix product, each with a workspace (transformer_engine, num_cublas_streams)."""
@@ -19,7 +16,7 @@ DEFERRED_GRADIENTS = 2
 """Micro batches whose head gradients may wait: ``--wgrad-deferral-limit`` as Megatron-LM's own test of it sets it."""
 
 
-def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
+def rank_parts(setup: TrainingSetup, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
     """Of a rank of one pipeline stage."""
     # The layer whose backward runs is computed again, or fetched from the host.
     again = 0.0
@@ -29,20 +26,17 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         deepest = max((sum(layer_terms(setup, kind).values()) for kind in present), default=0.0)
         again = deepest * setup.recompute_every
     waiting, loss = logits_bytes(setup) if stage == setup.pp - 1 else (0.0, 0.0)
-    planned = setup.planned
-    gathered = gathered_bytes(setup, stage)
     kept = kept_activations(setup, stage)
     # Those of all layers are there when the first layer's backward runs, long after that of the final norm.
     after_layers = _after_last_layer(setup) if stage == setup.pp - 1 else 0.0
     outlived = outlived_gradients(setup, stage)
     working = working_bytes(setup, stage) + max(0.0, outlived - after_layers)
-    of_plan = planned.gathered if planned else (0.0, 0.0, 0.0)
     return RankParts(
-        states=rank_states(setup, stage),
-        buffers=workspace_bytes(setup, stage) + (planned.buffers if planned else 0.0),
-        gathered_in_loss=gathered + of_plan[0],
-        gathered=gathered + of_plan[1],
-        gathered_at_end=gathered + of_plan[2],
+        states=states,
+        buffers=workspace_bytes(setup, stage) + engine.buffers,
+        gathered_in_loss=engine.gathered[0],
+        gathered=engine.gathered[1],
+        gathered_at_end=engine.gathered[2],
         kept=kept,
         again=again,
         working=working,
@@ -51,7 +45,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
         after_backward=_beyond_the_first_layer(setup, stage, again + working, outlived + kept if outlived else 0.0),
         # An export gathers a parameter's shards in fp32, and joins them
         # (kit/engines/megatron/resharding/huggingface.py).
-        save=(8.0 if setup.tp > 1 else 4.0) * planned.largest_parameter if planned else 0.0,
+        save=(8.0 if setup.tp > 1 else 4.0) * engine.largest_parameter,
     )
 
 
@@ -179,29 +173,18 @@ def outlived_gradients(setup: TrainingSetup, stage: int) -> float:
     return (counts[0] - 1 + 2 * sum(counts[1:])) * layer_input(setup)
 
 
-def gathered_bytes(setup: TrainingSetup, stage: int) -> float:
-    """Megatron-FSDP: weights and gradients of a layer and of the vocabulary, gathered (distributed/fsdp)."""
-    if setup.sharding != "full":
-        return 0.0
-    layer = largest_layer_parameters(setup, stage)
-    table = setup.shape.vocab_size / setup.tp * setup.shape.hidden_size
-    return (setup.weight_bytes + setup.main_gradient_bytes) * 2 * max(layer, table)
-
-
 def workspace_bytes(setup: TrainingSetup, stage: int) -> float:
     """What stays allocated beside the states.
 
-    Two cuBLAS workspaces, of the thread that runs forward and of autograd's: 32 MiB on Hopper and later and where
-    determinism asks for ``:4096:8``, else 8.1 (pytorch, aten/src/ATen/cuda/CublasHandlePool.cpp). One of Transformer
-    Engine, 32 MiB or on Ampere 4, and four more for grouped products (cpp_extensions/gemm.py).
+    cuBLAS's workspaces. One of Transformer Engine, 32 MiB or on Ampere 4, and four more for grouped products
+    (cpp_extensions/gemm.py).
     megatron-core without it keeps a buffer of scores (transformer/dot_product_attention.py, ``mpu``). With fused
     accumulation a dummy gradient of each weight's shape stays (get_dummy_wgrad). fp8 weights and their transposes are
     cached across micro batches (module/base.py, get_weight_workspace).
     """
-    large = setup.gpu_generation in ("hopper", "blackwell")
-    total = 2 * (32 * MIB if large or setup.deterministic else 8.125 * MIB)
+    total = cublas_workspaces(setup.gpu_generation, setup.deterministic)
     if setup.kernels == "transformer_engine":
-        own = 32 * MIB if large else 4 * MIB
+        own = 32 * MIB if setup.gpu_generation in LARGE_WORKSPACES else 4 * MIB
         grouped = setup.shape.experts is not None and setup.shape.experts.grouped_gemm
         total += own * (1 + (GROUPED_STREAMS if grouped else 0))
     elif setup.attention == "unfused" and setup.kernels != "local":
@@ -209,14 +192,15 @@ def workspace_bytes(setup: TrainingSetup, stage: int) -> float:
     if setup.gradient_accumulation_fusion:
         total += ELEMENT * _distinct_weights(setup, stage)
     if setup.fp8 and setup.fp8.keeps_bf16_weights:
-        total += 2.0 * all_layers_parameters(setup, stage)
+        held = setup.parameters[stage]
+        total += 2.0 * (held.dense_matrices + held.experts)
     return total
 
 
 def _distinct_weights(setup: TrainingSetup, stage: int) -> float:
     """Elements of one weight of every shape: one layer's dense matrices, one expert's, and the head's."""
     shape = setup.shape
-    matrices = layer_parameters(setup, False)[0]
+    matrices = setup.dense_layer_matrices
     if shape.experts is not None:
         moe = shape.experts
         matrices += (3 if shape.gated_mlp else 2) * shape.hidden_size * moe.ffn_hidden_size / setup.etp

@@ -1,27 +1,24 @@
 """Does it fit: peak memory of a rank of every pipeline stage, host memory and disk of a node.
 
-A plan's layout becomes a ``TrainingSetup`` (``planned.py``); whose layers run decides which file says what is kept; and
+Whose layers run decides which file says what is kept; and
 ``rank_memory.py`` adds it up moment by moment. Rows of published measurements take the same way (benchmarks/accuracy).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from kit.cost import huggingface_memory, megatron_memory, torch_memory
+from kit.cost import huggingface_memory, megatron_memory
 from kit.cost.efficiency import overheads, usable_gib
+from kit.cost.engine_memory import engine_memory
 from kit.cost.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.pipeline import distinct_stages
-from kit.cost.planned import planned_setup
 from kit.cost.prediction import StageMemory
-from kit.cost.rank_memory import RankMemory, RankParts, peak_bytes, rank_memory
-from kit.cost.setup import Kernels, TrainingSetup
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.cost.rank_memory import RankParts, peak_bytes, rank_memory
+from kit.cost.rank_states import rank_states
+from kit.cost.workload import Workload
 from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
 from kit.units import GIB, to_gib
 
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
@@ -58,14 +55,15 @@ class MemoryReport:
         return max(stage.peak_gib for stage in self.stages)
 
 
-def peak(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> MemoryReport:
+def peak(workload: Workload) -> MemoryReport:
     """What a layout needs on each GPU, in host memory and on disk. The planner's rules say which layouts are legal."""
-    stages = peak_memory(model, cluster, job, layout)
+    cluster = workload.cluster
+    stages = peak_memory(workload)
     fullest = max(stages, key=lambda stage: stage.peak_gib)
     usable = usable_gib(cluster.gpu)
-    host = host_ram_gib_per_node(model, cluster, layout, job.precision)
-    load = host_load_gib_per_node(model, cluster, layout, job.precision)
-    nvme = nvme_gib_per_node(model, cluster, layout, job.precision)
+    host = host_ram_gib_per_node(workload)
+    load = host_load_gib_per_node(workload)
+    nvme = nvme_gib_per_node(workload)
     binding = max(fullest.components_gib, key=lambda name: fullest.components_gib[name])
     verdict: Verdict = "fits" if fullest.peak_gib <= TIGHT * usable else "tight"
     # What a node does not say it has not (the planner's rules refuse it too).
@@ -77,7 +75,7 @@ def peak(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -
         verdict = "does not fit"
         binding = max(fullest.components_gib, key=lambda name: fullest.components_gib[name])
     return MemoryReport(
-        layout=layout,
+        layout=workload.layout,
         stages=stages,
         usable_gib=usable,
         memory_gib=cluster.gpu.memory_gib,
@@ -89,15 +87,13 @@ def peak(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -
     )
 
 
-def peak_memory(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> tuple[StageMemory, ...]:
+def peak_memory(workload: Workload) -> tuple[StageMemory, ...]:
     """One entry a pipeline stage: the fullest moment of a rank's step."""
-    setup = planned_setup(model, cluster, job, layout)
-    overhead = overhead_gib(cluster, layout)
-    return tuple(_stage(setup, stage, overhead) for stage in range(layout.pp))
+    return tuple(_stage(workload, stage) for stage in range(workload.layout.pp))
 
 
-def _stage(setup: TrainingSetup, stage: int, overhead: float) -> StageMemory:
-    memory = memory_of(setup, stage)
+def _stage(workload: Workload, stage: int) -> StageMemory:
+    memory, overhead = rank_memory(parts_of(workload, stage)), overhead_gib(workload)
     fullest = {name: to_gib(memory.peak.get(name, 0.0)) for name in COMPONENTS}
     return StageMemory(
         stage=stage,
@@ -106,39 +102,24 @@ def _stage(setup: TrainingSetup, stage: int, overhead: float) -> StageMemory:
     )
 
 
-def peak_gib(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> float:
+def peak_gib(workload: Workload) -> float:
     """Peak of the fullest stage: what a search compares. The same as ``peak`` says, without components."""
-    setup = planned_setup(model, cluster, job, layout)
-    fullest = max(peak_bytes(parts_of(setup, stage)) for stage in distinct_stages(layout))
-    return fullest / GIB + overhead_gib(cluster, layout)
+    fullest = max(peak_bytes(parts_of(workload, stage)) for stage in distinct_stages(workload.layout))
+    return fullest / GIB + overhead_gib(workload)
 
 
-def memory_of(setup: TrainingSetup, stage: int) -> RankMemory:
-    """Of a rank of one pipeline stage, by moment and component, CUDA's and NCCL's own memory apart."""
-    return rank_memory(parts_of(setup, stage))
+def parts_of(workload: Workload, stage: int) -> RankParts:
+    """Of a rank of one pipeline stage, CUDA's and NCCL's own memory apart."""
+    setup, engine = workload.setup, engine_memory(workload)
+    states = rank_states(engine, setup.parameters[stage], stage)
+    rank_parts = huggingface_memory.rank_parts if setup.kernels == "huggingface" else megatron_memory.rank_parts
+    return rank_parts(setup, engine, states, stage)
 
 
-def parts_of(setup: TrainingSetup, stage: int) -> RankParts:
-    """By the implementation that computes the layers."""
-    return _PARTS[setup.kernels](setup, stage)
-
-
-_PARTS: dict[Kernels, Callable[[TrainingSetup, int], RankParts]] = {
-    "transformer_engine": megatron_memory.rank_parts,
-    "megatron-local": megatron_memory.rank_parts,
-    "local": megatron_memory.rank_parts,
-    "huggingface": huggingface_memory.rank_parts,
-    "nanotron": torch_memory.rank_parts,
-    "litgpt": torch_memory.rank_parts,
-    "torchtune": torch_memory.rank_parts,
-    "torchtitan": torch_memory.rank_parts,
-}
-
-
-def overhead_gib(cluster: ClusterSpec, layout: Layout) -> float:
+def overhead_gib(workload: Workload) -> float:
     """The CUDA context and NCCL's communicators (the world's, and one for every kind of parallelism)."""
-    table = overheads()
-    if cluster.gpu.device == "cpu":
+    table, layout = overheads(), workload.layout
+    if workload.cluster.gpu.device == "cpu":
         return table.cpu_process_gib
     kinds = sum(size > 1 for size in (layout.tp, layout.cp, layout.dp, layout.pp, layout.ep))
     communicators = kinds + 1 if kinds > 1 else kinds

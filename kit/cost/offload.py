@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from kit.cost import deepspeed_sizes
 from kit.cost.efficiency import overheads
 from kit.cost.params import count
+from kit.cost.workload import Workload
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import Precision
 from kit.specs.layout import Layout
@@ -119,8 +120,9 @@ def device_buffer_bytes(model: ModelSpec, cluster: ClusterSpec, layout: Layout, 
     return 0.0
 
 
-def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
+def host_ram_gib_per_node(workload: Workload) -> float:
     """Host memory that offload takes on each node."""
+    model, cluster, layout, precision = workload.model, workload.cluster, workload.layout, workload.job.precision
     kept = host_state_bytes(layout, precision)
     pinned = kept.weights + kept.gradients
     if layout.zero_stage < 3:
@@ -131,17 +133,19 @@ def host_ram_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout
     return to_gib(rank * layout.world_size / cluster.num_nodes)
 
 
-def host_load_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
+def host_load_gib_per_node(workload: Workload) -> float:
     """Host memory of a node while weights are read: what offload keeps from the start, a Python process a rank, and the
     largest parameter, which a rank has whole and in fp32 before it is cut (kit/engines, import_state: one at a time).
     """
-    kept = host_ram_gib_per_node(model, cluster, layout, precision)
+    model, cluster, layout = workload.model, workload.cluster, workload.layout
+    kept = host_ram_gib_per_node(workload)
     ranks = layout.world_size / cluster.num_nodes
     reading = 4.0 * deepspeed_sizes.largest_parameter(model) / layout.tp
     return kept + ranks * (overheads().cpu_process_gib + to_gib(reading))
 
 
-def nvme_gib_per_node(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
+def nvme_gib_per_node(workload: Workload) -> float:
     """Disk that offload takes on each node."""
+    model, cluster, layout, precision = workload.model, workload.cluster, workload.layout, workload.job.precision
     share = nvme_state_bytes(layout, precision).total * count(model).total / layout.tp
     return to_gib(share * layout.world_size / cluster.num_nodes)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from kit.cost.pipeline import stage_layers
+from kit.cost.pipeline import chunk_layers
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
@@ -283,21 +283,25 @@ def _even(model: ModelSpec, pp: int, stage: int) -> range:
 
 def stage_parameters(model: ModelSpec, layout: Layout) -> tuple[RankParameters, ...]:
     """What a rank of each pipeline stage holds: the engine's own tensors, a Hugging Face model's encoder included."""
-    return tuple(_of_stage(model, layout, stage) for stage in range(layout.pp))
-
-
-def _of_stage(model: ModelSpec, layout: Layout, stage: int) -> RankParameters:
     whole = layout.implementation == "huggingface" and layout.tp == 1
-    layers = stage_layers(model, layout, stage)
-    found = _counted(model, layers, layout.tp, layout.pp, stage, layout.ep * layout.etp, whole)
+    found = _of_stages(
+        model, chunk_layers(model.num_layers, layout), layout.tp, layout.pp, layout.ep * layout.etp, whole
+    )
     if layout.engine == "torch" and layout.tp > 1:
         # It splits the layers' matrices alone (kit/engines/torch/tensor_parallel.py).
         counts = count(model)
-        found = replace(found, vocabulary=float(counts.embedding + counts.head))
+        found = tuple(replace(each, vocabulary=float(counts.embedding + counts.head)) for each in found)
     return found
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=4096)  # layouts share them
+def _of_stages(
+    model: ModelSpec, chunks: tuple[tuple[int, ...], ...], tp: int, pp: int, expert_ranks: int, whole: bool
+) -> tuple[RankParameters, ...]:
+    stages = (tuple(layer for chunk in chunks[stage::pp] for layer in chunk) for stage in range(pp))
+    return tuple(_counted(model, layers, tp, pp, stage, expert_ranks, whole) for stage, layers in enumerate(stages))
+
+
 def _counted(
     model: ModelSpec, layers: tuple[int, ...], tp: int, pp: int, stage: int, expert_ranks: int, whole: bool
 ) -> RankParameters:
@@ -318,3 +322,11 @@ def _counted(
     return RankParameters(
         dense_matrices=dense - vocabulary - vectors, vectors=vectors, vocabulary=vocabulary, experts=experts
     )
+
+
+def dense_layer_matrices(model: ModelSpec, layout: Layout) -> float:
+    """Elements of the matrices of a layer without experts on one rank; key and value heads are never split."""
+    layer = count(model).first_layer
+    missing = max(0.0, 1 - model.num_key_value_heads / layout.tp) if model.latent is None else 0.0
+    copies = 2 * model.hidden_size * model.head_dim * missing
+    return (layer.attention + layer.mlp) / layout.tp + layer.latent + copies

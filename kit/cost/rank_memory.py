@@ -14,7 +14,18 @@ from kit.cost.rank_states import RankStates
 Moment = dict[str, float]
 """Component → bytes."""
 
+MIB = 2.0**20
+
 PHASES = ("load", "forward", "backward", "step", "save")
+
+
+def cublas_workspaces(generation: str, deterministic: bool = False) -> float:
+    """Bytes of two, of the thread that runs forward and of autograd's: 32 MiB on Hopper and later and where determinism
+    asks for ``:4096:8``, else 8.1 (pytorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    return 2 * (32 * MIB if generation in LARGE_WORKSPACES or deterministic else 8.125 * MIB)
+
+
+LARGE_WORKSPACES = ("hopper", "blackwell")
 
 
 @dataclass(frozen=True, kw_only=True)

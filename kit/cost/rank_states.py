@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.megatron_states import gradient_copies, state_bytes
 from kit.cost.params import RankParameters
-from kit.cost.setup import EngineMemory, TrainingSetup
 from kit.cost.states import StateBytes
 
 
@@ -27,26 +25,41 @@ class RankStates:
     """Part of ``optimizer`` that does not exist before the first step."""
 
 
-def rank_states(setup: TrainingSetup, stage: int) -> RankStates:
+@dataclass(frozen=True, kw_only=True)
+class EngineMemory:
+    """What a planned engine holds beside activations, where that follows from model and layout alone.
+
+    Bytes per parameter for dense parameters and experts, and absolute bytes of buffers.
+    """
+
+    dense: StateBytes
+    experts: StateBytes
+    adapters: tuple[float, ...] = ()
+    """LoRA's parameters on each stage; then everything else is frozen. Empty without."""
+    of_adapters: StateBytes | None = None
+    matrix_weights: float | None = None
+    """Bytes of an element of the layers' matrices where they are quantised; null: as all weights."""
+    most_step_extra: float = float("inf")
+    """Bytes that a step converts at a time."""
+    buffers: float = 0.0
+    """Buckets that stay."""
+    gathered: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Weights, gradients and buckets that come and go: in the loss, in a layer's backward, at the end of backward."""
+    root_is_last: bool = False
+    """Whether what is there at the end of backward comes when the last layer's own tensors have gone (FSDP2's root)."""
+    autocast_copies: tuple[float, float] = (0.0, 0.0)
+    """16-bit casts of fp32 weights that exist: when forward has ended, while the loss is computed and after."""
+    waiting_gradient: float = 0.0
+    """Of the head, until the embedding's is there, where they are one table: autograd hands over their sum. (FSDP2's is
+    among what is gathered.)"""
+    load: float = 0.0
+    """Bytes per parameter while the model is built; 0: no more than what stays."""
+    largest_parameter: int = 0
+    """Elements; what an export gathers at a time."""
+
+
+def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) -> RankStates:
     """Of a rank of one pipeline stage."""
-    if setup.planned is not None:
-        return _planned(setup.planned, setup.parameters[stage], stage)
-    held = state_bytes(setup, stage)
-    copies = gradient_copies(setup, stage)
-    moments = setup.optimizer_bytes - 4 if setup.weight_bytes == 2 else setup.optimizer_bytes
-    return RankStates(
-        weights=held["weights"],
-        optimizer=held["optimizer"],
-        gradients_in_forward=held["gradients"],
-        gradients=held["gradients"],
-        gradients_in_step=held["gradients"],
-        gradients_between_steps=held["gradients"] + copies,
-        extra_in_step=copies,
-        moments=held["optimizer"] * moments / setup.optimizer_bytes,
-    )
-
-
-def _planned(engine: EngineMemory, parameters: RankParameters, stage: int) -> RankStates:
     if engine.of_adapters is not None:
         return _adapted(engine, engine.of_adapters, parameters, engine.adapters[stage])
     dense, experts, of_dense, of_experts = parameters.dense, parameters.experts, engine.dense, engine.experts

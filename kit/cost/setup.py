@@ -10,28 +10,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from kit.cost.compression import ZeroPlusPlus
+from kit.cost.machine import ComputePrecision
 from kit.cost.params import RankParameters
-from kit.cost.states import StateBytes
 from kit.specs.families import Family, Traits
 from kit.specs.layout import ContextExchange
 
-Kernels = Literal[
-    "transformer_engine",
-    "megatron-local",
-    "local",
-    "huggingface",
-    "nanotron",
-    "litgpt",
-    "torchtune",
-    "torchtitan",
-]
-"""Whose code computes a layer, which decides what autograd keeps of it. local: megatron-core's layer with norms
-and attention of ``kit/engines/megatron``. huggingface: transformers with torch's sdpa."""
-
-Generation = Literal["ampere", "hopper", "blackwell", "other"]
-
-Attention = Literal["flash", "cudnn", "unfused"]
-"""flash: flash-attn's kernels. cudnn: cuDNN's fused attention. unfused: scores are materialised."""
+Attention = Literal["flash", "flash1", "cudnn", "unfused"]
+"""flash1: the first version of flash-attn. flash: flash-attn's kernels. cudnn: cuDNN's fused attention. unfused:
+scores are materialised."""
 
 CrossEntropy = Literal["unfused", "native", "te"]
 """Megatron's three losses: plain, ``--cross-entropy-fusion-impl native`` and ``te``."""
@@ -67,39 +54,6 @@ class Experts:
     capacity_factor: float | None = None
     """Most tokens of an expert over the even share; null = none are dropped."""
     grouped_gemm: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineMemory:
-    """What a planned engine holds beside activations, where that follows from model and layout alone.
-
-    Bytes per parameter for dense parameters and experts, and absolute bytes of buffers.
-    """
-
-    dense: StateBytes
-    experts: StateBytes
-    adapters: tuple[float, ...] = ()
-    """LoRA's parameters on each stage; then everything else is frozen. Empty without."""
-    of_adapters: StateBytes | None = None
-    matrix_weights: float | None = None
-    """Bytes of an element of the layers' matrices where they are quantised; null: as all weights."""
-    most_step_extra: float = float("inf")
-    """Bytes that a step converts at a time."""
-    buffers: float = 0.0
-    """Buckets that stay."""
-    gathered: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """Weights, gradients and buckets that come and go: in the loss, in a layer's backward, at the end of backward."""
-    root_is_last: bool = False
-    """Whether what is there at the end of backward comes when the last layer's own tensors have gone (FSDP2's root)."""
-    autocast_copies: tuple[float, float] = (0.0, 0.0)
-    """16-bit casts of fp32 weights that exist: when forward has ended, while the loss is computed and after."""
-    waiting_gradient: float = 0.0
-    """Of the head, until the embedding's is there, where they are one table: autograd hands over their sum. (FSDP2's is
-    among what is gathered.)"""
-    load: float = 0.0
-    """Bytes per parameter while the model is built; 0: no more than what stays."""
-    largest_parameter: int = 0
-    """Elements; what an export gathers at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -187,12 +141,80 @@ class Lora:
     """QLoRA: the linear layers of the base model in nf4 (arXiv 2305.14314)."""
 
 
+Code = Literal["fused", "compiled", "eager", "huggingface", "local"]
+"""How element-wise operators of a layer run. fused: Megatron's, Transformer Engine's or nanotron's own kernels.
+compiled: torch.compile. eager: one torch kernel an operator, in 16 bits. huggingface: the same with norms in fp32.
+local: kit's Megatron layers."""
+
+
+UNHIDDEN = 0.65
+"""Of what FSDP and ZeRO-3 exchange. Estimated from rows (llm-foundry, DeepSpeed's Azure and DeepCompile tables): the
+host waits for a gather before it issues the layer, and NCCL's kernels take multiprocessors from the products."""
+PREFETCHED = 0.25
+"""The same where a compiler or Megatron-FSDP schedules the exchanges ahead; estimated from DeepCompile's rows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What a setup does not say about a run because its memory does not depend on it."""
+
+    engine: Literal["megatron", "fsdp", "ddp", "deepspeed"]
+    code: Code
+    precision: ComputePrecision
+    linear_layers_only: bool = False
+    """Whether only linear layers' products are in it, and those of head and experts in bf16 (torchao). Efficiencies of
+    other programs in fp8 were estimated from rows as if every product were."""
+    attention: Attention = "flash"
+    overlaps_gradients: bool = True
+    """Whether gradients are reduced, and weights gathered, beside compute (Megatron, DDP)."""
+    overlaps_tensor_gradients: bool = True
+    """Whether tensor-parallel reductions of backward run beside products of weight gradients."""
+    overlaps_tensor_parallel: bool = False
+    """Whether those of forward are cut into pieces beside the products (Transformer Engine's user buffers)."""
+    overlaps_experts: bool = False
+    """Whether exchanges of one micro batch run beside another's compute."""
+    once_per_node: bool = False
+    """Whether a token crosses the fabric once for all its experts on a node (DeepEP, HybridEP)."""
+    graphs: Literal["none", "partial", "full"] = "none"
+    """CUDA graphs: partial: all but the experts. full: of the whole step."""
+    gradient_bytes: float = 4.0
+    """Of a gradient that is reduced over data-parallel ranks."""
+    gradient_kernel_bytes: float = 0.0
+    """Memory moved per gradient to compress it, once a step."""
+    zero_plus_plus: ZeroPlusPlus | None = None
+    keeps_gathered: bool = False
+    """FSDP: whether gathered weights are kept from forward to backward."""
+    balanced_context: bool = True
+    """Whether context-parallel ranks share out the causal mask evenly (zig-zag order)."""
+    unhidden_sharding: float = UNHIDDEN
+    """FSDP, ZeRO-3: share of the exchanged weights and gradients that takes its time whatever compute is beside it."""
+    splits_transfers: bool = False
+    """Whether each tensor-parallel rank sends a part of what goes to the next stage, which gathers it there:
+    Megatron-LM before it was a library (scatter_gather_tensors_in_pipeline, arXiv 2104.04473, section 4.1) and
+    DeepSpeed's PipelineEngine (is_pipe_partitioned). Megatron-core sends whole activations, or under sequence
+    parallelism what a rank has."""
+    reduces_in_full: bool = False
+    """Whether gradients are summed on all data-parallel ranks although each steps a part of the weights (DeepSpeed's
+    BF16_Optimizer under its PipelineEngine: runtime/pipe/engine.py, _bf16_reduce_grads)."""
+    gradient_sum_bytes: float = 10.0
+    """Megatron without fusion: bytes moved per parameter and micro batch to add a 16-bit gradient to its fp32 sum."""
+    offload_optimizer: Literal["none", "host", "device"] = "none"
+    """Optimizer state in host memory: stepped there, or brought to the device for its step."""
+    moment_bytes: float = 8.0
+    """Of the optimizer's moments, per parameter."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingSetup:
     """One run. ``world_size = dp·cp·tp·pp``."""
 
     shape: Shape
-    kernels: Kernels
+    program: Program
+    """Which program runs it."""
+    kernels: str
+    """Whose code computes a layer, which decides what autograd saves of it: transformer_engine, megatron-local
+    (neither it
+    nor kit), local (megatron-core's layer with norms and attention of kit/engines/megatron), or huggingface."""
     attention: Attention
     seq_length: int
     micro_batch_size: int
@@ -208,8 +230,6 @@ class TrainingSetup:
     sp: bool = False
     sharding: Literal["none", "optimizer", "gradients", "full"] = "none"
     """optimizer: Megatron's distributed optimizer or ZeRO-1. gradients: ZeRO-2. full: FSDP or ZeRO-3."""
-    optimizer_instances: int = 1
-    """Megatron: replicas of a sharded optimizer state (``--num-distributed-optimizer-instances``)."""
     stage_layers: tuple[tuple[int, ...], ...] = ()
     """Layer numbers of every chunk, in pipeline order (chunk c lies on stage c mod pp); empty = even."""
     recompute: Literal["none", "selective", "full"] = "none"
@@ -222,23 +242,12 @@ class TrainingSetup:
     weight_bytes: int = 2
     main_gradient_bytes: int = 4
     """What gradients are accumulated in."""
-    optimizer_bytes: float = 12.0
-    """Master weights where they are a copy, and optimizer state, per parameter."""
-    matrix_optimizer_bytes: float | None = None
-    """Where matrices of the layers are treated otherwise (Muon keeps one moment); null = as all."""
-    optimizer_offload: float = 0.0
-    """Fraction of optimizer state that lives in host memory."""
-    optimizer_in_backward: bool = False
     activation_offload: bool = False
     cross_entropy: CrossEntropy = "unfused"
     chunked_loss: bool = False
-    compiled: bool = False
-    """torch.compile of the layers."""
     liger_loss: bool = False
     """chunked_loss by Liger's kernel, whose chunks have sizes of their own."""
     compiled_loss: bool = False
-    gathers_again: bool = True
-    """With sequence parallelism: whether backward gathers inputs of matrix products again, or forward keeps them."""
     gradient_accumulation_fusion: bool = True
     defer_embedding_gradient: bool = False
     """Megatron's ``--defer-embedding-wgrad-compute``."""
@@ -250,19 +259,20 @@ class TrainingSetup:
     compiled_layers: bool = False
     """Whether casts to 8 bits are parts of other kernels."""
     lora: Lora | None = None
-    gpu_generation: Generation = "other"
+    gpu_generation: str = "unknown"
     element: int = 2
     """Bytes of an element that layers compute with."""
     autocast: bool = False
     """fp32 weights and residual stream, matrix products in 16 bits (torch.autocast)."""
     exchange: ContextExchange = "p2p"
     """How context-parallel ranks see each other's keys and values."""
+
     parameters: tuple[RankParameters, ...] = ()
-    """Of a rank of each stage; empty: counted from the shape."""
+    """Of a rank of each stage."""
     adapters: float | None = None
-    """LoRA's parameters on a rank, exact; null: counted from the shape."""
-    planned: EngineMemory | None = None
-    """States and buffers of a plan's engine; null: they follow from the widths above."""
+    """LoRA's parameters on a rank; null without."""
+    dense_layer_matrices: float = 0.0
+    """Elements of the matrices of a layer without experts, on a rank."""
 
     @cached_property
     def tokens(self) -> float:

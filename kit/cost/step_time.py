@@ -7,12 +7,9 @@ from kit.cost.efficiency import shared
 from kit.cost.gradient_time import exposed
 from kit.cost.machine import machine_of
 from kit.cost.params import count
-from kit.cost.plan_setup import program_of, setup_of
-from kit.cost.program import Program
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
+from kit.cost.setup import Program
+from kit.cost.workload import Workload
 from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
 
 __all__ = ["COMPONENTS", "StepTimer", "bubble_fraction", "step_time_components_s"]
 
@@ -26,42 +23,41 @@ def bubble_fraction(layout: Layout) -> float:
 class StepTimer:
     """Times layouts of one model, cluster and job; what layouts share is computed once."""
 
-    def __init__(self, model: ModelSpec, cluster: ClusterSpec, job: JobSpec) -> None:
-        self._model, self._cluster, self._job = model, cluster, job
+    def __init__(self) -> None:
         self._clocks: dict[Program, Clock] = {}
 
-    def components_s(self, layout: Layout) -> dict[str, float]:
+    def components_s(self, workload: Workload) -> dict[str, float]:
         """Seconds by component, which add up to the step."""
-        program = program_of(self._model, self._job, layout)
+        setup, layout = workload.setup, workload.layout
+        program = setup.program
         clock = self._clocks.get(program)
         if clock is None:
             clock = self._clocks[program] = Clock(
-                machine_of(self._cluster, program.precision, program.attention, program.linear_layers_only), program
+                machine_of(workload.cluster, program.precision, program.attention, program.linear_layers_only)
             )
-        components = clock.components_s(setup_of(self._model, self._job, layout))
+        components = clock.components_s(setup)
         if layout.offload_optimizer != "none" or layout.offload_param != "none":
             components["optimizer"] = 0.0 if layout.offload_optimizer != "none" else components["optimizer"]
-            components["offload"] = _offload(self._model, self._cluster, self._job, layout, components)
+            components["offload"] = _offload(workload, components)
         return components
 
 
-def step_time_components_s(model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout) -> dict[str, float]:
+def step_time_components_s(workload: Workload) -> dict[str, float]:
     """Seconds by component, which add up to the step. Pipeline stages wait for the slowest one."""
-    return StepTimer(model, cluster, job).components_s(layout)
+    return StepTimer().components_s(workload)
 
 
-def _offload(
-    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, layout: Layout, components: dict[str, float]
-) -> float:
+def _offload(workload: Workload, components: dict[str, float]) -> float:
     """Gradients to the host, Adam on its processors, weights back (ZeRO-Offload, arXiv 2101.06840).
 
     CPU Adam is bound by the host's memory: 28 bytes a parameter and the 16-bit copy. Offloaded weights come over PCIe
     for forward and for backward of each micro batch, each rank its part. From NVMe (ZeRO-Infinity, arXiv 2104.07857)
     come the same weights, and once a step masters and moments, read and written, and gradients, written and read.
     """
-    total = count(model).total
+    cluster, layout = workload.cluster, workload.layout
+    total = count(workload.model).total
     share = total / layout.dp
-    element = 2.0 if job.precision != "fp32" else 4.0
+    element = 2.0 if workload.job.precision != "fp32" else 4.0
     pcie = cluster.gpu.pcie_gbytes_per_s * 1e9 * shared().host_link
     disk = (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9 * cluster.num_nodes
     m, seconds = layout.gradient_accumulation_steps, 0.0

@@ -9,8 +9,7 @@ from __future__ import annotations
 from kit.cost import fp8_casts
 from kit.cost.huggingface_layer import chunk_tokens
 from kit.cost.params import RankParameters
-from kit.cost.program import Code, Program
-from kit.cost.setup import TrainingSetup
+from kit.cost.setup import Code, Program, TrainingSetup
 
 SCORE_PASSES = 4.5
 """Unfused attention: elements read and written a score beside the products: softmax two, dropout two and its mask."""
@@ -36,26 +35,26 @@ _EXPERT_KERNELS: dict[Code, float] = {"fused": 20, "compiled": 8, "eager": 8, "h
 one after the other, Transformer Engine quantises and multiplies each."""
 
 
-def layer_kernels(setup: TrainingSetup, program: Program, has_experts: bool) -> float:
+def layer_kernels(setup: TrainingSetup, has_experts: bool) -> float:
     """Operators issued one by one; captured graphs issue none."""
-    if program.graphs == "full":
+    if setup.program.graphs == "full":
         return 0.0
-    low = program.precision in ("fp8", "mxfp8", "nvfp4")
-    kernels = _KERNELS[program.code] + (_FP8_KERNELS if low else 0.0)
-    if program.linear_layers_only and program.code != "compiled":
+    low = setup.program.precision in ("fp8", "mxfp8", "nvfp4")
+    kernels = _KERNELS[setup.program.code] + (_FP8_KERNELS if low else 0.0)
+    if setup.program.linear_layers_only and setup.program.code != "compiled":
         kernels += fp8_casts.EAGER_KERNELS - fp8_casts.COMPILED_KERNELS
-    if program.graphs == "partial":
+    if setup.program.graphs == "partial":
         kernels = 0.0
     if has_experts and setup.shape.experts is not None:
         local = setup.shape.experts.num_experts / setup.ep
-        kernels += _ROUTING_KERNELS + _EXPERT_KERNELS[program.code] * local * (1.5 if low else 1.0)
+        kernels += _ROUTING_KERNELS + _EXPERT_KERNELS[setup.program.code] * local * (1.5 if low else 1.0)
     return kernels
 
 
-def layer_bytes(setup: TrainingSetup, program: Program, has_experts: bool) -> float:
+def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:
     """Forward of one layer on one rank, one micro batch."""
     shape, tp, tokens, outer = setup.shape, setup.tp, setup.tokens, setup.shard_tokens
-    element = 4.0 if program.precision == "fp32" else 2.0
+    element = 4.0 if setup.program.precision == "fp32" else 2.0
     h = shape.hidden_size
     rotated = (shape.query_width + shape.key_value_width) / tp if shape.learned_positions == 0 else 0.0
     width = shape.ffn_hidden_size / tp
@@ -65,13 +64,13 @@ def layer_bytes(setup: TrainingSetup, program: Program, has_experts: bool) -> fl
         width = (moe.experts_per_token * moe.ffn_hidden_size + moe.shared_ffn_hidden_size) / tp
         # Tokens are copied to their experts and back, each way read and written: permuted, sent, received, sorted.
         copies = 6 * element * moe.experts_per_token * h * tokens / tp
-    norm, residual, rotation, activation = _operators(program, shape.gated_mlp, element)
+    norm, residual, rotation, activation = _operators(setup.program, shape.gated_mlp, element)
     if shape.hidden_dropout:
         residual += 1.0
     total = 2 * (norm + residual) * h * outer + tokens * (rotation * rotated + activation * width) + copies
-    if program.linear_layers_only:
-        return total + fp8_casts.activation_bytes(setup, has_experts, program.code == "compiled")
-    return total + _quantised(setup, program, width, outer)
+    if setup.program.linear_layers_only:
+        return total + fp8_casts.activation_bytes(setup, has_experts, setup.program.code == "compiled")
+    return total + _quantised(setup, width, outer)
 
 
 def _operators(program: Program, gated: bool, element: float) -> tuple[float, float, float, float]:
@@ -88,13 +87,13 @@ def _operators(program: Program, gated: bool, element: float) -> tuple[float, fl
     return 2 * element, 3 * element, 2 * element, (3 if gated else 2) * element
 
 
-def _quantised(setup: TrainingSetup, program: Program, width: float, outer: float) -> float:
+def _quantised(setup: TrainingSetup, width: float, outer: float) -> float:
     """8- and 4-bit products: their inputs are read, and written in both orientations."""
-    if program.precision not in ("fp8", "mxfp8", "nvfp4"):
+    if setup.program.precision not in ("fp8", "mxfp8", "nvfp4"):
         return 0.0
     shape = setup.shape
     inputs = (2 * shape.hidden_size + shape.value_width / setup.tp + width) * setup.tokens
-    scale = 2.0 if program.precision == "fp8" else 0.0
+    scale = 2.0 if setup.program.precision == "fp8" else 0.0
     return (2.0 + 2.0 + scale) * inputs
 
 
@@ -105,7 +104,7 @@ def loss_bytes(setup: TrainingSetup) -> float:
         return _chunked_loss_bytes(setup, entries)
     if setup.compiled_loss or setup.cross_entropy != "unfused":
         return 14.0 * entries
-    return (20.0 if setup.kernels in ("transformer_engine", "megatron-local") else 36.0) * entries
+    return (20.0 if setup.kernels in ("transformer_engine", "megatron-local", "local") else 36.0) * entries
 
 
 def _chunked_loss_bytes(setup: TrainingSetup, entries: float) -> float:
@@ -115,17 +114,17 @@ def _chunked_loss_bytes(setup: TrainingSetup, entries: float) -> float:
     return ((8.0 if setup.compiled_loss or setup.liger_loss else 44.0) + of_head) * entries
 
 
-def micro_batch_bytes(program: Program, setup: TrainingSetup, held: RankParameters) -> float:
+def micro_batch_bytes(setup: TrainingSetup, held: RankParameters) -> float:
     """Of the rank's parameters and a micro batch, beside the products: casts of weights, sums of gradients."""
-    if program.engine == "megatron":
-        return 0.0 if setup.gradient_accumulation_fusion else program.gradient_sum_bytes * held.total
-    if program.engine == "deepspeed":
+    if setup.program.engine == "megatron":
+        return 0.0 if setup.gradient_accumulation_fusion else setup.program.gradient_sum_bytes * held.total
+    if setup.program.engine == "deepspeed":
         return (10.0 if setup.micro_batches > 1 else 4.0) * held.total
-    cast = setup.weight_bytes == 4 and setup.sharding == "none" and program.precision in ("bf16", "fp8")
+    cast = setup.weight_bytes == 4 and setup.sharding == "none" and setup.program.precision in ("bf16", "fp8")
     moved = 6.0 * held.total if cast else 0.0
-    if program.linear_layers_only:
+    if setup.program.linear_layers_only:
         # Of fp32 weights autocast makes no 16-bit copy then; their gradients in 16 bits are still added to fp32.
-        moved += fp8_casts.weight_bytes(setup, program.code == "compiled") * held.dense_matrices
+        moved += fp8_casts.weight_bytes(setup, setup.program.code == "compiled") * held.dense_matrices
     return moved
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kit.cost.efficiency import gpu_rates
 from kit.cost.pipeline import chunk_layers
 from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
@@ -112,15 +113,12 @@ def megatron_settings(plan: Plan) -> dict[str, Any]:
     }
 
 
-_BLACKWELL = ("B200", "B300", "GB200", "GB300")
-
-
 def _fp8(plan: Plan) -> dict[str, Any]:
     """Recipes of Transformer Engine (transformer_config.py, fp8_recipe): Blackwell's tensor cores scale blocks of 32
     values themselves; before it one scale a tensor, of the tensor at hand rather than of past steps (delayed)."""
     if plan.job.precision != "fp8":
         return {}
-    if plan.cluster.gpu.name in _BLACKWELL:
+    if gpu_rates(plan.cluster.gpu.name).generation == "blackwell":
         return {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
     return {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
 

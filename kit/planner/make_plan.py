@@ -35,7 +35,7 @@ def make_plan(
     workload = request.workload(result.best.layout)
     price = cluster.price_per_node_hour_usd
     hourly = None if price is None else price * cluster.num_nodes
-    predicted = predict(model, cluster, job, workload.layout)
+    predicted = predict(workload)
     return Plan(
         model=model,
         cluster=cluster,

@@ -51,17 +51,17 @@ class LayoutScorer:
     """Peak memory and step time of a request's layouts, corrected by what earlier runs measured."""
 
     def __init__(self, request: Request) -> None:
-        self._request, self._timer = request, StepTimer(request.model, request.cluster, request.job)
+        self._request, self._timer = request, StepTimer()
 
     def peak_gib(self, w: Workload) -> float:
         """Of the fullest GPU."""
         calibration = self._request.calibration
         extra = calibration.of(w).extra_gib if calibration.residuals else 0.0
-        return peak_gib(w.model, w.cluster, w.job, w.layout) + extra
+        return peak_gib(w) + extra
 
     def step_time_s(self, w: Workload) -> float:
         """Of an optimizer step."""
-        calibration, seconds = self._request.calibration, sum(self._timer.components_s(w.layout).values())
+        calibration, seconds = self._request.calibration, sum(self._timer.components_s(w).values())
         return seconds * calibration.of(w).step_time_factor if calibration.residuals else seconds
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from kit.cost.efficiency import shared
 from kit.cost.estimate import predict
+from kit.cost.workload import Workload
 from kit.emit.run_directory import RunDirectory
 from kit.planner.plan import Plan
 from kit.preflight.check_result import HERE, CheckResult, failure, ok, skipped, warning
@@ -152,8 +153,8 @@ def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> CheckResul
 
 def _slowdown(check: str, said: str, plan: Plan, changed: ClusterSpec, host: str = HERE) -> CheckResult:
     """What the measured speed makes of the predicted step."""
-    before = predict(plan.model, plan.cluster, plan.job, plan.layout).step_time_s
-    after = predict(plan.model, changed, plan.job, plan.layout).step_time_s
+    before = predict(plan.workload).step_time_s
+    after = predict(Workload(plan.model, changed, plan.job, plan.layout)).step_time_s
     ratio = after / before
     said = f"{said}: this plan's step takes {ratio:.2f} of its prediction ({after:.3g} s)"
     fix = "look at the link (cables, ib_write_bw, plugin in NCCL's log), or plan again with what was measured"

@@ -69,5 +69,5 @@ def memory_report(request: Request) -> FitReport:
 
 def _report_of(w: Workload, changes: tuple[str, ...] = ()) -> FitReport:
     """Of one layout, legal or short of something on its node."""
-    memory = peak(w.model, w.cluster, w.job, w.layout)
+    memory = peak(w)
     return FitReport(**vars(memory), model=w.model, cluster=w.cluster, job=w.job, changes=changes)

@@ -20,7 +20,7 @@ from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import Constants, components_s, measured_step_s, result_of
 from benchmarks.accuracy.throughput_page import as_markdown
 from benchmarks.accuracy.throughput_report import report_of
-from benchmarks.accuracy.throughput_rows import run_of
+from benchmarks.accuracy.throughput_rows import RunOfRow, run_of
 from benchmarks.accuracy.throughput_strata import constant_mfu_errors, strata, without_own_source
 from kit.cost.bands import OFFLOADED_RUNS, OFFLOADED_TIMES
 from kit.planner.make_plan import make_plan
@@ -137,9 +137,13 @@ def test_the_pipeline_of_old_programs_sends_parts_and_sums_gradients_on_all_rank
     assert run.program.reduces_in_full
     run = replace(run, setup=replace(run.setup, sharding="optimizer", dp=8))
     parts = components_s(run)
-    whole = components_s(replace(run, program=replace(run.program, splits_transfers=False)))
+
+    def other(**program: bool) -> RunOfRow:
+        return replace(run, setup=replace(run.setup, program=replace(run.program, **program)))  # type: ignore[arg-type]
+
+    whole = components_s(other(splits_transfers=False))
     assert whole["pipeline_transfer"] > 2 * parts["pipeline_transfer"] > 0
-    scattered = components_s(replace(run, program=replace(run.program, reduces_in_full=False)))
+    scattered = components_s(other(reduces_in_full=False))
     # Twice the reduction of fp32 gradients, and the gather of 16-bit weights, over once.
     assert parts["data_parallel"] / scattered["data_parallel"] == pytest.approx(5 / 3, rel=0.05)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kit.cost.megatron_layer import kept_terms
-from kit.cost.planned import planned_setup
+from kit.cost.workload import Workload
 from tests.megatron import cases, inside
 from tests.training import tiny
 from tests.workers import pool
@@ -24,7 +24,7 @@ def test_gathered_keys_the_ring_and_attention_computed_again(tmp_path):
         plan = rundir.plan
         tokens = plan.layout.micro_batch_size * plan.job.seq_length / plan.layout.cp
         per_token = (measured[1] - measured[0]) / tokens
-        setup = planned_setup(spec, plan.cluster, plan.job, plan.layout)
+        setup = Workload(spec, plan.cluster, plan.job, plan.layout).setup
         uncounted.append(per_token - sum(kept_terms(setup, False).values()) / setup.tokens)
     gathered, ring, again = uncounted
     # The formulas are for CUDA. On a CPU norms keep more, in each variant alike, and the mask of rank 0's second chunk

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from kit.cost.huggingface_layer import layer_bytes, layer_input
 from kit.cost.megatron_layer import layer_terms
-from kit.cost.planned import planned_setup
 from kit.cost.setup import TrainingSetup
+from kit.cost.workload import Workload
 from kit.engines.huggingface.models import hf_config
 from kit.specs.job import JobSpec, Precision
 from kit.specs.layout import Layout
@@ -101,7 +101,7 @@ def described(
     model: ModelSpec, layout: Layout, precision: Precision = "bf16", seq_length: int = SEQUENCE
 ) -> TrainingSetup:
     job = JobSpec(precision=precision, seq_length=seq_length)
-    return planned_setup(model, cluster("8xH100"), job, dataclasses.replace(layout, micro_batch_size=BATCH))
+    return Workload(model, cluster("8xH100"), job, dataclasses.replace(layout, micro_batch_size=BATCH)).setup
 
 
 def predicted_per_token(model: ModelSpec, layout: Layout, precision: Precision) -> float:

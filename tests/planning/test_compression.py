@@ -19,6 +19,7 @@ from kit.cost.compression import (
 from kit.cost.machine import machine_of
 from kit.cost.params import count
 from kit.cost.step_time import step_time_components_s
+from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from tests.planning.examples import deepspeed, job, torch
@@ -66,7 +67,7 @@ def test_powersgd_sends_two_thin_factors() -> None:
 
 
 def step(cluster: ClusterSpec, layout) -> float:
-    return sum(step_time_components_s(load_model("llama-3.2-1b"), cluster, job(), layout).values())
+    return sum(step_time_components_s(Workload(load_model("llama-3.2-1b"), cluster, job(), layout)).values())
 
 
 def test_hooks_gain_on_slow_links_and_cost_on_fast_ones() -> None:
@@ -85,7 +86,7 @@ def test_accumulation_gathers_across_nodes_once_a_step_with_a_second_copy() -> N
 
     def cost(m: int, hpz: int) -> float:
         layout = deepspeed(dp=64, zero_stage=3, gradient_accumulation_steps=m, zero_hpz=hpz)
-        return step_time_components_s(load_model("llama-3.1-8b"), nodes(SLOW), job(), layout)["data_parallel"]
+        return step_time_components_s(Workload(load_model("llama-3.1-8b"), nodes(SLOW), job(), layout))["data_parallel"]
 
     plain = cost(2, 1) - cost(1, 1)
     copied = cost(2, 8) - cost(1, 8)

@@ -11,8 +11,8 @@ from kit.cost.layer_time import head_s
 from kit.cost.machine import machine_of
 from kit.cost.memory import peak_gib
 from kit.cost.params import count
-from kit.cost.plan_setup import program_of, setup_of
 from kit.cost.step_time import step_time_components_s
+from kit.cost.workload import Workload
 from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout, Pins
@@ -25,7 +25,7 @@ EIGHT = {"precision": "fp8"}
 
 
 def step_s(precision: str, layout: Layout = FAST, gpus: str = "1xH100", model: str = "llama-3.2-1b") -> float:
-    parts = step_time_components_s(load_model(model), cluster(gpus), job(precision=precision), layout)
+    parts = step_time_components_s(Workload(load_model(model), cluster(gpus), job(precision=precision), layout))
     return sum(parts.values())
 
 
@@ -46,9 +46,10 @@ def test_the_head_stays_in_sixteen_bits() -> None:
     times = []
     for precision in ("bf16", "fp8"):
         the_job = job(precision=precision)
-        program = program_of(MODEL, the_job, FAST)
+        setup = Workload(MODEL, cluster("1xH100"), the_job, FAST).setup
+        program = setup.program
         machine = machine_of(cluster("1xH100"), program.precision, program.attention, program.linear_layers_only)
-        times.append(head_s(machine, setup_of(MODEL, the_job, FAST)))
+        times.append(head_s(machine, setup))
         assert (machine.matmul == machine.others) == (precision == "bf16")
     assert times[0] == times[1]
 
@@ -61,7 +62,7 @@ def test_experts_stay_in_sixteen_bits() -> None:
 
 def test_no_copies_of_weights_are_kept_where_they_are_fp32() -> None:
     layout = dataclasses.replace(FAST, recompute="none", micro_batch_size=1)
-    in_bf16, in_fp8 = (peak_gib(MODEL, cluster("1xH200"), job(precision=p), layout) for p in ("bf16", "fp8"))
+    in_bf16, in_fp8 = (peak_gib(Workload(MODEL, cluster("1xH200"), job(precision=p), layout)) for p in ("bf16", "fp8"))
     copies = 2.0 * count(MODEL).layer_matrices / GIB
     assert in_bf16 - in_fp8 == pytest.approx(copies, rel=0.01)
 

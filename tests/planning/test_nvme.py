@@ -30,10 +30,18 @@ def layout(optimizer="nvme", param="nvme", **changes):
 def test_bytes_on_disk_by_hand() -> None:
     """12 of masters and moments, 4 of gradients, 2 of weights; on two nodes half on each."""
     two = dataclasses.replace(NODE, num_nodes=2)
-    assert nvme_gib_per_node(LLAMA, NODE, layout(), "bf16") == pytest.approx(PARAMETERS * 18 / 2**30)
-    assert nvme_gib_per_node(LLAMA, NODE, layout(param="none"), "bf16") == pytest.approx(PARAMETERS * 16 / 2**30)
-    assert nvme_gib_per_node(LLAMA, NODE, layout(optimizer="cpu"), "bf16") == pytest.approx(PARAMETERS * 2 / 2**30)
-    assert nvme_gib_per_node(LLAMA, two, layout(dp=16), "bf16") == pytest.approx(PARAMETERS * 9 / 2**30)
+    assert nvme_gib_per_node(Workload(LLAMA, NODE, job(precision="bf16"), layout())) == pytest.approx(
+        PARAMETERS * 18 / 2**30
+    )
+    assert nvme_gib_per_node(Workload(LLAMA, NODE, job(precision="bf16"), layout(param="none"))) == pytest.approx(
+        PARAMETERS * 16 / 2**30
+    )
+    assert nvme_gib_per_node(Workload(LLAMA, NODE, job(precision="bf16"), layout(optimizer="cpu"))) == pytest.approx(
+        PARAMETERS * 2 / 2**30
+    )
+    assert nvme_gib_per_node(Workload(LLAMA, two, job(precision="bf16"), layout(dp=16))) == pytest.approx(
+        PARAMETERS * 9 / 2**30
+    )
 
 
 def test_host_memory_is_buffers_and_summed_gradients() -> None:
@@ -41,7 +49,9 @@ def test_host_memory_is_buffers_and_summed_gradients() -> None:
     embedding = LLAMA.vocab_size * LLAMA.hidden_size // 8
     group = sizes.NVME_SUB_GROUP + embedding
     rank = 1.5 * 4 * PARAMETERS / 8 + 4 * 4 * group + 5 * 2 * embedding + 2 * group * 8
-    assert host_ram_gib_per_node(LLAMA, NODE, layout(), "bf16") == pytest.approx(8 * rank / 2**30)
+    assert host_ram_gib_per_node(Workload(LLAMA, NODE, job(precision="bf16"), layout())) == pytest.approx(
+        8 * rank / 2**30
+    )
     # A model smaller than a sub group is one sub group.
     small = load_model("gpt2")
     assert sizes.largest_sub_group(small, layout()) == -(-count(small).total // 8)
@@ -71,7 +81,7 @@ def broken(cluster, chosen):
 def test_faster_disks_make_faster_steps_and_host_memory_is_faster_still() -> None:
     def offload(chosen, gbytes_per_s):
         cluster = dataclasses.replace(NODE, nvme_gbytes_per_s=gbytes_per_s)
-        return step_time_components_s(LLAMA, cluster, job(), chosen)["offload"]
+        return step_time_components_s(Workload(LLAMA, cluster, job(), chosen))["offload"]
 
     on_disk = [offload(layout(), speed) for speed in (2.0, 8.0, 32.0)]
     assert on_disk == sorted(on_disk, reverse=True)

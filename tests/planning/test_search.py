@@ -87,7 +87,7 @@ def test_nothing_faster_was_missed(name: str, machines: str) -> None:
         for engine in ENGINES
         for layout in layouts(Request(model=model, cluster=cluster, job=the_job), engine, SearchSpace())
         if is_legal(Workload(model=model, cluster=cluster, job=the_job, layout=layout))
-        for prediction in [predict(model, cluster, the_job, layout)]
+        for prediction in [predict(Workload(model, cluster, the_job, layout))]
         if prediction.peak_gib <= usable_gib(cluster.gpu)
     )
     assert fastest <= make_plan(model, cluster, the_job).predicted.step_time_s <= ENGINES_ALIKE * EQUALLY_FAST * fastest

@@ -7,13 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.accuracy.programs.memory import memory_of
+from benchmarks.accuracy.programs.rank_params import rank_parameters, with_parameters
+from benchmarks.accuracy.programs.setup import PublishedSetup
 from kit.cost.megatron_layer import kept_terms, layer_terms
 from kit.cost.megatron_memory import kept_activations
-from kit.cost.memory import memory_of, peak, peak_gib, peak_memory
+from kit.cost.memory import peak, peak_gib, peak_memory
 from kit.cost.params import rank_parameters as planned_parameters
-from kit.cost.rank_params import rank_parameters
-from kit.cost.setup import Experts, Shape, TrainingSetup
+from kit.cost.setup import Experts, Program, Shape
 from kit.cost.stages import chunks, chunks_in_flight, in_flight
+from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
@@ -37,9 +40,12 @@ GPT = Shape(
 )
 
 
-def run(**changes: object) -> TrainingSetup:
+def run(**changes: object) -> PublishedSetup:
     sizes = {"seq_length": 1024, "micro_batch_size": 4, "micro_batches": 8, **changes}
-    return TrainingSetup(shape=GPT, **{"kernels": "transformer_engine", "attention": "cudnn", **sizes})  # type: ignore[arg-type]
+    program = Program(engine="megatron", code="fused", precision="bf16")
+    return PublishedSetup(
+        shape=GPT, program=program, **{"kernels": "transformer_engine", "attention": "cudnn", **sizes}
+    )  # type: ignore[arg-type]
 
 
 def test_a_layer_is_korthikantis_34_sbh_with_scores() -> None:
@@ -124,12 +130,12 @@ def test_experts_are_sharded_by_their_own_groups() -> None:
     assert split == whole / 4
     setup = replace(run(dp=4, ep=4, sharding="optimizer"), shape=shape)
     parameters = rank_parameters(setup, 0)
-    optimizer = memory_of(setup, 0).end_of_step["optimizer"]
+    optimizer = memory_of(with_parameters(setup), 0).end_of_step["optimizer"]
     assert optimizer == pytest.approx(12 * (parameters.dense / 4 + parameters.experts))
 
 
 def test_the_first_step_has_no_moments_yet() -> None:
-    memory = memory_of(run(), 0)
+    memory = memory_of(with_parameters(run()), 0)
     assert sum(memory.peak.values()) - sum(memory.first_step_peak.values()) == pytest.approx(
         8 * rank_parameters(run(), 0).total
     )
@@ -165,15 +171,17 @@ PLANS = [
 @pytest.mark.parametrize(("name", "layout"), PLANS)
 def test_what_a_search_compares_is_what_the_report_adds_up(name: str, layout: Layout) -> None:
     model, machines, the_job = load_model(name), cluster("8x8xH100"), job(seq_length=1024)
-    stages = peak_memory(model, machines, the_job, layout)
-    assert peak_gib(model, machines, the_job, layout) == pytest.approx(max(stage.peak_gib for stage in stages))
+    stages = peak_memory(Workload(model, machines, the_job, layout))
+    assert peak_gib(Workload(model, machines, the_job, layout)) == pytest.approx(
+        max(stage.peak_gib for stage in stages)
+    )
     for stage in stages:
         assert max(stage.phases_gib.values()) == pytest.approx(stage.peak_gib)
 
 
 @pytest.mark.parametrize(("name", "layout"), PLANS)
 def test_a_verdict_names_what_is_full(name: str, layout: Layout) -> None:
-    report = peak(load_model(name), cluster("8x8xH100"), job(seq_length=1024), layout)
+    report = peak(Workload(load_model(name), cluster("8x8xH100"), job(seq_length=1024), layout))
     assert (report.verdict == "does not fit") == (report.peak_gib > report.usable_gib)
     assert report.binding in report.stages[0].components_gib
 
@@ -181,6 +189,6 @@ def test_a_verdict_names_what_is_full(name: str, layout: Layout) -> None:
 def test_host_memory_can_be_what_does_not_fit() -> None:
     machines = dataclasses.replace(cluster("8xH100"), host_ram_gib=64.0)
     offloaded = deepspeed(zero_stage=3, dp=8, offload_optimizer="cpu")
-    report = peak(load_model("llama-3-8b"), machines, job(), offloaded)
+    report = peak(Workload(load_model("llama-3-8b"), machines, job(), offloaded))
     assert (report.verdict, report.binding) == ("does not fit", "host memory")
     assert report.host_load_gib_per_node > report.host_ram_gib_per_node

@@ -6,9 +6,10 @@ import pytest
 
 from kit.cost.offload import host_ram_gib_per_node
 from kit.cost.states import StateBytes, state_bytes, zero_paper
+from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Layout
-from tests.planning.examples import deepspeed, megatron, torch
+from tests.planning.examples import deepspeed, job, megatron, torch
 
 
 @pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
@@ -73,9 +74,13 @@ def test_host_memory_of_offload() -> None:
     model, cluster = load_model("llama-2-7b"), parse_cluster("2x8xA100-40")
     optimizer = deepspeed(zero_stage=3, dp=16, offload_optimizer="cpu")
     both = deepspeed(zero_stage=3, dp=16, offload_optimizer="cpu", offload_param="cpu")
-    assert host_ram_gib_per_node(model, cluster, deepspeed(zero_stage=3, dp=16), "bf16") == 0
-    assert host_ram_gib_per_node(model, cluster, optimizer, "bf16") == pytest.approx(6_738_415_616 * 21 / 2 / 2**30)
-    assert host_ram_gib_per_node(model, cluster, both, "bf16") == pytest.approx(6_738_415_616 * 24 / 2 / 2**30)
+    assert host_ram_gib_per_node(Workload(model, cluster, job(precision="bf16"), deepspeed(zero_stage=3, dp=16))) == 0
+    assert host_ram_gib_per_node(Workload(model, cluster, job(precision="bf16"), optimizer)) == pytest.approx(
+        6_738_415_616 * 21 / 2 / 2**30
+    )
+    assert host_ram_gib_per_node(Workload(model, cluster, job(precision="bf16"), both)) == pytest.approx(
+        6_738_415_616 * 24 / 2 / 2**30
+    )
 
 
 def test_held_is_the_textbook_sum() -> None:

@@ -12,6 +12,7 @@ from kit.cost.efficiency import shared
 from kit.cost.flops import model_flops_per_token
 from kit.cost.memory import peak_gib
 from kit.cost.step_time import bubble_fraction, step_time_components_s
+from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout
 from tests.planning.examples import cluster, deepspeed, job, megatron
@@ -53,7 +54,7 @@ def test_the_bubble_component_is_its_fraction_of_an_otherwise_perfect_step() -> 
     model = dataclasses.replace(load_model("llama-3-70b"), vocab_size=8)
     machines = cluster("64xA100-80")
     layout = megatron(tp=8, pp=8, sp=True, gradient_accumulation_steps=128)
-    parts = step_time_components_s(model, machines, job(), layout)
+    parts = step_time_components_s(Workload(model, machines, job(), layout))
     busy = parts["compute"] + parts["recompute"] + parts["tensor_parallel"]
     assert parts["pipeline_bubble"] / (busy + parts["pipeline_bubble"]) == pytest.approx(
         bubble_fraction(layout), rel=2e-3
@@ -69,7 +70,9 @@ def test_causal_model_flops() -> None:
 
 def test_mfu_is_flops_over_time_and_peak() -> None:
     model, machines, the_job = load_model("llama-3-8b"), cluster("8xH100"), job()
-    prediction = predict(model, machines, the_job, deepspeed(zero_stage=3, dp=8, gradient_accumulation_steps=16))
+    prediction = predict(
+        Workload(model, machines, the_job, deepspeed(zero_stage=3, dp=8, gradient_accumulation_steps=16))
+    )
     tokens = 128 * 4096
     flops = tokens * model_flops_per_token(model, 4096)
     assert prediction.mfu == pytest.approx(flops / prediction.step_time_s / (8 * 989.4e12))
@@ -80,9 +83,9 @@ def test_mfu_is_flops_over_time_and_peak() -> None:
 def test_money_is_nodes_times_hours() -> None:
     machines = cluster("p4d.24xlarge:8")
     layout = megatron(tp=8, dp=8, gradient_accumulation_steps=16)
-    prediction = predict(load_model("llama-3-8b"), machines, job(), layout)
+    prediction = predict(Workload(load_model("llama-3-8b"), machines, job(), layout))
     assert prediction.cost_usd == pytest.approx(21.957642 * 8 * 24 * prediction.days)
-    assert predict(load_model("llama-3-8b"), cluster("64xA100-40"), job(), layout).cost_usd is None
+    assert predict(Workload(load_model("llama-3-8b"), cluster("64xA100-40"), job(), layout)).cost_usd is None
 
 
 @pytest.mark.parametrize("name", ["llama-3-8b", "gpt2", "qwen3-8b"])
@@ -90,8 +93,8 @@ def test_recompute_trades_a_forward_pass_for_memory(name: str) -> None:
     model, machines, the_job = load_model(name), cluster("8xH100"), job(seq_length=1024)
     kept = deepspeed(zero_stage=2, dp=8, micro_batch_size=4, gradient_accumulation_steps=4)
     again = dataclasses.replace(kept, recompute="full")
-    assert peak_gib(model, machines, the_job, again) < peak_gib(model, machines, the_job, kept)
-    parts = step_time_components_s(model, machines, the_job, again)
+    assert peak_gib(Workload(model, machines, the_job, again)) < peak_gib(Workload(model, machines, the_job, kept))
+    parts = step_time_components_s(Workload(model, machines, the_job, again))
     assert 0.2 < parts["recompute"] / parts["compute"] < 1 / 3
 
 
@@ -99,14 +102,14 @@ def test_the_fullest_stage_is_the_first_or_the_last() -> None:
     model, machines = load_model("llama-3-70b"), cluster("64xA100-80")
     for vp in (1, 2):
         layout = megatron(tp=4, pp=8, vp=vp, sp=True, dp=2, gradient_accumulation_steps=64)
-        prediction = predict(model, machines, job(), layout)
-        assert prediction.peak_gib == pytest.approx(peak_gib(model, machines, job(), layout))
+        prediction = predict(Workload(model, machines, job(), layout))
+        assert prediction.peak_gib == pytest.approx(peak_gib(Workload(model, machines, job(), layout)))
 
 
 def test_sharding_more_never_needs_more_memory() -> None:
     model, machines, the_job = load_model("llama-3-8b"), cluster("8xH100"), job()
     peaks = [
-        peak_gib(model, machines, the_job, deepspeed(zero_stage=stage, dp=8, gradient_accumulation_steps=16))
+        peak_gib(Workload(model, machines, the_job, deepspeed(zero_stage=stage, dp=8, gradient_accumulation_steps=16)))
         for stage in (0, 1, 2, 3)
     ]
     # Stage 1 accumulates in fp32 beside bf16 gradients, which stage 0 cannot do at all.
@@ -117,6 +120,6 @@ def test_tensor_parallelism_of_dtensor_waits_for_its_exchanges() -> None:
     """The same volume as Megatron's without sequence parallelism, but nothing of it beside products."""
     model, machines = load_model("llama-2-13b"), cluster("8xH100")
     layout = Layout(engine="torch", implementation="huggingface", tp=2, dp=4, zero_stage=3, micro_batch_size=1)
-    exposed = step_time_components_s(model, machines, job(), layout)["tensor_parallel"]
+    exposed = step_time_components_s(Workload(model, machines, job(), layout))["tensor_parallel"]
     one_way = 2 * group(machines, 2, 1).all_reduce_s(4096 * model.hidden_size * 2.0)
     assert exposed == pytest.approx(2 * model.num_layers * one_way, rel=1e-6)

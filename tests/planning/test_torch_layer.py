@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.nn import functional
 
-from kit.cost.setup import Shape, TrainingSetup
-from kit.cost.torch_layer import layer_terms, logits_bytes
+from benchmarks.accuracy.programs.setup import PublishedSetup
+from benchmarks.accuracy.programs.torch_layer import layer_terms, logits_bytes
+from kit.cost.setup import Program, Shape
 
 TOKENS, HIDDEN, FFN, VOCABULARY = 24, 32, 80, 120
 
 
-def setup(kernels: str, **changes: object) -> TrainingSetup:
+def setup(kernels: str, **changes: object) -> PublishedSetup:
     shape = Shape(
         num_layers=1,
         hidden_size=HIDDEN,
@@ -28,7 +29,8 @@ def setup(kernels: str, **changes: object) -> TrainingSetup:
         norm="rmsnorm",
     )
     run = {"seq_length": TOKENS, "micro_batch_size": 1, "micro_batches": 1, "attention": "flash", **changes}
-    return TrainingSetup(shape=shape, kernels=kernels, **run)  # type: ignore[arg-type]
+    program = Program(engine="fsdp", code="huggingface", precision="bf16")
+    return PublishedSetup(shape=shape, program=program, kernels=kernels, **run)  # type: ignore[arg-type]
 
 
 def kept(

@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 
-from kit.cost.planned import planned_setup
-from kit.cost.rank_states import rank_states
+from kit.cost.memory import parts_of
 from kit.cost.states import BLOCK
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import parameter_shapes
@@ -150,7 +149,7 @@ def short_gradients(path, kept, grad_clip=1.0, dp=1) -> tiny.TinyRunDirectory:
 def planned_gradient_bytes(rundir: tiny.TinyRunDirectory) -> float:
     """Of a rank when backward has ended, by the cost model, which takes vectors for matrices: they keep fp32."""
     plan, short = rundir.plan, rundir.plan.layout.gradient_dtype == "bf16"
-    states = rank_states(planned_setup(plan.model, plan.cluster, plan.job, plan.layout), 0)
+    states = parts_of(plan.workload, 0).states
     vectors = sum(math.prod(s) for s in parameter_shapes(plan.model).values() if len(s) == 1)
     return states.gradients + (2 * vectors / plan.layout.dp if short else 0)
 
@@ -158,7 +157,7 @@ def planned_gradient_bytes(rundir: tiny.TinyRunDirectory) -> float:
 def planned_optimizer_bytes(rundir: tiny.TinyRunDirectory) -> float:
     """Of a rank, by the cost model."""
     plan = rundir.plan
-    return rank_states(planned_setup(plan.model, plan.cluster, plan.job, plan.layout), 0).optimizer
+    return parts_of(plan.workload, 0).states.optimizer
 
 
 def train_kill_resume(rundir: tiny.TinyRunDirectory):

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import kit
 from kit.cost.huggingface_layer import loss_bytes
-from kit.cost.planned import planned_setup
+from kit.cost.workload import Workload
 from kit.diagnose.probe.tracker import LiveBytes
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.kernels import chunked_loss, compiled_blocks
@@ -136,9 +136,9 @@ def test_peak_of_head_and_loss_is_the_cost_models():
     width, vocabulary, sequences = 8, 8192, 4 * chunked_loss.LOSS_CHUNK_TOKENS // tiny.SEQ_LENGTH
     spec = tiny.model(vocab_size=vocabulary, hidden_size=width, head_dim=2)
     chosen = tiny.plan(spec, micro_batch_size=sequences, chunked_loss=True)
-    expected = loss_bytes(planned_setup(spec, chosen.cluster, chosen.job, chosen.layout))
+    expected = loss_bytes(Workload(spec, chosen.cluster, chosen.job, chosen.layout).setup)
     whole = dataclasses.replace(chosen.layout, chunked_loss=False)
-    without = loss_bytes(planned_setup(spec, chosen.cluster, chosen.job, whole))
+    without = loss_bytes(Workload(spec, chosen.cluster, chosen.job, whole).setup)
 
     hidden = torch.randn(sequences * tiny.SEQ_LENGTH, width, requires_grad=True)
     weight = torch.randn(vocabulary, width, requires_grad=True)

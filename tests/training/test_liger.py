@@ -14,7 +14,7 @@ import torch
 
 from kit.cost.huggingface_layer import loss_bytes
 from kit.cost.liger_chunks import liger_chunk
-from kit.cost.planned import planned_setup
+from kit.cost.workload import Workload
 from kit.engines.kernels import liger
 from kit.engines.kernels.chunked_loss import linear_cross_entropy
 from kit.errors import EngineError
@@ -91,6 +91,6 @@ def test_its_logits_are_replaced_by_their_gradient() -> None:
             chunked_loss=True,
             loss_kernel=kernel,  # type: ignore[arg-type]
         )
-        return loss_bytes(planned_setup(model, cluster, JobSpec(), layout))
+        return loss_bytes(Workload(model, cluster, JobSpec(), layout).setup)
 
     assert size("torch") - size("liger") == 4 * 2048 * model.vocab_size

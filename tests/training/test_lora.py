@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kit.cost.planned import planned_setup
-from kit.cost.rank_states import rank_states
+from kit.cost.memory import parts_of
+from kit.cost.workload import Workload
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import IGNORE_INDEX, StateKind
 from kit.engines.full_tensors import full_tensors
@@ -222,7 +222,7 @@ def test_a_model_in_four_bits_is_never_whole(tmp_path):
     ((grown, held),) = pool("torch", 1).run(load_and_weigh, rundir)
     assert grown < sum(held.values()) + 4 * 4 * largest
     assert grown < whole, "half of the model in 16 bits"
-    weights = rank_states(planned_setup(spec, plan.cluster, plan.job, plan.layout), 0).weights
+    weights = parts_of(Workload(spec, plan.cluster, plan.job, plan.layout), 0).states.weights
     assert held["weights"] == pytest.approx(weights, rel=0.01)
 
 

@@ -61,6 +61,6 @@ class Case:
             cluster=cluster,
             job=job,
             layout=layout,
-            predicted=predict(model, cluster, job, layout),
+            predicted=predict(Workload(model, cluster, job, layout)),
             decisions=(),
         )

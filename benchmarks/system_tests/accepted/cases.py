@@ -64,7 +64,7 @@ def random_plan(seed: int) -> Plan | None:
     for _, layout in zip(range(TRIES), _shuffled(rng, offered), strict=False):
         if not is_legal(Workload(model=model, cluster=cluster, job=job, layout=layout)):
             continue
-        predicted = predict(model, cluster, job, layout)
+        predicted = predict(Workload(model, cluster, job, layout))
         if predicted.peak_gib <= usable_gib(cluster.gpu):
             return Plan(model=model, cluster=cluster, job=job, layout=layout, predicted=predicted, decisions=())
     return None

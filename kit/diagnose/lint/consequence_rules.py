@@ -84,7 +84,7 @@ def memory(config: Config) -> Iterator[Finding]:
     model, cluster, job, layout = work.model, work.cluster, work.job, work.layout
     moved = [name for name in ("optimizer", "param") if getattr(layout, f"offload_{name}") != "none"]
     if moved:
-        needed = host_ram_gib_per_node(model, cluster, layout, job.precision)
+        needed = host_ram_gib_per_node(Workload(model, cluster, job, layout))
         there = cluster.host_ram_gib
         pinned = any(config.on(f"zero_optimization.offload_{name}.pin_memory") for name in moved)
         if there is not None and needed > HOST_SHARE * there:
@@ -97,7 +97,7 @@ def memory(config: Config) -> Iterator[Finding]:
                 "offload to nvme, or use more nodes",
             )
     try:
-        peak = peak_gib(model, cluster, job, layout)
+        peak = peak_gib(Workload(model, cluster, job, layout))
     except KitError:
         return  # a model that the cost model does not know: nothing to say
     usable = usable_gib(cluster.gpu)
@@ -106,7 +106,7 @@ def memory(config: Config) -> Iterator[Finding]:
             f"{_batch(work)} peaks at about {peak:.0f} GiB without gradient checkpointing; "
             f"{cluster.gpu.name} has {usable:.0f} usable"
         )
-        fewer = peak_gib(model, cluster, job, dataclasses.replace(layout, recompute="full"))
+        fewer = peak_gib(Workload(model, cluster, job, dataclasses.replace(layout, recompute="full")))
         severity: Severity = "warning" if fewer <= usable else "error"
         yield config.finding(
             "does-not-fit",
@@ -135,12 +135,12 @@ def speed(config: Config) -> Iterator[Finding]:
         return
     model, cluster, job, layout = work.model, work.cluster, work.job, work.layout
     try:
-        now = predict(model, cluster, job, layout)
+        now = predict(Workload(model, cluster, job, layout))
         usable = usable_gib(cluster.gpu)
         lighter = [
-            (rule, key, words, predict(model, cluster, job, other))
+            (rule, key, words, predict(Workload(model, cluster, job, other)))
             for rule, key, words, other in _lighter(layout)
-            if peak_gib(model, cluster, job, other) <= usable
+            if peak_gib(Workload(model, cluster, job, other)) <= usable
         ]
     except KitError:
         return
@@ -157,7 +157,7 @@ def speed(config: Config) -> Iterator[Finding]:
             )
             break  # the next would be measured against the same step
     largest, longest_s = max(now.step_time_components_s.items(), key=lambda item: item[1])
-    peak = peak_gib(model, cluster, job, layout)
+    peak = peak_gib(Workload(model, cluster, job, layout))
     yield config.finding(
         "prediction",
         "note",

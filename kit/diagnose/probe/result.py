@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kit.cost.memory import parts_of
-from kit.cost.planned import planned_setup
 from kit.planner.plan import Plan
 
 
@@ -70,7 +69,7 @@ class ProbeResult:
 def predicted(plan: Plan, stage: int) -> MemorySnapshot:
     """The cost model's bytes of what a probe can see: no workspaces of libraries, no communicators, none of DeepSpeed's
     buckets."""
-    parts = parts_of(planned_setup(plan.model, plan.cluster, plan.job, plan.layout), stage)
+    parts = parts_of(plan.workload, stage)
     states = parts.states
     in_loss, in_backward, at_end = (
         (parts.gathered_in_loss, parts.gathered, parts.gathered_at_end)

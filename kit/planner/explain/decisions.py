@@ -89,8 +89,8 @@ def _fast_path(request: Request, other: Candidate) -> str:
     faster = replace(layout, compile_layers=bool(way.compile_layers), chunked_loss=bool(way.chunked_loss))
     if faster == layout or not is_legal(request.workload(faster)):
         return ""
-    timer = StepTimer(request.model, request.cluster, request.job)
-    now, then = (sum(timer.components_s(each).values()) for each in (layout, faster))
+    timer = StepTimer()
+    now, then = (sum(timer.components_s(request.workload(each)).values()) for each in (layout, faster))
     seconds = human_seconds(other.step_time_s * then / now, like=other.step_time_s)
     return f"; {seconds} with compiled blocks and a chunked loss, which --engine torch tries too"
 
@@ -237,14 +237,20 @@ def _text(value: object) -> str:
 
 def _alternatives(request: Request, result: SearchResult, best: Candidate) -> Iterator[Decision]:
     """Fitting layouts that split the work otherwise, the fastest first."""
-    timer = StepTimer(request.model, request.cluster, request.job)
+    timer = StepTimer()
+
+    def components_s(candidate: Candidate) -> dict[str, float]:
+        return _corrected(timer.components_s(request.workload(candidate.layout)), candidate)
+
     seen = {_split_of(best.layout)}
     rejected = []
     for candidate in sorted((c for c in result.considered if c.step_time_s is not None), key=step_s):
         if _split_of(candidate.layout) in seen:
             continue
         seen.add(_split_of(candidate.layout))
-        rejected.append(f"{describe(candidate.layout)}: {_difference(timer, best, candidate)}")
+        rejected.append(
+            f"{describe(candidate.layout)}: {_difference(best, candidate, components_s(best), components_s(candidate))}"
+        )
         if len(rejected) == MOST_ALTERNATIVES:
             break
     if rejected:
@@ -257,10 +263,9 @@ def _split_of(layout: Layout) -> tuple[object, ...]:
     return (layout.engine, layout.tp, layout.pp, layout.cp, layout.ep, layout.zero_stage, layout.offload_optimizer)
 
 
-def _difference(timer: StepTimer, best: Candidate, other: Candidate) -> str:
+def _difference(best: Candidate, other: Candidate, ours: dict[str, float], theirs: dict[str, float]) -> str:
     """``+3.2 %: pipeline bubble +2.1 %, tensor parallel −1.0 %; −4.1 GiB``."""
     step = step_s(best)
-    ours, theirs = (_components_s(timer, candidate) for candidate in (best, other))
     shares = {name: (theirs[name] - ours[name]) / step for name in ours}
     largest = sorted((name for name in shares if abs(shares[name]) >= WORTH_NAMING), key=lambda n: -abs(shares[n]))[:3]
     parts = ", ".join(f"{name.replace('_', ' ')} {shares[name]:+.1%}" for name in largest)
@@ -268,8 +273,7 @@ def _difference(timer: StepTimer, best: Candidate, other: Candidate) -> str:
     return f"{step_s(other) / step - 1:+.1%} a step" + (f" ({parts})" if parts else "") + f", {memory:+.1f} GiB"
 
 
-def _components_s(timer: StepTimer, candidate: Candidate) -> dict[str, float]:
-    """Corrected by calibration, as the candidate's step time is."""
-    components = timer.components_s(candidate.layout)
+def _corrected(components: dict[str, float], candidate: Candidate) -> dict[str, float]:
+    """By calibration, as the candidate's step time is."""
     factor = step_s(candidate) / sum(components.values())
     return {name: factor * seconds for name, seconds in components.items()}

@@ -245,10 +245,9 @@ def shortfall(w: Workload) -> str:
 
 
 def _peak_gib(w: Workload) -> float:
-    return peak_gib(w.model, w.cluster, w.job, w.layout)
+    return peak_gib(w)
 
 
 def _node_gib(w: Workload) -> tuple[float, float]:
     """Host memory and disk that a node needs."""
-    asked = (w.model, w.cluster, w.layout, w.job.precision)
-    return host_ram_gib_per_node(*asked), nvme_gib_per_node(*asked)
+    return host_ram_gib_per_node(w), nvme_gib_per_node(w)

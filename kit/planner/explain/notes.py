@@ -43,7 +43,7 @@ def _compression(w: Workload) -> Iterator[Decision]:
     gains = []
     for name, layout in _compressed(w.layout):
         other = w.with_layout(layout)
-        if is_legal(other) and peak_gib(w.model, w.cluster, w.job, layout) <= usable_gib(w.cluster.gpu):
+        if is_legal(other) and peak_gib(other) <= usable_gib(w.cluster.gpu):
             then = _step_s(other)
             if then <= (1 - WORTH_SAYING) * now:
                 gains.append(f"{name}: {human_seconds(then)} a step, {1 - then / now:.0%} less")
@@ -90,4 +90,4 @@ def _fp8(w: Workload) -> Iterator[Decision]:
 
 
 def _step_s(w: Workload) -> float:
-    return sum(step_time_components_s(w.model, w.cluster, w.job, w.layout).values())
+    return sum(step_time_components_s(w).values())

@@ -250,7 +250,7 @@ def nvme_needs_zero_3(w: Workload) -> str | None:
 def host_ram(w: Workload) -> str | None:
     """What is offloaded must go somewhere known."""
     cluster = w.cluster
-    needed = host_ram_gib_per_node(w.model, cluster, w.layout, w.job.precision)
+    needed = host_ram_gib_per_node(w)
     if needed and cluster.host_ram_gib is None:
         return (
             f"offload to the host of {cluster.name}, whose memory is unknown; needs {needed:.0f} GiB a node: "
@@ -269,7 +269,7 @@ def host_ram(w: Workload) -> str | None:
 def nvme(w: Workload) -> str | None:
     """Disks must be known and large enough; where they are mounted is the run's to say (run.nvme_path)."""
     cluster = w.cluster
-    needed = nvme_gib_per_node(w.model, cluster, w.layout, w.job.precision)
+    needed = nvme_gib_per_node(w)
     if needed and cluster.nvme_gib is None:
         return (
             f"offload to NVMe of {cluster.name}, whose disks are unknown; needs {needed:.1f} GiB a node: "

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from kit.cost.adapters import adapter_parameters
-from kit.cost.megatron_memory import MIB
-from kit.cost.rank_memory import RankParts
-from kit.cost.rank_params import layer_parameters, rank_parameters
+from benchmarks.accuracy.programs.adapters import adapter_parameters
+from benchmarks.accuracy.programs.rank_params import layer_parameters
+from benchmarks.accuracy.programs.setup import PublishedSetup
+from benchmarks.accuracy.programs.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
+from kit.cost.rank_memory import RankParts, cublas_workspaces
 from kit.cost.rank_states import RankStates
-from kit.cost.setup import TrainingSetup
 from kit.cost.stages import chunks, chunks_in_flight
 from kit.cost.states import NF4_BYTES
-from kit.cost.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
 
 
-def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
+def rank_parts(setup: PublishedSetup, stage: int) -> RankParts:
     """Of a rank of one pipeline stage."""
     if setup.lora is not None:
         states = _adapter_states(setup)
@@ -29,7 +28,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     # Gradients are made by backward, unless earlier micro batches left theirs or a flat buffer holds them.
     held = setup.kernels == "nanotron" or setup.micro_batches > 1 or setup.lora is not None
     # In a pipeline FSDP adds up whole gradients in its reduction's fp32 until the last micro batch (_fsdp_param.py).
-    whole = 4.0 * rank_parameters(setup, stage).total if setup.sharding == "full" and setup.pp > 1 else 0.0
+    whole = 4.0 * setup.parameters[stage].total if setup.sharding == "full" and setup.pp > 1 else 0.0
     after = 0.0 if setup.optimizer_in_backward else gradients
     gathered = _gathered(setup, stage)
     return RankParts(
@@ -43,7 +42,7 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
             extra_in_step=0.0,
             moments=0.0,
         ),
-        buffers=2 * (32 * MIB if setup.gpu_generation == "hopper" else 8.125 * MIB),
+        buffers=cublas_workspaces(setup.gpu_generation),
         gathered_in_loss=gathered,
         gathered=gathered,
         gathered_at_end=gathered,
@@ -55,8 +54,8 @@ def rank_parts(setup: TrainingSetup, stage: int) -> RankParts:
     )
 
 
-def _states(setup: TrainingSetup, stage: int) -> dict[str, float]:
-    parameters = rank_parameters(setup, stage).total
+def _states(setup: PublishedSetup, stage: int) -> dict[str, float]:
+    parameters = setup.parameters[stage].total
     owners = setup.dp if setup.sharding in ("optimizer", "gradients") else 1
     return {
         "weights": setup.weight_bytes * parameters,
@@ -65,9 +64,9 @@ def _states(setup: TrainingSetup, stage: int) -> dict[str, float]:
     }
 
 
-def _sharded_states(setup: TrainingSetup, stage: int) -> dict[str, float]:
+def _sharded_states(setup: PublishedSetup, stage: int) -> dict[str, float]:
     """FSDP: everything over dp·cp ranks."""
-    parameters = rank_parameters(setup, stage).total / (setup.dp * setup.cp)
+    parameters = setup.parameters[stage].total / (setup.dp * setup.cp)
     return {
         "weights": setup.weight_bytes * parameters,
         "gradients": setup.main_gradient_bytes * parameters,
@@ -75,11 +74,11 @@ def _sharded_states(setup: TrainingSetup, stage: int) -> dict[str, float]:
     }
 
 
-def _adapter_states(setup: TrainingSetup) -> dict[str, float]:
+def _adapter_states(setup: PublishedSetup) -> dict[str, float]:
     """A frozen base, in four bits where quantised (linear layers, the head too; not embedding and norms)."""
     lora, shape = setup.lora, setup.shape
     assert lora is not None
-    parameters = rank_parameters(setup, 0)
+    parameters = setup.parameters[0]
     table = float(shape.vocab_size * shape.hidden_size)
     linear = parameters.dense_matrices + (0.0 if shape.tied_embeddings else table)
     base = 2.0 * parameters.total
@@ -93,7 +92,7 @@ def _adapter_states(setup: TrainingSetup) -> dict[str, float]:
     }
 
 
-def _gathered(setup: TrainingSetup, stage: int) -> float:
+def _gathered(setup: PublishedSetup, stage: int) -> float:
     """FSDP: the root's weights stay gathered from forward to backward, two layers come and go; in a pipeline all stay.
 
     torch/distributed/fsdp/_fully_shard; torchtitan/models/llama3/infra/parallelize.py (with a pipeline it does not
@@ -101,24 +100,24 @@ def _gathered(setup: TrainingSetup, stage: int) -> float:
     """
     if setup.kernels == "nanotron":
         # Buckets of torch's DistributedDataParallel, copies of 16-bit gradients (nanotron/trainer.py)
-        return 2.0 * rank_parameters(setup, stage).total if setup.dp > 1 else 0.0
+        return 2.0 * setup.parameters[stage].total if setup.dp > 1 else 0.0
     if setup.sharding != "full":
         return _dequantised(setup)
     layer = sum(layer_parameters(setup, False))
-    parameters = rank_parameters(setup, stage)
+    parameters = setup.parameters[stage]
     if setup.pp > 1:
         return 2.0 * parameters.total
     return 2.0 * (parameters.vocabulary + 2 * layer) + (2.0 + 4.0) * layer
 
 
-def _unreduced(setup: TrainingSetup, stage: int) -> float:
+def _unreduced(setup: PublishedSetup, stage: int) -> float:
     """nanotron: 16-bit gradients of a whole backward, then added to fp32 (optim/gradient_accumulator.py, backward)."""
     if setup.kernels == "nanotron":
-        return 2.0 * rank_parameters(setup, stage).total
+        return 2.0 * setup.parameters[stage].total
     return 0.0
 
 
-def _dequantised(setup: TrainingSetup) -> float:
+def _dequantised(setup: PublishedSetup) -> float:
     """The largest weight in 16 bits while it is multiplied."""
     if setup.lora is None or not setup.lora.four_bit:
         return 0.0

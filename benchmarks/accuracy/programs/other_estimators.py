@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kit.cost.rank_params import rank_parameters
+from benchmarks.accuracy.programs.rank_params import rank_parameters
 from kit.cost.setup import Shape, TrainingSetup
 
 
 def model_parameters(setup: TrainingSetup) -> float:
     """Parameters of the whole model, as on one rank of an unsplit run."""
-    whole = replace(setup, tp=1, pp=1, vp=1, cp=1, ep=1, etp=1, stage_layers=(), planned=None)
+    whole = replace(setup, tp=1, pp=1, vp=1, cp=1, ep=1, etp=1, stage_layers=())
     return rank_parameters(whole, 0).total
 
 

@@ -6,7 +6,7 @@ element-wise operators, keep their inputs, and compute the rest again in backwar
 
 from __future__ import annotations
 
-from kit.cost.setup import TrainingSetup
+from benchmarks.accuracy.programs.setup import PublishedSetup
 
 QUANTISED_INPUT_BYTES = 4.0
 """Per element of the input of each 4-bit linear layer, beyond what the 16-bit layer keeps. Estimated from rows: the
@@ -14,7 +14,7 @@ difference of litgpt's QLoRA and LoRA rows of one model (leave-one-source-out in
 it: bitsandbytes (autograd/_functions.py, MatMul4Bit) keeps no input."""
 
 
-def layer_terms(setup: TrainingSetup) -> dict[str, float]:
+def layer_terms(setup: PublishedSetup) -> dict[str, float]:
     """Of one layer without recompute, by operator."""
     tp, tokens, shard = setup.tp, setup.tokens, setup.shard_tokens
     terms = {"norms": _norm(setup) * _norms(setup) * shard}
@@ -30,7 +30,7 @@ def layer_terms(setup: TrainingSetup) -> dict[str, float]:
     return terms
 
 
-def kept_bytes(setup: TrainingSetup) -> float:
+def kept_bytes(setup: PublishedSetup) -> float:
     """Of one layer under the run's recompute."""
     shape = setup.shape
     layer_input = 2.0 * shape.hidden_size * setup.shard_tokens
@@ -44,7 +44,7 @@ def kept_bytes(setup: TrainingSetup) -> float:
     return sum(layer_terms(setup).values())
 
 
-def logits_bytes(setup: TrainingSetup) -> float:
+def logits_bytes(setup: PublishedSetup) -> float:
     """Fullest moment of head and loss.
 
     torch's cross entropy of fp32 logits: log-probabilities, their gradient and the logits' (4 + 4 + 4). litgpt computes
@@ -66,20 +66,20 @@ def logits_bytes(setup: TrainingSetup) -> float:
     return (16 if setup.kernels == "torchtitan" and setup.tp > 1 else 12) * entries
 
 
-def working_bytes(setup: TrainingSetup) -> float:
+def working_bytes(setup: PublishedSetup) -> float:
     """Gradients of a layer's intermediate results that exist at once: three widths of the MLP, two of the stream."""
     shape = setup.shape
     return 2 * (3 * shape.ffn_hidden_size / setup.tp * setup.tokens + 2 * shape.hidden_size * setup.shard_tokens)
 
 
-def _norms(setup: TrainingSetup) -> int:
+def _norms(setup: PublishedSetup) -> int:
     if setup.shape.parallel_residual:
         return 1
     # Gemma 2 caps its attention scores, for which no fused kernel exists, and has norms after each block as well.
     return 4 if setup.kernels == "litgpt" and setup.attention == "unfused" else 2
 
 
-def _norm(setup: TrainingSetup) -> float:
+def _norm(setup: PublishedSetup) -> float:
     """Bytes per token of a norm: its input in the precision it computes in, what the scale multiplies, its result."""
     h, trained = setup.shape.hidden_size, setup.lora is None
     if setup.shape.norm == "layernorm" or setup.kernels == "nanotron" or setup.compiled:
@@ -89,7 +89,7 @@ def _norm(setup: TrainingSetup) -> float:
     return 8.0 * h if trained else 4.0 * h
 
 
-def _attention(setup: TrainingSetup) -> float:
+def _attention(setup: PublishedSetup) -> float:
     """Bytes per token: query, key, value, output. Grouped heads are repeated before the kernel, but for nanotron."""
     shape = setup.shape
     key_value = shape.key_value_width if setup.kernels == "nanotron" else shape.query_width
@@ -103,13 +103,13 @@ def _attention(setup: TrainingSetup) -> float:
     return 2.0 * (shape.query_width + 2 * key_value + copies * shape.query_width)
 
 
-def _scores(setup: TrainingSetup) -> float:
+def _scores(setup: PublishedSetup) -> float:
     """Log-sum-exp; with capped scores the tanh, fp32 probabilities and their 16-bit copy (litgpt/model.py)."""
     per_token = 4.0 if setup.attention != "unfused" else 8.0 * setup.seq_length
     return per_token * setup.shape.num_attention_heads / setup.tp * setup.tokens
 
 
-def _mlp(setup: TrainingSetup) -> float:
+def _mlp(setup: PublishedSetup) -> float:
     f = setup.shape.ffn_hidden_size
     if not setup.shape.gated_mlp:
         return 4.0 * f if setup.lora is None else 2.0 * f
@@ -119,13 +119,13 @@ def _mlp(setup: TrainingSetup) -> float:
     return 8.0 * f if setup.lora is None else 6.0 * f
 
 
-def linear_inputs(setup: TrainingSetup) -> float:
+def linear_inputs(setup: PublishedSetup) -> float:
     """Widths of the inputs of a layer's linear modules: of qkv, projection, gate, up, and down."""
     shape = setup.shape
     return shape.hidden_size * (3 if shape.gated_mlp else 2) + shape.query_width + shape.ffn_hidden_size
 
 
-def _adapters(setup: TrainingSetup) -> float:
+def _adapters(setup: PublishedSetup) -> float:
     """An adapter keeps its own dropped-out input and the mask (litgpt/lora.py, LoRALinear.forward), and x·A."""
     lora, shape = setup.lora, setup.shape
     assert lora is not None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
 from kit.cost.params import RankParameters
 from kit.cost.setup import Shape, TrainingSetup
 from kit.cost.stages import stage_kinds
+
+Setup = TypeVar("Setup", bound=TrainingSetup)
 
 
 def attention_matrices(shape: Shape, tp: int) -> float:
@@ -34,14 +38,18 @@ def layer_parameters(setup: TrainingSetup, has_experts: bool) -> tuple[float, fl
     return _layer(setup.shape, has_experts, setup.tp, setup.ep, setup.etp)
 
 
+def with_parameters(setup: Setup) -> Setup:
+    """The setup with what each of its ranks holds."""
+    return replace(
+        setup,
+        parameters=tuple(rank_parameters(setup, stage) for stage in range(setup.pp)),
+        dense_layer_matrices=layer_parameters(setup, False)[0],
+    )
+
+
 def largest_layer_parameters(setup: TrainingSetup, stage: int) -> float:
     """Of the largest layer of a stage, all kinds together; 0 where it has none."""
     return max((sum(layer_parameters(setup, has_experts)) for has_experts, _ in _held(setup, stage)), default=0.0)
-
-
-def all_layers_parameters(setup: TrainingSetup, stage: int) -> float:
-    """Of all layers of a stage, without vocabulary and final norm."""
-    return sum(number * sum(layer_parameters(setup, has_experts)) for has_experts, number in _held(setup, stage))
 
 
 def _held(setup: TrainingSetup, stage: int) -> tuple[tuple[bool, int], ...]:
@@ -83,8 +91,6 @@ def rank_parameters(setup: TrainingSetup, stage: int) -> RankParameters:
     of the embedding there (models/common/language_module/language_module.py). Multi-token prediction adds a layer, a
     projection of 2h onto h, norms, and a copy of the embedding where it is not on that stage.
     """
-    if setup.parameters:
-        return setup.parameters[stage]
     place = (setup.pp > 1, stage == 0, stage == setup.pp - 1)
     return _counted(setup.shape, setup.tp, setup.ep, setup.etp, stage_kinds(setup, stage), *place)
 
