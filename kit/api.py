@@ -1,18 +1,20 @@
-"""The public functions: what the command line does, for use from Python."""
+"""The public names: what the command line does, for use from Python, and the values that it takes and gives."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from kit.errors import KitError
 from kit.planner.calibration import load as load_calibration
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec
-from kit.specs.layout import Pins
+from kit.specs.cluster import ClusterSpec, GpuSpec
+from kit.specs.job import JobSpec, OptimizerSpec
+from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 from kit.specs.recipe import Recipe, load_recipe
+from kit.specs.run import RunSpec
 
 
 def plan(
@@ -44,4 +46,18 @@ def plan(
     return make_plan(model, cluster, job or JobSpec(), pins or Pins(), known)
 
 
-__all__ = ["load_recipe", "plan"]
+__all__ = [
+    "ClusterSpec",
+    "GpuSpec",
+    "JobSpec",
+    "KitError",
+    "Layout",
+    "ModelSpec",
+    "OptimizerSpec",
+    "Pins",
+    "Plan",
+    "Recipe",
+    "RunSpec",
+    "load_recipe",
+    "plan",
+]

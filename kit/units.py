@@ -20,7 +20,7 @@ def to_gib(num_bytes: float) -> float:
 def human_count(count: float) -> str:
     """A count with three significant digits and the field's suffix: ``8.03B``, ``500M``, ``1.2T``."""
     for limit, suffix in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(count) >= ROUNDS_UP * limit:
+        if abs(count) >= _ROUNDS_UP * limit:
             return f"{_digits(count / limit)}{suffix}"
     return _digits(count)
 
@@ -31,7 +31,7 @@ def human_seconds(seconds: float, like: float | None = None) -> str:
     ``like``: in the unit of that duration, so that the two can be compared at a glance.
     """
     size = seconds if like is None else like
-    if size < ROUNDS_UP:
+    if size < _ROUNDS_UP:
         return f"{_digits(seconds * 1e3)} ms"
     if size < 120:
         return f"{_digits(seconds)} s"
@@ -42,7 +42,7 @@ def human_seconds(seconds: float, like: float | None = None) -> str:
     return f"{_digits(seconds / SECONDS_PER_DAY)} days"
 
 
-ROUNDS_UP = 0.9995
+_ROUNDS_UP = 0.9995
 """Of the next unit: what lies above is one of these with three digits."""
 
 

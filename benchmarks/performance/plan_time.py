@@ -3,7 +3,9 @@
     python -m benchmarks.performance.plan_time [--runs 5]
 
 Prints the median and the fastest of some runs, and fails where a median is above its promise: half a second, two for
-16,384 GPUs. Then searches ever more layouts inside one process: the time must not grow faster than their number.
+16,384 GPUs. Then prints the fastest plan over the fastest bare import of pydantic, typer, rich and yaml, which take
+turns; and a typer command that does nothing but make one pydantic value, below which kit cannot come. Then searches
+ever more layouts inside one process: the time must not grow faster than their number.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import math
+import os
 import statistics
 import subprocess
 import sys
@@ -41,12 +44,43 @@ LINEAR = 1.1
 """Exponent of the time over the number of layouts; a tenth more than one for what caches no longer hold."""
 
 
-def cold_s(verb: str, model: str, gpus: str, global_batch_size: str) -> float:
-    """Seconds of one ``kit plan`` or ``kit memory`` in a new process. Raises CalledProcessError where it fails."""
-    command = [sys.executable, "-m", "kit", verb, model, "--gpus", gpus, "--global-batch-size", global_batch_size]
+BARE = ("-c", "import pydantic, typer, rich, yaml")
+LEAST = (
+    "-c",
+    """
+import pydantic.dataclasses, typer, rich, yaml
+Value = pydantic.dataclasses.dataclass(type("Value", (), {"__annotations__": {"number": int}}))
+def command(number: int = 1) -> None: Value(number)
+typer.run(command)
+""",
+)
+"""A command line of one option and one value."""
+
+
+def command(verb: str, model: str, gpus: str, global_batch_size: str) -> tuple[str, ...]:
+    """Arguments of Python for ``kit plan`` or ``kit memory``."""
+    return ("-m", "kit", verb, model, "--gpus", gpus, "--global-batch-size", global_batch_size)
+
+
+def cold_s(arguments: tuple[str, ...]) -> float:
+    """Seconds of a new Python process, which may keep its bytecode. Raises CalledProcessError where it fails."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     start = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL, env=environment)
     return time.perf_counter() - start
+
+
+def print_ratios(runs: int) -> None:
+    """The fastest of some runs over the fastest bare import; they take turns: a busy machine slows them alike."""
+    cases = {
+        "bare imports": BARE,
+        "least typer command with a pydantic value": LEAST,
+        **{f"kit plan {case[0]} on {case[1]}": command("plan", *case) for case in (CASES[0], LARGEST)},
+    }
+    turns = [{name: cold_s(arguments) for name, arguments in cases.items()} for _ in range(runs)]
+    fastest = {name: min(turn[name] for turn in turns) for name in cases}
+    for name, seconds in fastest.items():
+        print(f"{name}: {seconds * 1e3:.0f} ms, {seconds / fastest['bare imports']:.2f} times the bare imports")
 
 
 def growth() -> float:
@@ -78,11 +112,12 @@ def main() -> int:
     kept = True
     promises = [*((*each, PROMISE_S) for each in itertools.product(("plan", "memory"), CASES))]
     for verb, case, promise_s in [*promises, ("plan", LARGEST, LARGEST_PROMISE_S)]:
-        seconds = [cold_s(verb, *case) for _ in range(runs)]
+        seconds = [cold_s(command(verb, *case)) for _ in range(runs)]
         median = statistics.median(seconds)
         kept = kept and median <= promise_s
         times = f"median {median * 1e3:4.0f} ms, fastest {min(seconds) * 1e3:4.0f} ms"
         print(f"{verb:>6} {case[0]:>16} on {case[1]:<12} {times}")
+    print_ratios(runs)
     slope = growth()
     print(f"time grows with the number of layouts to the power of {slope:.2f}; at most {LINEAR} is wanted")
     return 0 if kept and slope <= LINEAR else 1

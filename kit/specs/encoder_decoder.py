@@ -8,7 +8,7 @@ from typing import Any
 from kit.errors import SpecError
 from kit.specs.model import ModelSpec
 
-T5_PROJECTIONS = ("relu", "gated-gelu")
+_T5_PROJECTIONS = ("relu", "gated-gelu")
 """feed_forward_proj: of the first version and of 1.1."""
 
 
@@ -74,7 +74,7 @@ def config(model: ModelSpec) -> dict[str, Any]:
 def _t5(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     encoder = _required(config, "num_layers", name)
     projection = config.get("feed_forward_proj", "relu")
-    if projection not in T5_PROJECTIONS:
+    if projection not in _T5_PROJECTIONS:
         raise SpecError(
             f"feed_forward_proj={projection!r} of {name} is not computed here; only relu and gated-gelu are"
         )

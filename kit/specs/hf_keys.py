@@ -13,9 +13,6 @@ from typing import Any
 
 from kit.specs.families import Activation, Family
 
-REQUIRED = object()
-"""Default of a field that a file must give."""
-
 SPELLINGS: Mapping[Activation, tuple[str, ...]] = {
     "silu": ("silu",),
     "gelu": ("gelu",),

@@ -10,7 +10,7 @@ from kit.specs.frozen import thawed
 from kit.specs.hf_keys import Keys
 from kit.specs.model import ModelSpec
 
-LAYERS = ("full_attention", "sliding_attention")
+_LAYERS = ("full_attention", "sliding_attention")
 """Gemma 3 keeps parameters for each kind of layer (configuration_gemma3.py, convert_rope_params_to_dict)."""
 
 
@@ -21,10 +21,10 @@ def read_rope(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any
         raise SpecError(f"rope_scaling={parameters!r} of {name} is not a mapping of keys; give one, or leave it out")
     local: dict[str, Any] = {}
     if keys.full_attention_every and config["model_type"] == "gemma3_text":
-        inner = parameters.get(LAYERS[1], {})
+        inner = parameters.get(_LAYERS[1], {})
         base = inner.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0
         local = {"local_rope_theta": float(base)}
-        parameters = parameters.get(LAYERS[0], {} if LAYERS[1] in parameters else parameters)
+        parameters = parameters.get(_LAYERS[0], {} if _LAYERS[1] in parameters else parameters)
     scaling = dict(parameters)
     theta = scaling.pop("rope_theta", None) or config.get(keys.rope_names.get("rope_theta", "rope_theta"))
     rotated = scaling.pop("partial_rotary_factor", None)
@@ -50,7 +50,7 @@ def rope_parameters(model: ModelSpec, keys: Keys) -> dict[str, Any]:
         raise SpecError(f"rope_theta=null for {model.name}: family {model.family} rotates its positions; give the base")
     parameters = {"rope_type": "default", **thawed(model.rope_scaling or {}), "rope_theta": model.rope_theta}
     if model.local_rope_theta is not None:
-        return {LAYERS[0]: parameters, LAYERS[1]: {"rope_type": "default", "rope_theta": model.local_rope_theta}}
+        return {_LAYERS[0]: parameters, _LAYERS[1]: {"rope_type": "default", "rope_theta": model.local_rope_theta}}
     if model.partial_rotary_factor != 1 or keys.partial_rotary_factor != 1:
         parameters["partial_rotary_factor"] = model.partial_rotary_factor
     return parameters

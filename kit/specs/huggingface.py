@@ -16,7 +16,7 @@ from kit.specs.hf_rope import read_rope, rope_parameters
 from kit.specs.model import ModelSpec
 from kit.specs.text import check_line, escaped
 
-MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
+_MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
 """``model_type`` values that are understood: the families of ``ModelSpec``."""
 
 
@@ -37,7 +37,7 @@ def read_config(directory: Path) -> ModelSpec:
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """Keys as in ``config.json`` → ModelSpec. Raises ``SpecError`` for what kit does not compute."""
     check_line("name of the model's directory", name)
-    if config.get("model_type") not in MODEL_TYPES:
+    if config.get("model_type") not in _MODEL_TYPES:
         raise SpecError(_unsupported(config, name))
     family: Family = config["model_type"]
     fields = encoder_decoder.fields if family in ENCODER_DECODER else _decoder_fields
@@ -102,7 +102,7 @@ def _unsupported(config: Mapping[str, Any], name: str) -> str:
         inner = config["text_config"].get("model_type")
         part = f" (a model of text and more; its text part, {escaped(str(inner))}, is read where it was saved alone)"
     return (
-        f"model_type={kind!r} of {name} is not supported{part}; supported are {', '.join(MODEL_TYPES)}; a shape of "
+        f"model_type={kind!r} of {name} is not supported{part}; supported are {', '.join(_MODEL_TYPES)}; a shape of "
         f"your own needs {', '.join(needed)}, with the nearest family (llama where none is)"
     )
 

@@ -13,7 +13,7 @@ from kit.errors import SpecError
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.units import GIB
 
-SECTOR_BYTES = 512
+_SECTOR_BYTES = 512
 """Unit of /sys/block/*/size, whatever the disk's own sectors are (Linux, Documentation/block/stat.rst)."""
 
 
@@ -42,7 +42,7 @@ def local_cluster(gpus: dict[str, GpuSpec]) -> ClusterSpec:
         intra_node_gbytes_per_s=link,
         inter_node_gbytes_per_s=0.0,
         host_ram_gib=ram_gib,
-        nvme_gib=sum(disks.values()) * SECTOR_BYTES / GIB,
+        nvme_gib=sum(disks.values()) * _SECTOR_BYTES / GIB,
         source="this machine: nvidia-smi, /proc/meminfo, /sys/block; speeds as in the catalog",
     )
 

@@ -29,7 +29,7 @@ from kit.specs.model import ModelSpec
 from kit.specs.run import RunSpec, absolute_paths
 from kit.specs.text import check_line, escaped, nearest
 
-SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
+_SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -54,8 +54,8 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         document = _override(document, word)
     problems: list[str] = []
     for key in document.data:
-        if key not in SECTIONS:
-            fix = nearest(str(key), list(SECTIONS))
+        if key not in _SECTIONS:
+            fix = nearest(str(key), list(_SECTIONS))
             problems.append(f"{document.where((key,))}: {escaped(str(key))}: unknown key; {fix}")
     problems += [
         f"{document.name}: {key}: is required and missing"
@@ -78,7 +78,7 @@ def merged_text(path: str | Path) -> str:
     path = Path(path)
     data = dict(_extended(strict_yaml.read(path), path).data)
     data.pop("extends", None)
-    ordered = {key: data[key] for key in SECTIONS if key in data}
+    ordered = {key: data[key] for key in _SECTIONS if key in data}
     return strict_yaml.dump({key: _without_nulls(value) for key, value in ordered.items()})
 
 

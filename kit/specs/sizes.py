@@ -11,14 +11,14 @@ from kit.errors import SpecError
 from kit.specs.model import ModelSpec
 from kit.units import human_count
 
-UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
+_UNITS = {"M": 10**6, "B": 10**9, "T": 10**12}
 SMALLEST, LARGEST = 20 * 10**6, 20 * 10**12
 VOCABULARY = 32_000
-GROUPED_FROM = 30 * 10**9
+_GROUPED_FROM = 30 * 10**9
 """Parameters from which on eight key/value heads serve all (arXiv 2307.09288, appendix A.2.1)."""
 MADE = "made for the size"
 """How the source of such a shape begins."""
-ASPECTS = ((125e6, 64), (1.3e9, 85), (7e9, 128), (70e9, 102), (405e9, 130), (1e12, 200))
+_ASPECTS = ((125e6, 64), (1.3e9, 85), (7e9, 128), (70e9, 102), (405e9, 130), (1e12, 200))
 """(parameters, hidden size over layers) of GPT-3 small and XL (arXiv 2005.14165, table 2.1), Llama 7B,
 Llama 2 70B, Llama 3.1 405B (arXiv 2407.21783, table 3) and the 1T shape of Narayanan et al. (arXiv 2104.04473)."""
 
@@ -34,7 +34,7 @@ def shape_of_size(text: str) -> ModelSpec:
     Raises SpecError for a size that no sensible shape has.
     """
     word = text.strip().upper()
-    wanted = float(word[:-1]) * UNITS[word[-1]]
+    wanted = float(word[:-1]) * _UNITS[word[-1]]
     if not SMALLEST <= wanted <= LARGEST:
         raise SpecError(f"model size {text!r} is not between 20M and 20T; give a shape as a mapping instead")
     layers, hidden, ffn = min(_candidates(wanted), key=lambda sizes: _strangeness(wanted, *sizes))
@@ -77,7 +77,7 @@ def _candidates(wanted: float) -> Iterator[tuple[int, int, int]]:
 
 def _strangeness(wanted: float, layers: int, hidden: int, ffn: int) -> float:
     """How far from Llama's proportions and from the size."""
-    usual = 3.5 if wanted >= GROUPED_FROM else 8 / 3
+    usual = 3.5 if wanted >= _GROUPED_FROM else 8 / 3
     error = _parameters(wanted, layers, hidden, ffn) / wanted - 1
     return (
         math.log(ffn / hidden / usual) ** 2 + math.log(hidden / layers / _aspect(wanted)) ** 2 + (error / 0.02) ** 2 / 4
@@ -88,7 +88,7 @@ def _heads(wanted: float, hidden: int) -> tuple[int, int, bool]:
     """(query heads, key/value heads, whether embeddings are tied)."""
     small = wanted < 1e9
     heads = hidden // (64 if small else 128)
-    groups = 8 if wanted >= GROUPED_FROM and heads % 8 == 0 else heads
+    groups = 8 if wanted >= _GROUPED_FROM and heads % 8 == 0 else heads
     return heads, groups, small
 
 
@@ -101,10 +101,10 @@ def _parameters(wanted: float, layers: int, hidden: int, ffn: int) -> int:
 
 def _aspect(wanted: float) -> float:
     """Hidden size over layers: between the models of the table, on a logarithmic scale."""
-    if wanted <= ASPECTS[0][0]:
-        return ASPECTS[0][1]
-    for (low, first), (high, second) in itertools.pairwise(ASPECTS):
+    if wanted <= _ASPECTS[0][0]:
+        return _ASPECTS[0][1]
+    for (low, first), (high, second) in itertools.pairwise(_ASPECTS):
         if wanted <= high:
             share = math.log(wanted / low) / math.log(high / low)
             return first + share * (second - first)
-    return ASPECTS[-1][1]
+    return _ASPECTS[-1][1]

@@ -12,30 +12,33 @@ host_ram_gib: 2048
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.catalog import clusters
 from kit.specs.cluster import ClusterSpec, GpuSpec
 
 
-def read_cluster(path: Path) -> ClusterSpec:
-    """The cluster in the file. Raises SpecError with the line of every value that is wrong."""
+def read_cluster(path: Path, cluster_of: Callable[[str], ClusterSpec], gpu_of: Callable[[str], GpuSpec]) -> ClusterSpec:
+    """The cluster in the file; ``cluster_of`` and ``gpu_of`` look names up in the catalog.
+
+    Raises SpecError with the line of every value that is wrong.
+    """
     document = strict_yaml.read(path)
     data: dict[str, Any] = {"name": path.stem, "num_nodes": 1, "inter_node_gbytes_per_s": 0.0, "source": str(path.name)}
     given = dict(document.data)
     node = given.pop("node", None)
     if node is not None:
         try:
-            data |= strict_yaml.to_plain(clusters.parse_cluster(str(node)))
+            data |= strict_yaml.to_plain(cluster_of(str(node)))
         except SpecError as error:
             raise SpecError(f"{document.where(('node',))}: node: {error}") from None
     gpu = given.get("gpu")
     if isinstance(gpu, str):
         try:
-            given["gpu"] = dataclasses.asdict(clusters.load_gpu(gpu))
+            given["gpu"] = dataclasses.asdict(gpu_of(gpu))
         except SpecError as error:
             raise SpecError(f"{document.where(('gpu',))}: gpu: {error}") from None
     elif isinstance(gpu, dict):

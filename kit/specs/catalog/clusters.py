@@ -9,15 +9,16 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml
+from kit.specs.catalog.cluster_file import read_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.text import nearest
 
-FORMS = (
+_FORMS = (
     "8xH100, 64xA100-80, 2x8xH100 (nodes x GPUs), p4d.24xlarge:8 or aws:p4d.24xlarge:8 (nodes), "
     "cluster.yaml (your own), local (this machine)"
 )
-OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host")
+_OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host")
 """Keys of a row of nodes.yaml that are not of ClusterSpec."""
 
 
@@ -49,7 +50,7 @@ def load_gpu(name: str) -> GpuSpec:
 
 
 def parse_cluster(text: str) -> ClusterSpec:
-    """A cluster in words; see ``FORMS``. Fewer GPUs than a node has are a part of one node.
+    """A cluster in words; see ``_FORMS``. Fewer GPUs than a node has are a part of one node.
 
     Raises ``SpecError``: not of that form, unknown name, no GPUs, a number that no whole nodes make, or what is wrong
     in a file or not known of this machine.
@@ -59,9 +60,7 @@ def parse_cluster(text: str) -> ClusterSpec:
 
         return local_cluster({name: load_gpu(name) for name in gpu_names()})
     if text.endswith((".yaml", ".yml")):
-        from kit.specs.catalog.cluster_file import read_cluster
-
-        return read_cluster(Path(text))
+        return read_cluster(Path(text), parse_cluster, load_gpu)
     gpus = re.fullmatch(r"(?:(\d+)x)?(\d+)x(.+)", text.strip(), flags=re.IGNORECASE)
     if gpus:
         nodes, count, name = gpus.groups()
@@ -73,7 +72,7 @@ def parse_cluster(text: str) -> ClusterSpec:
     if node is not None:
         return _from_node(text, words[0] if len(words) == 2 else None, node, number)
     raise SpecError(
-        f"cluster {text!r} is not understood; forms are {FORMS}; of nodes {nearest(_word(text), node_names())}"
+        f"cluster {text!r} is not understood; forms are {_FORMS}; of nodes {nearest(_word(text), node_names())}"
     )
 
 
@@ -126,7 +125,7 @@ def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> Cluster
             f"cluster {text!r}: {node_name} has no fabric to other nodes; use up to {whole} GPUs, or describe the "
             "cluster as a mapping"
         )
-    data: dict[str, Any] = {key: value for key, value in row.items() if key not in OWN_KEYS}
+    data: dict[str, Any] = {key: value for key, value in row.items() if key not in _OWN_KEYS}
     data |= {"name": node_name, "gpu": dataclasses.asdict(load_gpu(row["gpu"])), "num_nodes": nodes}
     if gpus_per_node < whole:
         # A part of a server has its share of memory and disks, and no price: nobody rents out a part.
