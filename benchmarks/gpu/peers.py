@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
-import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from benchmarks.gpu.measured import (
     speed,
     timed_steps,
 )
+from kit.rehearsal.processes import metrics
 from kit.specs.run import DataSpec, LoggingSpec, ScheduleSpec
 from kit.training.__main__ import process_group
 
@@ -182,8 +182,7 @@ def _kit(engine_name: str, like: Case | None = None) -> Callable[[str, Path], di
             train(engine, rundir, export_at_end=False)
             memory = measured_memory(engine, device)
             engine.close()
-        lines = (rundir.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = metrics(rundir.path)
         # A turn's own remainder is known, and told, in the turn after it.
         turns = [row["step_time_s"] + after["loop_s"] for row, after in itertools.pairwise(rows)]
         loop_s = statistics.median(row["loop_s"] for row in rows[WARM_UP:])

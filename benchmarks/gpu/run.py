@@ -173,7 +173,7 @@ def in_order(rows: dict[str, list[dict[str, Any]]]) -> None:
 
 def jobs(arguments: argparse.Namespace, scratch: Path) -> Iterator[Job]:
     """What users ask first comes first: peaks, the recipe by each engine, peers, parity; then all other cases."""
-    peers = list(_peers())
+    peers = [Job("side by side", name, {"kind": "peer", "name": name}, PEER_LIMIT_S) for name in PEERS]
     ops = Job("compiled ops", "DeepSpeed's ops", {"kind": "ops"}, OPS_LIMIT_S)
     cases = [Job("predicted", case.name, {"kind": "case", "name": case.name}, case.limit_s) for case in CASES]
     everything = [
@@ -191,11 +191,6 @@ def jobs(arguments: argparse.Namespace, scratch: Path) -> Iterator[Job]:
         title = f"{job.section}: {job.name}"
         if arguments.only in title and not any(word in title for word in arguments.without):
             yield job
-
-
-def _peers() -> Iterator[Job]:
-    for name in PEERS:
-        yield Job("side by side", name, {"kind": "peer", "name": name}, PEER_LIMIT_S)
 
 
 def _curves(device: str, scratch: Path) -> Iterator[Job]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,14 +22,6 @@ SEQUENCES = (10**3, 10**5, 10**7)
 SECONDS = 1.0
 
 
-@dataclass(frozen=True)
-class Rate:
-    """Of one kind of samples, by one thread."""
-
-    kind: str
-    tokens_per_s: float
-
-
 def needed_tokens_per_s() -> float:
     """What one H100 takes that trains a model of a billion parameters, by the planner's own prediction."""
     return kit.plan(
@@ -38,8 +29,8 @@ def needed_tokens_per_s() -> float:
     ).predicted.tokens_per_s
 
 
-def rates(directory: Path) -> list[Rate]:
-    """Text, padded rows and packed rows; processor time of this thread, so that a busy machine does not count."""
+def rates(directory: Path) -> dict[str, float]:
+    """Tokens a second of text, padded and packed rows; processor time of this thread: a busy machine does not count."""
     text = directory / "text"
     with IndexedWriter(text, tokenizer="none", vocab_size=VOCABULARY) as writer:
         writer.add_document(np.random.default_rng(1).integers(0, VOCABULARY, 8_000_000))  # type: ignore[arg-type]
@@ -54,7 +45,7 @@ def rates(directory: Path) -> list[Rate]:
         "sft, padded": RowSamples(rows, SEQ_LENGTH),
         "sft, packed": PackedSamples(rows, SEQ_LENGTH),
     }
-    return [Rate(kind, _rate(samples, bucketed=kind != "pretraining")) for kind, samples in kinds.items()]
+    return {kind: _rate(samples, bucketed=kind != "pretraining") for kind, samples in kinds.items()}
 
 
 def _rate(samples: Samples, bucketed: bool) -> float:
@@ -99,6 +90,3 @@ def _write_hollow(prefix: Path, count: int) -> None:
         np.full(count, SEQ_LENGTH, "<i4").tofile(file)
         (np.arange(count, dtype="<i8") * 2 * SEQ_LENGTH).tofile(file)
         np.arange(count + 1, dtype="<i8").tofile(file)
-
-
-__all__ = ["needed_tokens_per_s", "opening", "rates"]

@@ -1,27 +1,22 @@
-"""Our own time and our own instructions in every step, with the engine's taken away."""
+"""Our own time in every step, with the engine's taken away."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from kit.engines.base import LossSum, MicroBatch, Norms
 from kit.engines.torch.engine import TorchEngine
-from kit.training.data.loader import DataLoader
 from kit.training.loop import train
 from tests.support import small_run
 from tests.training.alone import process_group_of_one
 
 STEPS = 60
-COUNTED = (3, 6)
-"""Bytecodes are counted over two lengths of a run: their difference has no start and no end in it."""
 
 
 @dataclass(frozen=True)
@@ -78,51 +73,3 @@ def own_time(directory: Path) -> Own:
         turns.append((sum(wall for wall, _ in gaps), sum(cpu for _, cpu in gaps), inside))
     middle = [1000 * statistics.median(column) for column in zip(*turns[2:], strict=True)]
     return Own(*middle)
-
-
-def bytecodes(directory: Path) -> tuple[float, float]:
-    """Python bytecodes of one step: (our loop, a bare loop), engine and data included in both.
-
-    Hardware counts no instructions in most virtual machines; the interpreter's own count repeats everywhere.
-    """
-    ours, bare = [], []
-    with process_group_of_one():
-        for steps in COUNTED:
-            rundir = small_run.emit(directory / f"counted-{steps}", f"run.steps={steps}")
-            engine = TorchEngine(rundir)
-            ours.append(_count(lambda engine=engine, rundir=rundir: train(engine, rundir, export_at_end=False)))
-            engine.close()
-            engine = TorchEngine(rundir)
-            loader = DataLoader.open(rundir.plan, rundir.run, engine)
-            bare.append(_count(lambda engine=engine, loader=loader, steps=steps: _bare(engine, loader, steps)))
-            engine.close()
-    more = COUNTED[1] - COUNTED[0]
-    return (ours[1] - ours[0]) / more, (bare[1] - bare[0]) / more
-
-
-def _bare(engine: TorchEngine, loader: DataLoader, steps: int) -> None:
-    """What a loop cannot do without."""
-    for step in range(steps):
-        loss = engine.forward_backward(loader.step(step * loader.shard.global_batch_size))
-        norms = engine.apply(1e-3)
-        assert loss.mean > 0
-        assert norms.gradient > 0
-
-
-def _count(work: Callable[[], object]) -> int:
-    count = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Any:
-        nonlocal count
-        if event == "call":
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        elif event == "opcode":
-            count += 1
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    finally:
-        sys.settrace(None)
-    return count
