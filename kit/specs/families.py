@@ -95,6 +95,8 @@ class Traits:
     """Whether its configuration has num_key_value_heads, which DeepSpeed-Ulysses reads."""
     packed_attention: bool = False
     """Whether transformers' attention for sequences of variable length (cu_seqlens) was tried with it."""
+    interleaved_experts: bool = False
+    """Whether a checkpoint stores the gates of all experts interleaved with their up projections, in one tensor."""
     conv1d: bool = False
     """Whether transformers has its linear layers as Conv1D, whose weights are transposed."""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -196,6 +198,7 @@ FAMILIES: Mapping[Family, Traits] = {
         takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts"),
     ),
     "gpt_oss": Traits(
+        interleaved_experts=True,
         megatron="gpt_oss.gpt_oss",
         activation="clamped_swiglu",
         biases="all",

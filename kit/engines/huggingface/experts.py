@@ -47,7 +47,7 @@ def names_on_disk(model: ModelSpec, name: str) -> list[str]:
     """The tensors on disk of one parameter of transformers: itself, or the matrices of all experts in order."""
     if renamed := _RENAMED.get(model.family, {}).get(name):
         return [renamed]
-    if model.family in fused_experts.FAMILIES:
+    if model.traits.interleaved_experts:
         return list(fused_experts.parts(name, model.num_experts)) or [name]
     if model.family not in _NAMES or ".mlp." not in name:
         return [name]
@@ -63,7 +63,7 @@ def names_on_disk(model: ModelSpec, name: str) -> list[str]:
 def shapes_on_disk(model: ModelSpec, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Names and shapes on disk of one parameter of transformers."""
     names = names_on_disk(model, name)
-    if model.family in fused_experts.FAMILIES and (parts := fused_experts.parts(name, model.num_experts)):
+    if model.traits.interleaved_experts and (parts := fused_experts.parts(name, model.num_experts)):
         return {each: part.shape(shape) for each, part in parts.items()}
     if len(shape) < 3:
         return dict.fromkeys(names, shape)
@@ -74,7 +74,7 @@ def shapes_on_disk(model: ModelSpec, name: str, shape: tuple[int, ...]) -> dict[
 def split(model: ModelSpec, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """One parameter (or its gradient or moment) → names on disk and tensors, which are views."""
     names = names_on_disk(model, name)
-    if len(names) > 1 and model.family in fused_experts.FAMILIES:
+    if len(names) > 1 and model.traits.interleaved_experts:
         yield from fused_experts.split(name, tensor)
         return
     parts = [tensor] if tensor.ndim < 3 else tensor.flatten(0, 1).chunk(len(names))
@@ -93,7 +93,7 @@ class FusedExpertsSource(TensorSource):
         self._parts |= {name: [name] for name in present - {part for parts in self._parts.values() for part in parts}}
         self._rank_three = {name for name, parts in wanted.items() if len(parts) > 1}
         self._experts = model.num_experts
-        self._interleaved = model.family in fused_experts.FAMILIES
+        self._interleaved = model.traits.interleaved_experts
 
     def names(self) -> Sequence[str]:
         """Parameters whose tensors are all there."""

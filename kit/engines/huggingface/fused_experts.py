@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-FAMILIES = ("gpt_oss",)
 _MATRICES = {
     "gate_up_proj": ("gate_proj.weight", "up_proj.weight"),
     "gate_up_proj_bias": ("gate_proj.bias", "up_proj.bias"),

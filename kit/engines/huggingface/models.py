@@ -19,6 +19,7 @@ from kit.engines.huggingface.experts import shapes_on_disk
 from kit.engines.huggingface.fused_experts import ExpertSlice
 from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
+from kit.specs.families import families_where
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
 from kit.specs.model import ENCODER_DECODER, ModelSpec
@@ -159,7 +160,7 @@ class HfDirectory(SafetensorsSource):
         if tied and config.get("scale_decoder_outputs", True):
             renames.pop("lm_head.weight", None)
         self._parts: dict[str, ExpertSlice] = {}
-        if family in fused_experts.FAMILIES:
+        if family in families_where("interleaved_experts"):
             _check_not_quantised(directory, files)
             for name in list(renames):
                 parts = fused_experts.parts(name, int(config["num_local_experts"]))

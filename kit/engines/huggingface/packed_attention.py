@@ -20,8 +20,6 @@ from kit.engines.base import MicroBatch
 from kit.specs.model import ModelSpec
 
 NAME = "kit_documents"
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
-"""Whose attention is transformers' interface with query, key and value alone, as they were tried with."""
 
 _lengths: list[list[int]] | None = None
 """Of the documents of each row of the micro batch that is computed; None: a row is one. In the module, not in the call:
@@ -31,7 +29,7 @@ recompute runs the layers again while backward runs, maybe in another thread, be
 def attend_by_document(model: PreTrainedModel, spec: ModelSpec) -> bool:
     """Let ``model`` compute packed rows so; False where it goes on by transformers' masks: with sliding windows, which
     are masks themselves, and where attention is not one operator."""
-    if spec.family not in FAMILIES or spec.sliding_window is not None or not spec.traits.fused_attention:
+    if not spec.traits.packed_attention or spec.sliding_window is not None or not spec.traits.fused_attention:
         return False
     AttentionInterface.register(NAME, _attention)
     model.config._attn_implementation = NAME  # a name that masks are not made for (masking_utils.py)

@@ -17,7 +17,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from kit.engines.base import StateKind, TensorSource
-from kit.engines.huggingface import experts, fused_experts
+from kit.engines.huggingface import experts
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.models import build_skeleton, check_names, hf_config, tensor_shapes
 from kit.engines.io.sharded_safetensors import SafetensorsWriter, plan_files
@@ -91,7 +91,7 @@ def write_hf(
     """Write any source of weights as such a model; see ``exchange_to_hf``."""
     shapes = tensor_shapes(model)
     check_names(shapes, source)
-    if model.family in fused_experts.FAMILIES:
+    if model.traits.interleaved_experts:
         shapes = {name: tuple(parameter.shape) for name, parameter in build_skeleton(model).named_parameters()}
         source = experts.FusedExpertsSource(model, source, list(shapes))
     extras = _extras(extras_from)

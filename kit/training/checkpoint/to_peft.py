@@ -30,7 +30,7 @@ def exchange_to_peft(
     config.base_model_name_or_path = None if base is None else str(base)
     config.task_type = "SEQ_2_SEQ_LM" if exchange.model.is_encoder_decoder else "CAUSAL_LM"
     config.inference_mode = True
-    config.fan_in_fan_out = exchange.model.family == "gpt2"
+    config.fan_in_fan_out = exchange.model.traits.conv1d
     source = exchange.source(StateKind.MASTER)
     check_names(adapters.checkpoint_shapes(exchange.model, exchange.lora), source)
     try:
@@ -52,7 +52,7 @@ class Merged(TensorSource):
         check_names(tensor_shapes(exchange.model), self._base)
         self._scale = exchange.lora.alpha / exchange.lora.rank
         self._adapted = {name for name in self._adapters.names() if ".lora_A." in name}
-        self._transposed = exchange.model.family == "gpt2"
+        self._transposed = exchange.model.traits.conv1d
 
     def names(self) -> list[str]:
         """All weights of the model."""
