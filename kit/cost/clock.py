@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
 
 from kit.cost import traffic
 from kit.cost.adapters import trained_share
@@ -52,6 +53,10 @@ class Part:
         return self.forward + self.launch / 3
 
 
+_SECONDS = attrgetter(*(item.name for item in fields(Part)))
+"""All fields of a part."""
+
+
 class Clock:
     """Times setups of one model, machine and program; remembers layers, which many layouts share."""
 
@@ -95,12 +100,10 @@ class Clock:
             else [(self._layer(setup, False), len(layers))]
         )
         once = self._once(setup, stage, parts[-1][0])
-        return Part(
-            *(
-                sum(getattr(part, name) * count for part, count in parts) + getattr(once, name)
-                for name in Part.__dataclass_fields__
-            )
-        )
+        totals = [0.0] * len(_SECONDS(once))
+        for part, count in parts:
+            totals = [total + seconds * count for total, seconds in zip(totals, _SECONDS(part), strict=True)]
+        return Part(*map(add, totals, _SECONDS(once)))
 
     def _layer(self, setup: TrainingSetup, has_experts: bool) -> Part:
         key = (

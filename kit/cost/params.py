@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from kit.cost.pipeline import chunk_layers
 from kit.specs.layout import Layout
@@ -67,12 +67,12 @@ class RankParameters:
     """Embedding, position table, head (a tied head on the embedding's own stage counts nothing)."""
     experts: float
 
-    @property
+    @cached_property
     def dense(self) -> float:
         """Everything but experts."""
         return self.dense_matrices + self.vectors + self.vocabulary
 
-    @property
+    @cached_property
     def total(self) -> float:
         """All of the rank."""
         return self.dense + self.experts
