@@ -11,8 +11,8 @@ from typing import Literal
 from benchmarks.accuracy.pipelines import Row
 from benchmarks.accuracy.programs.rank_params import layer_parameters
 from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.rank_states import EngineMemory
-from kit.cost.states import state_bytes
+from kit.cost.memory.rank_states import EngineMemory
+from kit.cost.memory.states import state_bytes
 from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout, Offload
 

@@ -8,7 +8,7 @@ from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.programs.setup import PublishedSetup
 from benchmarks.accuracy.rows import excluded, setup_of
-from kit.cost.rank_memory import RankMemory
+from kit.cost.memory.phases import RankMemory
 from kit.units import to_gib
 
 RESERVED_OVER_ALLOCATED = 1.08

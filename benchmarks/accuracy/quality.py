@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.page import header, table
-from kit.cost.efficiency import usable_gib
-from kit.cost.memory import peak_gib
-from kit.cost.step_time import StepTimer
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.peak import peak_gib
+from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.candidates import layouts

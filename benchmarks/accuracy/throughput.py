@@ -10,8 +10,8 @@ from benchmarks.accuracy.cleaned import contradiction, number_of, with_sizes
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.throughput_rows import RunOfRow, run_of, transformers_only, with_recompute
-from kit.cost.clock import Clock
-from kit.cost.machine import machine_of
+from kit.cost.time.gpu import machine_of
+from kit.cost.time.pipeline_time import Clock
 from kit.units import to_gib
 
 MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")

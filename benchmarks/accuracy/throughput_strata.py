@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from benchmarks.accuracy.strata import Errors, errors_of
 from benchmarks.accuracy.throughput import Constants, Result, components_s
-from kit.cost.efficiency import peak_flops_per_s
+from kit.cost.hardware import peak_flops_per_s
 
 GRID = tuple(0.70 + 0.02 * step for step in range(36))
 """Factors tried where a constant is estimated again."""
@@ -194,7 +194,7 @@ def _estimated(name: str, rows: list[Result], fits: dict[str, list[float]]) -> f
 
 def _borrowed(result: Result, others: list[Result], fits: dict[str, list[float]]) -> float:
     """Factor that gives a GPU the share that another kind reaches, as estimated from the other sources."""
-    from kit.cost.efficiency import gpu_rates
+    from kit.cost.hardware import gpu_rates
 
     assert result.run is not None
     precision = result.run.program.precision

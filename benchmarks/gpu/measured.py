@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import kit
 from benchmarks.gpu.cases import BY_NAME, planned
-from kit.cost.flops import model_flops_per_token
+from kit.cost.model.flops import model_flops_per_token
 from kit.emit.run_directory import RunDirectory, write
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.__main__ import process_group

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import machine
-from kit.cost.efficiency import shared
+from kit.cost.hardware import shared
 
 SIDE = {"cuda": 8192, "cpu": 512}
 """Of the square matrices of the product; large enough for a GPU's full rate."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import kit
 from benchmarks.page import table, whole
-from kit.cost.memory import peak_gib
+from kit.cost.memory.peak import peak_gib
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.request import Request

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import kit
 from benchmarks.page import table, whole
-from kit.cost.memory import COMPONENTS
-from kit.cost.step_time import step_time_components_s
+from kit.cost.memory.peak import COMPONENTS
+from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.describe import describe

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from benchmarks.page import table
-from kit.cost.step_time import step_time_components_s
+from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec

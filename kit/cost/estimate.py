@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from kit.cost.bands import step_time_evidence
-from kit.cost.efficiency import peak_flops_per_s
-from kit.cost.flops import model_flops_per_token
-from kit.cost.memory import peak_memory
-from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
-from kit.cost.operation import operation
+from kit.cost.hardware import peak_flops_per_s
+from kit.cost.memory.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.memory.peak import peak_memory
+from kit.cost.model.flops import model_flops_per_token
 from kit.cost.prediction import Prediction
-from kit.cost.step_time import bubble_fraction, step_time_components_s
+from kit.cost.reliability import operation
+from kit.cost.time.step import bubble_fraction, step_time_components_s
+from kit.cost.uncertainty import step_time_evidence
 from kit.cost.workload import Workload
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from kit.cost.compression import ZeroPlusPlus
-from kit.cost.machine import ComputePrecision
-from kit.cost.params import RankParameters
+from kit.cost.model.params import RankParameters
+from kit.cost.time.compression import ZeroPlusPlus
+from kit.cost.time.gpu import ComputePrecision
 from kit.specs.families import Family, Traits
 from kit.specs.layout import ContextExchange
 

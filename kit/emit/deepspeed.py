@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kit.cost import deepspeed_sizes as sizes
+from kit.cost.memory import deepspeed_sizes as sizes
 from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
@@ -278,7 +278,7 @@ def _aio_section(plan: Plan) -> dict[str, Any]:
     """How the asynchronous I/O library reads and writes.
 
     Requests of 1 MiB, handed over in batches and reaped as they complete; as many in flight as the disks need, by as
-    many threads as keep them busy (``kit.cost.deepspeed_sizes``). CPU rehearsals share two cores.
+    many threads as keep them busy (``kit.cost.memory.deepspeed_sizes``). CPU rehearsals share two cores.
     """
     return {
         "block_size": sizes.NVME_BLOCK_BYTES,

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit.cost.efficiency import gpu_rates
-from kit.cost.pipeline import chunk_layers
+from kit.cost.hardware import gpu_rates
+from kit.cost.model.pipeline import chunk_layers
 from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml

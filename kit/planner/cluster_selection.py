@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from kit.cost.efficiency import peak_flops_per_s
-from kit.cost.flops import model_flops_per_token
-from kit.cost.operation import operation
+from kit.cost.hardware import peak_flops_per_s
+from kit.cost.model.flops import model_flops_per_token
+from kit.cost.reliability import operation
 from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner.calibration import NONE, Calibration
@@ -62,7 +62,7 @@ class ClusterOption:
     cluster: ClusterSpec
     layout: Layout
     days: float
-    """Of the token budget, with what checkpoints and failures take (``kit.cost.operation``)."""
+    """Of the token budget, with what checkpoints and failures take (``kit.cost.reliability``)."""
     cost_usd: float | None
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from operator import attrgetter
 
-from kit.cost.efficiency import usable_gib
-from kit.cost.memory import peak_gib
-from kit.cost.step_time import StepTimer
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.peak import peak_gib
+from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
 from kit.planner.candidates import FALLBACK_SPACE, USUAL, SearchSpace, layouts
 from kit.planner.request import Request

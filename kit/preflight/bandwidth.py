@@ -12,8 +12,8 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kit.cost.efficiency import shared
 from kit.cost.estimate import predict
+from kit.cost.hardware import shared
 from kit.cost.workload import Workload
 from kit.emit.run_directory import RunDirectory
 from kit.planner.plan import Plan

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import kit.emit.megatron
-from kit.cost.operation import checkpoint_bytes
+from kit.cost.reliability import checkpoint_bytes
 from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
 from kit.errors import RunDirectoryError

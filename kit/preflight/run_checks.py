@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import kit.emit.megatron
-from kit.cost.operation import checkpoint_bytes
+from kit.cost.reliability import checkpoint_bytes
 from kit.emit.copy_recipe import convert_data
 from kit.emit.run_directory import RunDirectory
 from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError

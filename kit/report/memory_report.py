@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any
 
-from kit.cost.memory import MemoryReport, peak
+from kit.cost.memory.peak import MemoryReport, peak
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.describe import describe

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from kit.cost.memory import COMPONENTS
-from kit.cost.params import count
+from kit.cost.memory.peak import COMPONENTS
+from kit.cost.model.params import count
 from kit.cost.prediction import StageMemory
 from kit.errors import KitError
 from kit.planner.describe import describe

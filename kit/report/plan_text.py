@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 
-from kit.cost.efficiency import usable_gib
-from kit.cost.memory import COMPONENTS
-from kit.cost.params import count
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.peak import COMPONENTS
+from kit.cost.model.params import count
 from kit.cost.prediction import Operation, Prediction, StageMemory
 from kit.planner.calibration import is_corrected
 from kit.planner.describe import describe

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kit.cost.efficiency import usable_gib
+from kit.cost.hardware import usable_gib
 from kit.errors import PlanError, SpecError
 from kit.planner.calibration import NONE, Calibration, is_corrected
 from kit.planner.describe import describe

@@ -22,7 +22,7 @@ from benchmarks.accuracy.throughput_page import as_markdown
 from benchmarks.accuracy.throughput_report import report_of
 from benchmarks.accuracy.throughput_rows import RunOfRow, run_of
 from benchmarks.accuracy.throughput_strata import constant_mfu_errors, strata, without_own_source
-from kit.cost.bands import OFFLOADED_RUNS, OFFLOADED_TIMES
+from kit.cost.uncertainty import OFFLOADED_RUNS, OFFLOADED_TIMES
 from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.catalog.rows import rows

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from kit.cost.deepspeed_sizes import (
+from kit.cost.memory.deepspeed_sizes import (
     largest_layer_matrix,
     live_parameters,
     nvme_queue_depth,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.cost.params import count
+from kit.cost.model.params import count
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import StateKind
 from kit.errors import EngineError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.cost.megatron_layer import kept_terms
+from kit.cost.memory.activations_transformer_engine import kept_terms
 from kit.cost.workload import Workload
 from tests.megatron import cases, inside
 from tests.training import tiny

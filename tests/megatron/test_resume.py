@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kit.cost.params import rank_experts, rank_parameters
+from kit.cost.model.params import rank_experts, rank_parameters
 from kit.engines.base import StateKind
 from tests.megatron import cases, inside
 from tests.training import tiny

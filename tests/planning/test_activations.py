@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kit.cost.huggingface_layer import layer_bytes, layer_input
-from kit.cost.megatron_layer import layer_terms
+from kit.cost.memory.activations_huggingface import layer_bytes, layer_input
+from kit.cost.memory.activations_transformer_engine import layer_terms
 from kit.cost.setup import TrainingSetup
 from kit.cost.workload import Workload
 from kit.engines.huggingface.models import hf_config

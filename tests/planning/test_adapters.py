@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.cost.adapters import adapter_parameters_of
+from kit.cost.model.lora import adapter_parameters_of
 from kit.engines.huggingface.adapters import adapter_shapes
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.cost.params import count
+from kit.cost.model.params import count
 from kit.errors import SpecError
 from kit.specs.catalog import gpu_names, load_gpu, load_model, model_names, node_names, parse_cluster
 from kit.specs.catalog.rows import rows

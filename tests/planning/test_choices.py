@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from kit.cost.pipeline import chunk_layers
+from kit.cost.model.pipeline import chunk_layers
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request

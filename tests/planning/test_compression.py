@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 import kit
-from kit.cost.compression import (
+from kit.cost.model.params import count
+from kit.cost.time.compression import (
     INT4_BYTES,
     INT8_BYTES,
     POWERSGD_RANK,
@@ -16,9 +17,8 @@ from kit.cost.compression import (
     held_bytes,
     zero_times,
 )
-from kit.cost.machine import machine_of
-from kit.cost.params import count
-from kit.cost.step_time import step_time_components_s
+from kit.cost.time.gpu import machine_of
+from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec

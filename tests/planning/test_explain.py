@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from kit.cost.matmul_time import Processor, matmul_s, tile_share
-from kit.cost.operation import GPU_HOURS_PER_FAILURE, checkpoint_bytes, operation
+from kit.cost.reliability import GPU_HOURS_PER_FAILURE, checkpoint_bytes, operation
+from kit.cost.time.matmul import Processor, matmul_s, tile_share
 from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner import calibration

@@ -6,12 +6,12 @@ import dataclasses
 
 import pytest
 
-from kit.cost.efficiency import peak_flops_per_s
-from kit.cost.layer_time import head_s
-from kit.cost.machine import machine_of
-from kit.cost.memory import peak_gib
-from kit.cost.params import count
-from kit.cost.step_time import step_time_components_s
+from kit.cost.hardware import peak_flops_per_s
+from kit.cost.memory.peak import peak_gib
+from kit.cost.model.params import count
+from kit.cost.time.gpu import machine_of
+from kit.cost.time.layer import head_s
+from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.planner.make_plan import make_plan
 from kit.specs.catalog import load_model

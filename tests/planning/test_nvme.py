@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 import kit
-from kit.cost import deepspeed_sizes as sizes
-from kit.cost.offload import host_ram_gib_per_node, nvme_gib_per_node
-from kit.cost.params import count
-from kit.cost.step_time import step_time_components_s
+from kit.cost.memory import deepspeed_sizes as sizes
+from kit.cost.memory.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.model.params import count
+from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.rules import violations

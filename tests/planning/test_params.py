@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from kit.cost.params import count, rank_experts, rank_parameters
+from kit.cost.model.params import count, rank_experts, rank_parameters
 from kit.engines.huggingface.models import parameter_shapes
 from kit.specs.catalog import load_model, model_names
 from kit.specs.model import Family, ModelSpec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.cost.operation import operation
+from kit.cost.reliability import operation
 from kit.errors import PlanError, SpecError
 from kit.planner.cluster_selection import Constraints, cluster_options, node_type
 from kit.planner.make_plan import make_plan

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.system_tests.accepted.cases import CLUSTERS
 from kit.cost import predict
-from kit.cost.efficiency import usable_gib
+from kit.cost.hardware import usable_gib
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.candidates import SearchSpace, layouts

@@ -10,12 +10,12 @@ import pytest
 from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.programs.rank_params import rank_parameters, with_parameters
 from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.megatron_layer import kept_terms, layer_terms
-from kit.cost.megatron_memory import kept_activations
-from kit.cost.memory import peak, peak_gib, peak_memory
-from kit.cost.params import rank_parameters as planned_parameters
+from kit.cost.memory.activations_transformer_engine import kept_terms, layer_terms
+from kit.cost.memory.peak import peak, peak_gib, peak_memory
+from kit.cost.memory.rank_megatron import kept_activations
+from kit.cost.model.params import rank_parameters as planned_parameters
+from kit.cost.model.stages import chunks, chunks_in_flight, in_flight
 from kit.cost.setup import Experts, Program, Shape
-from kit.cost.stages import chunks, chunks_in_flight, in_flight
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from kit.cost.params import count
+from kit.cost.model.params import count
 from kit.errors import SpecError
 from kit.planner.request import Request
 from kit.report.memory_report import memory_report

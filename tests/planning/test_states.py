@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kit.cost.offload import host_ram_gib_per_node
-from kit.cost.states import StateBytes, state_bytes, zero_paper
+from kit.cost.memory.offload import host_ram_gib_per_node
+from kit.cost.memory.states import StateBytes, state_bytes, zero_paper
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Layout

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from kit.cost import predict
-from kit.cost.communication import group, zero_volume
-from kit.cost.efficiency import shared
-from kit.cost.flops import model_flops_per_token
-from kit.cost.memory import peak_gib
-from kit.cost.step_time import bubble_fraction, step_time_components_s
+from kit.cost.hardware import shared
+from kit.cost.memory.peak import peak_gib
+from kit.cost.model.flops import model_flops_per_token
+from kit.cost.time.collectives import group, zero_volume
+from kit.cost.time.step import bubble_fraction, step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from kit.cost.operation import operation
+from kit.cost.reliability import operation
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import random_state

@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from kit.cost.memory import parts_of
-from kit.cost.states import BLOCK
+from kit.cost.memory.peak import parts_of
+from kit.cost.memory.states import BLOCK
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import parameter_shapes
 from kit.engines.torch.engine import TorchEngine
@@ -320,7 +320,7 @@ def test_8b_fits_one_gpu_of_80_gib():
 
 
 def test_checkpoints_are_smaller():
-    from kit.cost.operation import checkpoint_bytes
+    from kit.cost.reliability import checkpoint_bytes
 
     whole = tiny.plan().workload
     job = dataclasses.replace(whole.job, optimizer=OptimizerSpec(name="adamw-8bit"))

@@ -11,7 +11,7 @@ import torch._dynamo.utils
 from torch.nn import functional
 
 import kit
-from kit.cost.huggingface_layer import loss_bytes
+from kit.cost.memory.activations_huggingface import loss_bytes
 from kit.cost.workload import Workload
 from kit.diagnose.probe.tracker import LiveBytes
 from kit.engines.base import IGNORE_INDEX, StateKind

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kit.cost.huggingface_layer import loss_bytes
-from kit.cost.liger_chunks import liger_chunk
+from kit.cost.memory.activations_huggingface import loss_bytes
+from kit.cost.model.liger_chunks import liger_chunk
 from kit.cost.workload import Workload
 from kit.engines.kernels import liger
 from kit.engines.kernels.chunked_loss import linear_cross_entropy

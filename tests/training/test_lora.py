@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from kit.cost.memory import parts_of
+from kit.cost.memory.peak import parts_of
 from kit.cost.workload import Workload
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import IGNORE_INDEX, StateKind

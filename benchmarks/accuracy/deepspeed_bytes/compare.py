@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from benchmarks.accuracy.deepspeed_bytes.cases import Case
 from benchmarks.accuracy.deepspeed_bytes.measure import Held
 from benchmarks.page import header, table
-from kit.cost import offload
-from kit.cost.params import count
-from kit.cost.states import state_bytes
+from kit.cost.memory import offload
+from kit.cost.memory.states import state_bytes
+from kit.cost.model.params import count
 
 TOLERANCE = 0.02
 """Relative difference of a term."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.rank_params import largest_layer_parameters
 from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.params import RankParameters
-from kit.cost.rank_states import RankStates
+from kit.cost.memory.rank_states import RankStates
+from kit.cost.model.params import RankParameters
 
 
 def rank_states(setup: PublishedSetup, stage: int) -> RankStates:

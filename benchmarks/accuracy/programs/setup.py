@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.rank_states import EngineMemory
+from kit.cost.memory.rank_states import EngineMemory
 from kit.cost.setup import TrainingSetup
 
 

@@ -6,10 +6,10 @@ from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.rank_params import layer_parameters
 from benchmarks.accuracy.programs.setup import PublishedSetup
 from benchmarks.accuracy.programs.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
-from kit.cost.rank_memory import RankParts, cublas_workspaces
-from kit.cost.rank_states import RankStates
-from kit.cost.stages import chunks, chunks_in_flight
-from kit.cost.states import NF4_BYTES
+from kit.cost.memory.phases import RankParts, cublas_workspaces
+from kit.cost.memory.rank_states import RankStates
+from kit.cost.memory.states import NF4_BYTES
+from kit.cost.model.stages import chunks, chunks_in_flight
 
 
 def rank_parts(setup: PublishedSetup, stage: int) -> RankParts:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kit.cost.efficiency import usable_gib
 from kit.cost.estimate import predict
+from kit.cost.hardware import usable_gib
 from kit.cost.workload import Workload
 from kit.diagnose.lint.known_keys import KnownKeys, accelerate_keys, deepspeed_keys
 from kit.emit.accelerate import accelerate_config

@@ -6,11 +6,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from kit.cost.efficiency import usable_gib
 from kit.cost.estimate import predict
-from kit.cost.memory import peak_gib
-from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node
-from kit.cost.params import count
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node
+from kit.cost.memory.peak import peak_gib
+from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.diagnose.lint.batch_rules import data_parallel_size
 from kit.diagnose.lint.config import Config

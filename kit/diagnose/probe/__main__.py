@@ -22,7 +22,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # engines warn of what a probe does on purpose
     try:
-        from kit.cost.pipeline import distinct_stages
+        from kit.cost.model.pipeline import distinct_stages
         from kit.diagnose.probe.run import probe, render
         from kit.planner.plan import Plan
 

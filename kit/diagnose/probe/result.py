@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from kit.cost.memory import parts_of
+from kit.cost.memory.peak import parts_of
 from kit.planner.plan import Plan
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
-from kit.cost.pipeline import stage_layers
+from kit.cost.model.pipeline import stage_layers
 from kit.diagnose.probe.result import MemorySnapshot, ProbeResult, predicted
 from kit.errors import KitError
 from kit.planner.describe import describe

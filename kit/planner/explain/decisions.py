@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from kit.cost.efficiency import usable_gib
-from kit.cost.step_time import StepTimer
+from kit.cost.hardware import usable_gib
+from kit.cost.time.step import StepTimer
 from kit.planner.candidates import fast_paths
 from kit.planner.describe import describe, engine_name
 from kit.planner.explain.notes import notes

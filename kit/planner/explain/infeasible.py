@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from kit.cost.efficiency import usable_gib
-from kit.cost.memory import peak_gib
-from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.memory.peak import peak_gib
 from kit.cost.workload import Workload
 from kit.planner.candidates import FALLBACK_SPACE, layouts
 from kit.planner.describe import describe

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from kit.cost.efficiency import usable_gib
-from kit.cost.memory import peak_gib
-from kit.cost.step_time import step_time_components_s
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.peak import peak_gib
+from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.planner.plan import Decision
 from kit.planner.rules import is_legal

@@ -7,7 +7,7 @@ parallelism that trades sequence for heads by all-to-all (Ulysses: cp with cp_co
 
 from __future__ import annotations
 
-from kit.cost.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.common import runs_megatron_layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kit.cost.pipeline import middle_stage_layers
+from kit.cost.model.pipeline import middle_stage_layers
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit.cost.operation import STORAGE_USD_PER_GB_MONTH, exchange_bytes
+from kit.cost.reliability import STORAGE_USD_PER_GB_MONTH, exchange_bytes
 from kit.planner.plan import Plan
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.engine_checkpoint import kept

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kit.cost.communication import Group, group
-from kit.cost.efficiency import GpuRates, gpu_rates, peak_flops_per_s, shared
-from kit.cost.matmul_time import Processor
+from kit.cost.hardware import GpuRates, gpu_rates, peak_flops_per_s, shared
+from kit.cost.time.collectives import Group, group
+from kit.cost.time.matmul import Processor
 from kit.specs.cluster import ClusterSpec
 from kit.units import TFLOP
 

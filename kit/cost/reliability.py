@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from kit.cost.adapters import trained_parameters
+from kit.cost.memory.states import MOMENTS
+from kit.cost.model.lora import trained_parameters
 from kit.cost.prediction import Operation
-from kit.cost.states import MOMENTS
 from kit.cost.workload import Workload
 from kit.units import GB, SECONDS_PER_HOUR
 

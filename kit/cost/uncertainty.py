@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.efficiency import GpuRates, gpu_rates
+from kit.cost.hardware import GpuRates, gpu_rates
 from kit.cost.workload import Workload
 from kit.specs.catalog.rows import rows
 from kit.specs.layout import Layout

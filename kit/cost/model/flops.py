@@ -6,7 +6,7 @@ for that of the weight. Attention is causal: half of the scores are computed (th
 
 from __future__ import annotations
 
-from kit.cost.params import count
+from kit.cost.model.params import count
 from kit.specs.model import ModelSpec
 
 

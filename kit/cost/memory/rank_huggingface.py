@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from kit.cost import fp8_casts
-from kit.cost.huggingface_layer import (
+from kit.cost.memory.activations_huggingface import (
     after_layers,
     chunk_entries,
     cross_attention,
@@ -12,10 +11,11 @@ from kit.cost.huggingface_layer import (
     layer_terms,
     loss_bytes,
 )
-from kit.cost.rank_memory import RankParts, cublas_workspaces
-from kit.cost.rank_states import EngineMemory, RankStates
+from kit.cost.memory.phases import RankParts, cublas_workspaces
+from kit.cost.memory.rank_states import EngineMemory, RankStates
+from kit.cost.model.stages import kinds, stage_layers
 from kit.cost.setup import TrainingSetup
-from kit.cost.stages import kinds, stage_layers
+from kit.cost.time import fp8_casts
 
 
 def rank_parts(setup: TrainingSetup, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:

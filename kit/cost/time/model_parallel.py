@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.communication import Group
-from kit.cost.efficiency import shared
-from kit.cost.layer_time import LayerTime
-from kit.cost.machine import Machine
+from kit.cost.hardware import shared
 from kit.cost.setup import Program, TrainingSetup
+from kit.cost.time.collectives import Group
+from kit.cost.time.gpu import Machine
+from kit.cost.time.layer import LayerTime
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.rank_states import RankStates
+from kit.cost.memory.rank_states import RankStates
 
 Moment = dict[str, float]
 """Component → bytes."""

@@ -6,10 +6,10 @@ saved and the incoming gradient, and writes the outgoing one). Elements of activ
 
 from __future__ import annotations
 
-from kit.cost import fp8_casts
-from kit.cost.huggingface_layer import chunk_tokens
-from kit.cost.params import RankParameters
+from kit.cost.memory.activations_huggingface import chunk_tokens
+from kit.cost.model.params import RankParameters
 from kit.cost.setup import Code, Program, TrainingSetup
+from kit.cost.time import fp8_casts
 
 SCORE_PASSES = 4.5
 """Unfused attention: elements read and written a score beside the products: softmax two, dropout two and its mask."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kit.cost.clock import COMPONENTS, Clock
-from kit.cost.efficiency import shared
-from kit.cost.gradient_time import exposed
-from kit.cost.machine import machine_of
-from kit.cost.params import count
+from kit.cost.hardware import shared
+from kit.cost.model.params import count
 from kit.cost.setup import Program
+from kit.cost.time.data_parallel import exposed
+from kit.cost.time.gpu import machine_of
+from kit.cost.time.pipeline_time import COMPONENTS, Clock
 from kit.cost.workload import Workload
 from kit.specs.layout import Layout
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kit.cost import huggingface_memory, megatron_memory
-from kit.cost.efficiency import overheads, usable_gib
-from kit.cost.engine_memory import engine_memory
-from kit.cost.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
-from kit.cost.pipeline import distinct_stages
+from kit.cost.hardware import overheads, usable_gib
+from kit.cost.memory import rank_huggingface, rank_megatron
+from kit.cost.memory.engine import engine_memory
+from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.memory.phases import RankParts, peak_bytes, rank_memory
+from kit.cost.memory.rank_states import rank_states
+from kit.cost.model.pipeline import distinct_stages
 from kit.cost.prediction import StageMemory
-from kit.cost.rank_memory import RankParts, peak_bytes, rank_memory
-from kit.cost.rank_states import rank_states
 from kit.cost.workload import Workload
 from kit.specs.layout import Layout
 from kit.units import GIB, to_gib
@@ -112,7 +112,7 @@ def parts_of(workload: Workload, stage: int) -> RankParts:
     """Of a rank of one pipeline stage, CUDA's and NCCL's own memory apart."""
     setup, engine = workload.setup, engine_memory(workload)
     states = rank_states(engine, setup.parameters[stage], stage)
-    rank_parts = huggingface_memory.rank_parts if setup.kernels == "huggingface" else megatron_memory.rank_parts
+    rank_parts = rank_huggingface.rank_parts if setup.kernels == "huggingface" else rank_megatron.rank_parts
     return rank_parts(setup, engine, states, stage)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kit.cost import deepspeed_sizes, offload
-from kit.cost.params import count
+from kit.cost.memory import deepspeed_sizes, offload
+from kit.cost.model.params import count
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import Precision
 from kit.specs.layout import Layout

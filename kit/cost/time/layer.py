@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost import traffic
-from kit.cost.machine import Machine
-from kit.cost.matmul_time import Processor, matmul_s
 from kit.cost.setup import TrainingSetup
+from kit.cost.time import elementwise
+from kit.cost.time.gpu import Machine
+from kit.cost.time.matmul import Processor, matmul_s
 
 Product = tuple[float, float, float, float]
 """(rows, columns, inner, count) of a forward product."""
@@ -48,9 +48,9 @@ def layer_time(machine: Machine, setup: TrainingSetup, has_experts: bool) -> Lay
     forward_products = sum(_forward_s(*product) for product in products)
     backward_products = sum(_backward_s(processor, setup, product) for processor, product in products)
     attention = attention_forward_s(machine, setup)
-    elements = traffic.layer_bytes(setup, has_experts) / machine.bytes_per_s
+    elements = elementwise.layer_bytes(setup, has_experts) / machine.bytes_per_s
     attention_backward = 2.5 * attention if setup.program.attention != "unfused" else 2.0 * attention
-    kernels = traffic.layer_kernels(setup, has_experts)
+    kernels = elementwise.layer_kernels(setup, has_experts)
     launch = kernels * machine.rates.kernel_launch_us * 1e-6
     return LayerTime(
         forward=forward_products + attention + elements,
@@ -60,7 +60,7 @@ def layer_time(machine: Machine, setup: TrainingSetup, has_experts: bool) -> Lay
         products_backward=backward_products,
         attention_forward=attention,
         launch_forward=launch,
-        launch_backward=traffic.BACKWARD_LAUNCHES * launch,
+        launch_backward=elementwise.BACKWARD_LAUNCHES * launch,
     )
 
 
@@ -68,7 +68,7 @@ def head_s(machine: Machine, setup: TrainingSetup) -> tuple[float, float]:
     """(forward, backward) of the output projection and the loss, on the last stage."""
     shape, tokens = setup.shape, setup.tokens
     product = (tokens, shape.vocab_size / setup.tp, shape.hidden_size, 1.0)
-    loss = tokens * traffic.loss_bytes(setup) / machine.bytes_per_s
+    loss = tokens * elementwise.loss_bytes(setup) / machine.bytes_per_s
     return _forward_s(machine.others, product) + loss / 2, _backward_s(machine.others, setup, product) + loss / 2
 
 
@@ -91,14 +91,14 @@ def attention_forward_s(machine: Machine, setup: TrainingSetup) -> float:
         element = 4.0 if setup.program.precision == "fp32" else 2.0
         scores = matmul_s(machine.matmul, s, s, shape.query_width / shape.num_attention_heads, count, element)
         values = matmul_s(machine.matmul, s, shape.value_width / shape.num_attention_heads, s, count, element)
-        return scores + values + traffic.SCORE_PASSES * element * count * s * s / machine.bytes_per_s
+        return scores + values + elementwise.SCORE_PASSES * element * count * s * s / machine.bytes_per_s
     # Layers that see everything decide the slowest kernel; with a window on most, few of them do.
     window = shape.sliding_window if shape.full_attention_every == 0 else None
     seen = s / 2 if window is None or window >= s else window - window**2 / (2 * s)
-    seen += traffic.ATTENTION_BLOCK / 2
+    seen += elementwise.ATTENTION_BLOCK / 2
     flops = 2.0 * heads * sequences * s * seen / setup.cp * widths
     # Few blocks of queries leave multiprocessors idle.
-    ramp = s / (s + traffic.ATTENTION_RAMP)
+    ramp = s / (s + elementwise.ATTENTION_RAMP)
     # Without the zig-zag order the last rank of a sequence sees all of it, and the others wait.
     uneven = 1.0 if setup.program.balanced_context else 2.0 - 1.0 / setup.cp
     return uneven * flops / (machine.attention_flops_per_s * ramp)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from kit.cost.params import RankParameters, count
+from kit.cost.model.params import RankParameters, count
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.model import ModelSpec
 

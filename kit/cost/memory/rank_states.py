@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.params import RankParameters
-from kit.cost.states import StateBytes
+from kit.cost.memory.states import StateBytes
+from kit.cost.model.params import RankParameters
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from kit.cost.communication import group
-from kit.cost.efficiency import shared
-from kit.cost.params import count
+from kit.cost.hardware import shared
+from kit.cost.model.params import count
+from kit.cost.time.collectives import group
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.efficiency import shared
+from kit.cost.hardware import shared
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import Layout
 

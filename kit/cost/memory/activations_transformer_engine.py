@@ -3,12 +3,12 @@
 Read in megatron-core 0.16 (transformer/) and transformer_engine/pytorch. ``shard`` counts a token where sequence
 parallelism splits it, ``token`` where tensor parallelism has gathered it and splits the width instead (Korthikanti et
 al. 2022, arXiv 2205.05198, equations 2 and 4). The layers of megatron-core without Transformer Engine keep the same;
-those of kit (local) are in ``native_layer.py``.
+those of kit (local) are in ``activations_megatron.py``.
 """
 
 from __future__ import annotations
 
-from kit.cost import native_layer
+from kit.cost.memory import activations_megatron
 from kit.cost.setup import Experts, LatentAttention, TrainingSetup
 
 ELEMENT = 2
@@ -18,7 +18,7 @@ ELEMENT = 2
 def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
     """Bytes that one micro batch keeps of one layer, without recompute. Names are Megatron's recompute modules."""
     if setup.kernels == "local":
-        return native_layer.layer_terms(setup, has_experts)
+        return activations_megatron.layer_terms(setup, has_experts)
     terms = {"residual": _norm_inputs(setup), "layernorm": _norm_outputs(setup), "dropout": _dropout(setup)}
     terms |= _latent(setup, setup.shape.latent) if setup.shape.latent else _attention(setup)
     if has_experts and setup.shape.experts:

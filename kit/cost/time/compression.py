@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.machine import Machine
-from kit.cost.params import count
+from kit.cost.model.params import count
+from kit.cost.time.gpu import Machine
 from kit.specs.layout import GradientCompression, Layout
 from kit.specs.model import ModelSpec
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from kit.cost import native_layer
-from kit.cost.megatron_layer import ELEMENT, kept_terms, layer_input, layer_terms
-from kit.cost.rank_memory import LARGE_WORKSPACES, MIB, RankParts, cublas_workspaces
-from kit.cost.rank_states import EngineMemory, RankStates
+from kit.cost.memory import activations_megatron
+from kit.cost.memory.activations_transformer_engine import ELEMENT, kept_terms, layer_input, layer_terms
+from kit.cost.memory.phases import LARGE_WORKSPACES, MIB, RankParts, cublas_workspaces
+from kit.cost.memory.rank_states import EngineMemory, RankStates
+from kit.cost.model.stages import chunks, chunks_in_flight, kinds, stage_kinds, stage_layers
 from kit.cost.setup import TrainingSetup
-from kit.cost.stages import chunks, chunks_in_flight, kinds, stage_kinds, stage_layers
 
 GROUPED_STREAMS = 4
 """Streams of a grouped matrix product, each with a workspace (transformer_engine, num_cublas_streams)."""
@@ -52,7 +52,7 @@ def rank_parts(setup: TrainingSetup, engine: EngineMemory, states: RankStates, s
 def _beyond_the_first_layer(setup: TrainingSetup, stage: int, layer: float, outlived: float) -> float:
     """local: what the embedding's backward holds beyond what that of the first layer (``layer``) did, which has
     gone by then: gradients of tables and of the embedding's output, and whatever outlives its layer."""
-    tables = native_layer.table_gradients(setup, stage) if setup.kernels == "local" else 0.0
+    tables = activations_megatron.table_gradients(setup, stage) if setup.kernels == "local" else 0.0
     if not tables:
         return 0.0
     return max(0.0, tables + outlived + layer_input(setup) - layer)
@@ -130,7 +130,7 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
         hidden = ELEMENT * setup.shape.hidden_size * setup.tokens
         return waiting * (2 * entries + hidden), 6 * entries
     if setup.kernels == "local":
-        return 0.0, native_layer.loss_bytes(setup, entries)
+        return 0.0, activations_megatron.loss_bytes(setup, entries)
     if setup.weight_bytes == 4:
         return 4 * entries * setup.shape.mtp_layers, 4 * entries  # fp32 already: in place throughout
     kept, fullest = {"unfused": (4, 6), "native": (4, 10), "te": (2, 2)}[setup.cross_entropy]
@@ -140,7 +140,7 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
 def working_bytes(setup: TrainingSetup, stage: int) -> float:
     """Gradients that exist at once in the backward of the last layer: of two widths of the MLP, or of the scores."""
     if setup.kernels == "local":
-        return native_layer.working_bytes(setup, stage_kinds(setup, stage)[1] > 0)
+        return activations_megatron.working_bytes(setup, stage_kinds(setup, stage)[1] > 0)
     shape = setup.shape
     element = setup.element
     hidden = 2 * element * shape.hidden_size * setup.tokens

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost import deepspeed_sizes
-from kit.cost.efficiency import overheads
-from kit.cost.params import count
+from kit.cost.hardware import overheads
+from kit.cost.memory import deepspeed_sizes
+from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import Precision

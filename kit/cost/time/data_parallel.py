@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kit.cost.adapters import trained_share
-from kit.cost.communication import Group
-from kit.cost.compression import zero_times
-from kit.cost.efficiency import shared
-from kit.cost.machine import Machine
-from kit.cost.params import RankParameters
+from kit.cost.hardware import shared
+from kit.cost.model.lora import trained_share
+from kit.cost.model.params import RankParameters
 from kit.cost.setup import TrainingSetup
+from kit.cost.time.collectives import Group
+from kit.cost.time.compression import zero_times
+from kit.cost.time.gpu import Machine
 
 
 def data_parallel_s(

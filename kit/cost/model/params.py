@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from kit.cost.pipeline import chunk_layers
+from kit.cost.model.pipeline import chunk_layers
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 

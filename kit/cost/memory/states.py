@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kit.cost.compression import held_bytes
+from kit.cost.time.compression import held_bytes
 from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout
 

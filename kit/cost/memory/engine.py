@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from kit.cost import deepspeed_sizes
-from kit.cost.adapters import adapter_parameters_of
-from kit.cost.gathered import engine_buffers
-from kit.cost.params import count
-from kit.cost.pipeline import stage_layers
-from kit.cost.rank_states import EngineMemory
-from kit.cost.states import MOMENTS, NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.memory import deepspeed_sizes
+from kit.cost.memory.buffers import engine_buffers
+from kit.cost.memory.rank_states import EngineMemory
+from kit.cost.memory.states import MOMENTS, NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.model.lora import adapter_parameters_of
+from kit.cost.model.params import count
+from kit.cost.model.pipeline import stage_layers
 from kit.cost.workload import Workload
 from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.layout import Layout

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from operator import add, attrgetter
 
-from kit.cost import traffic
-from kit.cost.adapters import trained_share
-from kit.cost.efficiency import shared
-from kit.cost.exchange_time import Exchange, context_parallel, expert_parallel, tensor_parallel
-from kit.cost.gradient_time import data_parallel_s, expert_dp
-from kit.cost.layer_time import embedding_s, head_s, layer_time
-from kit.cost.machine import Machine
-from kit.cost.params import RankParameters
+from kit.cost.hardware import shared
+from kit.cost.model.lora import trained_share
+from kit.cost.model.params import RankParameters
+from kit.cost.model.stages import stage_layers
 from kit.cost.setup import TrainingSetup
-from kit.cost.stages import stage_layers
+from kit.cost.time import elementwise
+from kit.cost.time.data_parallel import data_parallel_s, expert_dp
+from kit.cost.time.gpu import Machine
+from kit.cost.time.layer import embedding_s, head_s, layer_time
+from kit.cost.time.model_parallel import Exchange, context_parallel, expert_parallel, tensor_parallel
 
 COMPONENTS = (
     "compute",
@@ -139,7 +139,7 @@ class Clock:
         if has_experts and setup.program.graphs != "full":
             # The host reads how many tokens each expert gets before it goes on (megatron-core, token_dispatcher.py):
             # the kernels after that are issued while the GPU waits.
-            launch = max(launch, traffic.AFTER_SYNC * (layer.launch_forward + layer.launch_backward))
+            launch = max(launch, elementwise.AFTER_SYNC * (layer.launch_forward + layer.launch_backward))
         return Part(layer.forward, layer.backward, layer.again, launch, tensor.total, context.total, expert.total)
 
     def _once(self, setup: TrainingSetup, stage: int, layer: Part) -> Part:
@@ -151,7 +151,7 @@ class Clock:
             head = head_s(self.machine, setup)
             heads = 1 + setup.shape.mtp_layers
             forward, backward = forward + heads * head[0], backward + heads * head[1]
-        summed = traffic.micro_batch_bytes(setup, setup.parameters[stage])
+        summed = elementwise.micro_batch_bytes(setup, setup.parameters[stage])
         backward += summed / self.machine.bytes_per_s
         extra = setup.shape.mtp_layers if stage == setup.pp - 1 else 0
         return Part(
@@ -184,7 +184,7 @@ class Clock:
 
     def _restart_s(self, setup: TrainingSetup) -> float:
         """Half of a layer's kernels, in forward and in backward."""
-        kernels = traffic.layer_kernels(setup, bool(setup.shape.expert_layers))
+        kernels = elementwise.layer_kernels(setup, bool(setup.shape.expert_layers))
         return kernels * self.machine.rates.kernel_launch_us * 1e-6
 
     def _offload(self, setup: TrainingSetup, held: RankParameters) -> float:
@@ -209,7 +209,7 @@ class Clock:
         updated = held.dense / ranks + held.experts / expert_ranks
         return (
             trained_share(setup.adapters, held)
-            * traffic.optimizer_bytes_per_parameter(setup.program.precision, setup.program.moment_bytes)
+            * elementwise.optimizer_bytes_per_parameter(setup.program.precision, setup.program.moment_bytes)
             * updated
             / self.machine.bytes_per_s
         )

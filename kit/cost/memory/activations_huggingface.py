@@ -9,8 +9,8 @@ to 32·sbh. A test compares the formulas with what ``torch.autograd.graph.saved_
 
 from __future__ import annotations
 
-from kit.cost.frozen_layer import with_frozen_weights, without_scale
-from kit.cost.liger_chunks import liger_chunk
+from kit.cost.memory.activations_frozen import with_frozen_weights, without_scale
+from kit.cost.model.liger_chunks import liger_chunk
 from kit.cost.setup import Experts, LatentAttention, Shape, TrainingSetup
 from kit.specs.families import Traits
 from kit.specs.layout import LOSS_CHUNK_TOKENS

@@ -1,0 +1,1 @@
+"""Peak memory of a rank: states, activations, buffers, moment by moment."""

@@ -1,0 +1,1 @@
+"""What a workload is made of: parameters, pipeline stages, FLOPs, adapters."""

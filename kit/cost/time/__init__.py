@@ -1,0 +1,1 @@
+"""Seconds of an optimizer step: GEMMs, element-wise kernels, collectives, pipeline, optimizer."""
