@@ -14,9 +14,8 @@ from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.adapters import with_adapters
 from benchmarks.accuracy.programs.rank_params import with_parameters
 from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.model.stages import even_chunks
-from kit.cost.setup import PREFETCHED, UNHIDDEN, Experts, Fp8, LatentAttention, Lora, Program, Shape
-from kit.cost.time.gpu import ComputePrecision
+from kit.cost.setup import PREFETCHED, UNHIDDEN, ComputePrecision, Experts, Fp8, LatentAttention, Lora, Program, Shape
+from kit.cost.stages import even_chunks
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import ContextExchange
 

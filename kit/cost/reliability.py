@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from kit.cost.memory.states import MOMENTS
 from kit.cost.model.lora import trained_parameters
+from kit.cost.model.optimizers import MOMENTS
 from kit.cost.prediction import Operation
 from kit.cost.workload import Workload
 from kit.units import GB, SECONDS_PER_HOUR

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from kit.cost.model.compression import ZeroPlusPlus
+from kit.cost.model.liger_chunks import liger_chunk
 from kit.cost.model.params import RankParameters
-from kit.cost.time.compression import ZeroPlusPlus
-from kit.cost.time.gpu import ComputePrecision
 from kit.specs.families import Family, Traits
-from kit.specs.layout import ContextExchange
+from kit.specs.layout import LOSS_CHUNK_TOKENS, ContextExchange
+
+ComputePrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
+"""What matrix products run in. fp8: one scale a tensor or larger block; mxfp8, nvfp4: a scale for 32 or 16 values."""
 
 Attention = Literal["flash", "flash1", "cudnn", "unfused"]
 """flash1: the first version of flash-attn. flash: flash-attn's kernels. cudnn: cuDNN's fused attention. unfused:
@@ -273,6 +276,13 @@ class TrainingSetup:
     """LoRA's parameters on a rank; null without."""
     dense_layer_matrices: float = 0.0
     """Elements of the matrices of a layer without experts, on a rank."""
+
+    @cached_property
+    def chunk_tokens(self) -> float:
+        """Tokens whose logits exist at once with ``chunked_loss``."""
+        if self.liger_loss:
+            return liger_chunk(int(self.tokens), self.shape.vocab_size, self.shape.hidden_size)[1]
+        return min(self.tokens, LOSS_CHUNK_TOKENS)
 
     @cached_property
     def tokens(self) -> float:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 from kit.cost.hardware import gpu_rates
-from kit.cost.memory.states import MOMENTS
+from kit.cost.model.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.model.lora import adapter_parameters_of
+from kit.cost.model.optimizers import MOMENTS
 from kit.cost.model.params import dense_layer_matrices, stage_parameters
 from kit.cost.model.pipeline import chunk_layers
 from kit.cost.setup import Attention, Code, Experts, Fp8, LatentAttention, Lora, Program, Shape, TrainingSetup
-from kit.cost.time.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, LoraSpec
 from kit.specs.layout import Layout

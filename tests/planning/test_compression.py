@@ -7,16 +7,16 @@ import dataclasses
 import pytest
 
 import kit
-from kit.cost.model.params import count
-from kit.cost.time.compression import (
+from kit.cost.model.compression import (
     INT4_BYTES,
     INT8_BYTES,
     POWERSGD_RANK,
     ZeroPlusPlus,
     gradient_bytes,
     held_bytes,
-    zero_times,
 )
+from kit.cost.model.params import count
+from kit.cost.time.data_parallel import zero_times
 from kit.cost.time.gpu import machine_of
 from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload

@@ -14,8 +14,8 @@ from kit.cost.memory.activations_transformer_engine import kept_terms, layer_ter
 from kit.cost.memory.peak import peak, peak_gib, peak_memory
 from kit.cost.memory.rank_megatron import kept_activations
 from kit.cost.model.params import rank_parameters as planned_parameters
-from kit.cost.model.stages import chunks, chunks_in_flight, in_flight
 from kit.cost.setup import Experts, Program, Shape
+from kit.cost.stages import chunks, chunks_in_flight, in_flight
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout

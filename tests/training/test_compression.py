@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from kit.cost.time.compression import POWERSGD_RANK
+from kit.cost.model.compression import POWERSGD_RANK
 from kit.engines.base import StateKind
 from kit.engines.torch.compression import Compression
 from kit.engines.torch.engine import TorchEngine

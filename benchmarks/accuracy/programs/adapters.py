@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.model.stages import stage_layers
 from kit.cost.setup import Lora, Shape, TrainingSetup
+from kit.cost.stages import stage_layers
 
 
 def adapter_parameters(setup: TrainingSetup, stage: int) -> float:

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TypeVar
 
 from kit.cost.model.params import RankParameters
-from kit.cost.model.stages import stage_kinds
 from kit.cost.setup import Shape, TrainingSetup
+from kit.cost.stages import stage_kinds
 
 Setup = TypeVar("Setup", bound=TrainingSetup)
 

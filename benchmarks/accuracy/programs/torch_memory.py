@@ -9,7 +9,7 @@ from benchmarks.accuracy.programs.torch_layer import kept_bytes, layer_terms, lo
 from kit.cost.memory.phases import RankParts, cublas_workspaces
 from kit.cost.memory.rank_states import RankStates
 from kit.cost.memory.states import NF4_BYTES
-from kit.cost.model.stages import chunks, chunks_in_flight
+from kit.cost.stages import chunks, chunks_in_flight
 
 
 def rank_parts(setup: PublishedSetup, stage: int) -> RankParts:

@@ -10,10 +10,8 @@ to 32·sbh. A test compares the formulas with what ``torch.autograd.graph.saved_
 from __future__ import annotations
 
 from kit.cost.memory.activations_frozen import with_frozen_weights, without_scale
-from kit.cost.model.liger_chunks import liger_chunk
 from kit.cost.setup import Experts, LatentAttention, Shape, TrainingSetup
 from kit.specs.families import Traits
-from kit.specs.layout import LOSS_CHUNK_TOKENS
 
 LOSS_BYTES = 12.0
 """torch's cross entropy on fp32 logits in backward: log-probabilities, their gradient, and that of the logits."""
@@ -40,15 +38,8 @@ def loss_bytes(setup: TrainingSetup) -> float:
 
 def chunk_entries(setup: TrainingSetup) -> float:
     """Logits that exist at once."""
-    tokens = chunk_tokens(setup) if setup.chunked_loss else setup.tokens
+    tokens = setup.chunk_tokens if setup.chunked_loss else setup.tokens
     return setup.shape.vocab_size * tokens
-
-
-def chunk_tokens(setup: TrainingSetup) -> float:
-    """With ``chunked_loss``."""
-    if setup.liger_loss:
-        return liger_chunk(int(setup.tokens), setup.shape.vocab_size, setup.shape.hidden_size)[1]
-    return min(setup.tokens, LOSS_CHUNK_TOKENS)
 
 
 def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:

@@ -12,8 +12,9 @@ from functools import lru_cache
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.memory.buffers import engine_buffers
 from kit.cost.memory.rank_states import EngineMemory
-from kit.cost.memory.states import MOMENTS, NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
+from kit.cost.model.optimizers import MOMENTS
 from kit.cost.model.params import count
 from kit.cost.model.pipeline import stage_layers
 from kit.cost.workload import Workload

@@ -13,8 +13,8 @@ from kit.cost.memory.activations_huggingface import (
 )
 from kit.cost.memory.phases import RankParts, cublas_workspaces
 from kit.cost.memory.rank_states import EngineMemory, RankStates
-from kit.cost.model.stages import kinds, stage_layers
 from kit.cost.setup import TrainingSetup
+from kit.cost.stages import kinds, stage_layers
 from kit.cost.time import fp8_casts
 
 

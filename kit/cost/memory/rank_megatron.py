@@ -6,8 +6,8 @@ from kit.cost.memory import activations_megatron
 from kit.cost.memory.activations_transformer_engine import ELEMENT, kept_terms, layer_input, layer_terms
 from kit.cost.memory.phases import LARGE_WORKSPACES, MIB, RankParts, cublas_workspaces
 from kit.cost.memory.rank_states import EngineMemory, RankStates
-from kit.cost.model.stages import chunks, chunks_in_flight, kinds, stage_kinds, stage_layers
 from kit.cost.setup import TrainingSetup
+from kit.cost.stages import chunks, chunks_in_flight, kinds, stage_kinds, stage_layers
 
 GROUPED_STREAMS = 4
 """Streams of a grouped matrix product, each with a workspace (transformer_engine, num_cublas_streams)."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kit.cost.time.compression import held_bytes
+from kit.cost.model.compression import held_bytes
+from kit.cost.model.optimizers import MOMENTS, Moments
 from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout
 
@@ -57,32 +58,6 @@ def zero_paper(stage: int, ranks: int) -> StateBytes:
         gradients_in_forward=0.0,
         optimizer=12.0 / (ranks if stage >= 1 else 1),
     )
-
-
-@dataclass(frozen=True)
-class Moments:
-    """Bytes per parameter of what an optimizer remembers, masters apart."""
-
-    matrices: float
-    """Of the layers' matrices."""
-    rest: float
-    """Of embeddings and head; of norms and biases too, unless ``vectors`` says otherwise."""
-    vectors: float | None = None
-
-
-BLOCK = 256
-"""Elements that share a scale in 8-bit moments: bitsandbytes' choice (optim/optimizer.py, init_state)."""
-
-MOMENTS: dict[OptimizerName, Moments] = {
-    "adamw": Moments(matrices=8.0, rest=8.0),
-    # Two moments of a byte, an fp32 scale for each block; vectors in fp32 (kit/engines/torch/eight_bit.py).
-    "adamw-8bit": Moments(matrices=2 + 2 * 4 / BLOCK, rest=2 + 2 * 4 / BLOCK, vectors=8.0),
-    # Sums of rows and columns of the second moment, no first one (arXiv 1804.04235): a few vectors.
-    "adafactor": Moments(matrices=0.0, rest=0.0),
-    "sgd": Moments(matrices=4.0, rest=4.0),
-    # One momentum for matrices of layers, AdamW for embeddings, head and vectors (Keller Jordan's Muon, 2024).
-    "muon": Moments(matrices=4.0, rest=8.0),
-}
 
 
 def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:

@@ -6,7 +6,6 @@ saved and the incoming gradient, and writes the outgoing one). Elements of activ
 
 from __future__ import annotations
 
-from kit.cost.memory.activations_huggingface import chunk_tokens
 from kit.cost.model.params import RankParameters
 from kit.cost.setup import Code, Program, TrainingSetup
 from kit.cost.time import fp8_casts
@@ -110,7 +109,7 @@ def loss_bytes(setup: TrainingSetup) -> float:
 def _chunked_loss_bytes(setup: TrainingSetup, entries: float) -> float:
     """Counted in kit/engines/kernels/chunked_loss.py: eleven operators on fp32 logits, or compiled three readings in
     16 bits and one writing; and for every chunk the head's gradient, a product in 16 bits added to a sum in fp32."""
-    of_head = 12.0 * setup.shape.hidden_size / chunk_tokens(setup) if setup.lora is None else 0.0
+    of_head = 12.0 * setup.shape.hidden_size / setup.chunk_tokens if setup.lora is None else 0.0
     return ((8.0 if setup.compiled_loss or setup.liger_loss else 44.0) + of_head) * entries
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from kit.cost.hardware import GpuRates, gpu_rates, peak_flops_per_s, shared
+from kit.cost.setup import ComputePrecision
 from kit.cost.time.collectives import Group, group
 from kit.cost.time.matmul import Processor
 from kit.specs.cluster import ClusterSpec
 from kit.units import TFLOP
-
-ComputePrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
-"""What matrix products run in. fp8: one scale a tensor or larger block; mxfp8, nvfp4: a scale for 32 or 16 values."""
 
 INPUT_BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
 

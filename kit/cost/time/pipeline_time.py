@@ -8,8 +8,8 @@ from operator import add, attrgetter
 from kit.cost.hardware import shared
 from kit.cost.model.lora import trained_share
 from kit.cost.model.params import RankParameters
-from kit.cost.model.stages import stage_layers
 from kit.cost.setup import TrainingSetup
+from kit.cost.stages import stage_layers
 from kit.cost.time import elementwise
 from kit.cost.time.data_parallel import data_parallel_s, expert_dp
 from kit.cost.time.gpu import Machine

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kit.cost.model.params import count
-from kit.cost.time.gpu import Machine
 from kit.specs.layout import GradientCompression, Layout
 from kit.specs.model import ModelSpec
 
@@ -48,35 +47,6 @@ class ZeroPlusPlus:
         """What a layout asks for, or None."""
         found = cls(layout.zero_hpz, layout.zero_quantized_weights, layout.zero_quantized_gradients)
         return None if found == cls() else found
-
-
-@dataclass(frozen=True)
-class ZeroTimes:
-    """Seconds of one micro batch's exchanges at stage 3."""
-
-    first_gather: float
-    """In the forward pass of a step's first micro batch."""
-    gather: float
-    """In every other pass."""
-    scatter: float
-
-
-def zero_times(
-    machine: Machine, chosen: ZeroPlusPlus, ranks: int, parameters: float, width: float, messages: int
-) -> ZeroTimes:
-    """Of ``parameters`` elements of ``width`` bytes over ``ranks`` neighbours, in so many collectives."""
-    everywhere = machine.group(ranks, 1)
-    each = INT8_BYTES if chosen.weights else width
-    kernels = DEQUANTISE_BYTES * parameters / machine.bytes_per_s if chosen.weights else 0.0
-    first = everywhere.all_gather_s(each * parameters, messages) + kernels
-    near = machine.group(chosen.hpz, 1) if chosen.hpz > 1 else everywhere
-    gather = near.all_gather_s(each * parameters, messages) + kernels
-    if not chosen.gradients:
-        return ZeroTimes(first, gather, everywhere.all_gather_s(width * parameters, messages))
-    node = machine.cluster.gpus_per_node
-    inside = machine.group(min(node, ranks), 1).all_gather_s(INT4_BYTES * parameters, messages)
-    between = machine.group(max(1, ranks // node), node).all_gather_s(INT4_BYTES * parameters / node, messages)
-    return ZeroTimes(first, gather, inside + between + QUANTISE_GRADIENT_BYTES * parameters / machine.bytes_per_s)
 
 
 def gradient_bytes(model: ModelSpec, kind: GradientCompression, width: float) -> float:
