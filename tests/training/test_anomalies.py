@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
 import statistics
+import time
 
 import pytest
 import torch
@@ -172,6 +174,39 @@ class TestSpikes:
         runs.run(rundir, resume="auto")
         assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
         assert events(rundir)[-1]["event"] == "resumed"
+
+    def test_rewound_twice_no_sample_is_read_again(self, tmp_path, spoiled):
+        """The second time to a checkpoint that has left samples out already."""
+        spoiled.update({14: 10.0, 22: 10.0})
+        rundir = prepared(tmp_path / "run", loss_spike="rewind")
+        summary = runs.run(rundir)
+        rewinds = [event for event in events(rundir) if event["event"] == "rewound"]
+        assert [(event["step"], event["skipped_samples"]) for event in rewinds] == [(6, [12, 15]), (9, [22, 23])]
+        exchange = json.loads((rundir.path / summary.exchange_checkpoint / "exchange.json").read_text())
+        assert exchange["counters"]["samples_skipped"] == 6
+
+    def test_a_rewind_waits_for_the_checkpoint_that_is_being_written(self, tmp_path, spoiled, monkeypatch):
+        from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+
+        real = NativeCheckpoints.write
+
+        def slow(self, *arguments, **options):
+            time.sleep(1.0)
+            real(self, *arguments, **options)
+
+        monkeypatch.setattr(NativeCheckpoints, "write", slow)
+        spoiled[14] = 10.0
+        rundir = prepared(tmp_path / "run", loss_spike="rewind")
+        checkpoint = dataclasses.replace(rundir.run.checkpoint, asynchronous=True)
+        runs.run(runs.with_run(rundir, checkpoint=checkpoint), export_at_end=False)
+        assert [(event["event"], event["step"]) for event in events(rundir)][1] == ("rewound", 6)
+
+    def test_steps_that_were_left_out_do_not_raise_the_limit(self, tmp_path, spoiled):
+        """More of them than half a window: its median would be a spike."""
+        spoiled.update(dict.fromkeys(range(12, 24, 2), 10.0))
+        rundir = prepared(tmp_path / "run", loss_spike="discard", window_steps=8)
+        runs.run(rundir, export_at_end=False)
+        assert [event["step"] for event in events(rundir)] == list(range(7, 13))
 
     def test_rewinding_has_an_end(self, tmp_path, spoiled):
         spoiled.update(dict.fromkeys(range(12, 60, 2), 10.0))

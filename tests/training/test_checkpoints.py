@@ -14,8 +14,10 @@ import torch
 from kit.cost.reliability import operation
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint import random_state
+from kit.training.checkpoint import files, random_state
+from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.disk_space import require_disk_space
+from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
 from kit.training.checkpoint.storage import steps_kept
 from tests.support.small_disk import small_disk
 from tests.training import runs, tiny
@@ -38,7 +40,7 @@ class TestKept:
 
     def test_latest_never_names_one_that_is_not_complete(self, tmp_path, monkeypatch):
         """Looked at each time a file is made durable: at every moment a kill could come."""
-        from kit.training.checkpoint import engine_checkpoint, files
+        from kit.training.checkpoint import engine_checkpoint
 
         rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=1, keep_last=2))
         seen = []
@@ -156,6 +158,65 @@ def test_generators_are_part_of_a_run(tmp_path, monkeypatch):
     del drawn[:4]
     runs.run(rundir, resume="auto", export_at_end=False)
     assert drawn[1] == drawn[0]
+
+
+def _draws_after_load(rundir, root):
+    """(numbers this rank would have drawn after the save, those it draws after the load, damage each file shows)."""
+    import torch.distributed as dist
+
+    from kit.engines.torch.engine import TorchEngine
+
+    engine = TorchEngine(rundir)
+    native = NativeCheckpoints(root, rundir.plan.digest, 2, keep_last=1)
+    torch.manual_seed(100 + dist.get_rank())
+    native.save(engine, Counters(step=1, samples_seen=4, tokens_seen=128, optimizer_steps=1))
+    expected = torch.rand(4).tolist()
+    torch.manual_seed(0)
+    native.load(engine, native.directory(1))
+    found = torch.rand(4).tolist()
+    said = {}
+    for name in sorted(read_manifest(native.directory(1)).files):
+        path = native.directory(1) / name
+        content = path.read_bytes()
+        dist.barrier()
+        if dist.get_rank() == 0:
+            path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        dist.barrier()
+        with pytest.raises(CheckpointError) as error:
+            native.load(engine, native.directory(1))
+        said[name] = str(error.value)
+        dist.barrier()
+        if dist.get_rank() == 0:
+            path.write_bytes(content)
+        dist.barrier()
+    engine.close()
+    return expected, found, said
+
+
+def test_each_rank_has_its_own_generators_and_checks_its_share_of_the_files(tmp_path):
+    rundir = tiny.run_directory(tmp_path / "run", tiny.plan(dp=2))
+    ranks = pool("torch", 2).run(_draws_after_load, rundir, tmp_path / "checkpoints")
+    assert ranks[0][0] != ranks[1][0]
+    for expected, found, said in ranks:
+        assert found == expected
+        assert len(said) > 2
+        assert all(f"{name} is corrupted" in words for name, words in said.items())
+
+
+def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
+    partial, directory = tmp_path / ".x.partial", tmp_path / "x"
+    (partial / "deep").mkdir(parents=True)
+    (partial / "deep" / "file").write_text("text")
+    synced, real = [], files.fsync
+
+    def look(path):
+        synced.append((str(path), directory.exists()))
+        real(path)
+
+    monkeypatch.setattr(files, "fsync", look)
+    files.publish(partial, directory)
+    assert {(str(path), False) for path in (partial, partial / "deep", partial / "deep" / "file")} < set(synced)
+    assert synced[-1] == (str(tmp_path), True)
 
 
 @pytest.mark.parametrize(("engine", "zero_stage"), [("torch", 0), ("torch", 3), ("deepspeed", 1), ("deepspeed", 3)])

@@ -15,6 +15,7 @@ from kit.engines.base import StateKind
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
+from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.files import record_of
 from kit.training.checkpoint.manifest import sealed
 from kit.training.checkpoint.transfer import ExchangeCheckpoint, exchange_to_hf, export_exchange, import_exchange
@@ -97,7 +98,7 @@ class TestDamage:
         path.write_bytes(data)
         self.refused(exported, r"exp_avg_sq-00001\.safetensors is corrupted")
 
-    def test_no_hub_json(self, exported):
+    def test_no_json(self, exported):
         (exported[2] / "exchange.json").unlink()
         self.refused(exported, r"is not an exchange checkpoint \(no readable exchange\.json")
 
@@ -114,12 +115,12 @@ class TestDamage:
             ("weight_map", {}, "has no master"),
         ],
     )
-    def test_foreign_hub_json(self, exported, key, value, message):
+    def test_foreign_json(self, exported, key, value, message):
         path = exported[2] / "exchange.json"
         path.write_text(json.dumps(sealed(json.loads(path.read_text()) | {key: value})))
         self.refused(exported, message)
 
-    def test_truncated_hub_json(self, exported):
+    def test_truncated_json(self, exported):
         path = exported[2] / "exchange.json"
         path.write_text(path.read_text()[:-20])
         self.refused(exported, r"exchange\.json is damaged")
@@ -259,3 +260,33 @@ class TestHuggingFace:
         with pytest.raises(CheckpointError, match="is missing"):
             exchange_to_hf(exported[2], tmp_path / "hf")
         assert not (tmp_path / "hf").exists()
+
+
+def test_buffers_stay_in_fp32_whatever_the_dtype(one_process, tmp_path):
+    """DeepSeek's router correction: rounded to bfloat16 it would choose other experts."""
+    rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model("deepseek_v3")))
+    engine = TorchEngine(rundir)
+    export_exchange(engine, tmp_path / "exchange", cases.COUNTERS, model=rundir.plan.model)
+    exchange_to_hf(tmp_path / "exchange", tmp_path / "hf", dtype="bfloat16")
+    buffers = {n: t for n, t in load_file(tmp_path / "hf" / "model.safetensors").items() if is_buffer(n)}
+    assert buffers
+    assert {tensor.dtype for tensor in buffers.values()} == {torch.float32}
+
+
+def test_a_megatron_checkpoint_has_fp32_state_and_adams_own_count(exported, tmp_path):
+    """Weights alone are in the dtype that was asked for; a step that was skipped is none of Adam's."""
+    from kit.training.checkpoint.convert import convert
+
+    rundir, engine, _ = exported
+    counters = Counters(step=5, samples_seen=20, tokens_seen=640, optimizer_steps=3)
+    export_exchange(engine, tmp_path / "skipped", counters, model=rundir.plan.model)
+    convert(tmp_path / "skipped", "megatron", tmp_path / "megatron", dtype="bfloat16")
+    exchange_to_hf(tmp_path / "skipped", tmp_path / "hf", dtype="float32")
+    convert(tmp_path / "megatron", "exchange", tmp_path / "back", model=str(tmp_path / "hf"))
+    found, expected = ExchangeCheckpoint(tmp_path / "back"), ExchangeCheckpoint(tmp_path / "skipped")
+    assert found.counters.optimizer_steps == 3
+    for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
+        assert all(
+            torch.equal(found.source(kind).read(name), expected.source(kind).read(name))
+            for name in expected.source(kind).names()
+        )
