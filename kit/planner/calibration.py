@@ -127,7 +127,7 @@ def learn(plan: Plan, measurements: Path, known: Calibration) -> Calibration:
     return Calibration({**known.residuals, key: after})
 
 
-FARTHEST = 20.0
+_FARTHEST = 20.0
 """Times faster or slower than predicted, beyond which a measurement is not of the plan."""
 
 
@@ -137,7 +137,7 @@ def _plausible(plan: Plan, seconds: float | None, gib: float | None, path: Path)
         return
     predicted = plan.predicted.step_time_s
     fix = "lay the file beside the plan.yaml of its run, or name the run's own recipe"
-    if seconds and not 1 / FARTHEST < seconds / predicted < FARTHEST:
+    if seconds and not 1 / _FARTHEST < seconds / predicted < _FARTHEST:
         raise SpecError(
             f"{path}: measured_step_time_s={seconds:g}, and {describe(plan.layout)} is predicted to take "
             f"{predicted:.3g}: a run of another plan? {fix}"
@@ -179,9 +179,9 @@ def corrected(prediction: Prediction, residual: Residual, total_tokens: int, usd
     runs = f"{residual.runs} run{'s' if residual.runs > 1 else ''}"
     if residual.carried_from:
         ran = f"{runs} of {residual.carried_from}"
-        words = f"{CALIBRATED} by {ran} on this cluster: step x {factor:.2f}, memory as predicted"
+        words = f"{_CALIBRATED} by {ran} on this cluster: step x {factor:.2f}, memory as predicted"
     else:
-        words = f"{CALIBRATED} by {runs} on this cluster: step x {factor:.2f}, {residual.extra_gib:+.1f} GiB"
+        words = f"{_CALIBRATED} by {runs} on this cluster: step x {factor:.2f}, {residual.extra_gib:+.1f} GiB"
     memory = tuple(
         StageMemory(
             stage=stage.stage,
@@ -203,12 +203,12 @@ def corrected(prediction: Prediction, residual: Residual, total_tokens: int, usd
     )
 
 
-CALIBRATED = "calibrated"
+_CALIBRATED = "calibrated"
 
 
 def is_corrected(prediction: Prediction) -> bool:
     """Whether a residual is in it."""
-    return prediction.step_time_evidence.startswith(CALIBRATED)
+    return prediction.step_time_evidence.startswith(_CALIBRATED)
 
 
 def _read(path: Path) -> dict[str, Any]:

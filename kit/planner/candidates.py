@@ -17,10 +17,10 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import PINNABLE, ContextExchange, EngineName, Implementation, Layout, Offload, Pins, Recompute
 from kit.specs.model import ModelSpec
 
-LARGEST_MICRO_BATCH_TOKENS = 65536
+_LARGEST_MICRO_BATCH_TOKENS = 65536
 """Matrix products of fewer tokens than this already reach their full speed; larger ones only cost memory."""
 
-SHORTEST_CONTEXT = 4096
+_SHORTEST_CONTEXT = 4096
 """Tokens of a sequence that a rank keeps: context parallelism is for long sequences, short ones fit without it."""
 
 
@@ -33,7 +33,7 @@ class SearchSpace:
     nvme: bool = False
     """Offload to the node's disks, slower once more."""
     short_contexts: bool = False
-    """Context parallelism that leaves a rank less than ``SHORTEST_CONTEXT`` tokens of a sequence."""
+    """Context parallelism that leaves a rank less than ``_SHORTEST_CONTEXT`` tokens of a sequence."""
 
 
 USUAL = SearchSpace()
@@ -183,7 +183,7 @@ def _splits(request: Request, space: SearchSpace) -> Iterator[tuple[int, int, in
             if pins.cp:
                 cps = [pins.cp]
             else:
-                shortest = 1 if space.short_contexts else SHORTEST_CONTEXT
+                shortest = 1 if space.short_contexts else _SHORTEST_CONTEXT
                 cps = [
                     c
                     for c in divisors(rest)
@@ -278,7 +278,7 @@ def _sized(
 ) -> Iterator[Layout]:
     """One layout for every micro batch that divides what a rank gets of the global batch."""
     share = job.global_batch_size // dp if job.global_batch_size % dp == 0 else 1
-    most = max(1, LARGEST_MICRO_BATCH_TOKENS // job.seq_length)
+    most = max(1, _LARGEST_MICRO_BATCH_TOKENS // job.seq_length)
     sizes = [pins.micro_batch_size] if pins.micro_batch_size else [size for size in divisors(share) if size <= most]
     pinned = {name: value for name in PINNABLE if (value := getattr(pins, name)) is not None}
     choices = {"implementation": _implementation(engine, job), **pinned, **vars(split), "engine": engine, "dp": dp}

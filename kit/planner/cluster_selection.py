@@ -25,16 +25,16 @@ from kit.specs.model import ModelSpec
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, human_seconds
 
 Goal = Literal["gpus", "money", "time"]
-HIGHEST_MFU = 0.65
+_HIGHEST_MFU = 0.65
 """No published run lies above; it bounds from below how many GPUs a deadline takes."""
-MOST_GPUS = 16384
-NUMBERS = sorted(factor * 2**power for factor in (1, 3) for power in range(15))
+_MOST_GPUS = 16384
+_NUMBERS = sorted(factor * 2**power for factor in (1, 3) for power in range(15))
 """Of nodes, that are tried."""
-FARTHEST = 2.0
+_FARTHEST = 2.0
 """Times the best option's GPUs, money or time, beyond which a type is not listed."""
-GIVE_UP = 3
+_GIVE_UP = 3
 """Numbers of nodes in a row that are no better than the best so far, before a type's search ends."""
-MOST_MISSES = 3
+_MOST_MISSES = 3
 """Types whose nearest miss is named where none does."""
 
 
@@ -110,12 +110,12 @@ def cluster_options(
     searched: dict[ClusterSpec, Candidate | None] = {}
     for each in types:
         best = min((_rank(option, constraints.goal)[0] for option in found), default=math.inf)
-        option, miss = each.best(FARTHEST * best, searched)
+        option, miss = each.best(_FARTHEST * best, searched)
         if option is not None:
             found.append(option)
         misses += [miss] if miss else []
     if not found:
-        nearest = [miss.text for miss in sorted(misses)[:MOST_MISSES]]
+        nearest = [miss.text for miss in sorted(misses)[:_MOST_MISSES]]
         raise PlanError("\n".join(["no cluster of the catalog satisfies this", *nearest]))
     return tuple(sorted(found, key=lambda option: _rank(option, constraints.goal)))
 
@@ -163,7 +163,7 @@ class _NodeType:
         )
         self.node = parse_cluster(f"{name}:1")
         flops = job.total_tokens * model_flops_per_token(model, job.seq_length)
-        speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * HIGHEST_MFU
+        speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * _HIGHEST_MFU
         self.node_seconds = flops / speed
         """At the highest MFU, on one node: no number of nodes needs less of their time together."""
 
@@ -186,12 +186,12 @@ class _NodeType:
 
     def numbers(self) -> list[int]:
         """Of nodes, ascending."""
-        limit = min(self.constraints.max_gpus or MOST_GPUS, MOST_GPUS) // self.node.gpus_per_node
+        limit = min(self.constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // self.node.gpus_per_node
         if not self.node.inter_node_gbytes_per_s:
             limit = min(limit, 1)
         deadline = self.constraints.deadline_days
         least = 1.0 if deadline is None else self.node_seconds / (deadline * SECONDS_PER_DAY)
-        return [number for number in NUMBERS if least <= number <= limit]
+        return [number for number in _NUMBERS if least <= number <= limit]
 
     def best(
         self, limit: float, searched: dict[ClusterSpec, Candidate | None]
@@ -199,7 +199,7 @@ class _NodeType:
         """The best option, or why there is none; null and null where none can come within ``limit``."""
         constraints, goal = self.constraints, self.constraints.goal
         if constraints.budget_usd is not None and self.ideal_usd > constraints.budget_usd:
-            cost = f"${self.ideal_usd:,.0f} at {HIGHEST_MFU:.0%} MFU already"
+            cost = f"${self.ideal_usd:,.0f} at {_HIGHEST_MFU:.0%} MFU already"
             text = f"{self.name}: {cost}, above the budget of ${constraints.budget_usd:,.0f}"
             return None, _Miss(self.ideal_usd / constraints.budget_usd, text)
         if self.ideal > limit:
@@ -210,7 +210,7 @@ class _NodeType:
         if not numbers:
             return None, self._too_few()
         for nodes in reversed(numbers) if goal == "time" else numbers:
-            if worse == GIVE_UP or (goal == "gpus" and nodes * self.node.gpus_per_node > limit):
+            if worse == _GIVE_UP or (goal == "gpus" and nodes * self.node.gpus_per_node > limit):
                 break
             found, reason = self._option(nodes, searched)
             misses += [reason] if reason else []
@@ -227,14 +227,14 @@ class _NodeType:
     def _too_few(self) -> _Miss:
         """As many nodes as there may be, at the highest MFU."""
         constraints = self.constraints
-        most = max(1, min(constraints.max_gpus or MOST_GPUS, MOST_GPUS) // self.node.gpus_per_node)
+        most = max(1, min(constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // self.node.gpus_per_node)
         most = most if self.node.inter_node_gbytes_per_s else 1
         if constraints.deadline_days is None:
             return _Miss(
                 math.inf, f"{self.name}: {self.node.num_gpus} GPUs a node, at most {constraints.max_gpus} wanted"
             )
         days = self.node_seconds / most / SECONDS_PER_DAY
-        took = f"{human_seconds(days * SECONDS_PER_DAY)} at {HIGHEST_MFU:.0%} MFU already"
+        took = f"{human_seconds(days * SECONDS_PER_DAY)} at {_HIGHEST_MFU:.0%} MFU already"
         text = f"{most} x {self.name}: {took}, after the deadline of {constraints.deadline_days:g} days"
         return _Miss(days / constraints.deadline_days, text)
 

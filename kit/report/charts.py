@@ -45,7 +45,7 @@ def _breakdown(plan: Plan, axis: Any) -> None:
     axis.legend(ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.3), frameon=False)
 
 
-COLORS = {"forward": ("lightsteelblue", "steelblue"), "backward": ("mediumaquamarine", "seagreen")}
+_COLORS = {"forward": ("lightsteelblue", "steelblue"), "backward": ("mediumaquamarine", "seagreen")}
 """Of a pass, by the parity of its virtual stage; none of the step's own colours."""
 
 
@@ -59,7 +59,7 @@ def _schedule(plan: Plan, axis: Any) -> None:
             entry.stage,
             entry.end - entry.start,
             left=entry.start,
-            color=COLORS[way][parity],
+            color=_COLORS[way][parity],
             edgecolor="white",
             height=0.9,
             label=None if label in named else label,

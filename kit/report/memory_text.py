@@ -15,9 +15,9 @@ from kit.report.memory_report import FitReport
 from kit.specs.sizes import MADE
 from kit.units import human_count
 
-BAR = 60
+_BAR = 60
 """Columns of a full GPU."""
-SHOWN_GIB = 0.05
+_SHOWN_GIB = 0.05
 """Components below this in every stage are left out of the table; they are in the peak all the same."""
 LOOKS = {
     "weights": ("█", "#4e79a7"),
@@ -35,7 +35,7 @@ def picture(report: FitReport) -> Text:
     """A table by stage and component, and a bar a stage; coloured where the terminal has colours."""
     model, cluster, job = report.model, report.cluster, report.job
     size = human_count(count(model).total)
-    shown = [name for name in COMPONENTS if any(stage.components_gib[name] >= SHOWN_GIB for stage in report.stages)]
+    shown = [name for name in COMPONENTS if any(stage.components_gib[name] >= _SHOWN_GIB for stage in report.stages)]
     lines = [
         f"{model.name}, {size} parameters, on {cluster.num_gpus} x {cluster.gpu.name} ({cluster.name}); "
         f"{job.precision}, sequences of {job.seq_length}, {job.global_batch_size} a step",
@@ -62,11 +62,6 @@ def picture(report: FitReport) -> Text:
     return text
 
 
-def render_memory(report: FitReport) -> str:
-    """The same as plain text."""
-    return picture(report).plain
-
-
 def save_png(report: FitReport, path: Path) -> None:
     """A stacked bar a pipeline stage. Raises KitError where matplotlib is missing or the file cannot be written."""
     try:
@@ -79,7 +74,7 @@ def save_png(report: FitReport, path: Path) -> None:
     below = [0.0] * len(names)
     for component in COMPONENTS:
         sizes = [stage.components_gib[component] for stage in report.stages]
-        if max(sizes) < SHOWN_GIB:
+        if max(sizes) < _SHOWN_GIB:
             continue
         axes.bar(names, sizes, bottom=below, label=component, color=LOOKS[component][1], width=0.6)
         below = [low + size for low, size in zip(below, sizes, strict=True)]
@@ -102,14 +97,14 @@ def _verdict(report: FitReport) -> str:
 
 def _bar(stage: StageMemory, report: FitReport) -> Text:
     """As long as the fullest stage or the GPU, whichever is more; each component a share of it."""
-    scale = BAR / max(report.memory_gib, report.peak_gib)
+    scale = _BAR / max(report.memory_gib, report.peak_gib)
     bar, sum_gib = Text(), 0.0
     for name in COMPONENTS:
         start = round(sum_gib * scale)
         sum_gib += stage.components_gib[name]
         mark, colour = LOOKS[name]
         bar.append(mark * (round(sum_gib * scale) - start), style=colour)
-    bar.append(" " * (BAR - len(bar)))
+    bar.append(" " * (_BAR - len(bar)))
     limit = round(report.usable_gib * scale)
     return Text(f"  {stage.stage:<6}") + bar[:limit] + Text("|", style="bold") + bar[limit:]
 

@@ -86,7 +86,7 @@ def _numbered(pp: int, vp: int, micro_batches: int, number: int) -> tuple[int, i
     return within // size, group * pp + within % size
 
 
-def picture(pp: int, vp: int, micro_batches: int, width: int = 100) -> str:
+def timeline(pp: int, vp: int, micro_batches: int, width: int = 100) -> str:
     """A line a stage; digits: forward of that micro batch (its last digit), letters: backward, dots: idle."""
     passes = simulate(pp, vp, micro_batches)
     end = max(entry.end for entry in passes)

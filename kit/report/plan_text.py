@@ -16,7 +16,7 @@ from kit.specs.cluster import ClusterSpec
 from kit.units import SECONDS_PER_DAY, human_count, human_seconds
 
 WIDTH = 110
-STAGES_SHOWN = 6
+_STAGES_SHOWN = 6
 
 
 def render(plan: Plan) -> str:
@@ -50,7 +50,7 @@ def _memory(plan: Plan) -> str:
     rows = [_stage_row(stage, shown, plan.layout.pp) for stage in _some(plan.predicted.memory)]
     learned = is_corrected(plan.predicted) and " GiB" in plan.predicted.step_time_evidence
     lines = [head + (" (calibrated)" if learned else _band(plan.predicted.memory_band)), columns, *rows]
-    if len(plan.predicted.memory) > STAGES_SHOWN:
+    if len(plan.predicted.memory) > _STAGES_SHOWN:
         lines.insert(-1, "  …")
     if plan.predicted.host_ram_gib_per_node:
         lines.append(f"  host memory of a node: {plan.predicted.host_ram_gib_per_node:.0f} GiB")
@@ -60,7 +60,7 @@ def _memory(plan: Plan) -> str:
 
 
 def _some(stages: tuple[StageMemory, ...]) -> tuple[StageMemory, ...]:
-    return stages if len(stages) <= STAGES_SHOWN else (*stages[: STAGES_SHOWN - 1], stages[-1])
+    return stages if len(stages) <= _STAGES_SHOWN else (*stages[: _STAGES_SHOWN - 1], stages[-1])
 
 
 def _stage_row(stage: StageMemory, shown: list[str], num_stages: int) -> str:

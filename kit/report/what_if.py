@@ -13,7 +13,7 @@ from kit.planner.calibration import NONE, Calibration, is_corrected
 from kit.planner.describe import describe
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.report.pipeline_schedule import picture
+from kit.report.pipeline_schedule import timeline
 from kit.report.plan_text import WIDTH, render
 from kit.specs import strict_yaml
 from kit.specs.catalog import parse_cluster
@@ -21,9 +21,9 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.units import human_count, human_seconds
 
-BAR = 50
-MOST_STAGES, MOST_MICRO_BATCHES = 8, 16
-"""Of the picture of the schedule: larger ones are drawn with these."""
+_BAR = 50
+_MOST_STAGES, _MOST_MICRO_BATCHES = 8, 16
+"""Of the timeline of the schedule: larger ones are drawn with these."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _breakdown(plan: Plan) -> str:
     lines = [f"a step of {human_seconds(step)}"]
     for name, seconds in plan.predicted.step_time_components_s.items():
         if seconds >= 0.001 * step:
-            bar = "#" * max(1, round(BAR * seconds / step))
+            bar = "#" * max(1, round(_BAR * seconds / step))
             lines.append(f"  {name.replace('_', ' '):<18}{human_seconds(seconds):>9}  {bar}")
     return "\n".join(lines)
 
@@ -127,15 +127,15 @@ def _schedule(plan: Plan) -> str:
     if less:
         head += f", drawn with {stages} of {layout.pp} stages, {batches} of {layout.gradient_accumulation_steps} "
         head += "micro batches" + (f", {vp} of {layout.vp} virtual stages" if vp != layout.vp else "")
-    return f"{head}\n{picture(stages, vp, batches)}"
+    return f"{head}\n{timeline(stages, vp, batches)}"
 
 
 def shown(plan: Plan) -> tuple[int, int, int]:
-    """(stages, micro batches, virtual stages) of a picture that fits."""
+    """(stages, micro batches, virtual stages) of a timeline that fits."""
     layout = plan.layout
-    stages = min(layout.pp, MOST_STAGES)
+    stages = min(layout.pp, _MOST_STAGES)
     vp = min(layout.vp, 2)
-    batches = min(layout.gradient_accumulation_steps, MOST_MICRO_BATCHES)
+    batches = min(layout.gradient_accumulation_steps, _MOST_MICRO_BATCHES)
     return stages, (batches // stages * stages or batches) if vp > 1 else batches, vp
 
 

@@ -18,7 +18,7 @@ from kit.planner.cluster_selection import Constraints, cluster_options, render_o
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.report.charts import draw
-from kit.report.pipeline_schedule import BACKWARD, picture, simulate
+from kit.report.pipeline_schedule import BACKWARD, simulate, timeline
 from kit.report.what_if import bindings, explain, pinned
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import LoraSpec, Precision
@@ -47,10 +47,10 @@ def test_the_simulated_schedule_takes_what_the_bubble_formula_says(pp: int, vp: 
 
 
 def test_the_picture_has_a_line_a_stage() -> None:
-    lines = picture(4, 1, 8).splitlines()
+    lines = timeline(4, 1, 8).splitlines()
     assert [line.split()[1][0] for line in lines[:1]] == ["0"]
     assert len(lines) == 4
-    assert picture(8, 1, 64, width=40).splitlines()[0].endswith("…")
+    assert timeline(8, 1, 64, width=40).splitlines()[0].endswith("…")
 
 
 def test_explain_says_what_binds_and_what_would_change() -> None:

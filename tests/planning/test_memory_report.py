@@ -18,7 +18,7 @@ from kit.planner.explain.infeasible import changes_that_fit
 from kit.planner.make_plan import make_plan
 from kit.planner.request import Request
 from kit.report.memory_report import memory_report
-from kit.report.memory_text import LOOKS, render_memory, save_png
+from kit.report.memory_text import LOOKS, picture, save_png
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
 from tests.planning.examples import cluster, job
@@ -42,7 +42,7 @@ def test_what_does_not_fit_is_shown_with_ways_out() -> None:
     assert report.peak_gib > report.usable_gib
     assert any("zero_stage" in change for change in report.changes)
     assert report.binding == "optimizer"
-    assert "it fits with" in render_memory(report)
+    assert "it fits with" in picture(report).plain
 
 
 def test_ways_out_come_smallest_first() -> None:
@@ -87,7 +87,7 @@ def test_each_stage_has_a_row_and_a_bar_of_its_components() -> None:
     report = memory_report(
         Request(model=MODEL, cluster=cluster("8xH100"), job=job(), pins=Pins(engine="megatron", pp=4))
     )
-    lines = render_memory(report).splitlines()
+    lines = picture(report).plain.splitlines()
     bars = [line for line in lines if "|" in line and "usable" not in line]
     assert len(bars) == len(report.stages) == 4
     for bar, stage in zip(bars, report.stages, strict=True):
@@ -103,7 +103,7 @@ def test_a_node_with_too_little_host_memory_is_shown_not_only_refused() -> None:
     report = memory_report(Request(model=load_model("llama-3-70b"), cluster=small, job=job(), pins=pins))
     assert (report.verdict, report.binding) == ("does not fit", "host memory")
     assert report.host_ram_gib_per_node > 512
-    assert f"host memory of a node: {report.host_ram_gib_per_node:.0f} of 512 GiB" in render_memory(report)
+    assert f"host memory of a node: {report.host_ram_gib_per_node:.0f} of 512 GiB" in picture(report).plain
     assert any("offload_optimizer" in change for change in report.changes)
 
 

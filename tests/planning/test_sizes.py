@@ -10,7 +10,7 @@ from kit.cost.model.params import count
 from kit.errors import SpecError
 from kit.planner.request import Request
 from kit.report.memory_report import memory_report
-from kit.report.memory_text import render_memory
+from kit.report.memory_text import picture
 from kit.specs.catalog import load_model
 from tests.planning.examples import cluster, job
 
@@ -43,7 +43,7 @@ def test_sizes_that_published_models_have_become_like_them() -> None:
 
 def test_the_shape_is_said() -> None:
     report = memory_report(Request(model=load_model("13B"), cluster=cluster("8xH100"), job=job()))
-    assert "made for the size 13B: a Llama of 40 layers, hidden size 5120" in render_memory(report)
+    assert "made for the size 13B: a Llama of 40 layers, hidden size 5120" in picture(report).plain
 
 
 @pytest.mark.parametrize("word", ["0B", "1M", "500T"])

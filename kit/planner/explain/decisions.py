@@ -26,18 +26,18 @@ from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import DEFAULTS, ENGINES, Layout
 from kit.units import human_seconds
 
-CHOICES = {
+_CHOICES = {
     "torch": ("zero_stage", "recompute", "micro_batch_size"),
     "deepspeed": ("zero_stage", "zero_hpz", "offload_optimizer", "offload_param", "recompute", "micro_batch_size"),
     "megatron": ("tp", "cp", "pp", "vp", "sp", "ep", "zero_stage", "recompute", "micro_batch_size"),
 }
 """What is decided for each engine, in the order of the report."""
 
-MOST_RIVALS = 4
+_MOST_RIVALS = 4
 """Values of one choice that a decision compares with the chosen one."""
 
-MOST_ALTERNATIVES = 4
-WORTH_NAMING = 0.003
+_MOST_ALTERNATIVES = 4
+_WORTH_NAMING = 0.003
 """Share of a step below which a difference in one component is not named."""
 
 
@@ -46,7 +46,7 @@ def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
     assert result.best is not None
     best = result.best
     made = [_engine(request, result, best)]
-    for name in CHOICES[best.layout.engine]:
+    for name in _CHOICES[best.layout.engine]:
         decision = _choice(name, request, result, best)
         if decision is not None:
             made.append(decision)
@@ -115,7 +115,7 @@ def _choice(name: str, request: Request, result: SearchResult, best: Candidate) 
     rejected = tuple(
         f"{_text(getattr(rival.layout, name))}: {_cost_of(rival, request.cluster)}"
         f"{_besides(name, best.layout, rival.layout)}"
-        for rival in rivals[:MOST_RIVALS]
+        for rival in rivals[:_MOST_RIVALS]
     )
     return Decision(rule=name, chosen=text, why=_why(name, best, rivals), rejected=(*rejected, *impossible))
 
@@ -251,7 +251,7 @@ def _alternatives(request: Request, result: SearchResult, best: Candidate) -> It
         rejected.append(
             f"{describe(candidate.layout)}: {_difference(best, candidate, components_s(best), components_s(candidate))}"
         )
-        if len(rejected) == MOST_ALTERNATIVES:
+        if len(rejected) == _MOST_ALTERNATIVES:
             break
     if rejected:
         why = "the next best ways to split the work"
@@ -267,7 +267,7 @@ def _difference(best: Candidate, other: Candidate, ours: dict[str, float], their
     """``+3.2 %: pipeline bubble +2.1 %, tensor parallel −1.0 %; −4.1 GiB``."""
     step = step_s(best)
     shares = {name: (theirs[name] - ours[name]) / step for name in ours}
-    largest = sorted((name for name in shares if abs(shares[name]) >= WORTH_NAMING), key=lambda n: -abs(shares[n]))[:3]
+    largest = sorted((name for name in shares if abs(shares[name]) >= _WORTH_NAMING), key=lambda n: -abs(shares[n]))[:3]
     parts = ", ".join(f"{name.replace('_', ' ')} {shares[name]:+.1%}" for name in largest)
     memory = other.peak_gib - best.peak_gib
     return f"{step_s(other) / step - 1:+.1%} a step" + (f" ({parts})" if parts else "") + f", {memory:+.1f} GiB"

@@ -24,9 +24,9 @@ from kit.specs.cluster import GpuSpec
 from kit.specs.job import LoraSpec
 from kit.specs.layout import EngineName, Layout
 
-MOST_NODES = 1024
+_MOST_NODES = 1024
 """Where looking for more nodes stops."""
-SHORTEST = 512
+_SHORTEST = 512
 """Tokens: shorter sequences are not proposed."""
 MOST_CHANGES = 3
 """How many ways out are named."""
@@ -127,7 +127,7 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
         text = f"job.global_batch_size={factor * batch} instead of {batch}"
         yield _Change("batch", factor, text, changed(global_batch_size=factor * batch))
     shorter = length // 2
-    while shorter >= SHORTEST:
+    while shorter >= _SHORTEST:
         text = f"job.seq_length={shorter} instead of {length}"
         yield _Change("length", length / shorter, text, changed(seq_length=shorter))
         shorter //= 2
@@ -172,7 +172,7 @@ def _more_gpus(request: Request) -> Iterator[_Change]:
             yield _Change("nodes", gpus / cluster.num_gpus, text, replace(request, cluster=more))
             gpus *= 2
     nodes = 2 * cluster.num_nodes
-    while nodes <= MOST_NODES and cluster.inter_node_gbytes_per_s:
+    while nodes <= _MOST_NODES and cluster.inter_node_gbytes_per_s:
         gpus = nodes * whole.gpus_per_node
         text = f"{nodes} nodes ({gpus} GPUs) instead of {cluster.num_nodes}"
         more = replace(whole, num_nodes=nodes)

@@ -14,7 +14,7 @@ from kit.planner.rules import is_legal
 from kit.specs.layout import Layout
 from kit.units import human_seconds
 
-WORTH_SAYING = 0.05
+_WORTH_SAYING = 0.05
 """Part of a step that compression has to gain."""
 
 
@@ -45,7 +45,7 @@ def _compression(w: Workload) -> Iterator[Decision]:
         other = w.with_layout(layout)
         if is_legal(other) and peak_gib(other) <= usable_gib(w.cluster.gpu):
             then = _step_s(other)
-            if then <= (1 - WORTH_SAYING) * now:
+            if then <= (1 - _WORTH_SAYING) * now:
                 gains.append(f"{name}: {human_seconds(then)} a step, {1 - then / now:.0%} less")
     if gains:
         yield Decision(
