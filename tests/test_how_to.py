@@ -57,4 +57,4 @@ def test_a_page_does_what_it_promises(page: Path, copy: Path) -> None:
 
 
 def test_there_is_a_page_for_each_thing() -> None:
-    assert [page.stem.removeprefix("add-a-") for page in PAGES] == ["family", "gpu", "launcher", "rule"]
+    assert [page.stem.removeprefix("add-a-") for page in PAGES] == ["family", "gpu", "launcher", "layout-flag", "rule"]
