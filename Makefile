@@ -32,9 +32,10 @@ test-fast: setup  ## what plans, emits and lints, without engines, in a minute a
 
 check: lint types test  ## lint, types and tests; CI runs the demo and more (.ci/run)
 
-lint: setup  ## ruff: rules and format
+lint: setup  ## ruff: rules and format; words of the field
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python scripts/check_words.py
 
 types: setup  ## mypy, strict
 	@$(BIN)/mypy

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = {
     r"[Hh]ub_?[Cc]heckpoint|HUB_JSON": "exchange checkpoint",
-    r"^(Teller|Unsteady|Outbox|Peers|TrainingSetup|ById)$": "RunLogger, AnomalyHandler, P2PSender, …, Workload",
+    r"^(Teller|Unsteady|Outbox|Peers|ById)$": "RunLogger, AnomalyHandler, P2PSender, StatusAllReduce",
     r"^[Tt]win(_|$)": "scaled_down",
 }
 """Coined public name → the name to use."""

@@ -57,17 +57,17 @@ def checkpoint_bytes(workload: Workload) -> float:
 
 
 def exchange_bytes(workload: Workload) -> float:
-    """Of one exchange checkpoint: masters and both moments in fp32, whatever the engine holds."""
+    """Of one exchange checkpoint: master weights and both moments in fp32, whatever the engine holds."""
     return 12.0 * trained_parameters(workload.model, workload.job)
 
 
 def checkpoint_width(workload: Workload) -> float:
-    """Bytes for a trained parameter: fp32 masters, moments as they are held, and what the engine computes with beside
-    its masters.
+    """Bytes for a trained parameter: fp32 master weights, moments as they are held, and what the engine computes with
+    beside its master weights.
 
-    torch: its weights are the masters. Megatron: weights and masters (kit/engines/megatron/checkpoint/names.py, SAVED).
+    torch: its weights are the master weights. Megatron: both (kit/engines/megatron/checkpoint/names.py, SAVED).
     DeepSpeed: weights too (runtime/engine.py, module_state_dict), but none in stage 3, whose modules are empty, nor
-    with NVMe, where kit writes masters and moments itself; in stage 0 fp32 weights are the masters.
+    with NVMe, where kit writes master weights and moments itself; in stage 0 fp32 weights are the master weights.
     """
     layout, short = workload.layout, workload.job.precision != "fp32" and not workload.layout.autocast
     masters_and_moments = 4.0 + MOMENTS[workload.job.optimizer.name].rest

@@ -17,7 +17,7 @@ from kit.specs.families import Family, Traits
 from kit.specs.layout import LOSS_CHUNK_TOKENS, ContextExchange
 
 ComputePrecision = Literal["fp32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4"]
-"""What matrix products run in. fp8: one scale a tensor or larger block; mxfp8, nvfp4: a scale for 32 or 16 values."""
+"""What GEMMs run in. fp8: one scale a tensor or larger block; mxfp8, nvfp4: a scale for 32 or 16 values."""
 
 Attention = Literal["flash", "flash1", "cudnn", "unfused"]
 """flash1: the first version of flash-attn. flash: flash-attn's kernels. cudnn: cuDNN's fused attention. unfused:
@@ -234,7 +234,7 @@ class TrainingSetup:
     sharding: Literal["none", "optimizer", "gradients", "full"] = "none"
     """optimizer: Megatron's distributed optimizer or ZeRO-1. gradients: ZeRO-2. full: FSDP or ZeRO-3."""
     stage_layers: tuple[tuple[int, ...], ...] = ()
-    """Layer numbers of every chunk, in pipeline order (chunk c lies on stage c mod pp); empty = even."""
+    """Layer numbers of every chunk, in pipeline order (chunk c is on stage c mod pp); empty = even."""
     recompute: Literal["none", "selective", "full"] = "none"
     recompute_every: int = 1
     """full: only the input of every so many layers is kept (Megatron's ``uniform``)."""
@@ -266,7 +266,7 @@ class TrainingSetup:
     element: int = 2
     """Bytes of an element that layers compute with."""
     autocast: bool = False
-    """fp32 weights and residual stream, matrix products in 16 bits (torch.autocast)."""
+    """fp32 weights and residual stream, GEMMs in 16 bits (torch.autocast)."""
     exchange: ContextExchange = "p2p"
     """How context-parallel ranks see each other's keys and values."""
 

@@ -8,7 +8,7 @@ from kit.cost.setup import Shape, TrainingSetup
 
 
 def chunks(setup: TrainingSetup, stage: int) -> tuple[tuple[int, ...], ...]:
-    """Layer numbers of each of a stage's virtual chunks. Chunk c of the model lies on stage c mod pp."""
+    """Layer numbers of each of a stage's virtual chunks. Chunk c of the model is on stage c mod pp."""
     return _chunks(setup.shape.num_layers, setup.stage_layers, setup.pp, setup.vp, stage)
 
 

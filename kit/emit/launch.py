@@ -207,7 +207,7 @@ def _by_deepspeed(plan: Plan) -> list[str]:
 def _by_pdsh(plan: Plan) -> list[str]:
     carried = " ".join(["PYTHON", "PYTHONPATH", "MASTER_ADDR", "MASTER_PORT", *names(plan)])
     return [
-        "# Nothing of this shell's environment travels by itself; what is set here goes along.",
+        "# Nothing of this shell's environment is sent by itself; what is set here is sent too.",
         'command="cd $(printf %q "$PWD") && exec env NODE_RANK=%n"',
         f"for name in {carried}; do",
         '  if [ -n "${!name:-}" ]; then command+=" $name=$(printf %q "${!name}")"; fi',

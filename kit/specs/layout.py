@@ -100,8 +100,8 @@ class Layout:
     gradient_dtype: Annotated[GradientDtype, Flag(("torch",), "{value} gradients")] = "fp32"
     """torch, FSDP2 with 8-bit AdamW: what gradients of matrices are kept in from backward to the step."""
     autocast: Annotated[bool, Flag(("deepspeed",), "autocast")] = False
-    """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 masters.
-    Engine torch always autocasts in bf16 DDP."""
+    """deepspeed: bf16 by torch.autocast over fp32 weights (torch_autocast), not by bf16 weights with fp32 master
+    weights. Engine torch always autocasts in bf16 DDP."""
     recompute: Annotated[Recompute, Flag(text="{value} recompute")] = "none"
     """full: only each layer's input is saved. selective: all but the inside of attention."""
     chunked_loss: Annotated[bool, Flag(("torch", "deepspeed"), "chunked loss")] = False

@@ -20,7 +20,7 @@ def rank() -> int:
 
 def prepare(wanted: bool) -> None:
     """Before CUDA is used: cuBLAS reads its workspace at its first call (CUDA's notes on reproducibility; torch refuses
-    matrix products without it)."""
+    GEMMs without it)."""
     if wanted:
         os.environ.setdefault(WORKSPACE, ":4096:8")
 

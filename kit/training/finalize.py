@@ -71,7 +71,7 @@ class Summary:
     """Median time that training stood still for one; with asynchronous ones less than writing took."""
     predicted_storage_gib: float | None = None
     measured_storage_gib: float | None = None
-    """Of all checkpoints that lie in the run directory: as many as the settings keep, and the exchange checkpoint."""
+    """Of all checkpoints that are in the run directory: as many as the settings keep, and the exchange checkpoint."""
     predicted_storage_usd_per_month: float | None = None
     measured_storage_usd_per_month: float | None = None
     """To keep them in object storage, at list price."""

@@ -1,4 +1,4 @@
-"""Weights that engines gather, and buffers that gradients travel in, of a plan: DeepSpeed's, FSDP2's, offload's."""
+"""Weights that engines gather, and buffers that gradients are sent in, of a plan: DeepSpeed's, FSDP2's, offload's."""
 
 from __future__ import annotations
 

@@ -79,7 +79,8 @@ def host_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
 
 
 def nvme_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
-    """Kept on NVMe by one rank: fp32 gradients, masters and moments each have their file, and so have weights."""
+    """Kept on NVMe by one rank: fp32 gradients, master weights and moments each have their file, and so have
+    weights."""
     optimizer = layout.offload_optimizer == "nvme"
     return KeptBytes(
         weights=_element(layout, precision) / _ranks(layout) if layout.offload_param == "nvme" else 0.0,

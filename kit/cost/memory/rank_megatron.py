@@ -10,7 +10,7 @@ from kit.cost.setup import TrainingSetup
 from kit.cost.stages import chunks, chunks_in_flight, kinds, stage_kinds, stage_layers
 
 GROUPED_STREAMS = 4
-"""Streams of a grouped matrix product, each with a workspace (transformer_engine, num_cublas_streams)."""
+"""Streams of a grouped GEMM, each with a workspace (transformer_engine, num_cublas_streams)."""
 
 DEFERRED_GRADIENTS = 2
 """Micro batches whose head gradients may wait: ``--wgrad-deferral-limit`` as Megatron-LM's own test of it sets it."""

@@ -128,7 +128,8 @@ def _with(state: StateBytes, moments: Moments, masters: float, ranks: float) -> 
 def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateBytes:
     """DeepSpeed 0.19: runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py, fp16/unfused_optimizer.py.
 
-    Differences from the paper. In fp32 too, masters are a copy (stage_1_and_2.py, single_partition_of_fp32_groups;
+    Differences from the paper. In fp32 too, master weights are a copy (stage_1_and_2.py,
+    single_partition_of_fp32_groups;
     stage3.py, _create_fp32_partitions, would share them but compares a device with its name). Gradients: see
     ``_deepspeed_gradients``. Agrees with the tensors in the engine term by term (docs/deepspeed-bytes.md).
     """

@@ -9,7 +9,7 @@ from kit.specs.job import OptimizerName
 
 @dataclass(frozen=True)
 class Moments:
-    """Bytes per parameter of what an optimizer remembers, masters apart."""
+    """Bytes per parameter of what an optimizer remembers, master weights apart."""
 
     matrices: float
     """Of the layers' matrices."""

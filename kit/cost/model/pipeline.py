@@ -1,6 +1,6 @@
 """Which layers the stages of a layout hold, even or uneven.
 
-A stage is cut into ``vp`` chunks, and chunk c of the model lies on stage c mod pp (Narayanan et al. 2021, arXiv
+A stage is cut into ``vp`` chunks, and chunk c of the model is on stage c mod pp (Narayanan et al. 2021, arXiv
 2104.04473, section 2.2). Where the first or last stage has fewer layers than the others, its missing ones are those
 beside the embedding or the loss: the first chunk of the first stage, the last chunk of the last.
 """

@@ -1,4 +1,4 @@
-"""Seconds of one transformer layer on one rank: matrix products, attention, element-wise operators, kernel launches.
+"""Seconds of one transformer layer on one rank: GEMMs, attention, element-wise operators, kernel launches.
 
 Forward and backward are counted apart. Backward has two products for each of forward's (gradients of the input and of
 the weight, the latter summed into memory), attention's five instead of two (FlashAttention-2, arXiv 2307.08691,

@@ -1,4 +1,4 @@
-"""Seconds of a matrix product, by its shape: tensor-core rate, tiles and waves, and what moves through memory.
+"""Seconds of a GEMM, by its shape: tensor-core rate, tiles and waves, and what moves through memory.
 
 A product of M×K by K×N is cut into tiles of the output, one to a streaming multiprocessor at a time. Tiles beyond the
 edge and the last, partly filled wave compute nothing of use (NVIDIA, Matrix Multiplication Background User's Guide,

@@ -52,7 +52,8 @@ def _offload(workload: Workload, components: dict[str, float]) -> float:
 
     CPU Adam is bound by the host's memory: 28 bytes a parameter and the 16-bit copy. Offloaded weights come over PCIe
     for forward and for backward of each micro batch, each rank its part. From NVMe (ZeRO-Infinity, arXiv 2104.07857)
-    come the same weights, and once a step masters and moments, read and written, and gradients, written and read.
+    come the same weights, and once a step master weights and moments, read and written, and gradients, written and
+    read.
     """
     cluster, layout = workload.cluster, workload.layout
     total = count(workload.model).total

@@ -1,4 +1,4 @@
-"""State that lives on NVMe (ZeRO-Infinity): a sub group of masters and moments is read, used, and written back.
+"""State that lives on NVMe (ZeRO-Infinity): a sub group of master weights and moments is read, used, and written back.
 
 DeepSpeed's own accessors read and write a whole sub group for every parameter, its setters refuse parameters whose
 weights are on NVMe (stage3.py, set_local_hp_param, compares with an empty tensor), and its checkpoints lack what is not

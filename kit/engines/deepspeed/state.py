@@ -1,4 +1,4 @@
-"""Whole tensors in and out of DeepSpeed's optimizers: masters, moments, gradients, one parameter at a time.
+"""Whole tensors in and out of DeepSpeed's optimizers: master weights, moments, gradients, one parameter at a time.
 
     ParameterState
     ├── UnshardedState           stage 0: everything whole on every rank
@@ -55,11 +55,11 @@ class ParameterState(ABC):
 
     @abstractmethod
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        """Moments must exist (``create_moments``); masters show in the model after ``update_model``."""
+        """Moments must exist (``create_moments``); master weights show in the model after ``update_model``."""
 
     @abstractmethod
     def update_model(self) -> None:
-        """Make the model's weights follow the masters."""
+        """Make the model's weights follow the master weights."""
 
     @abstractmethod
     def clear_gradients(self) -> None:
@@ -112,7 +112,8 @@ class ParameterState(ABC):
             state["step"] = steps
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's weights, gradients, and optimizer (masters and moments); shared storage counts once."""
+        """Bytes of this rank's weights, gradients, and optimizer (master weights and moments); shared storage counts
+        once."""
         weights = [
             tensor for p in self._engine.module.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))
         ]
@@ -133,7 +134,8 @@ class UnshardedState(ParameterState):
         super().__init__(engine)
         self._master = dict(_master_pairs(engine))
         if isinstance(self._optimizer, FP16_UnfusedOptimizer):
-            # It takes a real step to make Adam's state (unfused_optimizer.py, initialize_optimizer_states): masters
+            # It takes a real step to make Adam's state (unfused_optimizer.py, initialize_optimizer_states): master
+            # weights
             # lose lr·weight_decay, and bias correction is a step ahead for good; 3 % in the gradient norm by step 10.
             self._optimizer.refresh_fp32_params()
             self.set_optimizer_steps(0)
@@ -255,7 +257,7 @@ class FullyPartitionedState(ParameterState):
         # The end of a step, without the step (stage3.py, step and _post_step).
         optimizer = self._optimizer
         optimizer._partition_all_parameters()
-        optimizer.invalidate_secondary_tensor()  # of hpZ: made anew from the masters in the next forward
+        optimizer.invalidate_secondary_tensor()  # of hpZ: made anew from the master weights in the next forward
         for index in range(len(optimizer.fp16_groups)):
             optimizer._reassign_or_swap_out_partitioned_parameters(index)
         if optimizer.persistent_parameters:

@@ -2,7 +2,8 @@
 
 The correction of DeepSeek-V3's router (arXiv 2412.19437, section 2.1.2) is added to the scores that choose experts and
 not to those that weigh them. Its authors moved it by rule while they trained; transformers keeps it, and so do all
-engines here. It lies beside the weights in every checkpoint, always in fp32, and its gradient and moments are zero.
+engines here. It is stored beside the weights in every checkpoint, always in fp32, and its gradient and moments are
+zero.
 """
 
 from __future__ import annotations

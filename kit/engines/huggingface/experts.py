@@ -1,4 +1,4 @@
-"""Experts as they lie on disk and as transformers holds them.
+"""Experts as they are stored on disk and as transformers holds them.
 
 transformers 5 fuses the experts of a layer in memory (``mlp.experts.gate_up_proj``, one tensor for all of them); the
 files on the hub, and those that ``save_pretrained`` writes, have a tensor for each matrix of each expert

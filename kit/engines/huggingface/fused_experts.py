@@ -1,4 +1,4 @@
-"""Experts that lie fused on disk: gpt-oss, where one tensor has a matrix of all experts, gate and up in turns.
+"""Experts that are stored fused on disk: gpt-oss, where one tensor has a matrix of all experts, gate and up in turns.
 
 Its files and transformers' parameters are the same (modeling_gpt_oss.py, GptOssExperts): (expert, input, output), gate
 and up the even and odd outputs. Everywhere else in kit an expert's matrices are tensors of their own, (output, input),

@@ -75,7 +75,7 @@ class MegatronEngine(Engine):
 
     def gradient_norm(self) -> float:
         """See Engine. The first two parts of megatron-core's step (optimizer.py, ``ChainedOptimizer.step``); copying
-        gradients to the masters may be done twice."""
+        gradients to the master weights may be done twice."""
         if self._norm is None:
             overflowed = self._optimizer.prepare_grads()
             assert not overflowed, "only fp16 may overflow"

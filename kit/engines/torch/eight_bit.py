@@ -60,7 +60,7 @@ class EightBitMoment:
 class EightBitAdamW:
     """Steps matrices; vectors (norms, biases) are few and stay with torch's AdamW.
 
-    Blocks lie in what a rank holds of a matrix: where its size is no multiple of ``BLOCK``, another layout rounds a
+    Blocks are in what a rank holds of a matrix: where its size is no multiple of ``BLOCK``, another layout rounds a
     little differently.
     """
 

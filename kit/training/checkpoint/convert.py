@@ -54,7 +54,7 @@ def convert(
 
     ``dtype``: of the weights in Hugging Face and Megatron checkpoints; all else is fp32.
     ``model``: what a Megatron checkpoint is of (a Hugging Face directory, a run directory, a catalog name), where it
-    does not lie in a run directory of kit's. Raises KitError for anything missing, damaged, or of another model.
+    is not in a run directory of kit's. Raises KitError for anything missing, damaged, or of another model.
     """
     to = "exchange" if to == "hub" else to  # the name that earlier versions gave it
     if to not in FORMATS:

@@ -25,7 +25,7 @@ class FileRecord:
     bytes: int
     xxh3_128: str
     """XXH3, 128 bits: a tenth of the time of SHA-256 for the same accidents (cut, overwritten, mixed up). Neither keeps
-    out who can write the directory, for the manifest lies in it."""
+    out who can write the directory, for the manifest is in it."""
 
 
 def record_of(path: Path) -> FileRecord:
@@ -58,7 +58,7 @@ def refuse_unlisted(directory: Path, listed: Collection[str]) -> None:
     for path in sorted(directory.rglob("*")):
         if (path.is_symlink() or not path.is_dir()) and str(path.relative_to(directory)) not in listed:
             raise CheckpointError(
-                f"{path} is not in the checkpoint's manifest: only files that the manifest lists may lie beside them; "
+                f"{path} is not in the checkpoint's manifest: only files that the manifest lists may be beside them; "
                 f"remove it, or copy the checkpoint again"
             )
 

@@ -11,7 +11,7 @@ from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.training.data.fine_tuning_rows import Row
 
 MULTIPLE = 8
-"""Lengths are rounded up to it: matrix products on tensor cores are fastest at multiples of 8 in 16 bits."""
+"""Lengths are rounded up to it: GEMMs on tensor cores are fastest at multiples of 8 in 16 bits."""
 PADDING_ID = 0
 """Stands in padded places. Any id does: no token that counts attends to them, and their labels do not count."""
 PADDING = -1

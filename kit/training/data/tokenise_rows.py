@@ -53,7 +53,7 @@ def tokenise_rows(
 
     sft rows: ``{"messages": [{"role", "content"}, …]}`` through the tokenizer's chat template, or ``{"prompt",
     "completion"}``; replies and completions are what is learned. seq2seq rows: ``{"source", "target"}``. Rows longer
-    than ``seq_length`` lose their end, and both kinds of loss are counted. Raises DataError for a row of another form.
+    than ``seq_length`` are truncated, and both kinds of loss are counted. Raises DataError for a row of another form.
     """
     loaded, ids = load_tokenizer(Path(tokenizer), vocab_size)
     if objective == "sft" and loaded.eos_token_id is None:

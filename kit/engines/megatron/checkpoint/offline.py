@@ -28,7 +28,7 @@ from kit.specs.model import ModelSpec
 class MegatronSource(TensorSource):
     """A ``TensorSource`` over one kind of state of a torch_dist checkpoint, of any program and layout.
 
-    Weights are the fp32 masters where the checkpoint has them. Raises CheckpointError for another model.
+    Weights are the fp32 master weights where the checkpoint has them. Raises CheckpointError for another model.
     """
 
     def __init__(self, checkpoint: Checkpoint, kind: StateKind, model: ModelSpec) -> None:

@@ -39,7 +39,7 @@ COMMON = "common.pt"
 
 @dataclass(frozen=True)
 class WriteBlock:
-    """One block to write: where it lies in the tensor ``key``, and how to get it when its turn comes."""
+    """One block to write: where it is in the tensor ``key``, and how to get it when its turn comes."""
 
     key: str
     shape: tuple[int, ...]

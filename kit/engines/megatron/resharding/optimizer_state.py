@@ -142,7 +142,7 @@ class LocalState:
         return self.adam.state[main]
 
     def held_bytes(self) -> int:
-        """Bytes of masters that are not the parameters themselves, and of moments."""
+        """Bytes of master weights that are not the parameters themselves, and of moments."""
         held = {tensor for state in self.adam.state.values() for tensor in state.values()}
         if self._optimizer.config.bf16:
             held |= {param for group in self.adam.param_groups for param in group["params"]}

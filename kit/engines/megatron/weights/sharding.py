@@ -1,6 +1,6 @@
 """How the Hugging Face tensors of one Megatron parameter are laid out over tensor-parallel ranks.
 
-A rule lists, for one rank, which blocks of the tensors on disk make up its shard and where they lie in it. Reading
+A rule lists, for one rank, which blocks of the tensors on disk make up its shard and where they are in it. Reading
 copies each block there, writing copies it back: one list serves both directions, nothing is computed, and no rank
 needs more of a tensor than its blocks.
 """
@@ -29,11 +29,11 @@ class ShardSlice:
     at: int
     """Where the block starts in the shard, along the same dimension."""
     transposed: bool = False
-    """The tensor lies on disk as (input, output); ``dim`` is of (output, input), as the shard is."""
+    """The tensor is stored on disk as (input, output); ``dim`` is of (output, input), as the shard is."""
 
     @property
     def disk_dim(self) -> int:
-        """The dimension of the tensor as it lies on disk."""
+        """The dimension of the tensor as it is stored on disk."""
         return 1 - self.dim if self.transposed else self.dim
 
 
@@ -110,7 +110,7 @@ class GatedMLP:
 
 @dataclass(frozen=True)
 class Transposed:
-    """A weight that lies on disk as (input, output), as GPT-2's Conv1D has it; ``rule`` sees (output, input)."""
+    """A weight that is stored on disk as (input, output), as GPT-2's Conv1D has it; ``rule`` sees (output, input)."""
 
     sharding: Sharding
 
