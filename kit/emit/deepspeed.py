@@ -72,7 +72,7 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         config["data_types"] = {"grad_accum_dtype": dtype}
     if layout.gradient_compression != "none":
         config["communication_data_type"] = layout.gradient_compression
-    if "nvme" in (layout.offload_optimizer, layout.offload_param):
+    if layout.uses_nvme:
         config["aio"] = _aio_section(plan)
     # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
     # be a second log: null turns it off (engine.py, _take_model_step).
@@ -242,7 +242,7 @@ def _stage3(plan: Plan) -> dict[str, Any]:
         zero["zero_quantized_weights"] = True
     if layout.zero_quantized_gradients:
         zero["zero_quantized_gradients"] = True
-    if "nvme" in (layout.offload_optimizer, layout.offload_param):
+    if layout.uses_nvme:
         # What is stepped, read and written at a time, and what the pinned buffers hold.
         zero["sub_group_size"] = sizes.sub_group_size(layout)
     if layout.offload_param == "nvme":

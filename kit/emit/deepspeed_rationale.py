@@ -113,7 +113,7 @@ def ds_config_page(plan: Plan) -> str:
         *(f"| `{key}` | `{json.dumps(value)}` | {RATIONALE[key]} |" for key, value in flat(ds_config(plan)).items()),
         "",
     ]
-    if "nvme" in (plan.layout.offload_optimizer, plan.layout.offload_param):
+    if plan.layout.uses_nvme:
         lines += [
             "`nvme_path` is not here: it is the run's (`run.nvme_path`), and the worker adds it. A script of your "
             "own adds it to both offload sections.",

@@ -63,7 +63,7 @@ def _fabric_of_row(name: str, row: dict[str, Any]) -> Fabric:
     return Fabric(name=name, nodes=tuple(row["nodes"]), profile=row["profile"], variables=variables, **kept)
 
 
-def variables(plan: Plan) -> tuple[Variable, ...]:
+def _variables(plan: Plan) -> tuple[Variable, ...]:
     """What every process of the plan reads, in order; the fabric's apart."""
     layout, found = plan.layout, []
     if layout.world_size > 1:
@@ -91,7 +91,7 @@ def assignments(plan: Plan) -> list[str]:
     """Bash lines, each variable below its reason; what the caller has set stays."""
     fabric = _fabric(plan)
     lines: list[str] = []
-    for variable in variables(plan):
+    for variable in _variables(plan):
         lines += _assignment(variable)
     if plan.cluster.gpu.device == "cuda" and plan.layout.world_size > 1:
         name = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
@@ -141,19 +141,21 @@ def interface_lines(plan: Plan) -> list[str]:
 
 def deepspeed_env(plan: Plan) -> str:
     """``.deepspeed_env``: NAME=value lines, and nothing else: its reader stops at blank lines and exports comments."""
-    fabric = _fabric(plan)
-    chosen = [*variables(plan), *(fabric.variables if fabric else ())]
-    lines = [f"{v.name}={v.value}" for v in chosen if v.value is not None and not v.if_file]
-    return "".join(f"{line}\n" for line in lines)
+    chosen = (v for v in _all_variables(plan) if v.value is not None and not v.if_file)
+    return "".join(f"{v.name}={v.value}\n" for v in chosen)
 
 
 def names(plan: Plan) -> list[str]:
     """Variables that a launcher has to carry to the other nodes."""
-    fabric = _fabric(plan)
-    own = [v.name for v in (*variables(plan), *(fabric.variables if fabric else ()))]
+    own = [v.name for v in _all_variables(plan)]
     if plan.cluster.gpu.device == "cuda" and plan.layout.world_size > 1:
         own.append("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
     return list(dict.fromkeys([*own, *PASSED_ON]))
+
+
+def _all_variables(plan: Plan) -> tuple[Variable, ...]:
+    fabric = _fabric(plan)
+    return (*_variables(plan), *(fabric.variables if fabric else ()))
 
 
 def _fabric(plan: Plan) -> Fabric | None:

@@ -19,7 +19,6 @@ from kit.emit.run_directory import RunDirectory
 from kit.planner.plan import Plan
 from kit.preflight.check_result import HERE, CheckResult, failure, ok, skipped, warning
 from kit.preflight.remote import LIMIT_S, Place, run
-from kit.preflight.requirements import uses_nvme
 from kit.specs.cluster import ClusterSpec
 
 COLLECTIVE_BYTES = {"cuda": 256 << 20, "cpu": 16 << 20}
@@ -126,7 +125,7 @@ def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[CheckResult]:
 def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
     """NVMe against what the plan's swapping needs; a disk for checkpoints is only told."""
     plan = rundir.plan
-    swaps = uses_nvme(plan)
+    swaps = plan.layout.uses_nvme
     path = rundir.run.nvme_path if swaps and rundir.run.nvme_path else str(rundir.path)
     check = "nvme" if swaps else "disk-speed"
     try:
@@ -144,7 +143,7 @@ def _disk(place: Place, rundir: RunDirectory) -> CheckResult:
 def judged_disk(speed: Mapping[str, float], plan: Plan, host: str) -> CheckResult:
     """GB/s written and read, against what swapping to NVMe was planned with; without swapping they are only told."""
     said = f"writes {speed['write']:.2f}, reads {speed['read']:.2f} GB/s"
-    if not uses_nvme(plan):
+    if not plan.layout.uses_nvme:
         return ok("disk-speed", said, host)
     assumed = plan.cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s
     changed = dataclasses.replace(plan.cluster, nvme_gbytes_per_s=min(speed.values()))

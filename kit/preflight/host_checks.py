@@ -91,8 +91,6 @@ def gpu_count(facts: Facts, required: Requirements | None) -> CheckResult:
 def gpu_health(facts: Facts, required: Requirements | None) -> CheckResult:
     """Uncorrected memory errors, rows that wait for retirement, clocks held down by heat or power."""
     gpus = facts["gpus"]
-    if not isinstance(gpus, list) or not gpus:
-        return skipped("gpu-health", "no GPU")
     for gpu in gpus:
         name = f"GPU {gpu['index']}"
         if (gpu["uncorrected_ecc_errors"] or 0) > 0 or gpu["retired_pages_pending"]:
@@ -109,8 +107,6 @@ def gpu_health(facts: Facts, required: Requirements | None) -> CheckResult:
 def gpu_clocks(facts: Facts, required: Requirements | None) -> CheckResult:
     """Nobody has held a GPU's clock or power below what it was made for, and all of a machine are alike."""
     gpus = facts["gpus"]
-    if not isinstance(gpus, list) or not gpus:
-        return skipped("gpu-clocks", "no GPU")
     for gpu in gpus:
         for what, unit, found, made_for, fix in (
             ("clock", "MHz", gpu["set_mhz"], gpu["default_mhz"], "nvidia-smi -rac"),
@@ -147,8 +143,6 @@ def dcgm(facts: Facts, required: Requirements | None) -> CheckResult:
 def gpu_memory(facts: Facts, required: Requirements | None) -> CheckResult:
     """Nobody else's process holds memory."""
     gpus = facts["gpus"]
-    if not isinstance(gpus, list) or not gpus:
-        return skipped("gpu-memory", "no GPU")
     for gpu in gpus:
         free_gib = ((gpu["memory_total_mib"] or 0) - (gpu["memory_used_mib"] or 0)) / 1024
         used = gpu["memory_used_mib"] or 0
@@ -268,10 +262,17 @@ CHECKS: tuple[Callable[[Facts, Requirements | None], CheckResult], ...] = (
 )
 
 
+_OF_EACH_GPU = (gpu_health, gpu_clocks, gpu_memory)
+
+
 def check_host(facts: Facts, required: Requirements | None, host: str) -> list[CheckResult]:
     """Every check; one whose fact could not be had says why."""
     found = []
     for check in CHECKS:
+        name = check.__name__.replace("_", "-")
+        if check in _OF_EACH_GPU and not (isinstance(facts["gpus"], list) and facts["gpus"]):
+            found.append(skipped(name, "no GPU"))
+            continue
         try:
             found.append(check(facts, required))
         except (KeyError, TypeError) as error:
@@ -281,5 +282,5 @@ def check_host(facts: Facts, required: Requirements | None, host: str) -> list[C
             if not broken:
                 raise
             said = f"cannot be looked at ({'; '.join(broken)})"
-            found.append(warning(check.__name__.replace("_", "-"), said, f"look there by hand ({error})"))
+            found.append(warning(name, said, f"look there by hand ({error})"))
     return [dataclasses.replace(result, hosts=(host,)) for result in found]

@@ -42,12 +42,11 @@ class Requirements:
     packages: tuple[str, ...]
     """Distributions that must be installed."""
     cuda: bool
-    gpu_name: str
     gpus_per_node: int
     gpu_gib: float
     """Predicted peak of one GPU."""
     host_gib: float
-    """Host memory that offload takes, and all processes' memory where the plan is for CPUs."""
+    """See ``host_gib``."""
     cpu_adam: bool
     """DeepSpeed compiles its CPU Adam on first use."""
     nvme_gib: float
@@ -65,21 +64,19 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
     plan, run = rundir.plan, rundir.run
     cluster, predicted = plan.cluster, plan.predicted
     on_gpus = cluster.gpu.device == "cuda"
-    processes = processes_per_node(plan)
     packages = list(PACKAGES[plan.layout.engine])
     if kit.emit.megatron.applies(plan):
         packages.append("megatron-core")
     one = to_gib(checkpoint_bytes(plan.workload))
     data = [f"{prefix}{end}" for prefix in (run.data.train, run.data.validation) if prefix for end in (".bin", ".idx")]
     model = [] if run.model_path is None else [str(Path(run.model_path) / "config.json")]
-    offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or uses_nvme(plan)
+    offloads = "cpu" in (plan.layout.offload_optimizer, plan.layout.offload_param) or plan.layout.uses_nvme
     return Requirements(
         packages=tuple(packages),
         cuda=on_gpus,
-        gpu_name=cluster.gpu.name,
-        gpus_per_node=processes,
+        gpus_per_node=processes_per_node(plan),
         gpu_gib=predicted.peak_gib if on_gpus else 0.0,
-        host_gib=predicted.host_ram_gib_per_node + (0.0 if on_gpus else predicted.peak_gib * processes),
+        host_gib=host_gib(plan),
         cpu_adam=offloads,
         nvme_gib=predicted.nvme_gib_per_node,
         num_nodes=cluster.num_nodes,
@@ -90,9 +87,10 @@ def requirements_of(rundir: RunDirectory) -> Requirements:
     )
 
 
-def uses_nvme(plan: Plan) -> bool:
-    """Whether the layout keeps anything on NVMe."""
-    return "nvme" in (plan.layout.offload_optimizer, plan.layout.offload_param)
+def host_gib(plan: Plan) -> float:
+    """Host memory that a node needs: what offload takes, and all processes' memory where the plan is for CPUs."""
+    on_cpu = plan.cluster.gpu.device == "cpu"
+    return plan.predicted.host_ram_gib_per_node + plan.predicted.peak_gib * processes_per_node(plan) * on_cpu
 
 
 def swap_directory(plan: Plan, run: RunSpec, run_directory: Path) -> Path | None:
@@ -101,7 +99,7 @@ def swap_directory(plan: Plan, run: RunSpec, run_directory: Path) -> Path | None
     DeepSpeed names its files by rank and parameter alone, and empties what it finds. Raises RunDirectoryError where the
     layout needs a path and the run has none.
     """
-    if not uses_nvme(plan):
+    if not plan.layout.uses_nvme:
         return None
     if run.nvme_path is None:
         raise RunDirectoryError(
@@ -172,19 +170,14 @@ def check_nvme(plan: Plan, run: RunSpec, run_directory: Path) -> CheckResult | N
 
 def check_libaio(plan: Plan) -> CheckResult | None:
     """What DeepSpeed's swapping is built on, before any process imports DeepSpeed."""
-    missing = uses_nvme(plan) and find_library("aio") is None
+    missing = plan.layout.uses_nvme and find_library("aio") is None
     return failure("libaio", NO_LIBAIO, INSTALL_LIBAIO) if missing else None
 
 
 def check_host_memory(plan: Plan) -> CheckResult | None:
     """The predicted host memory is free now, before anything is loaded."""
-    needed = plan.predicted.host_ram_gib_per_node
-    available = host_memory().get("MemAvailable")
-    if not needed or available is None:
-        return None
-    if plan.cluster.gpu.device == "cpu":
-        needed += plan.predicted.peak_gib * processes_per_node(plan)
-    if to_gib(available) >= needed:
+    needed, available = host_gib(plan), host_memory().get("MemAvailable")
+    if not plan.predicted.host_ram_gib_per_node or available is None or to_gib(available) >= needed:
         return None
     said = (
         f"offload needs {needed:.1f} GiB of host memory a node, and {os.uname().nodename} has {to_gib(available):.1f}"

@@ -210,8 +210,7 @@ def _data(key: str, prefix: str | None, rundir: RunDirectory) -> None:
 
 
 def _asynchronous(rundir: RunDirectory) -> None:
-    layout = rundir.plan.layout
-    if rundir.run.checkpoint.asynchronous and "nvme" in (layout.offload_optimizer, layout.offload_param):
+    if rundir.run.checkpoint.asynchronous and rundir.plan.layout.uses_nvme:
         raise EngineError(
             "run.checkpoint.asynchronous=true with state on NVMe: a checkpoint is first copied to host memory, which "
             "state on NVMe does not fit into; use false"

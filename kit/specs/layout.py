@@ -122,6 +122,11 @@ class Layout:
         return self.dp * self.cp * self.tp * self.pp
 
     @property
+    def uses_nvme(self) -> bool:
+        """Whether anything is kept on the nodes' own disks."""
+        return "nvme" in (self.offload_optimizer, self.offload_param)
+
+    @property
     def expert_dp(self) -> int:
         """Ranks that hold the same expert parameters."""
         return max(1, self.dp * self.cp * self.tp // (self.ep * self.etp))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.emit.megatron import megatron_settings
-from kit.emit.pretrain_gpt import _FLAGS, FAMILIES, expressible, pretrain_gpt_arguments, pretrain_gpt_script
+from kit.emit.pretrain_gpt import _FLAGS, expressible, pretrain_gpt_arguments, pretrain_gpt_script
 from tests.megatron.test_settings import plans
 from tests.training import tiny
 
@@ -39,7 +39,7 @@ def parsed(plan):
 def test_every_flag_is_in_the_recorded_table_and_agrees_with_the_plan():
     seen = 0
     for plan in plans():
-        assert expressible(plan) == (plan.model.family in FAMILIES), (plan.model.family, plan.layout)
+        assert expressible(plan) == (plan.model.traits.transformer_engine), (plan.model.family, plan.layout)
         if not expressible(plan):
             continue
         model, job, layout, flags = plan.model, plan.job, plan.layout, parsed(plan)
@@ -88,7 +88,7 @@ def test_what_flags_cannot_say_is_not_written():
 
 
 def test_every_setting_has_a_flag_or_a_reason():
-    settings = [megatron_settings(plan) for plan in plans() if plan.model.family in FAMILIES]
+    settings = [megatron_settings(plan) for plan in plans() if plan.model.traits.transformer_engine]
     keys = {f"{section}.{key}" for each in settings for section, found in each.items() for key in found}
     assert keys <= _FLAGS.keys()
 

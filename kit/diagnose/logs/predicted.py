@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from kit.planner.plan import Plan
+from kit.preflight.requirements import host_gib
 
 _HELD = re.compile(r"this process has ([\d.]+) GiB memory in use|([\d.]+) GiB (?:is )?(?:already )?allocated")
 """CUDACachingAllocator's message, of torch 2.1 and later, and before."""
@@ -22,8 +23,5 @@ def beside_plan(cause: str, evidence: str, plan: Plan) -> str:
             measured = float(next(group for group in held.groups() if group))
             said += f", the process held {measured:.1f}, {measured / stage.peak_gib:.2f} times that"
         return said
-    needed = plan.predicted.host_ram_gib_per_node
-    if plan.cluster.gpu.device == "cpu":
-        needed += plan.predicted.peak_gib * plan.layout.world_size / plan.cluster.num_nodes
     has = "unknown" if plan.cluster.host_ram_gib is None else f"{plan.cluster.host_ram_gib:.1f} GiB"
-    return f"the plan predicted {needed:.1f} GiB of host memory a node, of {has}"
+    return f"the plan predicted {host_gib(plan):.1f} GiB of host memory a node, of {has}"
