@@ -68,6 +68,8 @@ def texts(kind: Any, place: Place = ()) -> Iterator[tuple[Place, bool]]:
         yield place, False
     elif kind == TextMapping:
         yield from (((*place, "rope_type"), False), (place, True), ((*place, "list"), False))
+    elif typing.get_origin(kind) is typing.Annotated:
+        yield from texts(inner[0], place)  # a number with its limits
     elif dataclasses.is_dataclass(kind):
         for name, hint in typing.get_type_hints(kind, include_extras=True).items():
             yield from texts(hint, (*place, name))

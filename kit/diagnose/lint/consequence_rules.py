@@ -81,10 +81,10 @@ def memory(config: Config) -> Iterator[Finding]:
     work = _described(config)
     if work is None:
         return
-    model, cluster, job, layout = work.model, work.cluster, work.job, work.layout
+    model, cluster, layout = work.model, work.cluster, work.layout
     moved = [name for name in ("optimizer", "param") if getattr(layout, f"offload_{name}") != "none"]
     if moved:
-        needed = host_ram_gib_per_node(Workload(model, cluster, job, layout))
+        needed = host_ram_gib_per_node(work)
         there = cluster.host_ram_gib
         pinned = any(config.on(f"zero_optimization.offload_{name}.pin_memory") for name in moved)
         if there is not None and needed > HOST_SHARE * there:
@@ -97,7 +97,7 @@ def memory(config: Config) -> Iterator[Finding]:
                 "offload to nvme, or use more nodes",
             )
     try:
-        peak = peak_gib(Workload(model, cluster, job, layout))
+        peak = peak_gib(work)
     except KitError:
         return  # a model that the cost model does not know: nothing to say
     usable = usable_gib(cluster.gpu)
@@ -106,7 +106,7 @@ def memory(config: Config) -> Iterator[Finding]:
             f"{_batch(work)} peaks at about {peak:.0f} GiB without gradient checkpointing; "
             f"{cluster.gpu.name} has {usable:.0f} usable"
         )
-        fewer = peak_gib(Workload(model, cluster, job, dataclasses.replace(layout, recompute="full")))
+        fewer = peak_gib(work.with_layout(dataclasses.replace(layout, recompute="full")))
         severity: Severity = "warning" if fewer <= usable else "error"
         yield config.finding(
             "does-not-fit",
@@ -133,14 +133,14 @@ def speed(config: Config) -> Iterator[Finding]:
     work = _described(config)
     if work is None:
         return
-    model, cluster, job, layout = work.model, work.cluster, work.job, work.layout
+    cluster, layout = work.cluster, work.layout
     try:
-        now = predict(Workload(model, cluster, job, layout))
+        now = predict(work)
         usable = usable_gib(cluster.gpu)
         lighter = [
-            (rule, key, words, predict(Workload(model, cluster, job, other)))
+            (rule, key, words, predict(work.with_layout(other)))
             for rule, key, words, other in _lighter(layout)
-            if peak_gib(Workload(model, cluster, job, other)) <= usable
+            if peak_gib(work.with_layout(other)) <= usable
         ]
     except KitError:
         return
@@ -157,7 +157,7 @@ def speed(config: Config) -> Iterator[Finding]:
             )
             break  # the next would be measured against the same step
     largest, longest_s = max(now.step_time_components_s.items(), key=lambda item: item[1])
-    peak = peak_gib(Workload(model, cluster, job, layout))
+    peak = peak_gib(work)
     yield config.finding(
         "prediction",
         "note",
