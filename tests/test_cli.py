@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kit import __version__
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -85,3 +87,8 @@ def test_a_saved_plan_is_not_overwritten(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert "not overwritten" in again.stderr
     assert file.read_bytes() == before
+
+
+def test_the_version_is_the_package_s() -> None:
+    done = kit("--version")
+    assert (done.returncode, done.stdout) == (0, f"kit {__version__}\n")

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import SpecError
-from kit.specs.catalog import gpu_names, load_gpu, parse_cluster
+from kit.specs.catalog import clusters, gpu_names, load_gpu, parse_cluster
+from kit.specs.catalog.rows import rows
 from kit.specs.local import has_nvlink, listed_gpu
 
 GPUS = {name: load_gpu(name) for name in gpu_names()}
@@ -22,6 +23,17 @@ def test_a_node_of_the_catalog_with_changes(tmp_path: Path) -> None:
     cluster, node = parse_cluster(str(file)), parse_cluster("p5.48xlarge")
     assert (cluster.num_gpus, cluster.host_ram_gib, cluster.price_per_node_hour_usd) == (32, 1024.0, 40.0)
     assert (cluster.gpu, cluster.nvme_gib) == (node.gpu, node.nvme_gib)
+
+
+def test_a_gpu_that_no_node_has_is_planned_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "rows", lambda name: {} if name == "nodes" else rows(name))
+    cluster = parse_cluster("6xH100")
+    assert (cluster.num_gpus, cluster.num_nodes, cluster.price_per_node_hour_usd) == (6, 1, None)
+    assert cluster.intra_node_gbytes_per_s == cluster.gpu.nvlink_gbytes_per_s
+    assert parse_cluster("2xRTX-4090").intra_node_gbytes_per_s == load_gpu("RTX-4090").pcie_gbytes_per_s
+    for more in ("2x8xH100", "64xH100"):
+        with pytest.raises(SpecError, match="no node of the catalog has H100"):
+            parse_cluster(more)
 
 
 def test_a_cluster_of_ones_own(tmp_path: Path) -> None:

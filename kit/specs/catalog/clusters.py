@@ -22,6 +22,10 @@ _OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host")
 """Keys of a row of nodes.yaml that are not of ClusterSpec."""
 
 
+_MOST_IN_A_NODE = 8
+"""GPUs that a node is taken to have room for where no node with them is known."""
+
+
 def gpu_names() -> list[str]:
     """Every GPU of the catalog."""
     return list(rows("gpus"))
@@ -81,7 +85,9 @@ def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSp
         raise SpecError(f"cluster {text!r} has no GPU; training needs at least one, for example 1x{name}")
     gpu = load_gpu(name)
     nodes_with_it = (key for key, row in rows("nodes").items() if row["gpu"] == gpu.name and row.get("default_for_gpu"))
-    node_name = next(nodes_with_it)
+    node_name = next(nodes_with_it, None)
+    if node_name is None:
+        return _lone_node(text, gpu, count, nodes)
     per_node = int(rows("nodes")[node_name]["gpus_per_node"])
     if nodes is None:
         nodes, count = _whole_nodes(text, gpu.name, node_name, count, per_node)
@@ -91,6 +97,24 @@ def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSp
             "or describe the node as a mapping"
         )
     return _build(text, node_name, count, nodes)
+
+
+def _lone_node(text: str, gpu: GpuSpec, count: int, nodes: int | None) -> ClusterSpec:
+    """GPUs that no node of the catalog has, in one: what is known of it is what the GPU's data sheet says."""
+    if count > _MOST_IN_A_NODE or (nodes or 1) > 1:
+        raise SpecError(
+            f"cluster {text!r}: no node of the catalog has {gpu.name}, so nothing is known of links between nodes; use "
+            f"up to {_MOST_IN_A_NODE} GPUs, or describe the cluster in a YAML file"
+        )
+    return ClusterSpec(
+        name=f"{gpu.name} node",
+        gpu=gpu,
+        gpus_per_node=count,
+        num_nodes=1,
+        intra_node_gbytes_per_s=gpu.nvlink_gbytes_per_s or gpu.pcie_gbytes_per_s,
+        inter_node_gbytes_per_s=0.0,
+        source=f"links as in the row of {gpu.name} in gpus.yaml; no node of the catalog has it",
+    )
 
 
 def _whole_nodes(text: str, gpu: str, node_name: str, count: int, per_node: int) -> tuple[int, int]:
