@@ -11,7 +11,7 @@ from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.throughput_rows import RunOfRow, run_of, transformers_only, with_recompute
 from kit.cost.time.gpu import machine_of
-from kit.cost.time.pipeline_time import Clock
+from kit.cost.time.pipeline_time import StepTimeModel
 from kit.units import to_gib
 
 MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")
@@ -116,7 +116,7 @@ def components_s(run: RunOfRow, constants: Constants | None = None) -> dict[str,
         machine = replace(machine, rates=rates, matmul=faster, attention_flops_per_s=attention)
         program = replace(program, unhidden_sharding=min(1.0, program.unhidden_sharding * constants.sharding))
         setup = replace(setup, program=program)
-    return Clock(machine).components_s(setup)
+    return StepTimeModel(machine).components_s(setup)
 
 
 def _run(row: Row) -> tuple[RunOfRow, str | None]:

@@ -92,3 +92,14 @@ def peak_flops_per_s(gpu: GpuSpec, precision: str) -> float:
     if factor is None and precision == "fp8" and gpu.fp8_tflops:
         return gpu.fp8_tflops * TFLOP
     return (gpu.fp32_tflops if factor is None else factor * gpu.bf16_tflops) * TFLOP
+
+
+def pcie_bytes_per_s(gpu: GpuSpec) -> float:
+    """One way between a GPU and its host, as copies reach it."""
+    return gpu.pcie_gbytes_per_s * 1e9 * shared().host_link
+
+
+def cpu_adam_s(parameters: float) -> float:
+    """Adam on a node's processors, bound by the host's memory: 28 bytes a parameter and the 16-bit copy (ZeRO-Offload,
+    arXiv 2101.06840)."""
+    return 30.0 * parameters / (shared().host_memory_gbytes_per_s * 1e9)

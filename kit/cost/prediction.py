@@ -59,7 +59,7 @@ class Prediction:
     step_time_s: float
     """One optimizer step."""
     step_time_components_s: dict[Text, float]
-    """By the names of ``kit.cost.time.pipeline_time.COMPONENTS``; they add up to the step."""
+    """By the names of ``kit.cost.time.pipeline_time.TIME_COMPONENTS``; they add up to the step."""
     tokens_per_s: float
     """Over all GPUs."""
     mfu: float

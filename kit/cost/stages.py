@@ -28,7 +28,7 @@ def even_chunks(num_layers: int, parts: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(start, start + size)) for start, size in zip(starts, sizes, strict=True))
 
 
-def stage_layers(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
+def layers_on_stage(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
     """All layer numbers of a stage."""
     return _stage_layers(setup.shape.num_layers, setup.stage_layers, setup.pp, setup.vp, stage)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from benchmarks.accuracy.programs.setup import PublishedSetup
 from kit.cost.setup import Lora, Shape, TrainingSetup
-from kit.cost.stages import stage_layers
+from kit.cost.stages import layers_on_stage
 
 
 def adapter_parameters(setup: TrainingSetup, stage: int) -> float:
@@ -14,7 +14,7 @@ def adapter_parameters(setup: TrainingSetup, stage: int) -> float:
     lora = setup.lora
     if lora is None:
         return 0.0
-    each = _layer(setup.shape, lora) * len(stage_layers(setup, stage))
+    each = _layer(setup.shape, lora) * len(layers_on_stage(setup, stage))
     if "head" in lora.targets and stage == setup.pp - 1:
         each += lora.rank * (setup.shape.hidden_size + setup.shape.vocab_size)
     return each * (1 + 1 / setup.tp) / 2

@@ -88,7 +88,7 @@ def _experts(setup: TrainingSetup, moe: Experts) -> dict[str, float]:
     return {"experts": setup.element * moe.experts_per_token * (token + width) * setup.tokens}
 
 
-def working_bytes(setup: TrainingSetup, has_experts: bool) -> float:
+def backward_workspace_bytes(setup: TrainingSetup, has_experts: bool) -> float:
     """What exists at once in the backward of a layer beside what it keeps.
 
     Gradients of two widths of the MLP and of the stream. Experts: one after the other, each with its product with the
@@ -107,7 +107,7 @@ def working_bytes(setup: TrainingSetup, has_experts: bool) -> float:
     return hidden + max(4 * token, one_expert + token)
 
 
-def loss_bytes(setup: TrainingSetup, entries: float) -> float:
+def local_loss_bytes(setup: TrainingSetup, entries: float) -> float:
     """Fullest moment of head and loss; ``entries``: of the logits on this rank.
 
     Loss: 16-bit logits and one fp32 copy, in place (tensor_parallel/cross_entropy.py); fp32 ones are copied likewise,

@@ -14,13 +14,13 @@ from kit.cost.memory.activations_huggingface import (
 from kit.cost.memory.phases import RankParts, cublas_workspaces
 from kit.cost.memory.rank_states import EngineMemory, RankStates
 from kit.cost.setup import TrainingSetup
-from kit.cost.stages import kinds, stage_layers
+from kit.cost.stages import kinds, layers_on_stage
 from kit.cost.time import fp8_casts
 
 
 def rank_parts(setup: TrainingSetup, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
     """Of any rank: these engines have one pipeline stage."""
-    dense, experts = kinds(setup.shape, stage_layers(setup, stage))
+    dense, experts = kinds(setup.shape, layers_on_stage(setup, stage))
     counts = [(kind, count) for kind, count in ((False, dense), (True, experts)) if count]
     whole = {kind: layer_bytes(setup, kind) for kind, _ in counts}
     after_forward, in_loss = engine.autocast_copies
@@ -31,7 +31,7 @@ def rank_parts(setup: TrainingSetup, engine: EngineMemory, states: RankStates, s
     again = max(whole.values()) + crossed if setup.recompute == "full" else 0.0
     working = _working(setup, bool(experts)) + engine.waiting_gradient
     if setup.fp8 is not None:
-        working += fp8_casts.working_bytes(setup, setup.compiled_layers)
+        working += fp8_casts.cast_workspace_bytes(setup, setup.compiled_layers)
     at_end = engine.gathered[2]
     if engine.root_is_last:
         # The first layer's backward with what is gathered for it, or the root's without any layer.

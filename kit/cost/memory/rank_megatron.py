@@ -7,7 +7,7 @@ from kit.cost.memory.activations_transformer_engine import ELEMENT, kept_terms, 
 from kit.cost.memory.phases import LARGE_WORKSPACES, MIB, RankParts, cublas_workspaces
 from kit.cost.memory.rank_states import EngineMemory, RankStates
 from kit.cost.setup import TrainingSetup
-from kit.cost.stages import chunks, chunks_in_flight, kinds, stage_kinds, stage_layers
+from kit.cost.stages import chunks, chunks_in_flight, kinds, layers_on_stage, stage_kinds
 
 GROUPED_STREAMS = 4
 """Streams of a grouped GEMM, each with a workspace (transformer_engine, num_cublas_streams)."""
@@ -130,7 +130,7 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
         hidden = ELEMENT * setup.shape.hidden_size * setup.tokens
         return waiting * (2 * entries + hidden), 6 * entries
     if setup.kernels == "local":
-        return 0.0, activations_megatron.loss_bytes(setup, entries)
+        return 0.0, activations_megatron.local_loss_bytes(setup, entries)
     if setup.weight_bytes == 4:
         return 4 * entries * setup.shape.mtp_layers, 4 * entries  # fp32 already: in place throughout
     kept, fullest = {"unfused": (4, 6), "native": (4, 10), "te": (2, 2)}[setup.cross_entropy]
@@ -140,11 +140,11 @@ def logits_bytes(setup: TrainingSetup) -> tuple[float, float]:
 def working_bytes(setup: TrainingSetup, stage: int) -> float:
     """Gradients that exist at once in the backward of the last layer: of two widths of the MLP, or of the scores."""
     if setup.kernels == "local":
-        return activations_megatron.working_bytes(setup, stage_kinds(setup, stage)[1] > 0)
+        return activations_megatron.backward_workspace_bytes(setup, stage_kinds(setup, stage)[1] > 0)
     shape = setup.shape
     element = setup.element
     hidden = 2 * element * shape.hidden_size * setup.tokens
-    layers = stage_layers(setup, stage)
+    layers = layers_on_stage(setup, stage)
     widest = element * (3 if shape.gated_mlp else 2) * shape.ffn_hidden_size / setup.tp * setup.tokens
     if layers and _expert(setup, layers[-1]) and shape.experts:
         gate = 3 if shape.gated_mlp else 2

@@ -46,9 +46,3 @@ def model_flops_per_token(model: ModelSpec, seq_length: int) -> float:
     """Forward and backward of the whole model; what MFU counts."""
     layer = layer_matmul_flops_per_token(model) + layer_attention_flops_per_token(model, seq_length)
     return 3.0 * ((model.num_layers + model.encoder_layers) * layer + head_flops_per_token(model))
-
-
-def recompute_flops_per_token(model: ModelSpec, seq_length: int) -> float:
-    """One more forward of every layer, which full recompute costs."""
-    layer = layer_matmul_flops_per_token(model) + layer_attention_flops_per_token(model, seq_length)
-    return (model.num_layers + model.encoder_layers) * layer

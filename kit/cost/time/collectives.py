@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from kit.cost.hardware import shared
 from kit.specs.cluster import ClusterSpec
-from kit.specs.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -51,10 +50,6 @@ class Group:
         across = (self.size - on_node) / self.size * size_bytes / self.port_bytes_per_s if self.nodes > 1 else 0.0
         return max(inside, across) + self.latency_s
 
-    def send_s(self, size_bytes: float) -> float:
-        """Seconds from one rank to the next."""
-        return 0.0 if self.size == 1 else size_bytes / self.bytes_per_s + self.latency_s
-
 
 def group(cluster: ClusterSpec, size: int, stride: int) -> Group:
     """``size`` ranks, ``stride`` apart.
@@ -72,46 +67,6 @@ def group(cluster: ClusterSpec, size: int, stride: int) -> Group:
     nodes = -(-size // on_one_node)
     hops_us = (nodes - 1) * efficiency.inter_node_hop_us + (size - nodes) * efficiency.intra_node_hop_us
     return Group(size, min(intra, inter), hops_us * 1e-6, nodes, intra, port)
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The process groups of a layout. Rank order: tp fastest, then cp, dp, pp (megatron-core, parallel_state.py)."""
-
-    tp: Group
-    cp: Group
-    dp: Group
-    """Ranks that share gradients: dp and cp together."""
-    pp: Group
-    ep: Group
-    """Ranks that exchange tokens for experts."""
-    etp: Group
-    expert_dp: Group
-    """Ranks that share gradients of experts."""
-
-
-def groups(cluster: ClusterSpec, layout: Layout) -> Groups:
-    """The groups of a layout on a cluster."""
-    tp, cp, dp, pp = layout.tp, layout.cp, layout.dp, layout.pp
-    return Groups(
-        tp=group(cluster, tp, 1),
-        cp=group(cluster, cp, tp),
-        dp=group(cluster, dp * cp, tp),
-        ep=group(cluster, layout.ep, layout.etp),
-        etp=group(cluster, layout.etp, 1),
-        expert_dp=group(cluster, layout.expert_dp, layout.ep * layout.etp),
-        pp=_neighbours(cluster, pp, tp * cp * dp),
-    )
-
-
-def _neighbours(cluster: ClusterSpec, size: int, stride: int) -> Group:
-    """Point to point: each rank has its own port, whatever the others do."""
-    efficiency = shared()
-    if size * stride <= cluster.gpus_per_node:
-        intra = cluster.intra_node_gbytes_per_s * 1e9 * efficiency.intra_node_link
-        return Group(size, intra, efficiency.intra_node_hop_us * 1e-6)
-    inter = cluster.inter_node_gbytes_per_s * 1e9 * efficiency.inter_node_link
-    return Group(size, inter, efficiency.inter_node_hop_us * 1e-6)
 
 
 def zero_volume(stage: int) -> int:

@@ -50,7 +50,7 @@ def layer_kernels(setup: TrainingSetup, has_experts: bool) -> float:
     return kernels
 
 
-def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:
+def layer_traffic_bytes(setup: TrainingSetup, has_experts: bool) -> float:
     """Forward of one layer on one rank, one micro batch."""
     shape, tp, tokens, outer = setup.shape, setup.tp, setup.tokens, setup.shard_tokens
     element = 4.0 if setup.program.precision == "fp32" else 2.0
@@ -96,7 +96,7 @@ def _quantised(setup: TrainingSetup, width: float, outer: float) -> float:
     return (2.0 + 2.0 + scale) * inputs
 
 
-def loss_bytes(setup: TrainingSetup) -> float:
+def loss_traffic_bytes(setup: TrainingSetup) -> float:
     """A token's, forward and backward: cast, log-softmax, its gradient and the cast back."""
     entries = setup.shape.vocab_size / setup.tp
     if setup.chunked_loss and setup.kernels == "huggingface":

@@ -41,7 +41,7 @@ def weight_bytes(setup: TrainingSetup, compiled: bool) -> float:
     return 2 * (3 * element + EAGER_BYTES - 6)
 
 
-def working_bytes(setup: TrainingSetup, compiled: bool) -> float:
+def cast_workspace_bytes(setup: TrainingSetup, compiled: bool) -> float:
     """While the largest operand is cast."""
     shape = setup.shape
     widest = max(shape.hidden_size, shape.ffn_hidden_size, shape.value_width)

@@ -48,7 +48,7 @@ def layer_time(machine: Machine, setup: TrainingSetup, has_experts: bool) -> Lay
     forward_products = sum(_forward_s(*product) for product in products)
     backward_products = sum(_backward_s(processor, setup, product) for processor, product in products)
     attention = attention_forward_s(machine, setup)
-    elements = elementwise.layer_bytes(setup, has_experts) / machine.bytes_per_s
+    elements = elementwise.layer_traffic_bytes(setup, has_experts) / machine.bytes_per_s
     attention_backward = 2.5 * attention if setup.program.attention != "unfused" else 2.0 * attention
     kernels = elementwise.layer_kernels(setup, has_experts)
     launch = kernels * machine.rates.kernel_launch_us * 1e-6
@@ -68,7 +68,7 @@ def head_s(machine: Machine, setup: TrainingSetup) -> tuple[float, float]:
     """(forward, backward) of the output projection and the loss, on the last stage."""
     shape, tokens = setup.shape, setup.tokens
     product = (tokens, shape.vocab_size / setup.tp, shape.hidden_size, 1.0)
-    loss = tokens * elementwise.loss_bytes(setup) / machine.bytes_per_s
+    loss = tokens * elementwise.loss_traffic_bytes(setup) / machine.bytes_per_s
     return _forward_s(machine.others, product) + loss / 2, _backward_s(machine.others, setup, product) + loss / 2
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from operator import add, attrgetter
 
-from kit.cost.hardware import shared
+from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
 from kit.cost.model.lora import trained_share
 from kit.cost.model.params import RankParameters
 from kit.cost.setup import TrainingSetup
-from kit.cost.stages import stage_layers
+from kit.cost.stages import layers_on_stage
 from kit.cost.time import elementwise
 from kit.cost.time.data_parallel import data_parallel_s, expert_dp
 from kit.cost.time.gpu import Machine
 from kit.cost.time.layer import embedding_s, head_s, layer_time
 from kit.cost.time.model_parallel import Exchange, context_parallel, expert_parallel, tensor_parallel
 
-COMPONENTS = (
+TIME_COMPONENTS = (
     "compute",
     "recompute",
     "launch",
@@ -57,7 +57,7 @@ _SECONDS = attrgetter(*(item.name for item in fields(Part)))
 """All fields of a part."""
 
 
-class Clock:
+class StepTimeModel:
     """Times setups of one model, machine and program; remembers layers, which many layouts share."""
 
     def __init__(self, machine: Machine) -> None:
@@ -91,7 +91,7 @@ class Clock:
         }
 
     def _stage(self, setup: TrainingSetup, stage: int) -> Part:
-        layers = stage_layers(setup, stage)
+        layers = layers_on_stage(setup, stage)
         flags = setup.shape.expert_layers
         with_experts = sum(flags[layer] for layer in layers) if flags else 0
         parts = (
@@ -195,11 +195,11 @@ class Clock:
             return 0.0
         cluster = self.machine.cluster
         own = held.total / (setup.dp * setup.cp)
-        pcie = cluster.gpu.pcie_gbytes_per_s * 1e9 * shared().host_link
+        pcie = pcie_bytes_per_s(cluster.gpu)
         if where == "device":
             return 24.0 * own / pcie
         on_node = own * cluster.gpus_per_node
-        return 30.0 * on_node / (shared().host_memory_gbytes_per_s * 1e9) + 6.0 * own / pcie
+        return cpu_adam_s(on_node) + 6.0 * own / pcie
 
     def _optimizer(self, setup: TrainingSetup, held: RankParameters) -> float:
         if setup.program.offload_optimizer == "host":

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from kit.cost.hardware import shared
+from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
 from kit.cost.model.params import count
 from kit.cost.setup import Program
 from kit.cost.time.data_parallel import exposed
 from kit.cost.time.gpu import machine_of
-from kit.cost.time.pipeline_time import COMPONENTS, Clock
+from kit.cost.time.pipeline_time import TIME_COMPONENTS, StepTimeModel
 from kit.cost.workload import Workload
 from kit.specs.layout import Layout
 
-__all__ = ["COMPONENTS", "StepTimer", "bubble_fraction", "step_time_components_s"]
+__all__ = ["TIME_COMPONENTS", "StepTimer", "bubble_fraction", "step_time_components_s"]
 
 
 def bubble_fraction(layout: Layout) -> float:
@@ -24,7 +24,7 @@ class StepTimer:
     """Times layouts of one model, cluster and job; what layouts share is computed once."""
 
     def __init__(self) -> None:
-        self._clocks: dict[Program, Clock] = {}
+        self._clocks: dict[Program, StepTimeModel] = {}
 
     def components_s(self, workload: Workload) -> dict[str, float]:
         """Seconds by component, which add up to the step."""
@@ -32,7 +32,7 @@ class StepTimer:
         program = setup.program
         clock = self._clocks.get(program)
         if clock is None:
-            clock = self._clocks[program] = Clock(
+            clock = self._clocks[program] = StepTimeModel(
                 machine_of(workload.cluster, program.precision, program.attention, program.linear_layers_only)
             )
         components = clock.components_s(setup)
@@ -50,7 +50,7 @@ def step_time_components_s(workload: Workload) -> dict[str, float]:
 def _offload(workload: Workload, components: dict[str, float]) -> float:
     """Gradients to the host, Adam on its processors, weights back (ZeRO-Offload, arXiv 2101.06840).
 
-    CPU Adam is bound by the host's memory: 28 bytes a parameter and the 16-bit copy. Offloaded weights come over PCIe
+    Offloaded weights come over PCIe
     for forward and for backward of each micro batch, each rank its part. From NVMe (ZeRO-Infinity, arXiv 2104.07857)
     come the same weights, and once a step master weights and moments, read and written, and gradients, written and
     read.
@@ -59,12 +59,12 @@ def _offload(workload: Workload, components: dict[str, float]) -> float:
     total = count(workload.model).total
     share = total / layout.dp
     element = 2.0 if workload.job.precision != "fp32" else 4.0
-    pcie = cluster.gpu.pcie_gbytes_per_s * 1e9 * shared().host_link
+    pcie = pcie_bytes_per_s(cluster.gpu)
     disk = (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9 * cluster.num_nodes
     m, seconds = layout.gradient_accumulation_steps, 0.0
     compute = (components["compute"] + components["recompute"]) / m
     if layout.offload_optimizer != "none":
-        seconds += 30.0 * total / cluster.num_nodes / (shared().host_memory_gbytes_per_s * 1e9)
+        seconds += cpu_adam_s(total / cluster.num_nodes)
         seconds += m * exposed(element * share / pcie, 2 / 3 * compute)
         seconds += element * share / pcie if layout.offload_param == "none" else 0.0
     if layout.offload_optimizer == "nvme":
