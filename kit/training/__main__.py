@@ -23,10 +23,10 @@ from kit.preflight.check_result import require
 from kit.preflight.requirements import check_gpus
 from kit.units import to_gib
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 """Longer than any checkpoint write that ranks wait for, and at least ten minutes more than the watchdog's limit: stacks
 of all ranks say more than a timeout in one of them."""
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+_RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has restarted its workers."""
 
 
@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _arguments(argv)
     try:
         rundir = RunDirectory.open(arguments.run_directory)
-        check_world_size(rundir)
-        announce_edits(rundir)
+        _check_world_size(rundir)
+        _announce_edits(rundir)
         with process_group(rundir):
             return run(rundir, arguments, started)
     except KitError as error:
@@ -57,7 +57,7 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
         summary = train(
             engine,
             rundir,
-            resume=where_to_resume(rundir, arguments.resume),
+            resume=_where_to_resume(rundir, arguments.resume),
             stop_at_step=arguments.stop_at_step,
             started=started,
             profile=arguments.profile,
@@ -67,9 +67,9 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
     return STOPPED_CODE if summary.stopped else 0
 
 
-def where_to_resume(rundir: RunDirectory, asked: str | None) -> str | None:
+def _where_to_resume(rundir: RunDirectory, asked: str | None) -> str | None:
     """What was asked for, the first time; after a restart by torchrun this run's own newest checkpoint."""
-    restarted = int(os.environ.get(RESTARTS, "0")) > 0
+    restarted = int(os.environ.get(_RESTARTS, "0")) > 0
     has_own = any((rundir.path / "checkpoints").glob("step-*"))
     return "auto" if restarted and (has_own or asked is None) else asked
 
@@ -81,7 +81,7 @@ def report(error: KitError) -> None:
     print(f"{prefix}: {error}", file=sys.stderr, flush=True)
 
 
-def check_world_size(rundir: RunDirectory) -> None:
+def _check_world_size(rundir: RunDirectory) -> None:
     """Some launchers start fewer processes than they were asked for, and exit with 0: compare before any work."""
     planned, started = rundir.plan.layout.world_size, int(os.environ.get("WORLD_SIZE", "1"))
     if planned != started:
@@ -91,7 +91,7 @@ def check_world_size(rundir: RunDirectory) -> None:
         )
 
 
-def announce_edits(rundir: RunDirectory) -> None:
+def _announce_edits(rundir: RunDirectory) -> None:
     """Say on one rank, and keep in the run directory, which hand-made changes are honoured."""
     if rundir.edits and os.environ.get("RANK", "0") == "0":
         for edit in rundir.edits:
@@ -127,7 +127,7 @@ def process_group(rundir: RunDirectory) -> Iterator[None]:
     backend = "gloo" if on_cpu else "nccl"
     if "RANK" in os.environ:
         hang = timedelta(seconds=rundir.run.limits.hang_seconds or 0)
-        dist.init_process_group(backend, timeout=max(COLLECTIVE_TIMEOUT, hang + timedelta(minutes=10)))
+        dist.init_process_group(backend, timeout=max(_COLLECTIVE_TIMEOUT, hang + timedelta(minutes=10)))
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     try:

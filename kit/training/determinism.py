@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def rank() -> int:
@@ -22,7 +22,7 @@ def prepare(wanted: bool) -> None:
     """Before CUDA is used: cuBLAS reads its workspace at its first call (CUDA's notes on reproducibility; torch refuses
     GEMMs without it)."""
     if wanted:
-        os.environ.setdefault(WORKSPACE, ":4096:8")
+        os.environ.setdefault(_WORKSPACE, ":4096:8")
 
 
 @contextmanager

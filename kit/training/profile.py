@@ -17,10 +17,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from kit.training.determinism import rank
-from kit.training.trace import read, report
+from kit.training.trace import read_trace, report
 
-FOLDER = "profile"
-UNDER_NSIGHT = "NSYS_PROFILING_SESSION_ID"
+_FOLDER = "profile"
+_UNDER_NSIGHT = "NSYS_PROFILING_SESSION_ID"
 """Set by ``nsys profile`` in what it starts."""
 PREFIX = "kit:"
 """Before the names of the loop's own parts in a trace."""
@@ -31,7 +31,7 @@ class Profiler:
 
     def __init__(self, steps: tuple[int, int] | None, rundir: Path) -> None:
         """``steps``: first and last, both included; a resumed run that begins between them traces from there."""
-        self._steps, self._directory = steps, rundir / FOLDER
+        self._steps, self._directory = steps, rundir / _FOLDER
         self._trace: Any = None
         self._for_nsight = False
         self._began_s, self._first = 0.0, 0
@@ -41,7 +41,7 @@ class Profiler:
         if self._steps is None or not self._steps[0] <= step <= self._steps[1] or self._trace or self._for_nsight:
             return
         self._began_s, self._first = time.perf_counter(), step
-        if UNDER_NSIGHT in os.environ and torch.cuda.is_available():
+        if _UNDER_NSIGHT in os.environ and torch.cuda.is_available():
             self._for_nsight = True
             torch.cuda.profiler.start()
             return
@@ -66,7 +66,7 @@ class Profiler:
         self._trace, self._steps = None, None
         steps = f"{self._first}-{step}"
         log(f"profile of steps {steps} (rank {rank()}, {path.parent.name}/{path.name}; open it in ui.perfetto.dev)")
-        for line in report(read(path), seconds, PREFIX):
+        for line in report(read_trace(path), seconds, PREFIX):
             log(line)
 
     def span(self, name: str) -> AbstractContextManager[object]:

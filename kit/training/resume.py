@@ -11,7 +11,7 @@ from kit.training.checkpoint.engine_checkpoint import MANIFEST, ForeignError, Na
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, is_exchange, newest_exchange
 from kit.training.checkpoint.transfer import Counters, import_exchange
 
-START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
+_START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
 
 
 def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, resume: str | Path | None) -> Counters:
@@ -25,7 +25,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
     """
     run_collectively(engine.is_main, lambda: _check_past(checkpoints, metrics, resume), "reading the run directory")
     if resume is None:
-        return START
+        return _START
     if resume == "auto":
         return _newest(engine, checkpoints)
     directory = Path(resume)
@@ -54,7 +54,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
 def _newest(engine: Engine, checkpoints: NativeCheckpoints) -> Counters:
     """Native, or through the exchange checkpoint where the plan has changed since."""
     try:
-        return checkpoints.load_newest(engine) or START
+        return checkpoints.load_newest(engine) or _START
     except ForeignError as error:
         exchange = _newest_exchange(engine, checkpoints.root)
         if exchange is None:

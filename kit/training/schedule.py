@@ -59,7 +59,7 @@ def length(plan: Plan, run: RunSpec) -> tuple[int, int]:
     if ramp is None:
         steps = run.steps or max(1, budget // full)
         return steps, steps * full
-    check_ramp(plan, ramp)
+    _check_ramp(plan, ramp)
     steps = samples = 0
     for size in _ramped(ramp, full):
         if (run.steps is not None and steps == run.steps) or (run.steps is None and samples + size > budget and steps):
@@ -80,7 +80,7 @@ def run_length(plan: Plan, run: RunSpec) -> RunLength:
     return RunLength(length(plan, run)[0], samples_after)
 
 
-def check_ramp(plan: Plan, ramp: BatchRampSpec) -> None:
+def _check_ramp(plan: Plan, ramp: BatchRampSpec) -> None:
     """Raises SpecError that names the nearest sizes that can be."""
     layout, full = plan.layout, plan.layout.global_batch_size
     unit = layout.micro_batch_size * layout.dp * (layout.pp if layout.vp > 1 else 1)

@@ -22,7 +22,7 @@ from typing import Any
 
 STOPPED_CODE = 75
 HUNG_CODE = 70
-MARK = "stopped"
+_MARK = "stopped"
 """File in the run directory, with the reason in it, while a run waits to be started again."""
 
 
@@ -72,7 +72,7 @@ class Stopping:
 
 def mark(rundir: Path, reason: Reason | None) -> None:
     """Leave the file that says that this run waits to be started again; None: take it away. Raises OSError."""
-    path = rundir / MARK
+    path = rundir / _MARK
     if reason is None:
         path.unlink(missing_ok=True)
     else:

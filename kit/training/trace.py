@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Interval = tuple[float, float]
+_Interval = tuple[float, float]
 
-ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of what a GPU does (libkineto's names)."""
-COMMUNICATES = ("nccl", "gloo:", "nvshmem", "rccl")
+_COMMUNICATES = ("nccl", "gloo:", "nvshmem", "rccl")
 """Beginnings of names, after punctuation: NCCL's kernels, gloo's operations as torch records them."""
-NOT_WORK = ("c10d::", "record_param_comms", "autograd::engine", "ProfilerStep")
+_NOT_WORK = ("c10d::", "record_param_comms", "autograd::engine", "ProfilerStep")
 """Operators that start or wrap others."""
 
 
@@ -55,7 +55,7 @@ class Shares:
     """Neither."""
 
 
-def read(path: Path) -> Trace:
+def read_trace(path: Path) -> Trace:
     """A trace as ``export_chrome_trace`` writes it."""
     return parse(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
 
@@ -63,16 +63,16 @@ def read(path: Path) -> Trace:
 def parse(events: Iterable[Mapping[str, Any]]) -> Trace:
     """Complete events ("X") only."""
     complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
-    on_gpu = any(event.get("cat") in ON_GPU for event in complete)
+    on_gpu = any(event.get("cat") in _ON_GPU for event in complete)
     parts: dict[str, float] = defaultdict(float)
     work = []
     for event in complete:
         name, category = str(event["name"]), event.get("cat")
         if category == "user_annotation" and ":" in name:
             parts[name] += float(event["dur"])
-        communicates = name.lstrip("_").lower().startswith(COMMUNICATES)
-        counts = category in ON_GPU if on_gpu else category == "cpu_op" or communicates
-        if counts and not name.startswith(NOT_WORK):
+        communicates = name.lstrip("_").lower().startswith(_COMMUNICATES)
+        counts = category in _ON_GPU if on_gpu else category == "cpu_op" or communicates
+        if counts and not name.startswith(_NOT_WORK):
             begin = float(event["ts"])
             work.append(Work(name, begin, begin + float(event["dur"]), communicates))
     return Trace(tuple(work), dict(parts), on_gpu)
@@ -133,9 +133,9 @@ def _named(parts: Mapping[str, float]) -> dict[str, float]:
     return {word: parts.get(name, 0.0) for name, word in words.items()} | {"between": max(0.0, 1 - sum(parts.values()))}
 
 
-def union(intervals: Sequence[Interval]) -> list[Interval]:
+def union(intervals: Sequence[_Interval]) -> list[_Interval]:
     """The same points, in intervals that do not touch."""
-    merged: list[Interval] = []
+    merged: list[_Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
             merged[-1] = (merged[-1][0], max(merged[-1][1], end))
@@ -144,6 +144,6 @@ def union(intervals: Sequence[Interval]) -> list[Interval]:
     return merged
 
 
-def total(intervals: Iterable[Interval]) -> float:
+def total(intervals: Iterable[_Interval]) -> float:
     """Their length."""
     return sum(end - begin for begin, end in intervals)

@@ -18,7 +18,7 @@ from types import TracebackType
 
 from kit.training.stopping import HUNG_CODE
 
-GRACE_S = 5.0
+_GRACE_S = 5.0
 """Between the stacks and the end: ranks notice a hang within the difference of their last beats."""
 
 
@@ -31,7 +31,7 @@ class Watchdog:
         directory: Path,
         rank: int,
         leave: Callable[[int], object] = os._exit,
-        grace_s: float = GRACE_S,
+        grace_s: float = _GRACE_S,
     ) -> None:
         self._limit_s, self._directory, self._rank, self._leave, self._grace_s = (
             limit_s,

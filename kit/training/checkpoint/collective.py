@@ -12,7 +12,7 @@ from kit.errors import CheckpointError, KitError
 
 Result = TypeVar("Result")
 
-FAILURES: tuple[type[Exception], ...] = (OSError, SafetensorError, KitError)
+_FAILURES: tuple[type[Exception], ...] = (OSError, SafetensorError, KitError)
 """What reading or writing a checkpoint may raise; anything else is our own bug and ends the process."""
 
 
@@ -34,7 +34,7 @@ def run_collectively(
     takes_part: bool,
     work: Callable[[], Result],
     doing: str,
-    failures: tuple[type[Exception], ...] = FAILURES,
+    failures: tuple[type[Exception], ...] = _FAILURES,
     group: dist.ProcessGroup | None = None,
 ) -> list[Result]:
     """Collective over ``group`` (None: all ranks). Runs ``work`` on the ranks that take part; returns their results,

@@ -21,8 +21,8 @@ from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheck
 from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
 from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
 
-FORMATS = ("hf", "exchange", "megatron")
-TRACKER = "latest_checkpointed_iteration.txt"
+_FORMATS = ("hf", "exchange", "megatron")
+_TRACKER = "latest_checkpointed_iteration.txt"
 """Where Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
 _START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
 
@@ -57,8 +57,8 @@ def convert(
     is not in a run directory of kit's. Raises KitError for anything missing, damaged, or of another model.
     """
     to = "exchange" if to == "hub" else to  # the name that earlier versions gave it
-    if to not in FORMATS:
-        raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(FORMATS)}")
+    if to not in _FORMATS:
+        raise CheckpointError(f"--to {to} is unknown; use one of {', '.join(_FORMATS)}")
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is unknown; use one of {', '.join(DTYPES)}")
     if to == "hf" and is_exchange(Path(source)):
@@ -79,9 +79,9 @@ def convert(
             write_hf(opened.model, opened.sources[StateKind.MASTER], out, dtype, extras_from)
             return f"a Hugging Face model in {dtype}"
         if to == "exchange":
-            write_exchange(opened, out)
+            _write_exchange(opened, out)
         else:
-            write_megatron(opened, out, DTYPES[dtype])
+            _write_megatron(opened, out, DTYPES[dtype])
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             f"writing {out} failed: {error}; check the free space and the permissions there"
@@ -106,11 +106,11 @@ def open_checkpoint(path: Path, model: str | None = None) -> Opened:
         return Opened("hf", spec, _START, {StateKind.MASTER: HfDirectory(path)})
     raise CheckpointError(
         f"{path} is no checkpoint: neither {EXCHANGE_JSON} nor config.json (Hugging Face) nor .metadata or "
-        f"{TRACKER} (Megatron) is in it"
+        f"{_TRACKER} (Megatron) is in it"
     )
 
 
-def write_exchange(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
+def _write_exchange(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
     """Write an exchange checkpoint, in fp32. Raises CheckpointError or OSError."""
     shapes = tensor_shapes(opened.model)
     weight_map: dict[StateKind, dict[str, str]] = {}
@@ -127,7 +127,7 @@ def write_exchange(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_B
         write_json(partial / EXCHANGE_JSON, exchange_json(opened.counters, opened.model, weight_map, records))
 
 
-def write_megatron(opened: Opened, out: Path, dtype: torch.dtype) -> None:
+def _write_megatron(opened: Opened, out: Path, dtype: torch.dtype) -> None:
     """Write a directory that Megatron-LM loads: ``release`` for weights alone, ``iter_…`` with the optimizer's state.
 
     Raises CheckpointError or OSError.
@@ -146,7 +146,7 @@ def write_megatron(opened: Opened, out: Path, dtype: torch.dtype) -> None:
     with new_directory(Path(out)) as partial:
         (partial / name).mkdir()
         offline.write(partial / name, opened.model, opened.sources, dtype, common)
-        (partial / TRACKER).write_text(newest, encoding="utf-8")
+        (partial / _TRACKER).write_text(newest, encoding="utf-8")
 
 
 def _write_file(
@@ -165,7 +165,7 @@ def _write_file(
 
 def _torch_dist_directory(path: Path) -> Path | None:
     """Where the files are: the directory itself, ``state`` of a native checkpoint, or Megatron-LM's newest."""
-    tracker = path / TRACKER
+    tracker = path / _TRACKER
     candidates = [path, path / STATE]
     if tracker.is_file():
         newest = tracker.read_text(encoding="utf-8").strip()

@@ -44,13 +44,13 @@ from kit.training.checkpoint.manifest import OtherVersionError, read_sealed, sea
 
 MANIFEST = "manifest.json"
 STATE = "state"
-RANDOM = "random"
+_RANDOM = "random"
 _SPACE_MARGIN = 1.05
 """Over the size of the checkpoint before: manifests and file systems take a little too."""
-FORMAT = "kit-native"
-VERSION = 3
+_FORMAT = "kit-native"
+_VERSION = 3
 """2 had no hash of itself."""
-LARGEST_WORLD = 1 << 24
+_LARGEST_WORLD = 1 << 24
 _NAME = re.compile(r"step-(\d{8})")
 
 
@@ -130,8 +130,8 @@ class NativeCheckpoints:
             run_collectively(True, lambda: _fill(partial, save, random), doing, failures=(Exception,), group=group)
             records = run_collectively(True, lambda: _my_records(partial), doing, group=group)
             contents = {
-                "format": FORMAT,
-                "version": VERSION,
+                "format": _FORMAT,
+                "version": _VERSION,
                 "plan_hash": self.plan_hash,
                 "world_size": self.world_size,
                 "model": self.model,
@@ -187,7 +187,7 @@ class NativeCheckpoints:
         before = next((size for size in map(self.bytes_of, self.steps()) if size is not None), None)
         require_disk_space(self.root, int((before or self.expected_bytes) * _SPACE_MARGIN))
         (partial / STATE).mkdir(parents=True)
-        (partial / RANDOM).mkdir()
+        (partial / _RANDOM).mkdir()
 
     def _verified(self, engine: Engine, directory: Path) -> Manifest:
         """Each rank hashes its share of the files; all of them come to the same verdict."""
@@ -267,16 +267,16 @@ def _rank() -> int:
 def _fill(partial: Path, save: Callable[[Path], None], random: random_state.RandomState | None) -> None:
     save(partial / STATE)
     if random is not None:
-        random_state.write(random, partial / RANDOM, _rank())
+        random_state.write(random, partial / _RANDOM, _rank())
 
 
 def _load(engine: Engine, directory: Path, manifest: Manifest) -> None:
     """On another layout a rank has no generators of its own to go on with."""
     run_collectively(True, lambda: engine.load(directory / STATE), f"reading {directory}")
     if manifest.world_size == (dist.get_world_size() if dist.is_initialized() else 1) and any(
-        name.startswith(f"{RANDOM}/") for name in manifest.files
+        name.startswith(f"{_RANDOM}/") for name in manifest.files
     ):
-        run_collectively(True, lambda: random_state.read(directory / RANDOM, _rank()), f"reading {directory}")
+        run_collectively(True, lambda: random_state.read(directory / _RANDOM, _rank()), f"reading {directory}")
 
 
 def _my_records(partial: Path) -> dict[str, FileRecord]:
@@ -287,7 +287,7 @@ def read_manifest(directory: Path) -> Manifest:
     """Raises CheckpointError where it is missing, damaged or not complete, or says anything that kit does not write."""
     path = directory / MANIFEST
     try:
-        return _manifest(read_sealed(path, FORMAT, VERSION))
+        return _manifest(read_sealed(path, _FORMAT, _VERSION))
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is missing or damaged ({error}); copy the checkpoint again, complete") from error
 
@@ -300,21 +300,21 @@ def _manifest(data: dict[str, Any]) -> Manifest:
     if not (isinstance(data["plan_hash"], str) and data["plan_hash"] and isinstance(data["model"], str)):
         raise ValueError("plan_hash and model must be text")
     world_size = data["world_size"]
-    if type(world_size) is not int or not 1 <= world_size <= LARGEST_WORLD:
-        raise ValueError(f"world_size must be a whole number from 1 to {LARGEST_WORLD}")
+    if type(world_size) is not int or not 1 <= world_size <= _LARGEST_WORLD:
+        raise ValueError(f"world_size must be a whole number from 1 to {_LARGEST_WORLD}")
     files = records_from_json(data["files"])
     if not any(name.startswith(f"{STATE}/") for name in files):
         raise ValueError(f"it lists no file of {STATE}/")
-    generators = {name for name in files if name.startswith(f"{RANDOM}/")}
-    if generators and generators != {f"{RANDOM}/{random_state.file_name(rank)}" for rank in range(world_size)}:
-        raise ValueError(f"{RANDOM}/ must have one file for each of {world_size} ranks")
+    generators = {name for name in files if name.startswith(f"{_RANDOM}/")}
+    if generators and generators != {f"{_RANDOM}/{random_state.file_name(rank)}" for rank in range(world_size)}:
+        raise ValueError(f"{_RANDOM}/ must have one file for each of {world_size} ranks")
     return Manifest(data["plan_hash"], world_size, data["model"], counters_from_json(data["counters"]), files)
 
 
 def _other_version(directory: Path) -> str | None:
     """What there is to say of a manifest of another version."""
     try:
-        read_sealed(directory / MANIFEST, FORMAT, VERSION)
+        read_sealed(directory / MANIFEST, _FORMAT, _VERSION)
     except OtherVersionError as error:
         return str(error)
     except (OSError, ValueError):

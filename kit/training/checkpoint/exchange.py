@@ -28,8 +28,8 @@ from kit.training.checkpoint.files import FileRecord, records_from_json, verify
 from kit.training.checkpoint.manifest import OtherVersionError, read_sealed, sealed
 
 EXCHANGE_JSON = "exchange.json"
-FORMAT = "kit-exchange"
-VERSION = 3
+_FORMAT = "kit-exchange"
+_VERSION = 3
 _EARLIER_JSON, _EARLIER_FORMAT, _UNSEALED = "hub.json", "kit-hub", 2
 """The names until version 3, which are still read. Version 2 has no hash of itself; all else is alike."""
 _STEP = re.compile(r"(?:exchange|hub)-step-(\d{8})")
@@ -94,8 +94,8 @@ def exchange_json(
     """The contents of ``exchange.json``."""
     return sealed(
         {
-            "format": FORMAT,
-            "version": VERSION,
+            "format": _FORMAT,
+            "version": _VERSION,
             "counters": dataclasses.asdict(counters),
             "model": TypeAdapter(ModelSpec).dump_python(model, mode="json"),
             # What is held are adapters then, not the model.
@@ -121,7 +121,7 @@ def newest_exchange(root: Path) -> Path | None:
 def _read(path: Path) -> dict[str, Any]:
     earlier = path.name == _EARLIER_JSON
     try:
-        return read_sealed(path, _EARLIER_FORMAT if earlier else FORMAT, VERSION, _UNSEALED if earlier else None)
+        return read_sealed(path, _EARLIER_FORMAT if earlier else _FORMAT, _VERSION, _UNSEALED if earlier else None)
     except OSError as error:
         raise CheckpointError(
             f"{path.parent} is not an exchange checkpoint (no readable {EXCHANGE_JSON}: {error.strerror}); give a "

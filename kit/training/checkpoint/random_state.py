@@ -37,7 +37,7 @@ def capture() -> RandomState:
     return state
 
 
-def restore(state: RandomState) -> None:
+def _restore(state: RandomState) -> None:
     """Set all generators. Raises KeyError, TypeError or ValueError for what ``capture`` did not make."""
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
@@ -59,7 +59,7 @@ def read(directory: Path, rank: int) -> None:
     """Restore what ``write`` wrote. Raises CheckpointError."""
     path = directory / file_name(rank)
     try:
-        restore(json.loads(path.read_text(encoding="utf-8")))
+        _restore(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise CheckpointError(f"{path} is not what kit writes of random generators ({error!r})") from error
 

@@ -29,7 +29,7 @@ from kit.units import GIB
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-TOKENIZER_FILES = (
+_TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "tokenizer.model",
@@ -42,7 +42,7 @@ TOKENIZER_FILES = (
 )
 """What is copied from ``extras_from``, as far as it is there."""
 
-SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
+_SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 
 
 def exchange_to_hf(
@@ -148,7 +148,7 @@ def _extras(directory: Path | None) -> list[Path]:
         raise CheckpointError(
             f"{directory} (whose tokenizer is to be copied) is not a directory; give a downloaded model's"
         )
-    return [path for name in TOKENIZER_FILES if (path := Path(directory) / name).is_file()]
+    return [path for name in _TOKENIZER_FILES if (path := Path(directory) / name).is_file()]
 
 
 def _special_tokens(directory: Path | None) -> dict[str, Any]:
@@ -156,4 +156,4 @@ def _special_tokens(directory: Path | None) -> dict[str, Any]:
     if path is None or not path.is_file():
         return {}
     config = json.loads(path.read_text(encoding="utf-8"))
-    return {key: config[key] for key in SPECIAL_TOKEN_KEYS if config.get(key) is not None}
+    return {key: config[key] for key in _SPECIAL_TOKEN_KEYS if config.get(key) is not None}

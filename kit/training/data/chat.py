@@ -8,7 +8,7 @@ from typing import Any
 
 from kit.errors import DataError
 
-PLAIN_TEMPLATE = (
+_PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ '' if loop.first else '\n\n' }}"
     "### {{ message['role'] + ':\n' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
@@ -21,7 +21,7 @@ Parts = list[list[int]]
 
 
 def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str) -> Parts:
-    """A chat through the tokenizer's chat template, or ``PLAIN_TEMPLATE``. What the assistant says is target, with the
+    """A chat through the tokenizer's chat template, or ``_PLAIN_TEMPLATE``. What the assistant says is target, with the
     template's end of a turn.
 
     The whole text is tokenised at once, as it will be when the model is used; a token belongs to the part in which it
@@ -29,7 +29,7 @@ def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str
     later one is there.
     """
     _check_messages(messages, where)
-    template = tokenizer.chat_template or PLAIN_TEMPLATE
+    template = tokenizer.chat_template or _PLAIN_TEMPLATE
     text = _render(tokenizer, template, messages, False, where)
     bounds, is_target = [0], []
     for place, message in enumerate(messages):

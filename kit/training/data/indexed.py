@@ -29,9 +29,9 @@ MAGIC = b"MMIDIDX\x00\x00"
 VERSION = 1
 HEADER = struct.Struct("<9sQBQQ")
 """Magic, version, dtype code, number of sequences, number of document boundaries."""
-DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+_DTYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 """Codes of the index for integers; 6 and 7 are floats, which are not tokens."""
-UINT16_VOCABULARY = 65500
+_UINT16_VOCABULARY = 65500
 """Below this Megatron stores two bytes a token (indexed_dataset.py, DType.optimal_dtype)."""
 
 
@@ -126,7 +126,7 @@ class IndexedWriter:
         self._objective: Objective = objective
         self._decoder_start = decoder_start_token_id
         self._boundaries, self._longest = [0], 0
-        self._dtype = np.dtype(np.uint16 if vocab_size < UINT16_VOCABULARY else np.int32)
+        self._dtype = np.dtype(np.uint16 if vocab_size < _UINT16_VOCABULARY else np.int32)
         self._lengths: list[int] = []
         self._max_token_id = -1
         self._hash = hashlib.sha256()
@@ -205,7 +205,7 @@ class IndexedWriter:
         lengths = np.array(self._lengths, dtype="<i4")
         pointers = np.zeros(len(lengths), dtype="<i8")
         np.cumsum(lengths[:-1].astype("<i8") * self._dtype.itemsize, out=pointers[1:])
-        (code,) = (code for code, dtype in DTYPES.items() if dtype == self._dtype)
+        (code,) = (code for code, dtype in _DTYPES.items() if dtype == self._dtype)
         with open(self._partial[".idx"], "wb") as file:
             file.write(HEADER.pack(MAGIC, VERSION, code, len(lengths), len(self._boundaries)))
             file.write(lengths.tobytes())
@@ -238,9 +238,9 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
         raise DataError(f"{path} does not start with Megatron's MMIDIDX; give the prefix of a .bin/.idx pair")
     if version != VERSION:
         raise DataError(f"{path} has version {version}, this reader knows {VERSION}; tokenise again")
-    if code not in DTYPES:
+    if code not in _DTYPES:
         raise DataError(f"{path} has dtype code {code}, which is not an integer type; tokenise again")
-    return np.dtype(DTYPES[code]).newbyteorder("<"), num_sequences, num_boundaries
+    return np.dtype(_DTYPES[code]).newbyteorder("<"), num_sequences, num_boundaries
 
 
 def _read_sidecar(prefix: str) -> Sidecar | None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from functools import lru_cache
 
-ROUNDS = 6
+_ROUNDS = 6
 """Four make a pseudo-random permutation in theory (Luby & Rackoff 1988); two more, as our round function is weaker."""
 _MASK64 = 2**64 - 1
 
@@ -42,5 +42,5 @@ def _permute(index: int, num_samples: int, half_bits: int, mask: int, keys: tupl
 
 @lru_cache(maxsize=16)
 def _round_keys(seed: int, epoch: int) -> tuple[int, ...]:
-    digest = hashlib.blake2b(f"{seed}:{epoch}".encode(), digest_size=8 * ROUNDS).digest()
-    return tuple(int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(ROUNDS))
+    digest = hashlib.blake2b(f"{seed}:{epoch}".encode(), digest_size=8 * _ROUNDS).digest()
+    return tuple(int.from_bytes(digest[8 * i : 8 * i + 8], "little") for i in range(_ROUNDS))

@@ -14,7 +14,7 @@ from kit.training.data.indexed import IndexedWriter, Sidecar
 
 BATCH_DOCUMENTS = 1000
 """Documents per call of the tokenizer, which runs a batch on all cores."""
-TEXT_SUFFIXES = (".txt", ".text", ".md")
+_TEXT_SUFFIXES = (".txt", ".text", ".md")
 
 
 @dataclass(frozen=True)
@@ -100,10 +100,10 @@ def _documents(source: Path, text_key: str) -> Iterator[str]:
         return _jsonl(source, text_key)
     if source.suffix == ".parquet":
         return _parquet(source, text_key)
-    if source.suffix in TEXT_SUFFIXES:
+    if source.suffix in _TEXT_SUFFIXES:
         return iter([_read_text(source)])
     raise DataError(
-        f"{source} has the unknown suffix {source.suffix!r}; use {', '.join(TEXT_SUFFIXES)}, .jsonl or .parquet"
+        f"{source} has the unknown suffix {source.suffix!r}; use {', '.join(_TEXT_SUFFIXES)}, .jsonl or .parquet"
     )
 
 

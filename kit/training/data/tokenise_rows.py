@@ -13,12 +13,12 @@ from kit.training.data.chat import Parts, chat_parts, pair_parts, prompt_parts
 from kit.training.data.indexed import IndexedWriter, Sidecar
 from kit.training.data.tokenise import load_tokenizer
 
-PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target"), ("prompt", "completion"))}
+_PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target"), ("prompt", "completion"))}
 """Fields of a row that is not a chat."""
 
 
 @dataclass(frozen=True)
-class TokenisedRows:
+class _TokenisedRows:
     """What was written, and what was not."""
 
     prefix: str
@@ -48,7 +48,7 @@ def tokenise_rows(
     objective: Literal["sft", "seq2seq"],
     seq_length: int | None = None,
     vocab_size: int | None = None,
-) -> TokenisedRows:
+) -> _TokenisedRows:
     """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite.
 
     sft rows: ``{"messages": [{"role", "content"}, …]}`` through the tokenizer's chat template, or ``{"prompt",
@@ -71,17 +71,17 @@ def tokenise_rows(
                 writer.add_row(parts)
             else:
                 dropped += 1
-    return TokenisedRows(prefix=str(out), sidecar=writer.sidecar(), cut=cut, dropped=dropped)
+    return _TokenisedRows(prefix=str(out), sidecar=writer.sidecar(), cut=cut, dropped=dropped)
 
 
 def _parts(tokenizer: Any, row: dict[str, Any], objective: str, where: str) -> Parts:
     if objective == "sft" and "messages" in row:
         return chat_parts(tokenizer, row["messages"], where)
-    for first, second in PAIR_KEYS[objective]:
+    for first, second in _PAIR_KEYS[objective]:
         if isinstance(row.get(first), str) and isinstance(row.get(second), str):
             write = pair_parts if objective == "seq2seq" else prompt_parts
             return write(tokenizer, row[first], row[second])
-    wanted = " or ".join("{" + ", ".join(keys) + "}" for keys in PAIR_KEYS[objective])
+    wanted = " or ".join("{" + ", ".join(keys) + "}" for keys in _PAIR_KEYS[objective])
     raise DataError(
         f"{where} has the fields {', '.join(map(str, row)) or 'of nothing'}; for objective={objective} give "
         + ("{messages} or " if objective == "sft" else "")

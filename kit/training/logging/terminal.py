@@ -34,10 +34,10 @@ class Terminal(Protocol):
 
 def terminal(expected: Expected) -> Terminal:
     """The live line where standard output is a terminal."""
-    return LiveLine(expected) if sys.stdout.isatty() else PlainLines(expected)
+    return LiveLine(expected) if sys.stdout.isatty() else _PlainLines(expected)
 
 
-class PlainLines:
+class _PlainLines:
     """For files and pipes."""
 
     def __init__(self, expected: Expected) -> None:
