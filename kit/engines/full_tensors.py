@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 import torch.distributed as dist
 
 from kit.engines.base import Engine, StateBlock, StateKind
 
 
-def full_tensors(engine: Engine, kind: StateKind) -> Mapping[str, torch.Tensor]:
+def full_tensors(engine: Engine, kind: StateKind) -> dict[str, torch.Tensor]:
     """Collective. Hugging Face name → full fp32 CPU tensor of one kind of state, on rank 0; empty on other ranks."""
     own = [_on_host(block) for block in engine.export_blocks([kind])]
     gathered: list[list[StateBlock]] = [[] for _ in range(dist.get_world_size())]

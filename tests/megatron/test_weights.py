@@ -10,8 +10,7 @@ import torch
 from kit.engines.huggingface.models import tensor_shapes
 from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor
 from kit.engines.megatron.weights import mapped_params, weight_map
-from kit.engines.megatron.weights.blocks import blocks, whole_shape
-from kit.engines.megatron.weights.sharding import QKV, GatedMLP, VocabParallel
+from kit.engines.megatron.weights.sharding import QKV, GatedMLP, VocabParallel, blocks, whole_shape
 from kit.errors import EngineError
 from kit.specs.families import FAMILIES as TRAITS
 from kit.specs.families import families_where

@@ -9,7 +9,7 @@ import torch
 
 from kit.cost.model.compression import POWERSGD_RANK
 from kit.engines.base import StateKind
-from kit.engines.torch.compression import Compression
+from kit.engines.torch.ddp import Compression
 from kit.engines.torch.engine import TorchEngine
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches

@@ -57,14 +57,14 @@ class AutoTensorParallel(DataParallel):
             )
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole parameter."""
+        """Shape of the whole parameter."""
         shape, cut = list(super().shape(name)), self._cuts[name]
         if cut is not None:
             shape[cut[0]] = sum(cut[1])
         return tuple(shape)
 
     def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """Slices of all tensor-parallel ranks, side by side."""
+        """Collective: this rank's slice → the whole parameter, slices of all tensor-parallel ranks concatenated."""
         cut = self._cuts[name]
         if cut is None:
             return held
@@ -77,7 +77,7 @@ class AutoTensorParallel(DataParallel):
     def load_param(
         self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.FusedExpertsSource
     ) -> None:
-        """This rank's slice."""
+        """Set this rank's slice from the whole tensor."""
         whole, cut = source.read(name).float(), self._cuts[name]
         if cut is not None:
             whole = whole.split(cut[1], cut[0])[dist.get_rank(self.tensor_group)].contiguous()

@@ -135,12 +135,12 @@ class DataParallel(ModelParallelStrategy):
             self.state.set(parameter, kind, source.read(name).float())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of the whole parameter, as transformers has it."""
+        """Shape of the whole parameter, as transformers has it."""
         parameter = self.parameters[name]
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """What ZeRO's ranks hold together of a parameter → the whole parameter."""
+        """The tensor that ZeRO's ranks hold together → the whole parameter, of ``shape(name)``."""
         return held
 
 

@@ -54,7 +54,7 @@ class DeepSpeedEngine(Engine):
         self._pending = False  # gradients wait for apply or discard
         self._scaled_norm: torch.Tensor | float | None = None
         self._norm = math.nan
-        """Of the gradients that wait, once it was asked for: as DeepSpeed has it, and as it is reported."""
+        """Norm of the current gradients, once it was computed: DeepSpeed's value, and the value that is reported."""
         self._adapters_only = rundir.plan.job.lora is not None
         if self._adapters_only:
             # The frozen weights were loaded while the model was built.

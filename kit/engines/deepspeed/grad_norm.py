@@ -31,8 +31,8 @@ from kit.engines.deepspeed.strategy import ModelParallelStrategy
 
 @torch.no_grad()
 def scaled_norm(engine: DeepSpeedEngine, strategy: ModelParallelStrategy) -> torch.Tensor | float:
-    """Collective. As the optimizer's ``step`` would take it: with fp16's loss scale in it, and not finite or negative
-    where any gradient is not finite."""
+    """Collective. The norm that the optimizer's ``step`` would compute, with fp16's loss scale in it; not finite or
+    negative where any gradient is not finite."""
     optimizer: Any = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):  # stage3.py, step
         return combine_grad_norm_groups(optimizer._get_norm_groups())
@@ -50,7 +50,7 @@ def scaled_norm(engine: DeepSpeedEngine, strategy: ModelParallelStrategy) -> tor
 
 
 def unscaled_norm(norm: torch.Tensor | float, loss_scale: float) -> float:
-    """For people: without the loss scale; infinite where it is not finite."""
+    """The norm without the loss scale; infinite where it is not finite."""
     value = float(norm) / loss_scale  # the one place where the host waits for it
     return value if math.isfinite(value) and value >= 0 else math.inf
 

@@ -33,7 +33,7 @@ def copy_checkpoint(engine: Any, tag: str, **options: Any) -> Callable[[Path, di
 
 
 class _InMemoryCheckpointEngine(CheckpointEngine):
-    """Copies instead of writing."""
+    """Copies files' contents to host memory instead of writing them."""
 
     def __init__(self, root: Path) -> None:
         super().__init__()

@@ -34,7 +34,7 @@ def prepare(rundir: RunDirectory, settings: dict[str, Any]) -> None:
 
 
 def remove_swap_files(rundir: RunDirectory) -> None:
-    """This rank's swap files, and the folders that are empty then: other ranks may still be writing theirs."""
+    """Remove this rank's swap files and empty folders: other ranks may still be writing theirs."""
     folder = swap_directory(rundir.plan, rundir.run, rundir.path)
     if folder is None:
         return

@@ -87,14 +87,14 @@ class NvmeState(FullyPartitionedState):
         self.release_buffers()
 
     def held_bytes(self) -> dict[str, int]:
-        """In memory as elsewhere; and what the buffers pin, and the files hold."""
+        """See ParameterState; and bytes of pinned swap buffers and of swap files."""
         self.release_buffers()
         return super().held_bytes() | {"swap_buffers": new_bytes(self._buffers(), set()), "nvme": self._file_bytes()}
 
     # ------------------------------------------------------------------ native files
 
     def save(self, directory: Path) -> None:
-        """This rank's state, a safetensors file for every sub group."""
+        """Write this rank's state: a safetensors file for every sub group."""
         self.create_moments()
         for index in range(len(self._optimizer.fp16_groups)):
             tensors = {kind.value: tensor.clone() for kind, tensor in self._tensors(index).items()}

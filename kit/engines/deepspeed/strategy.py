@@ -52,7 +52,7 @@ class ModelParallelStrategy(ABC):
         """Called once, when DeepSpeed has taken the model."""
 
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
-        """This rank's part of a micro batch of its data-parallel rank."""
+        """This rank's part of its data-parallel rank's micro batch."""
         return micro_batch
 
     @abstractmethod
@@ -60,7 +60,7 @@ class ModelParallelStrategy(ABC):
         """Cross entropy in fp32, summed over the tokens that count of what ``shard_batch`` returned."""
 
     def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
-        """Of whole gradients on every rank (stage 0), each parameter counted once."""
+        """L2 norm of gradients that are whole on every rank (stage 0), each parameter counted once."""
         cut: list[torch.Tensor] = []
         whole: list[torch.Tensor] = []
         for parameter in engine.module.parameters():

@@ -50,11 +50,11 @@ class _SequenceParallelUnit:
         return 0
 
     def get_model_parallel_world_size(self) -> int:
-        """This rank."""
+        """No model parallelism."""
         return 1
 
     def get_model_parallel_group(self) -> dist.ProcessGroup | None:
-        """This rank."""
+        """A group of this rank alone."""
         return self._alone
 
 

@@ -57,7 +57,7 @@ def build_frozen(rundir: RunDirectory, device: torch.device) -> PreTrainedModel:
 
 
 def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory) -> None:
-    """The same for a model that zero.Init has partitioned already: each rank reads its part of every weight."""
+    """``build_frozen`` for a model that zero.Init has partitioned: each rank reads its part of every weight."""
     load_partitioned(model, rundir.plan.model, _source(rundir))
     adapt(model, _lora(rundir))
 
@@ -151,7 +151,7 @@ class InitialAdapters(TensorSource):
         self._shapes, self._seed = shapes, seed
 
     def names(self) -> Sequence[str]:
-        """All adapters."""
+        """Names of all adapters."""
         return list(self._shapes)
 
     def read(self, name: str) -> torch.Tensor:
@@ -163,7 +163,7 @@ class InitialAdapters(TensorSource):
         return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(shape[1])
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the adapter."""
         return self._shapes[name]
 
 

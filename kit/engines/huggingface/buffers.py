@@ -23,7 +23,7 @@ def is_buffer(name: str) -> bool:
 
 
 class SavedBuffers:
-    """Those of one transformers model; every rank has all of them."""
+    """The saved buffers of one transformers model; every rank has all of them."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._owners = {name: name.rpartition(".")[0] for name, _ in model.named_buffers() if is_buffer(name)}
@@ -35,7 +35,7 @@ class SavedBuffers:
         return {name: tuple(self._tensor(name).shape) for name in self._owners}
 
     def export(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
-        """Names and fp32 CPU copies."""
+        """(name, fp32 CPU copy) of each buffer; zeros for gradients and moments."""
         for name in self._owners:
             tensor = self._tensor(name).detach()
             copied = tensor.to("cpu", torch.float32, copy=True)

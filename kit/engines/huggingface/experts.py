@@ -109,7 +109,7 @@ class FusedExpertsSource(TensorSource):
         return torch.cat(tensors).unflatten(0, (self._experts, -1))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape."""
+        """Shape of the whole parameter."""
         parts = [self._source.shape(part) for part in self._parts[name]]
         if name not in self._rank_three:
             return parts[0]

@@ -38,7 +38,7 @@ class ExpertSlice:
         return one.t() if one.ndim == 2 else one
 
     def shape(self, fused: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the view; ``fused``: of the fused tensor."""
+        """Shape of the view; ``fused``: shape of the fused tensor."""
         outputs = fused[-1] // self.step
         return (outputs, fused[1]) if len(fused) == 3 else (outputs,)
 
@@ -67,12 +67,12 @@ def parts(name: str, experts: int) -> dict[str, ExpertSlice]:
 
 
 def split(name: str, fused: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Views of all parts."""
+    """(name, view) of all parts."""
     yield from ((each, part.of(fused)) for each, part in parts(name, fused.shape[0]).items())
 
 
 def join(name: str, experts: int, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """The fused tensor, of what ``read`` gives."""
+    """The fused tensor (expert, input, output), from the tensors that ``read`` returns by name."""
     fused = torch.empty(0)
     for number, (each, part) in enumerate(parts(name, experts).items()):
         value = read(each)
@@ -83,5 +83,5 @@ def join(name: str, experts: int, read: Callable[[str], torch.Tensor]) -> torch.
 
 
 def joined_shape(one: tuple[int, ...], experts: int, step: int) -> tuple[int, ...]:
-    """Of the fused tensor whose parts have the shape ``one``."""
+    """Shape of the fused tensor whose parts have the shape ``one``."""
     return (experts, *one[1:], one[0] * step)

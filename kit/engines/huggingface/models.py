@@ -88,7 +88,7 @@ def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """As ``parameter_shapes``, and the buffers that are saved beside them (``kit/engines/huggingface/buffers.py``)."""
+    """``parameter_shapes`` and the buffers that are saved beside them (``kit/engines/huggingface/buffers.py``)."""
     skeleton = build_skeleton(model)
     return _parameter_shapes(model, skeleton) | SavedBuffers(skeleton).shapes
 

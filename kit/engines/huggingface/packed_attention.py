@@ -22,8 +22,10 @@ from kit.specs.model import ModelSpec
 NAME = "kit_documents"
 
 _lengths: list[list[int]] | None = None
-"""Of the documents of each row of the micro batch that is computed; None: a row is one. In the module, not in the call:
-recompute runs the layers again while backward runs, maybe in another thread, before the next micro batch."""
+"""Lengths of the documents of each row of the current micro batch; None: a row is one document.
+
+It is in the module, not in the call: recompute runs the layers again while backward runs, maybe in another thread,
+before the next micro batch."""
 
 
 def attend_by_document(model: PreTrainedModel, spec: ModelSpec) -> bool:
@@ -43,7 +45,8 @@ def set_documents(micro_batch: MicroBatch) -> None:
     _lengths = None if ids is None else [row.unique_consecutive(return_counts=True)[1].tolist() for row in ids]
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator] # lengths differ in every micro batch: a graph for each would be made
+# Lengths differ in every micro batch: a graph for each would be made.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -54,7 +57,7 @@ def _attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """As transformers' sdpa: (batch, heads, sequence, width) each, fewer heads of keys and values; → (batch, sequence,
+    """transformers' sdpa: (batch, heads, sequence, width) each, fewer heads of keys and values; → (batch, sequence,
     heads, width)."""
     if _lengths is None:
         result: tuple[torch.Tensor, None] = sdpa_attention_forward(

@@ -27,7 +27,7 @@ class ParallelFile:
 
     path: Path
     shapes: Mapping[str, Sequence[int]]
-    """Of its tensors, in their order."""
+    """Name → shape, in the order of the file."""
     _head: bytes = field(init=False, repr=False)
     starts: Mapping[str, int] = field(init=False, repr=False)
     """Where each tensor begins, in bytes."""
@@ -38,7 +38,7 @@ class ParallelFile:
         object.__setattr__(self, "starts", starts)
 
     def create(self) -> int:
-        """With its header and room for the rest; returns the sum of its words. Raises OSError."""
+        """Create the file with its header and room for the rest; returns the sum of its words. Raises OSError."""
         size = len(self._head) + sum(4 * math.prod(shape) for shape in self.shapes.values())
         with open(self.path, "wb") as file:
             file.write(self._head)
@@ -76,7 +76,7 @@ class BlockWriter:
             self.sums[file.path] = (self.sums.get(file.path, 0) + _words(array.view(_WORD))) % 2**32
 
     def finish(self) -> None:
-        """Until everything is on the disk for good. Raises OSError."""
+        """Wait until everything is on the disk. Raises OSError."""
         self._switch(None)
         try:
             for each in self._flushing:
@@ -100,7 +100,7 @@ class BlockWriter:
             self._file = file
 
     def _put_lines(self, array: np.ndarray, start: int, stride: int) -> None:
-        """Its rows, each so many bytes after the one before."""
+        """Write the rows of ``array``, each ``stride`` bytes after the row before."""
         size = array.shape[1] * array.itemsize
         for number, line in enumerate(array):
             if os.pwrite(self._descriptor, line, start + number * stride) != size:
@@ -122,7 +122,7 @@ class BlockWriter:
 
 
 def size_hash_and_sum(path: Path) -> tuple[int, str, int]:
-    """Of a file as it can be read: bytes, XXH3 hash, sum of its words modulo 2**32. Raises OSError."""
+    """What a reader of the file gets: bytes, XXH3 hash, sum of its words modulo 2**32. Raises OSError."""
     digest, total = xxhash.xxh3_128(), 0
     # Mapped, not read: most of it is still in the kernel's cache, from where it need not be copied.
     words = np.memmap(path, _WORD, mode="r")

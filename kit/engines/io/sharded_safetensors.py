@@ -46,7 +46,7 @@ class SafetensorsSource(TensorSource):
         return self._get(name, lambda file, stored: file.get_tensor(stored))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape, from the header alone."""
+        """Shape of the tensor, from the header alone."""
         return self._get(name, lambda file, stored: tuple(file.get_slice(stored).get_shape()))
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:

@@ -56,7 +56,7 @@ class ChunkedLoss:
 
     @contextmanager
     def of(self, labels: torch.Tensor) -> Iterator[None]:
-        """Within, the model's ``logits`` are the summed loss of these labels (batch, sequence), a scalar in nats."""
+        """Inside the block the model's ``logits`` are the summed loss of ``labels`` (batch, sequence), in nats."""
         self._labels = labels
         try:
             yield
@@ -77,7 +77,7 @@ _ChunkGradients = Callable[
     [torch.Tensor, torch.Tensor, float | None, torch.dtype, bool],
     tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
 ]
-"""Of ``gradients_of_logits``."""
+"""The signature of ``gradients_of_logits``."""
 
 
 def gradients_of_logits(
@@ -102,8 +102,8 @@ def gradients_of_logits(
 
 
 def compiled_gradients_of_logits() -> _ChunkGradients:
-    """The same by torch.compile: three readings of the logits in their own dtype and one writing, where operators one
-    by one make eleven in fp32. A length that changes is compiled once more, for any."""
+    """``gradients_of_logits`` by torch.compile: reads the logits three times in their own dtype, writes them once;
+    eager operators read and write them eleven times in fp32. A new length is compiled once more, then any length."""
     return torch.compile(gradients_of_logits, backend=compiled_blocks.BACKEND)
 
 

@@ -50,7 +50,7 @@ class MegatronEngine(Engine):
         ]
         self._optimizer = build_optimizer(optimizer_config(settings["optimizer"]), self._chunks)
         self._norm: float | None = None
-        """Of the gradients that are there, once it was asked for."""
+        """Norm of the current gradients, once it was computed."""
         self._config.finalize_model_grads_func = finalize_model_grads
         if ddp_config.overlap_grad_reduce:
             self._overlap_gradients()

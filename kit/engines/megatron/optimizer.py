@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import megatron.core.optimizer
-import megatron.core.optimizer.distrib_optimizer
 import torch
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch.optim.adam import adam
 
-from kit.engines.megatron.versions import check_adam_arguments
+from kit.engines.megatron.versions import check_adam_arguments, use_adam
 from kit.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -89,23 +87,9 @@ def optimizer_config(settings: Mapping[str, Any]) -> OptimizerConfig:
 
 def build_optimizer(config: OptimizerConfig, chunks: list[torch.nn.Module]) -> ChainedOptimizer:
     """The optimizer of this rank's model chunks, which are wrapped for data parallelism already."""
-    _use_torch_adam()
+    use_adam(Adam)
     optimizer = get_megatron_optimizer(config, chunks)
     for group in optimizer.param_groups:
         # Norms and biases have wd_mult 0, but only OptimizerParamScheduler would apply it, which owns a schedule too.
         group["weight_decay"] *= group["wd_mult"]
     return optimizer
-
-
-def _use_torch_adam() -> None:
-    """Have ``get_megatron_optimizer`` build the class above, also where Transformer Engine or apex is installed.
-
-    One implementation, local, means one set of numbers to predict and to compare.
-    """
-    megatron.core.optimizer.Adam = Adam
-    megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
-    distributed = megatron.core.optimizer.distrib_optimizer
-    distributed.Adam = Adam
-    distributed.HAVE_APEX_OR_TE = True
-    distributed.USING_APEX_OPTIMIZER = True
-    distributed.USING_TE_OPTIMIZER = False

@@ -20,7 +20,7 @@ from kit.specs.job import OptimizerSpec
 
 MOMENTS = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 MOST_ELEMENTS = 2**31 - 1
-"""Of one tensor on a rank: the kernel counts in 32 bits (bitsandbytes/backends/cuda/ops.py)."""
+"""Largest tensor on a rank: the kernel counts in 32 bits (bitsandbytes/backends/cuda/ops.py)."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class EightBitMoment:
         return _table(self.signed, self.codes.device)
 
     def read(self) -> torch.Tensor:
-        """fp32, a copy."""
+        """The values: an fp32 copy of the slice's shape."""
         import bitsandbytes.functional as F
 
         if not self.codes.numel():

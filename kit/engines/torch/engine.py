@@ -28,8 +28,7 @@ from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.compiled_blocks import compile_layers, prefer_cudnn
 from kit.engines.kernels.fp8 import convert
 from kit.engines.kernels.loss import global_tokens, mean_scale, summed_cross_entropy, to_host
-from kit.engines.torch.compression import Compression
-from kit.engines.torch.ddp import DdpModel
+from kit.engines.torch.ddp import Compression, DdpModel
 from kit.engines.torch.engine_checkpoint import RankCheckpoint
 from kit.engines.torch.fsdp import FsdpModel, build_mesh, keep_gradients_in_bf16
 from kit.engines.torch.optimizer import Optimizer
@@ -85,7 +84,7 @@ class TorchEngine(Engine):
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._buffers = SavedBuffers(self._model if self._lora is None else torch.nn.Module())
         self._norm: tuple[torch.Tensor, float] | None = None
-        """Of the gradients that are there, on the device and on the host."""
+        """Norm of the current gradients, on the device and on the host."""
         self._optimizer = Optimizer(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
         if self._lora is not None:
             self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))

@@ -62,10 +62,10 @@ class FsdpModel:
         """Ranks whose micro batches make up the step, each token once."""
 
     def resume_at(self, steps: int) -> None:
-        """Nothing depends on it."""
+        """FSDP2 keeps nothing that depends on the step."""
 
     def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
-        """Logits."""
+        """Logits (batch, sequence, vocabulary)."""
         return self._model(**arguments).logits
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
@@ -73,7 +73,7 @@ class FsdpModel:
         return nullcontext()
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        """Of all gradients, each element counted once."""
+        """L2 norm of all gradients, each element counted once: a scalar on the device."""
         by_mesh: dict[Any, list[torch.Tensor]] = {}
         for gradient in gradients:
             mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
@@ -86,7 +86,7 @@ class FsdpModel:
         return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
     def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This rank's slice."""
+        """The slice that this rank holds."""
         return local_shard(tensor)
 
     def fill(self, target: torch.Tensor, full: torch.Tensor) -> None:
@@ -103,7 +103,7 @@ class FsdpModel:
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
-    """Of one mesh and dtype, in fp32."""
+    """L2 norm of gradients of one mesh and dtype, in fp32."""
     if gradients[0].dtype is torch.float32:
         return torch.nn.utils.get_total_norm(gradients)
     # get_total_norm would answer in their own dtype.
@@ -112,7 +112,7 @@ def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
 
 
 def keep_gradients_in_bf16(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Of FSDP2's parameters: as soon as they are reduced, which is done in fp32. Vectors keep theirs.
+    """Cast the gradients of FSDP2's matrices to bf16 as soon as they are reduced, which is done in fp32.
 
     FSDP2 calls the hooks of its slices (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce).
     """
@@ -130,7 +130,7 @@ def keep_gradients_in_bf16(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def _part(tensor: torch.Tensor, parts: int, rank: int, dim: int) -> torch.Tensor:
-    """As torch.chunk, whose last parts may be missing: empty here."""
+    """One chunk of torch.chunk; chunks that it leaves out are empty here."""
     chunks: Sequence[torch.Tensor] = tensor.chunk(parts, dim)
     return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
 

@@ -27,8 +27,8 @@ class Optimizer:
         self._parameters = parameters
 
     def step(self, learning_rate: float, of_short: torch.Tensor | None) -> None:
-        """Of all parameters that have a gradient; no collective. ``of_short``: what gradients in 16 bits are multiplied
-        with, once they are in fp32."""
+        """Step all parameters that have a gradient; no collective. ``of_short``: factor of 16-bit gradients, applied to
+        their fp32 copies."""
         if self.adamw is not None:
             for group in self.adamw.param_groups:
                 group["lr"] = learning_rate
@@ -37,19 +37,19 @@ class Optimizer:
             self.eight_bit.step(learning_rate, of_short)
 
     def zero_grad(self) -> None:
-        """Free them."""
+        """Free the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
     @property
     def steps(self) -> int:
-        """That were made, or set."""
+        """Adam's step count."""
         if self.eight_bit is not None:
             return self.eight_bit.steps
         return int(self._counters()[0].item())
 
     def set_steps(self, steps: int) -> None:
-        """For bias correction."""
+        """Set Adam's step count."""
         for counter in self._counters():
             counter.fill_(steps)
         if self.eight_bit is not None:

@@ -25,8 +25,7 @@ from kit.engines.megatron.resharding.huggingface import HfResharder, owner_ranks
 from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.resharding.p2p import P2PSender
 from kit.engines.megatron.weights import MappedParam
-from kit.engines.megatron.weights.blocks import Block, whole_shape
-from kit.engines.megatron.weights.sharding import VocabParallel
+from kit.engines.megatron.weights.sharding import Block, VocabParallel, whole_shape
 from kit.errors import CheckpointError
 
 
@@ -147,7 +146,7 @@ def _put(put: Callable[..., None], block: Block, leading: int, offsets: tuple[in
 
 
 def _common(param_groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """As megatron.training names it, with the type that tells the distributed optimizer what its state looks like."""
+    """``common.pt`` under megatron.training's names, with the type of the distributed optimizer's state."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in param_groups]
     return {
         "checkpoint_version": 3.0,

@@ -19,8 +19,7 @@ from kit.engines.megatron.checkpoint import torch_dist
 from kit.engines.megatron.checkpoint.names import WEIGHT, StoredLocation, stored_location
 from kit.engines.megatron.checkpoint.torch_dist import Checkpoint, ReadBlock, WriteBlock
 from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
-from kit.engines.megatron.weights.blocks import whole_shape
-from kit.engines.megatron.weights.sharding import Shape, VocabParallel
+from kit.engines.megatron.weights.sharding import Shape, VocabParallel, whole_shape
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 

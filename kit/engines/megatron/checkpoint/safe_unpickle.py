@@ -66,7 +66,7 @@ def plain_values(path: Path) -> Any:
 
 
 class _Placeholder:
-    """Of an object that is not made: takes whatever it is given, and keeps nothing."""
+    """Stands for an object of an unknown class: accepts all state and keeps none."""
 
     def __new__(cls, *_: Any, **__: Any) -> _Placeholder:
         return object.__new__(cls)

@@ -43,7 +43,7 @@ class WriteBlock:
 
     key: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     dtype: torch.dtype
@@ -142,7 +142,7 @@ class Checkpoint:
 
 
 def _param_groups(node: Any) -> Iterator[dict[str, Any]]:
-    """Of the optimizer, or of each where there are several."""
+    """The parameter groups of the optimizer, or of each where there are several."""
     if isinstance(node, dict) and isinstance(node.get("param_groups"), list):
         yield from (group for group in node["param_groups"] if isinstance(group, dict))
     elif isinstance(node, dict):

@@ -16,7 +16,7 @@ from kit.engines.megatron.model.attention import Scores, causal_attention
 
 
 def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """This rank's two chunks of a tensor that holds whole sequences along ``dim``."""
+    """The two chunks of this rank, concatenated along ``dim``; ``tensor`` holds whole sequences along ``dim``."""
     if group.size() == 1:
         return tensor
     chunks = tensor.chunk(2 * group.size(), dim)

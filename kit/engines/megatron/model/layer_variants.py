@@ -20,7 +20,7 @@ class NormedRowParallelLinear(RowParallelLinear):
         self.post_layernorm = NORMS[config.normalization](config, output_size, config.layernorm_epsilon)
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """As RowParallelLinear's, which adds up over tensor-parallel ranks; there is no bias."""
+        """(sequence, batch, input / tp) → (sequence, batch, output), summed over tensor-parallel ranks; no bias."""
         output, bias = super().forward(input_)
         assert bias is None
         return self.post_layernorm(output), None
@@ -40,7 +40,7 @@ class ExpertRowParallelLinear(RowParallelLinear):
             set_tensor_model_parallel_attributes(self.bias, is_parallel=True, dim=0, stride=1)
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As RowParallelLinear's. The MLP adds the bias in place, which autograd forbids to what an all-reduce over one
+        """See RowParallelLinear. The MLP adds the bias in place, which autograd forbids to what an all-reduce over one
         rank has given back as it was."""
         output, bias = super().forward(input_)
         return (output if bias is None else output.clone()), bias

@@ -25,7 +25,6 @@ from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubm
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
-from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.moe.experts import SequentialMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.moe.shared_experts import SharedExpertMLP
@@ -50,6 +49,7 @@ from kit.engines.megatron.model.layer_variants import (
 from kit.engines.megatron.model.mla import MultiLatentAttention
 from kit.engines.megatron.model.norms import NORMS
 from kit.engines.megatron.model.rope import rotation_factor, score_factor
+from kit.engines.megatron.versions import define_missing_gemm
 from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
@@ -62,9 +62,9 @@ class CausalAttention(torch.nn.Module):
     """
 
     softcap: float | None = None
-    """Of the model: see ``core_attention``."""
+    """The model's cap of attention scores; see ``core_attention``."""
     rotation_factor: float = 1.0
-    """Of rotated queries and keys, each: of the scores its square."""
+    """Factor of rotated queries and of rotated keys; scores get its square."""
     has_sinks: bool = False
     """Whether each head has a score more, which is learned and adds nothing."""
 
@@ -213,9 +213,7 @@ def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParall
 
 def _experts(model: ModelSpec, linear: MLPSubmodules) -> ModuleSpec:
     """A router and experts, which a rank computes one after the other; beside them those that compute every token."""
-    if not moe_utils.HAVE_TE:
-        # router_gating_linear compares this name with None, but without Transformer Engine it does not exist.
-        moe_utils.te_general_gemm = None
+    define_missing_gemm()
     shared = ModuleSpec(module=SharedExpertMLP, submodules=linear)
     one = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=ExpertRowParallelLinear)
     return ModuleSpec(

@@ -26,7 +26,7 @@ from kit.engines.megatron.versions import check_attention_arguments
 from kit.specs.model import LatentAttention as LatentSpec
 
 _EPS = 1e-6
-"""Of the norms of compressed states, whatever the model's (modeling_deepseek_v3.py, DeepseekV3RMSNorm's default)."""
+"""Epsilon of the norms of compressed states, in every model (modeling_deepseek_v3.py, DeepseekV3RMSNorm)."""
 
 
 class _ReplicatedLinear(torch.nn.Linear):
@@ -41,7 +41,7 @@ class _ReplicatedLinear(torch.nn.Linear):
 
 
 class MultiLatentAttention(MegatronModule):
-    """In place of megatron-core's SelfAttention."""
+    """Replaces megatron-core's SelfAttention."""
 
     def __init__(
         self,
@@ -121,7 +121,8 @@ class MultiLatentAttention(MegatronModule):
         return self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))[0]
 
     def _whole(self, shared: torch.Tensor) -> torch.Tensor:
-        """The whole sequence of the key that all heads share; backward adds up the heads of all ranks."""
+        """(sequence / tp, batch, d) → (sequence, batch, d) of the key that all heads share. Backward all-reduces the
+        gradient over tensor-parallel ranks, because each rank has only some of the heads."""
         if self.config.sequence_parallel:
             return gather_from_sequence_parallel_region(shared, tensor_parallel_output_grad=True, group=self._tp)
         return copy_to_tensor_model_parallel_region(shared, group=self._tp)

@@ -55,7 +55,7 @@ class HfRotaryEmbedding(RotaryEmbedding):
 
 
 class DualRotaryEmbedding(torch.nn.Module):
-    """Of layers that see all positions, and of those with a window: megatron-core hands one tensor to all layers."""
+    """Angles for layers that see all positions and for layers with a window: megatron-core hands one tensor to all."""
 
     def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class DualRotaryEmbedding(torch.nn.Module):
 
     @property
     def positions(self) -> torch.Tensor | None:
-        """As ``HfRotaryEmbedding.positions``."""
+        """See ``HfRotaryEmbedding.positions``."""
         found: torch.Tensor | None = self._both[0].positions
         return found
 

@@ -64,3 +64,36 @@ def shard_groups(optimizer: ChainedOptimizer, chunks: Sequence[torch.nn.Module])
 def _is_dense(param: torch.nn.Parameter) -> bool:
     """distributed_data_parallel.py: what is marked otherwise is reduced over the ranks of its expert only."""
     return bool(getattr(param, "allreduce", True))
+
+
+class BufferState:
+    """``ShardState`` of a buffer that belongs to the weights: no optimizer knows it, and every rank has all of it.
+
+    Its master is the buffer itself, its gradient and moments are zero.
+    """
+
+    def __init__(self, data: dist.ProcessGroup) -> None:
+        self._data = data
+
+    def shape(self, param: torch.Tensor) -> tuple[int, ...]:
+        """Shape of the buffer."""
+        return tuple(param.shape)
+
+    def own(self, kind: StateKind, param: torch.Tensor) -> tuple[int, torch.Tensor]:
+        """See ``ShardState``: the first data-parallel rank has all of it, the others an empty range."""
+        return 0, _value(kind, param) if self._data.rank() == 0 else _value(kind, param)[:0]
+
+    def wants(self, kind: StateKind, param: torch.Tensor) -> bool:
+        """Only its value is kept."""
+        return kind is StateKind.MASTER
+
+    @torch.no_grad()
+    def put(self, kind: StateKind, param: torch.Tensor, dim: int, at: int, block: torch.Tensor) -> None:
+        """See ``ShardState``."""
+        assert kind is StateKind.MASTER
+        param.narrow(dim, at, block.shape[dim]).copy_(block)
+
+
+def _value(kind: StateKind, param: torch.Tensor) -> torch.Tensor:
+    value = param.detach().float()
+    return value if kind is StateKind.MASTER else torch.zeros_like(value)

@@ -18,11 +18,9 @@ from megatron.core.utils import unwrap_model
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
-from kit.engines.megatron.resharding.buffers import BufferState
-from kit.engines.megatron.resharding.groups import ShardGroups
+from kit.engines.megatron.resharding.groups import BufferState, ShardGroups
 from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
-from kit.engines.megatron.weights.blocks import Block, blocks
-from kit.engines.megatron.weights.sharding import Shape, ShardSlice
+from kit.engines.megatron.weights.sharding import Block, Shape, ShardSlice, blocks
 from kit.specs.model import ModelSpec
 
 

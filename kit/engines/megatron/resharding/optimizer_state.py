@@ -53,7 +53,7 @@ class LocalState:
         return isinstance(self._optimizer, DistributedOptimizer)
 
     def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
-        """Of this rank's shard."""
+        """Shape of this rank's shard."""
         return tuple(param.shape)
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class LocalState:
         _copy_into_range(held, self._range(param)[0], width, as_rows, row, column)
 
     def _own(self, kind: StateKind, param: torch.nn.Parameter) -> torch.Tensor:
-        """This rank's part: the whole shape, or flat where that is shared out (and then not empty)."""
+        """This rank's part: of the shard's shape, or flat where ranks split it (then it is not empty)."""
         if kind is StateKind.GRADIENT:
             gradient = param.main_grad  # type: ignore[attr-defined] # set by megatron-core
             return gradient.flatten()[slice(*self._range(param))] if self._distributed else gradient
