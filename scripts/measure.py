@@ -25,6 +25,9 @@ RECIPE = "llama-3.1-8b-sft-zero2-8xh100"
 TWICE_ALLOWED = {
     ("kit/emit", "FILES"): "the files of a target: one for each target",
     ("kit/emit", "PLAN_OWNED_KEYS"): "keys that a plan decides: one for each target",
+    ("kit/cost", "layer_terms"): "saved activations of a layer: one for each implementation of layers",
+    ("kit/cost", "layer_input"): "what is kept of a layer under recompute: one for each implementation of layers",
+    ("kit/cost", "rank_parts"): "memory of a rank by part: one for each implementation of layers",
     ("kit/emit", "applies"): "whether a target has files for a plan: one for each target",
     ("kit/engines", "entries"): "the weight map of a family: one for each file of families",
     ("kit/engines", "linear_cross_entropy"): "one loss by two kernels, chunks of torch's and Liger's",

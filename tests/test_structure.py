@@ -8,10 +8,10 @@ from scripts.measure import ROOT, Checkout
 
 CHECKOUT = Checkout(ROOT)
 LIMITS = {
-    "import circles of modules": (CHECKOUT.module_circles, 2),
-    "import circles of packages": (CHECKOUT.package_circles, 2),
-    "public names twice in a room": (CHECKOUT.names_twice, 32),
-    "functions that take model, cluster, job and layout": (CHECKOUT.quadruples, 9),
+    "import circles of modules": (CHECKOUT.module_circles, 0),
+    "import circles of packages": (CHECKOUT.package_circles, 0),
+    "public names twice in a room": (CHECKOUT.names_twice, 15),
+    "functions that take model, cluster, job and layout": (CHECKOUT.quadruples, 0),
 }
 """What is counted, and how many there may be. The goal is 0 everywhere."""
 
@@ -24,4 +24,4 @@ def test_a_count_does_not_rise(what: str) -> None:
 
 
 def test_floors_of_the_cost_model() -> None:
-    assert 0 < CHECKOUT.floors() <= 15, "6 is the goal"
+    assert 0 < CHECKOUT.floors() <= 11, "6 is the goal"
