@@ -83,6 +83,8 @@ def cluster(num_processes: int = 1) -> ClusterSpec:
         num_nodes=1,
         intra_node_gbytes_per_s=1.0,
         inter_node_gbytes_per_s=0.0,
+        host_ram_gib=64.0,
+        nvme_gib=64.0,
         source="a stand-in for tests",
     )
 

@@ -87,7 +87,7 @@ def _roles(engine: DeepSpeedEngine) -> Iterator[tuple[str, Any]]:
         yield f"weights.{weights_place}", getattr(parameter, "ds_secondary_tensor", None)  # hpZ's
     for flat in getattr(optimizer, "param_groups_fp16_flat_cpu_memory", ()):
         yield f"weights.{weights_place}", flat
-    for _, master in state.masters():
+    for _, master in state.master_weights():
         yield f"optimizer.{optimizer_place}", master.data
         yield f"gradients.{optimizer_place}", master.grad
     for moments in inner.basic_optimizer.state.values():
