@@ -284,7 +284,7 @@ def test_the_planner_knows_what_both_do():
 
     def predicted(chunked: bool, compiled: bool, **more):
         pins = {"engine": "torch", "micro_batch_size": 1, "recompute": "none"} | more
-        chosen = kit.Pins(**pins, chunked_loss=chunked, compile_layers=compile)
+        chosen = kit.Pins(**pins, chunked_loss=chunked, compile_layers=compiled)
         return kit.plan("llama-3.2-1b", "1xH200", job, chosen).predicted
 
     usual, chunked, compiled_only, both = (
