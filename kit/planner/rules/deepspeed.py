@@ -203,6 +203,17 @@ def ulysses_without_window(w: Workload) -> str | None:
 
 
 @rule("deepspeed")
+def ulysses_needs_fused_attention(w: Workload) -> str | None:
+    """ulysses_sp.py, register_with_transformers: eager attention needs a mask, and Ulysses drops masks."""
+    if w.layout.cp > 1 and not w.model.traits.fused_attention:
+        return (
+            f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses refuses eager attention, which is all "
+            f"that family {w.model.family} has; use cp=1, or engine=megatron"
+        )
+    return None
+
+
+@rule("deepspeed")
 def ulysses_family(w: Workload) -> str | None:
     """It reads num_key_value_heads of the model's configuration."""
     if w.layout.cp > 1 and not w.model.traits.ulysses:

@@ -283,6 +283,13 @@ CASES = [
         good_change={"seq_length": 4096, "global_batch_size": 128},
     ),
     Case(
+        "ulysses_needs_fused_attention",
+        deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
+        "Ulysses refuses eager attention",
+        deepspeed(zero_stage=3),
+        model="gemma-2-9b",
+    ),
+    Case(
         "ulysses_family",
         deepspeed(zero_stage=3, cp=2, cp_comm_type="a2a"),
         "configurations of family gpt2 do not have",
