@@ -29,8 +29,6 @@ TWICE_ALLOWED = {
     ("kit/cost", "layer_input"): "what is kept of a layer under recompute: one for each implementation of layers",
     ("kit/cost", "rank_parts"): "memory of a rank by part: one for each implementation of layers",
     ("kit/emit", "applies"): "whether a target has files for a plan: one for each target",
-    ("kit/engines", "entries"): "the weight map of a family: one for each file of families",
-    ("kit/engines", "linear_cross_entropy"): "one loss by two kernels, chunks of torch's and Liger's",
     ("kit/diagnose", "trace"): "what the probe runs: one for each implementation",
 }
 """(room, name) → why it may stand in several files of the room."""

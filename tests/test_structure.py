@@ -10,7 +10,7 @@ CHECKOUT = Checkout(ROOT)
 LIMITS = {
     "import circles of modules": (CHECKOUT.module_circles, 0),
     "import circles of packages": (CHECKOUT.package_circles, 0),
-    "public names twice in a room": (CHECKOUT.names_twice, 5),
+    "public names twice in a room": (CHECKOUT.names_twice, 0),
     "functions that take model, cluster, job and layout": (CHECKOUT.quadruples, 0),
 }
 """What is counted, and how many there may be. The goal is 0 everywhere."""

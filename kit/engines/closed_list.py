@@ -21,7 +21,7 @@ Allowed = Sequence[type | tuple[Callable[..., Any], str]]
 """Classes beside tensors and plain values; or what stands in for a name, and the name."""
 
 
-def load(path: Path, allowed: Allowed = (), map_location: Any = "cpu", mapped: bool = False) -> Any:
+def load_restricted(path: Path, allowed: Allowed = (), map_location: Any = "cpu", mapped: bool = False) -> Any:
     """What ``torch.save`` wrote. ``mapped``: leave the tensors' values on disk until they are looked at.
 
     Raises CheckpointError where the file is missing or damaged, or names anything that is not allowed: nothing of it

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with process_group(rundir):
             return run(rundir, arguments, started)
     except KitError as error:
-        report(error)
+        report_error(error)
         return 2
 
 
@@ -74,7 +74,7 @@ def _where_to_resume(rundir: RunDirectory, asked: str | None) -> str | None:
     return "auto" if restarted and (has_own or asked is None) else asked
 
 
-def report(error: KitError) -> None:
+def report_error(error: KitError) -> None:
     """Print an error once per job where all ranks see the same one, and name the rank where they may not."""
     rank = os.environ.get("RANK", "0")
     prefix = "error" if rank == "0" else f"error on rank {rank}"

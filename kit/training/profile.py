@@ -17,7 +17,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from kit.training.determinism import rank
-from kit.training.trace import read_trace, report
+from kit.training.trace import read_trace, trace_report
 
 _FOLDER = "profile"
 _UNDER_NSIGHT = "NSYS_PROFILING_SESSION_ID"
@@ -66,7 +66,7 @@ class Profiler:
         self._trace, self._steps = None, None
         steps = f"{self._first}-{step}"
         log(f"profile of steps {steps} (rank {rank()}, {path.parent.name}/{path.name}; open it in ui.perfetto.dev)")
-        for line in report(read_trace(path), seconds, PREFIX):
+        for line in trace_report(read_trace(path), seconds, PREFIX):
             log(line)
 
     def span(self, name: str) -> AbstractContextManager[object]:

@@ -109,7 +109,7 @@ def own_times(work: Sequence[Work]) -> dict[str, tuple[float, int]]:
     return {name: (time, count[name]) for name, time in own.items()}
 
 
-def report(trace: Trace, seconds: float, prefix: str, top: int = 8) -> list[str]:
+def trace_report(trace: Trace, seconds: float, prefix: str, top: int = 8) -> list[str]:
     """Lines for people."""
     whole_us = 1e6 * seconds
     found = shares(trace.work, whole_us)

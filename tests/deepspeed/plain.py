@@ -121,7 +121,7 @@ def clip(parameters: list[torch.nn.Parameter]) -> float:
 def _on_disk(spec: ModelSpec | None, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     if spec is None:
         return tensors
-    parts = (pair for name, tensor in tensors.items() for pair in experts.split(spec, name, tensor))
+    parts = (pair for name, tensor in tensors.items() for pair in experts.split_experts(spec, name, tensor))
     return {name: tensor for name, tensor in parts if tensor is not None}
 
 

@@ -42,7 +42,7 @@ def builder(lock):
 
 def test_torch_builds_under_this_lock(monkeypatch):
     monkeypatch.setattr(cpp_extension, "FileBaton", None)
-    ops.prepare()
+    ops.prepare_builds()
     assert cpp_extension.FileBaton is ops.BuildLock
     assert "FileBaton(os.path.join(build_directory, 'lock'))" in inspect.getsource(cpp_extension._jit_compile)
 
@@ -87,5 +87,5 @@ def test_each_environment_keeps_its_own_ops(tmp_path, monkeypatch):
 
 def test_a_folder_that_was_named_stays(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    ops.prepare()
+    ops.prepare_builds()
     assert ops.library().parents[1] == tmp_path

@@ -191,7 +191,7 @@ def _logits(model: torch.nn.Module, inputs: torch.Tensor, documents: torch.Tenso
 
 
 def _on_disk(spec: ModelSpec, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {each: part for name, tensor in tensors.items() for each, part in experts.split(spec, name, tensor)}
+    return {each: part for name, tensor in tensors.items() for each, part in experts.split_experts(spec, name, tensor)}
 
 
 BOUND = 1e-5

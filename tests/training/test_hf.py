@@ -60,7 +60,7 @@ def test_config_survives_a_round_trip_through_a_directory(family, tmp_path):
     source = HfDirectory(tmp_path / "hf")
     check_names(parameter_shapes(spec), source)
     for fused, parameter in model.named_parameters():
-        for name, tensor in experts.split(spec, fused, parameter):
+        for name, tensor in experts.split_experts(spec, fused, parameter):
             assert torch.equal(source.read(name), tensor)
             assert source.shape(name) == tuple(tensor.shape)
     in_memory = experts.FusedExpertsSource(spec, source, [name for name, _ in model.named_parameters()])

@@ -44,7 +44,7 @@ def test_parameters_become_them_and_come_back(saved, tmp_path):
     spec, model, path = saved
     source, parameters = HfDirectory(path), dict(model.named_parameters())
     for name, parameter in parameters.items():
-        for each, part in experts.split(spec, name, parameter.detach()):
+        for each, part in experts.split_experts(spec, name, parameter.detach()):
             assert torch.equal(part, source.read(each)), each
     fused = experts.FusedExpertsSource(spec, source, list(parameters))
     for name, parameter in parameters.items():

@@ -39,7 +39,7 @@ def differences() -> list[float]:
         labels = torch.randint(0, VOCABULARY, (TOKENS,), generator=generator)
         labels[::7] = -100
         both = []
-        for function in (linear_cross_entropy, liger.linear_cross_entropy):
+        for function in (linear_cross_entropy, liger.liger_cross_entropy):
             loss = function(hidden, weight, bias if with_bias else None, labels) * 0.3
             both.append([loss.detach(), *torch.autograd.grad(loss, operands)])
         found += [((b - a).norm() / a.norm()).item() for a, b in zip(*both, strict=True)]

@@ -39,8 +39,8 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Mo
     _skip_unused_op()
     # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
-    ops.prepare()
-    nvme.prepare(rundir, settings)
+    ops.prepare_builds()
+    nvme.prepare_swapping(rundir, settings)
     settings |= monitor_sections(rundir.run, rundir.path)
     strategy = _build_strategy(rundir)
     model = strategy.build(settings)

@@ -108,7 +108,7 @@ class DataParallel(ModelParallelStrategy):
         for number, (name, parameter) in enumerate(self.parameters.items()):
             whole = self.full_param(name, read(parameter)).detach()
             if number % dist.get_world_size() == dist.get_rank():
-                for on_disk, tensor in experts.split(self._spec, name, whole):
+                for on_disk, tensor in experts.split_experts(self._spec, name, whole):
                     yield StateBlock.whole(kind, on_disk, tensor)
         if dist.get_rank() == 0:
             for name, buffer in self.buffers.export(kind):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
 
-def prepare(rundir: RunDirectory, settings: dict[str, Any]) -> None:
+def prepare_swapping(rundir: RunDirectory, settings: dict[str, Any]) -> None:
     """Check this machine, and tell ``settings`` where the swap files go; a path that stands there already is kept.
 
     Raises KitError for a disk, memory or library that will not do.

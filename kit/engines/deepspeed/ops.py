@@ -46,7 +46,7 @@ class BuildLock:
         os.close(self._descriptor)
 
 
-def prepare() -> None:
+def prepare_builds() -> None:
     """Call before anything may be compiled: where ops are built, by which ninja, under which lock.
 
     Ops are kept in the environment whose headers they were compiled with, unless ``TORCH_EXTENSIONS_DIR`` names a
@@ -66,7 +66,7 @@ def prepare() -> None:
 
 def load_async_io() -> None:
     """DeepSpeed's binding to libaio, compiled on first use. Raises EngineError that names what is missing."""
-    prepare()
+    prepare_builds()
     builder = AsyncIOBuilder()
     if not builder.is_compatible(verbose=False):
         raise EngineError(f"{NO_LIBAIO}; {INSTALL_LIBAIO}")
@@ -83,7 +83,7 @@ def load_async_io() -> None:
 def compile_all() -> dict[str, float | str]:
     """Each op that an engine here may ask for, with the seconds it took, or why it is not there: ``async_io`` for NVMe,
     on CUDA also DeepSpeed's two Adams (engine.py, get_optimizer_configuration)."""
-    prepare()
+    prepare_builds()
     loads: dict[str, Callable[[], object]] = {AsyncIOBuilder().name: load_async_io}
     if get_accelerator().device_name() == "cuda":
         loads |= {builder().name: builder().load for builder in (FusedAdamBuilder, CPUAdamBuilder)}
@@ -101,7 +101,7 @@ def compile_all() -> dict[str, float | str]:
 
 def library() -> Path:
     """The compiled op that NVMe needs, of this machine and this Python; it exists once it was built."""
-    prepare()
+    prepare_builds()
     name = AsyncIOBuilder().name
     return Path(cpp_extension._get_build_directory(name, verbose=False)) / f"{name}.so"
 

@@ -35,7 +35,7 @@ def check(directory: Path) -> None:
     problem = None
     try:
         for path in sorted(directory.rglob("*.pt"))[dist.get_rank() :: dist.get_world_size()]:
-            closed_list.load(path, _CLASSES, mapped=True)
+            closed_list.load_restricted(path, _CLASSES, mapped=True)
     except CheckpointError as error:
         problem = str(error)
     problems: list[str | None] = [None] * dist.get_world_size()
@@ -46,4 +46,4 @@ def check(directory: Path) -> None:
 
 
 def _load(path: str, map_location: Any = None) -> Any:
-    return closed_list.load(Path(path), _CLASSES, map_location)
+    return closed_list.load_restricted(Path(path), _CLASSES, map_location)

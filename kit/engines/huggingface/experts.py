@@ -71,11 +71,11 @@ def shapes_on_disk(model: ModelSpec, name: str, shape: tuple[int, ...]) -> dict[
     return dict.fromkeys(names, (rows * experts // len(names), columns))
 
 
-def split(model: ModelSpec, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def split_experts(model: ModelSpec, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """One parameter (or its gradient or moment) → names on disk and tensors, which are views."""
     names = names_on_disk(model, name)
     if len(names) > 1 and model.traits.interleaved_experts:
-        yield from fused_experts.split(name, tensor)
+        yield from fused_experts.split_fused(name, tensor)
         return
     parts = [tensor] if tensor.ndim < 3 else tensor.flatten(0, 1).chunk(len(names))
     yield from zip(names, parts, strict=True)

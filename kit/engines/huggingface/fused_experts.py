@@ -66,7 +66,7 @@ def parts(name: str, experts: int) -> dict[str, ExpertSlice]:
     }
 
 
-def split(name: str, fused: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+def split_fused(name: str, fused: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, view) of all parts."""
     yield from ((each, part.of(fused)) for each, part in parts(name, fused.shape[0]).items())
 

@@ -69,7 +69,7 @@ class ChunkedLoss:
             logits = torch.nn.functional.linear(hidden, weight, bias)
             return logits if self._cap is None else self._cap * torch.tanh(logits / self._cap)
         if self._liger:
-            return liger.linear_cross_entropy(hidden, weight, bias, self._labels)
+            return liger.liger_cross_entropy(hidden, weight, bias, self._labels)
         return linear_cross_entropy(hidden, weight, bias, self._labels, self._cap, self._chunk_tokens, self._slopes)
 
 

@@ -24,7 +24,7 @@ def check_installed() -> None:
         )
 
 
-def linear_cross_entropy(
+def liger_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
 ) -> torch.Tensor:
     """Summed over the labels that are not ``IGNORE_INDEX``, nats, fp32; gradients are summed in fp32.

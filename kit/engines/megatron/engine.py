@@ -120,7 +120,7 @@ class MegatronEngine(Engine):
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote, on this layout or another. Raises CheckpointError."""
-        self.set_optimizer_steps(engine_checkpoint.load(directory, self._resharder))
+        self.set_optimizer_steps(engine_checkpoint.load_checkpoint(directory, self._resharder))
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
         """See ``Engine``. Not collective."""

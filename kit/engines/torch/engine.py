@@ -216,7 +216,7 @@ class TorchEngine(Engine):
             for name in self._parameters:
                 full = self._parallel.full(self._state(kind, name).detach())  # collective
                 if self.is_main:
-                    for on_disk, tensor in experts.split(self._spec, name, full):
+                    for on_disk, tensor in experts.split_experts(self._spec, name, full):
                         yield StateBlock.whole(kind, on_disk, tensor)
             if self.is_main:
                 for name, tensor in self._buffers.export(kind):

@@ -145,7 +145,7 @@ def _write_megatron(opened: Opened, out: Path, dtype: torch.dtype) -> None:
         }
     with new_directory(Path(out)) as partial:
         (partial / name).mkdir()
-        offline.write(partial / name, opened.model, opened.sources, dtype, common)
+        offline.write_checkpoint(partial / name, opened.model, opened.sources, dtype, common)
         (partial / _TRACKER).write_text(newest, encoding="utf-8")
 
 

@@ -37,8 +37,8 @@ class Snapshot:
     common: dict[str, Any]
 
     def write(self, directory: Path, group: dist.ProcessGroup | None = None) -> None:
-        """Collective over ``group``; see ``torch_dist.write``."""
-        torch_dist.write(directory, self.blocks, self.common, group)
+        """Collective over ``group``; see ``torch_dist.write_blocks``."""
+        torch_dist.write_blocks(directory, self.blocks, self.common, group)
 
 
 @torch.no_grad()
@@ -64,7 +64,7 @@ def snapshot(resharder: HfResharder, param_groups: list[dict[str, Any]], copy: b
 
 
 @torch.no_grad()
-def load(directory: Path, resharder: HfResharder) -> int:
+def load_checkpoint(directory: Path, resharder: HfResharder) -> int:
     """Collective. Read what ``snapshot`` wrote on any layout; returns Adam's step count. Raises CheckpointError."""
     problem = steps = None
     try:

@@ -111,7 +111,7 @@ def has_moments(checkpoint: Checkpoint, model: ModelSpec) -> bool:
     return all(stored_location(first, kind, model).key in checkpoint.tensors for kind in kinds)
 
 
-def write(
+def write_checkpoint(
     directory: Path,
     model: ModelSpec,
     sources: Mapping[StateKind, TensorSource],
@@ -128,7 +128,7 @@ def write(
     kinds: list[tuple[str, StateKind, torch.dtype]] = [(WEIGHT, StateKind.MASTER, dtype)]
     if len(sources) > 1:
         kinds += [(kind.value, kind, torch.float32) for kind in sources]
-    torch_dist.write(directory, list(_blocks(model, shapes, sources, kinds)), common)
+    torch_dist.write_blocks(directory, list(_blocks(model, shapes, sources, kinds)), common)
 
 
 def _blocks(

@@ -62,7 +62,7 @@ def _enum_member(owner: Any, name: str) -> Any:
 def plain_values(path: Path) -> Any:
     """What ``torch.save`` wrote, a placeholder for every object of a program's own. Raises CheckpointError for a
     damaged file."""
-    return closed_list.load(path, [(_Placeholder, name) for name in closed_list.unknown_names(path)])
+    return closed_list.load_restricted(path, [(_Placeholder, name) for name in closed_list.unknown_names(path)])
 
 
 class _Placeholder:

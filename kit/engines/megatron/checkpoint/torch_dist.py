@@ -66,7 +66,7 @@ class ReadBlock:
     """A dimension that others pad: the vocabulary."""
 
 
-def write(
+def write_blocks(
     directory: Path,
     blocks: Sequence[WriteBlock],
     common: Mapping[str, Any],
