@@ -43,7 +43,7 @@ def human_seconds(seconds: float, like: float | None = None) -> str:
 
 
 _ROUNDS_UP = 0.9995
-"""Of the next unit: what lies above is one of these with three digits."""
+"""A value above this part of the next unit rounds to 1 of that unit at three digits."""
 
 
 def _digits(value: float) -> str:

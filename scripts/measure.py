@@ -88,7 +88,8 @@ class Checkout:
         return _circles(self.imports)
 
     def package_circles(self) -> list[list[str]]:
-        """The same for packages: rooms of kit; and folders, where a file beside folders stands for itself."""
+        """Finds import circles between packages: between the packages of kit, then between folders. A file beside
+        folders counts as a folder."""
         return [*_circles(self._merged(self._room)), *_circles(self._merged(self._folder))]
 
     def _merged(self, node: Callable[[str], str]) -> Graph:

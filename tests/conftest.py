@@ -1,4 +1,4 @@
-"""Which tests may run beside each other under ``pytest -n 2 --dist loadgroup`` (``make test``)."""
+"""Decides which tests may run beside each other under ``pytest -n 2 --dist loadgroup`` (``make test``)."""
 
 from __future__ import annotations
 

@@ -163,7 +163,8 @@ def test_a_config_edited_against_the_plan(model, change, named, capsys, monkeypa
 
 
 def native_checkpoint(path: Path, ranks: int) -> Path:
-    """As ``kit.training.checkpoint.engine_checkpoint`` names it; no file of it is read before its manifest fits."""
+    """Makes a directory named as ``kit.training.checkpoint.engine_checkpoint`` names it. No file of it is read before
+    its manifest fits."""
     path.mkdir()
     (path / "manifest.json").write_text(json.dumps({"format": "kit-native", "version": 1, "world_size": ranks}))
     return path

@@ -71,7 +71,7 @@ def test_results_in_rank_order_and_processes_are_kept(pair):
 
 
 def _end_before_its_callback():
-    """As with a communication hook of DDP: what holds the group last is a callback, in a thread of the group."""
+    """A callback in a thread of the group holds the group last, as a communication hook of DDP does."""
     group = dist.group.WORLD
     work = dist.all_reduce(torch.ones(1), async_op=True)
     work.get_future().then(lambda future, group=group: time.sleep(0.5))

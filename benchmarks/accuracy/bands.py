@@ -27,7 +27,7 @@ class Band:
     holds: float
     """Share of rows within."""
     by_group: float
-    """The same width where each group of rows weighs one: beside it, so that a band of many like rows shows."""
+    """Width if each group of rows has the same weight. It shows when many similar rows decide the band."""
 
 
 def regimes(result: Result) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ SIZES = {
 """Whole numbers above zero, or null."""
 EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
 SPLIT = ("tp", "pp", "cp", "dp")
-"""Their product is the number of GPUs."""
+"""Parallel sizes whose product is the number of GPUs."""
 
 
 def completed(rows: Iterable[Any]) -> list[Row]:
@@ -103,7 +103,7 @@ def with_sizes(row: Row) -> Row:
 
 
 def _split(row: Row) -> Row:
-    """One of tp, pp, cp, dp and the number of GPUs follows from the others; without tp, pp or cp stated, 1 is meant."""
+    """Fills in the missing one of tp, pp, cp, dp and the number of GPUs. A row that states no tp, pp or cp means 1."""
     job, total = row["job"], row["cluster"].get("num_gpus")
     unknown = [size for size in SPLIT if job.get(size) is None]
     known = math.prod(job[size] for size in SPLIT if size not in unknown)

@@ -57,7 +57,7 @@ def gpu_of(name: str) -> GpuSpec:
 
 
 SIZE_TOLERANCE = 0.12
-"""Of memory: a part sold as 192 GB shows 178 GiB."""
+"""Relative tolerance of memory sizes: a GPU sold with 192 GB shows 178 GiB."""
 
 
 def _same_part(name: str) -> str | None:

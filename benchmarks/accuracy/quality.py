@@ -217,7 +217,7 @@ class Ranked:
 
     @property
     def gap_unrecomputed(self) -> float | None:
-        """The same for the published layout as it would be if memory were no question."""
+        """Gap of the published layout without recompute, as if memory were unlimited."""
         if self.unrecomputed is None or self.best is None:
             return None
         return step_s(self.unrecomputed) / self.best.predicted.step_time_s - 1

@@ -206,7 +206,7 @@ def megatron(row: Row) -> bool:
 
 
 def kernels_of(row: Row) -> str:
-    """Whose layers ran."""
+    """The implementation whose layers ran."""
     engine = row["job"].get("engine")
     if megatron(row):
         return "megatron-local" if row["job"].get("transformer_impl") == "local" else "transformer_engine"

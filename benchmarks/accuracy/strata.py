@@ -10,7 +10,7 @@ from benchmarks.accuracy.memory import Result
 
 @dataclass(frozen=True)
 class Errors:
-    """Of relative errors; each group of rows weighs one."""
+    """Summary of relative errors, in which each group of rows has the same weight."""
 
     rows: int
     groups: int

@@ -36,7 +36,7 @@ class RunOfRow:
 
     @property
     def program(self) -> Program:
-        """Which program ran it."""
+        """The program that ran the row."""
         return self.setup.program
 
 
@@ -172,7 +172,7 @@ def before_cudnn(row: Row) -> bool:
 
 
 def kernels_of(row: Row) -> str:
-    """Whose layers ran."""
+    """The implementation whose layers ran."""
     engine = row["job"]["engine"]
     if engine == "megatron" or recent_nvidia(row):
         return "megatron-local" if old_megatron(row) else "transformer_engine"

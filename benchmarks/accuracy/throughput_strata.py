@@ -15,7 +15,7 @@ BLACKWELL = ("B200", "B300", "GB200", "GB300")
 
 
 def generation(result: Result) -> str:
-    """Of the GPU, parts with limits of their own apart."""
+    """Generation of the GPU. Models with limits of their own count separately."""
     name = str(result.row["cluster"].get("gpu"))
     if name in ("H100", "H200", "H800"):
         return "Hopper"
@@ -134,7 +134,8 @@ def _weighted_median(pairs: list[tuple[str, float]]) -> float:
 # ---------------------------------------------------------------- leave one source out
 
 OTHER_PRECISION = {"mxfp8": "fp8", "nvfp4": "fp8", "fp8": "bf16/fp16"}
-"""Whose share is assumed on a kind of which no other source has rows: Hopper's in fp8, and for that its 16 bits'."""
+"""Precision whose efficiency stands in where no other source has rows of a precision: fp8 for mxfp8 and nvfp4, 16
+bits for fp8."""
 
 
 def without_own_source(results: Iterable[Result]) -> dict[str, float]:

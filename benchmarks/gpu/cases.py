@@ -36,7 +36,7 @@ class Case:
     lora: LoraSpec | None = None
     optimizer: OptimizerSpec = field(default_factory=OptimizerSpec)
     pins: dict[str, Any] = field(default_factory=dict)
-    """Of ``kit.Pins``."""
+    """Arguments of ``kit.Pins``."""
     limit_s: float = 120.0
     """On a GPU; a case that takes longer is a row that says so."""
 
@@ -47,7 +47,7 @@ def _case(name: str, engine: str, *, model: str = "llama-3.2-1b", **rest: Any) -
 
 
 MICRO_BATCH = 4
-"""Of the recipe: the fastest by prediction of those that fit 80 GB without recompute."""
+"""Micro batch of the recipe: by prediction the fastest that fits 80 GB without recompute."""
 FAST = {"chunked_loss": True, "compile_layers": True}
 RECIPES = (
     _case("1B, torch", "torch", micro_batch_size=MICRO_BATCH, **FAST),

@@ -1,4 +1,4 @@
-"""Which machine this is: hardware, versions, commit. Goes beside every measurement."""
+"""Describes this machine: hardware, versions, commit. Every measurement carries the description."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def measured_memory(engine: Engine | None, device: str) -> dict[str, Any]:
 
 
 def described(plan: kit.Plan) -> dict[str, Any]:
-    """Which work it was."""
+    """Describes the work that was measured."""
     default = type(plan.layout)(engine=plan.layout.engine, implementation=plan.layout.implementation)
     chosen = dataclasses.asdict(plan.layout)
     return {

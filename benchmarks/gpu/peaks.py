@@ -14,7 +14,7 @@ from benchmarks.gpu.cases import machine
 from kit.cost.hardware import shared
 
 SIDE = {"cuda": 8192, "cpu": 512}
-"""Of the square matrices of the product; large enough for a GPU's full rate."""
+"""Rows of the square matrices of the GEMM: large enough for a GPU's full rate."""
 COPIED_BYTES = {"cuda": 2**30, "cpu": 2**24}
 DISK_BYTES = {"cuda": 2**31, "cpu": 2**24}
 

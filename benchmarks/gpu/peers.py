@@ -1,4 +1,4 @@
-"""The same work without kit, and with kit's whole loop: the 1B recipe. A peer gets the largest micro batch that it is
+"""Runs the 1B recipe without kit, and with kit's whole loop. A peer gets the largest micro batch that it is
 predicted to have memory for.
 
 Model, tokens a step, precision (bf16 autocast over fp32 weights) and clipping are the same; flags are in the row.

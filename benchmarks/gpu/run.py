@@ -225,7 +225,7 @@ def doctor() -> str:
 
 
 def environment(device: str) -> dict[str, str]:
-    """The same for kit and for its peers: what kit's own launch.sh sets on a GPU."""
+    """Environment of kit's runs and of its peers': what kit's launch.sh sets on a GPU."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     own = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
     own |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if device == "cuda" else {"OMP_NUM_THREADS": "1"}

@@ -41,7 +41,7 @@ class Verdict:
 
 
 def verdicts(rows: dict[str, list[Row]]) -> list[Verdict]:
-    """Of a run on a GPU; a row that is not ok tells nothing."""
+    """Judges a run on a GPU. A row that is not ok is not counted."""
     cases = {row["name"]: row for row in rows.get("predicted", []) if row["status"] == "ok"}
     peers = {row["name"]: row for row in rows.get("side by side", []) if row["status"] == "ok"}
     found = []

@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def edit(recipe: Path) -> None:
-    """As by hand: another model, machine and size."""
+    """Edits the recipe as a person would: another model, machine and size."""
     text = recipe.read_text(encoding="utf-8")
     for before, after in EDITS.items():
         if before not in text:

@@ -40,7 +40,7 @@ BOUNDS = {
     "exported_difference": EXPORT_BOUND,
     "in_bf16.rounded_masters": ROUNDED_BOUND,
 }
-"""Of figures that show a fault; those in bf16 carry theirs."""
+"""Bounds of the figures that show a fault. Figures in bf16 carry their own."""
 
 
 def main() -> int:
@@ -110,7 +110,7 @@ def _plant(arguments: argparse.Namespace) -> int:
 
 
 def caught(faults: Sequence[str], record: dict[str, Any], name: str) -> list[bool]:
-    """Of each fault and each run it was planted in: whether it turned red the figure in which it must show."""
+    """For each fault and each run that it was planted in: whether the right figure turned red."""
     found = []
     for fault in faults:
         for place, figure in FAULTS[fault].shows.items():

@@ -93,7 +93,7 @@ class Outcome:
 
 
 def outcomes() -> dict[str, Outcome]:
-    """One of every choice."""
+    """One outcome for every choice."""
     found = {}
     for name, pins in CHOICES.items():
         try:

@@ -118,7 +118,7 @@ def whole_run(record: dict[str, Any]) -> str:
 
 
 def _cost_usd(plan: Plan) -> float | None:
-    """Of the whole token budget, on the plan's own nodes or on rented ones with the same GPU; None: not known."""
+    """Cost of the whole token budget, on the plan's own nodes or on rented ones with the same GPU. None: not known."""
     if plan.predicted.cost_usd is not None:
         return plan.predicted.cost_usd
     nodes = [parse_cluster(name) for name in node_names()]

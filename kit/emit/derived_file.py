@@ -20,7 +20,7 @@ class DerivedFile:
     name: str
     text: Callable[[Plan], str]
     applies: Callable[[Plan], bool] = _every_plan
-    """Which plans have it."""
+    """Whether a plan's run directory has this file."""
     plan_owned_keys: Mapping[str, str] = field(default_factory=dict)
     """Dotted key of the file → dotted key of the recipe that decides it. An edit of one by hand is refused at start;
     any other edit is honoured and recorded."""

@@ -50,7 +50,7 @@ class Template:
 
 
 def _with_nvme_path(config: dict[str, Any], path: str) -> dict[str, Any]:
-    """The same configuration with the disk named where it is used. A plan does not know it: ``run.nvme_path`` does."""
+    """Fills in the disk that ``run.nvme_path`` names, because a plan does not know it."""
     named = {
         name: section | {"nvme_path": path}
         for name, section in config["zero_optimization"].items()

@@ -282,7 +282,7 @@ def _optimizer(job: JobSpec, layout: Layout) -> dict[str, Any]:
 
 
 def _dtype(job: JobSpec) -> str:
-    """Of parameters and activations; fp8 is a precision of GEMMs alone."""
+    """Data type of parameters and activations. fp8 is a precision of GEMMs alone, so it is bf16 here."""
     return {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}[job.precision]
 
 

@@ -26,7 +26,8 @@ COLLECTIVE_S = 1.0
 COLLECTIVES_LIMIT_S = 150
 DISK_BYTES = 512 << 20
 SLOWER_WARNING, SLOWER_FAILURE = 1.1, 1.5
-"""Of the predicted step: within its error, and no longer the plan that was bought."""
+"""Step time by the measured links over the plan's step time: above the first the check warns, above the second it
+fails."""
 
 
 def measure(hosts: Sequence[str], rundir: RunDirectory | None, port: int) -> list[CheckResult]:

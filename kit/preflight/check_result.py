@@ -37,12 +37,12 @@ def ok(check: str, said: str, host: str = HERE) -> CheckResult:
 
 
 def warning(check: str, said: str, fix: str, host: str = HERE) -> CheckResult:
-    """It will run, slower or with a surprise."""
+    """The job will run, but slower or with a surprise."""
     return CheckResult(check, "warning", (host,), said, fix)
 
 
 def failure(check: str, said: str, fix: str, host: str = HERE) -> CheckResult:
-    """It will not run, or run wrong."""
+    """The job will not run, or will give wrong results."""
     return CheckResult(check, "failure", (host,), said, fix)
 
 
@@ -59,7 +59,7 @@ def require(*results: CheckResult | None) -> None:
 
 
 def merged(results: Sequence[CheckResult]) -> list[CheckResult]:
-    """The same words of several hosts are one result; failures first, then in the order of the checks."""
+    """Joins equal results of several hosts. Failures come first, then the order of the checks."""
     groups: dict[tuple[str, State, str, str], dict[str, None]] = {}
     for result in results:
         groups.setdefault((result.check, result.state, result.said, result.fix), {}).update(dict.fromkeys(result.hosts))

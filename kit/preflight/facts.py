@@ -30,7 +30,7 @@ _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "megatron-core"
 TOOLS = ("g++", "gcc", "nvcc", "ninja", "pdsh", "ssh", "ip", "ibstat", "fi_info", "srun", "mpirun")
 LIMITS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "nproc": "RLIMIT_NPROC", "stack": "RLIMIT_STACK"}
 HASHED_BYTES = 1 << 20
-"""Of a large file only the first and last so many bytes are read; its size is compared as well."""
+"""Bytes that are read at each end of a large file. Its size is compared as well."""
 _DCGM_LIMIT_S = 15
 _A_SETTING = 5
 """dcgm_errors.h, DCGM_ERROR_CONFIG: a setting of the node (persistence mode, …), not a fault of its hardware."""
@@ -103,7 +103,7 @@ def _version(name: str) -> str | None:
 
 
 def _kit_digest() -> str:
-    """Of kit's own sources: a checkout has no version that tells."""
+    """Hash of kit's own sources, because a checkout's version says nothing about edits."""
     root = Path(__file__).parents[1]
     files = sorted(root.rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
@@ -126,7 +126,8 @@ def _nccl() -> str | None:
 
 
 def _tool(name: str) -> str | None:
-    """Its version, or its path where it does not say; None where it is not installed. A venv's own programs count."""
+    """Version of a program, its path where only that is asked, or None if it is not installed. Looks in the venv
+    too."""
     path = shutil.which(
         name, path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/cuda/bin"
     )
@@ -145,7 +146,7 @@ def _resolve(name: str) -> list[str]:
 
 
 def _addresses() -> list[str]:
-    """Of this machine's interfaces, without loopback."""
+    """Addresses of this machine's interfaces, without loopback."""
     told = subprocess.run(["hostname", "-I"], capture_output=True, text=True, timeout=10).stdout
     return told.split()
 

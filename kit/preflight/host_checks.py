@@ -73,7 +73,7 @@ def cuda(facts: Facts, required: Requirements | None) -> CheckResult:
 
 
 def gpu_count(facts: Facts, required: Requirements | None) -> CheckResult:
-    """As many GPUs as the plan has on a node, of the planned memory."""
+    """Checks that a node has the planned number of GPUs and the planned memory on each."""
     gpus = facts["gpus"]
     if required is None or not required.cuda or not isinstance(gpus, list):
         return skipped("gpus", "no plan for GPUs, or no GPU")

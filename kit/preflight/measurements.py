@@ -91,7 +91,7 @@ def measure_collectives(size_bytes: int, seconds: float) -> None:
 
 
 def _seconds_each(collective: Callable[[], None], seconds: float) -> float:
-    """Of one collective, after a first one; all ranks make as many rounds, because rank 0 says how many."""
+    """Mean seconds of one collective, after a warm-up. Rank 0 decides the number of rounds for all ranks."""
     import torch
     import torch.distributed as dist
 

@@ -30,14 +30,14 @@ PACKAGES = {
 }
 """What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
 MEMORY_SLACK = 0.97
-"""Of the planned memory: drivers differ in what they keep for themselves."""
+"""Part of the planned memory that a GPU must show: drivers differ in what they keep for themselves."""
 NO_LIBAIO = "offload to nvme needs libaio with its headers, which this machine lacks"
 INSTALL_LIBAIO = "install libaio-dev (Debian, Ubuntu) or libaio-devel (Red Hat)"
 
 
 @dataclass(frozen=True)
 class Requirements:
-    """Of one node, where it says nothing else."""
+    """What a plan needs. Sizes are for one node unless the name says otherwise."""
 
     packages: tuple[str, ...]
     """Distributions that must be installed."""
@@ -46,7 +46,7 @@ class Requirements:
     gpu_gib: float
     """Predicted peak of one GPU."""
     host_gib: float
-    """See ``host_gib``."""
+    """Host memory of one node, by the function of the same name."""
     cpu_adam: bool
     """DeepSpeed compiles its CPU Adam on first use."""
     nvme_gib: float
@@ -55,7 +55,7 @@ class Requirements:
     """Files that must be the same on all nodes."""
     checkpoint_directory: str
     checkpoints_gib: float
-    """Of as many checkpoints as are kept, one being written, and the exchange checkpoint at the end."""
+    """Room for the checkpoints that are kept, one more while it is written, and the final exchange checkpoint."""
     nvme_path: str | None
 
 

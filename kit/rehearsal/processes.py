@@ -61,13 +61,13 @@ def kill_at(process: subprocess.Popen[bytes], rundir: Path, step: int, limit_s: 
 
 
 def run(rundir: Path, *words: str) -> None:
-    """To its end. Raises ``EngineError`` with what its log says."""
+    """Runs it to its end. Raises ``EngineError`` with what its log says."""
     _finish(launch(rundir, *words), rundir)
 
 
 @contextlib.contextmanager
 def beside(rundir: Path) -> Iterator[None]:
-    """``run`` while something else is done."""
+    """Runs it while the body of the ``with`` does something else."""
     process = launch(rundir)
     try:
         yield
@@ -85,7 +85,8 @@ def _finish(process: subprocess.Popen[bytes], rundir: Path) -> None:
 
 
 def run_until_killed(rundir: Path, step: int) -> int:
-    """See ``kill_at``. Raises ``EngineError`` with what its log says."""
+    """Runs until ``step``, kills every process and returns the last step that was logged (``kill_at``). Raises
+    ``EngineError`` with what the log says."""
     try:
         return kill_at(launch(rundir), rundir, step, LIMIT_S)
     except EngineError as error:

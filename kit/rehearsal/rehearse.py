@@ -48,7 +48,7 @@ class Rehearsal:
 
     recipe: str
     layout: str
-    """Of the recipe's plan."""
+    """Layout of the recipe's plan, in words."""
     scaled_down: str
     processes: int
     launcher: str

@@ -21,34 +21,35 @@ LAYER_ROUNDINGS = 12
 """Results that a layer writes in bf16, one from the other: two norms; query, key, value; their rotation; scores; mix;
 output; two sums with the residual; up and gate; their product; down."""
 FP8_PRODUCTS = 4
-"""Of a layer, one from the other: query, key and value; the mix's projection; up and gate; down."""
+"""GEMMs in a layer that follow one another: query, key and value; output projection; up and gate; down."""
 E4M3, E5M2 = 2.0**-4, 2.0**-3
 """Parts of itself by which a number rounded to 4 significant bits, or 3, is off at most: weights and activations are
 the first, gradients the second. Scaled to its tensor's largest, all but the smallest numbers are normal ones."""
 OTHER_ROUNDINGS = 3
 """Embedding, last norm, logits."""
 ROUNDED_BOUND = 0.01
-"""Of all numbers one in 2**16 is a bf16 number by chance; of rounded master weights all are."""
+"""Largest share of master weights that bf16 may hold exactly. By chance one fp32 number in 2**16 is also a bf16
+number; if master weights were rounded, all of them would be."""
 
 
 @dataclass(frozen=True)
 class InBf16:
-    """Relative distances from the reference; of tensors: of the difference's L2 norm over all of them together."""
+    """Relative distances from the reference. For tensors: the L2 norm of the difference, over all tensors together."""
 
     loss_difference: float
     """Largest of a step."""
     norm_difference: float
     """Largest of a step's gradient norm."""
     moment_difference: float
-    """Of Adam's first moments after the last step: a mean of the gradients of all steps."""
+    """Distance of Adam's first moments after the last step, which average the gradients of all steps."""
     update_difference: float
-    """Of what training added to the weights."""
+    """Distance of what training added to the weights."""
     rounded_masters: float
     """Share of trained master weights that a bf16 number holds exactly, beyond the reference's share."""
     precision: str
     """bf16, or fp8 where processors emulate it."""
     bound: float
-    """Of the first three: see ``gradient_bound``."""
+    """Bound of the first three distances (``gradient_bound``)."""
     update_bound: float
 
     @property

@@ -42,7 +42,7 @@ class ScaledDown:
     covers: str
     """The scaled-down copy's layout in one line."""
     job_in_bf16: JobSpec | None
-    """The same job in the recipe's own precision, as near as a CPU comes to it; None for a recipe in fp32."""
+    """The job in the recipe's own precision, or the nearest that a CPU has. None for a recipe in fp32."""
     pins_in_bf16: Pins
 
 
@@ -105,7 +105,8 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
 
 
 def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
-    """The same family and traits (grouped queries, ties, experts, windows), every width as small as it splits."""
+    """Keeps the family and its traits (grouped queries, ties, experts, windows). Makes every width as small as the
+    layout can split."""
     layers = max(2, layout.pp * layout.vp)
     if layout.first_stage_layers and layout.last_stage_layers:
         layers = layout.first_stage_layers + layout.last_stage_layers + 2 * (layout.pp - 2)

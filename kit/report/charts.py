@@ -46,7 +46,7 @@ def _breakdown(plan: Plan, axis: Any) -> None:
 
 
 _COLORS = {"forward": ("lightsteelblue", "steelblue"), "backward": ("mediumaquamarine", "seagreen")}
-"""Of a pass, by the parity of its virtual stage; none of the step's own colours."""
+"""Two colours for each pass: even and odd virtual stages. The chart of a step uses none of them."""
 
 
 def _schedule(plan: Plan, axis: Any) -> None:

@@ -53,7 +53,7 @@ class FitReport(MemoryReport):
 
 
 def memory_report(request: Request) -> FitReport:
-    """Of the layout that a plan would take, else of the one that misses by least: on the GPU, or on its node.
+    """Reports the layout that a plan would take. If none fits, it reports the one that needs the least more memory.
 
     Raises ``PlanError`` with every broken rule where no layout is legal but for what the node lacks.
     """
@@ -68,6 +68,6 @@ def memory_report(request: Request) -> FitReport:
 
 
 def _report_of(w: Workload, changes: tuple[str, ...] = ()) -> FitReport:
-    """Of one layout, legal or short of something on its node."""
+    """Reports one layout: legal, or short of something on its node."""
     memory = peak(w)
     return FitReport(**vars(memory), model=w.model, cluster=w.cluster, job=w.job, changes=changes)

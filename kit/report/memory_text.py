@@ -96,7 +96,7 @@ def _verdict(report: FitReport) -> str:
 
 
 def _bar(stage: StageMemory, report: FitReport) -> Text:
-    """As long as the fullest stage or the GPU, whichever is more; each component a share of it."""
+    """Draws a stage's components in one bar. Its full width is the fullest stage or the GPU, whichever is larger."""
     scale = _BAR / max(report.memory_gib, report.peak_gib)
     bar, sum_gib = Text(), 0.0
     for name in COMPONENTS:

@@ -23,7 +23,7 @@ from kit.units import human_count, human_seconds
 
 _BAR = 50
 _MOST_STAGES, _MOST_MICRO_BATCHES = 8, 16
-"""Of the timeline of the schedule: larger ones are drawn with these."""
+"""Largest schedule that the timeline draws; a larger one is drawn with these sizes."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Binding:
 
     what: str
     share: float
-    """Of the step, or of the memory."""
+    """Share of the step time, or of the memory."""
     words: str
 
 

@@ -44,7 +44,7 @@ Positions = Literal["rope", "learned", "alibi", "relative"]
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """Of a family, or of one model where its family leaves a choice."""
+    """What a family's models have in common, or one model's choice where its family leaves one."""
 
     norm: Norm = "rmsnorm"
     norm_placement: NormPlacement = "input"
@@ -82,7 +82,7 @@ class Traits:
     takes: tuple[str, ...] = ()
     """Optional fields of ModelSpec that it may have beside these."""
     megatron: str = ""
-    """Its weight map for the Megatron engine, ``file.function`` of ``kit/engines/megatron/weights``; empty: none."""
+    """Weight map for the Megatron engine: ``file.function`` of ``kit/engines/megatron/weights``. Empty: none."""
     transformer_engine: bool = False
     """Whether Megatron-core's own layer specs compute it, which Transformer Engine and pretrain_gpt.py need. The other
     Megatron families differ inside a layer (``kit/engines/megatron/model``)."""

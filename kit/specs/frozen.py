@@ -37,5 +37,5 @@ def _plain(value: Any) -> Any:
 
 
 def thawed(values: dict[str, Any]) -> dict[str, Any]:
-    """The same as dicts and lists, for programs that ask for these."""
+    """Copies frozen values into dicts and lists, for programs that ask for these types."""
     return {key: _plain(value) for key, value in values.items()}

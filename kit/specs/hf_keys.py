@@ -44,7 +44,7 @@ class Keys:
     mlp_ratio: int | None = None
     """``ffn_hidden_size`` over ``hidden_size`` where a file does not say it."""
     full_attention_every: int = 0
-    """As in ModelSpec, where a file does not list its layers."""
+    """``full_attention_every`` of ModelSpec, for files that do not list their layers."""
     rope_theta: float = 10000.0
     """Base where a file has none."""
     rope_names: Mapping[str, str] = field(default_factory=dict)

@@ -177,7 +177,7 @@ def _spelling(model: ModelSpec, keys: Keys) -> str:
 
 
 def _windows(config: Mapping[str, Any], data: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
-    """Which layers have the sliding window, from the list of layers or the family's pattern."""
+    """Finds the layers with a sliding window, in the list of layers or by the family's pattern."""
     if not keys.full_attention_every:
         return {}
     layers = config.get("layer_types")

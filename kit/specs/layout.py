@@ -29,8 +29,8 @@ written for every chunk: with half as many tokens that takes as long as half of 
 FP8_MULTIPLE = 16
 """Every size of a product in 8 bits is a multiple of it (torch._scaled_mm)."""
 AttentionKernel = Literal["default", "cudnn"]
-"""Which of the kernels behind ``scaled_dot_product_attention`` is asked first: torch's choice (FlashAttention-2), or
-cuDNN's, which is faster on Hopper and later."""
+"""The kernel that ``scaled_dot_product_attention`` tries first: torch's choice (FlashAttention-2), or cuDNN's, which
+is faster on Hopper and later."""
 LossKernel = Literal["torch", "liger"]
 """What computes a chunk of the chunked loss: kit's own, or Liger's fused linear cross entropy (arXiv 2410.10989)."""
 ContextExchange = Literal["all_gather", "p2p", "a2a"]
@@ -62,8 +62,8 @@ class Layout:
 
     engine: EngineName
     implementation: Implementation
-    """Which code computes a layer: Hugging Face's with torch's sdpa, or Megatron-core's without or with Transformer
-    Engine. Megatron-core's layers under engine=deepspeed are ZeRO over tensor parallelism."""
+    """The code that computes a layer: Hugging Face's with torch's sdpa, or Megatron-core's without or with
+    Transformer Engine. Megatron-core's layers under engine=deepspeed are ZeRO over tensor parallelism."""
     dp: Size = 1
     tp: Size = 1
     pp: Annotated[Size, Flag(("megatron",))] = 1

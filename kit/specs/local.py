@@ -96,7 +96,7 @@ def _words(name: str) -> set[str]:
 
 
 def _model_words(name: str) -> set[str]:
-    """Of a catalog name without its memory size (A100-80) and its maker's line (RTX)."""
+    """Words of a catalog name, without the memory size (A100-80) and the product line (RTX)."""
     sized = re.fullmatch(r"([AV]\d+)-\d+", name)
     return _words(sized.group(1) if sized else name) - {"rtx"}
 

@@ -86,9 +86,9 @@ class ModelSpec:
     norm_eps: float = Field(default=1e-5, gt=0)
     """Epsilon of RMSNorm or LayerNorm."""
     activation: Activation | None = None
-    """Of the MLP; null = the family's."""
+    """Activation of the MLP; null = the family's."""
     biases: Biases | None = None
-    """Which linear layers have them; null = the family's."""
+    """Linear layers that have a bias; null = the family's."""
     positions: Positions | None = None
     """How a token knows its place; null = the family's."""
     rope_theta: float | None = Field(default=10000.0, gt=0)
@@ -104,9 +104,9 @@ class ModelSpec:
     full_attention_every: int = Field(default=0, ge=0)
     """Every such layer (the 6th, the 12th, …) attends to all positions all the same; 0 = none does."""
     attention_softcap: float | None = Field(default=None, gt=0)
-    """Attention scores go through cap·tanh(score/cap); null = as they are."""
+    """Attention scores go through cap·tanh(score/cap); null = unchanged."""
     logit_softcap: float | None = Field(default=None, gt=0)
-    """The same of the logits."""
+    """Logits go through cap·tanh(logit/cap); null = unchanged."""
     query_pre_attn_scalar: int | None = Field(default=None, gt=0)
     """Scores are divided by its root; null = by that of head_dim."""
     parallel_residual: bool = False

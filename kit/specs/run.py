@@ -91,7 +91,8 @@ class StabilitySpec:
 
     loss_spike: SpikeAction = "warn"
     gradient_spike: SpikeAction = "warn"
-    """Of the gradient norm before clipping. Known before the optimizer step on every engine."""
+    """What to do about a spike of the gradient norm before clipping, which every engine knows before its optimizer
+    step."""
     not_finite: NotFiniteAction = "stop"
     """A loss or gradient norm that is NaN or infinite; fp16's skipped steps are no such thing."""
     sigmas: float = Field(default=6.0, gt=0)
@@ -167,7 +168,7 @@ def run_paths(run: RunSpec) -> dict[str, str]:
 
 
 def with_paths(run: RunSpec, paths: Mapping[str, str]) -> RunSpec:
-    """The same run with these paths, by the keys of ``run_paths``. Raises SpecError where a directory on the way has a
+    """Replaces paths of a run, by the keys of ``run_paths``. Raises SpecError where a directory on the way has a
     control character in its name."""
     for key, path in paths.items():
         check_line(f"run.{key}", path)

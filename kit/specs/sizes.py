@@ -93,7 +93,8 @@ def _heads(wanted: float, hidden: int) -> tuple[int, int, bool]:
 
 
 def _parameters(wanted: float, layers: int, hidden: int, ffn: int) -> int:
-    """Of the Llama of these sizes (kit/cost/model/params.py counts any shape; a test compares)."""
+    """Counts the parameters of a Llama of these sizes. kit/cost/model/params.py counts any shape; a test compares the
+    two."""
     heads, groups, tied = _heads(wanted, hidden)
     attention = 2 * hidden * hidden + 2 * hidden * hidden * groups // heads
     return layers * (attention + 3 * hidden * ffn + 2 * hidden) + hidden + VOCABULARY * hidden * (1 if tied else 2)

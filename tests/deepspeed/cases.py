@@ -155,7 +155,7 @@ def go_on(
     fault: str | None = None,
     zero: Mapping[str, Any] | None = None,
 ) -> tuple[Curve, list[str]]:
-    """As many steps again from an exchange checkpoint; and what is not bit for bit in the engine as it was on disk."""
+    """Trains as many steps again from an exchange checkpoint. Returns what the engine did not load bit for bit, too."""
     from benchmarks.system_tests.parity.deepspeed_faults import planted
 
     with planted(fault):

@@ -48,7 +48,7 @@ def plan(precision="fp32", **offload):
 
 
 def settings(chosen):
-    """As emitted, but with sub groups so small that the matrices make several, also in host memory to compare with."""
+    """The emitted configuration with sub groups so small that there are several, on NVMe and in host memory."""
     config = copy.deepcopy(ds_config(chosen))
     config["zero_optimization"]["sub_group_size"] = 500_000
     return config
@@ -121,7 +121,7 @@ def train(chosen, start, directory):
 
 
 def test_bf16_is_that_of_host_memory(start_bf16, tmp_path):
-    """The same arithmetic in another place: equal to the last bit."""
+    """NVMe runs the arithmetic of host memory: equal to the last bit."""
     curves = []
     for offload in (ALL, {"offload_optimizer": "cpu", "offload_param": "cpu"}):
         curves.append(run(train, plan(precision="bf16", **offload), start_bf16, tmp_path)[0][0])

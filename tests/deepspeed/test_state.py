@@ -181,7 +181,8 @@ def test_one_process_needs_no_launcher(stage, start, tmp_path, monkeypatch):
 
 
 def test_random_weights_are_those_of_the_seed(tmp_path):
-    """The same as transformers makes, bit for bit; partitioned at birth: as wide, and the same again."""
+    """transformers makes equal weights, bit for bit. Weights partitioned at construction have the same spread, and a
+    second run repeats them."""
     from kit.engines.huggingface.models import build_model
 
     model = build_model(tiny.run_directory(tmp_path, cases.plan(0)), torch.float32, "cpu")

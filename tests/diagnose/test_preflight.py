@@ -65,7 +65,7 @@ def rundir(tmp_path: Path, gpus_given: str, **layout: Any) -> RunDirectory:
 
 
 def on_gpus(here: dict[str, Any], row: str = SMI, count: int = 8) -> dict[str, Any]:
-    """These facts with GPUs; a disk with room, and torch for CUDA."""
+    """Adds GPUs, a disk with room and a CUDA build of torch to this machine's facts."""
     text = "".join(row.replace("0,", f"{index},", 1) for index in range(count))
     parsed = gpus.parse(text)
     return {**copy.deepcopy(here), "gpus": parsed, "torch_cuda": "12.8", "limits": {"nofile": 1 << 20, "memlock": -1}}

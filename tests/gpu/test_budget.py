@@ -40,7 +40,7 @@ def run_all(tmp_path, monkeypatch, seconds, minutes):
 
 @pytest.fixture
 def names():
-    """Of all rows, in the order in which they are made."""
+    """Names of all rows, in the order in which they run."""
     arguments = run._arguments(["--device", "cpu"])
     return [(job.section, job.name) for job in run.jobs(arguments, run.Path())]
 

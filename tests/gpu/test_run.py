@@ -134,7 +134,8 @@ def test_a_dead_worker_is_a_row(session, monkeypatch):
 
 
 def test_waits_that_torch_tells_of_are_counted_by_place(monkeypatch):
-    """Its sync debug mode warns at each; a place that is asked twice counts twice, and another warning is none."""
+    """torch's sync debug mode warns at each wait. A place that waits twice counts twice; other warnings do not
+    count."""
     modes: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
     with host_syncs.cuda_waits() as places:

@@ -39,7 +39,7 @@ class Trajectory:
     norms: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    """Of the first step, under Hugging Face names; empty but on the main rank."""
+    """Gradients of the first step, under Hugging Face names; empty on all ranks but the main one."""
     initial: dict[str, torch.Tensor] = field(default_factory=dict)
     """Weights before the first step: what came in from the Hugging Face directory, out again."""
     masters: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -145,7 +145,7 @@ def reference(
     eps: float = JOB["optimizer"].eps,
     packed: bool = False,
 ) -> Trajectory:
-    """The same training by plain transformers and torch.optim.AdamW in one process, all sequences in one batch."""
+    """Trains with plain transformers and torch.optim.AdamW in one process, all sequences in one batch."""
     # gpt-oss holds the biases of all experts in one matrix.
     decayed = [p for name, p in model.named_parameters() if p.ndim > 1 and not name.endswith("_bias")]
     plain = [p for name, p in model.named_parameters() if p.ndim == 1 or name.endswith("_bias")]

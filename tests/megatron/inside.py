@@ -46,7 +46,7 @@ def logits(rundir: Any) -> torch.Tensor:
 
 
 def hugging_face_logits(spec: ModelSpec, directory: Path) -> torch.Tensor:
-    """Those of transformers for the same tokens, of the model saved beside the run directories."""
+    """Logits that transformers computes for the same tokens, with the model saved beside the run directories."""
     attention = "sdpa" if spec.traits.fused_attention else "eager"
     model = AutoModelForCausalLM.from_pretrained(
         directory / cases.HF_DIRECTORY, local_files_only=True, attn_implementation=attention

@@ -63,7 +63,7 @@ def test_an_exchange_checkpoint_becomes_one_that_the_engine_resumes(saved, tmp_p
 
 
 def test_megatron_core_reads_what_is_written(saved, tmp_path):
-    """Its own loader, on its own names and shapes, on another layout than that which wrote."""
+    """megatron-core's own loader reads its own names and shapes, on another layout than the one that wrote them."""
     spec, directory, root, _ = saved
     convert(root / "exchange", "megatron", tmp_path / "out", dtype="float32")
     rundir = cases.run_directory(directory / "run", spec, pp=2)
@@ -73,7 +73,7 @@ def test_megatron_core_reads_what_is_written(saved, tmp_path):
 
 
 class OfAProgram(enum.Enum):
-    """As Megatron-LM's own classes beside its arguments."""
+    """Stands for Megatron-LM's own classes beside its arguments."""
 
     KIND = 1
 

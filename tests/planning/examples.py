@@ -97,7 +97,7 @@ def _own(rng: random.Random, family: Family, groups: int, heads: int) -> dict[st
 
 
 def random_encoder_decoder(rng: random.Random, family: Family) -> ModelSpec:
-    """The same with two stacks."""
+    """A random model with an encoder and a decoder."""
     heads, head_dim = rng.randint(1, 6), 2 * rng.randint(2, 12)
     own = {}
     if family == "t5":

@@ -13,7 +13,7 @@ from kit.cost.model.optimizers import MOMENTS
 from kit.specs.job import OptimizerName
 
 ROWS, COLUMNS = 1024, 2048
-"""Of a matrix: large enough for the 8-bit optimizer (which leaves tensors below 4,096 elements in 32 bits)."""
+"""Sizes of a matrix: large enough for the 8-bit optimizer (which leaves tensors below 4,096 elements in 32 bits)."""
 
 
 def _matrix(name: OptimizerName = "adamw") -> torch.nn.Parameter:

@@ -1,4 +1,4 @@
-"""Which cluster to get: what --gpus may name, what the time of a run is, and how near the nearest misses are."""
+"""Choosing a cluster: what --gpus may name, what the time of a run is, and how near the nearest misses are."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_sharding_more_never_needs_more_memory() -> None:
 
 
 def test_tensor_parallelism_of_dtensor_waits_for_its_exchanges() -> None:
-    """The same volume as Megatron's without sequence parallelism, but nothing of it beside products."""
+    """DTensor sends as much as Megatron without sequence parallelism, but none of it overlaps GEMMs."""
     model, machines = load_model("llama-2-13b"), cluster("8xH100")
     layout = Layout(engine="torch", implementation="huggingface", tp=2, dp=4, zero_stage=3, micro_batch_size=1)
     exposed = step_time_components_s(Workload(model, machines, job(), layout))["tensor_parallel"]

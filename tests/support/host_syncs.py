@@ -34,7 +34,7 @@ class Waits(TorchFunctionMode):
 
 
 class HiddenWaits(TorchDispatchMode):
-    """The same where an operator asks from within (masks as indices, sizes that depend on values)."""
+    """Counts waits inside an operator (masks as indices, sizes that depend on values)."""
 
     ASKING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero")
 
@@ -62,7 +62,7 @@ def note(places: Counter[str]) -> None:
 
 
 def waits_in_a_step(engine, micro_batches) -> tuple[Counter[str], Counter[str]]:
-    """As the loop steps: the norm is asked for before a step is applied."""
+    """Counts the waits of one step of the loop, which asks for the norm before it applies the step."""
     with Waits() as waits, HiddenWaits() as hidden:
         _step(engine, micro_batches)
     return waits.places, hidden.places

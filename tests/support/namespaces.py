@@ -48,7 +48,7 @@ class Host:
     name: str
     address: str
     pid: int
-    """Its process 1, as this namespace counts."""
+    """The namespace's process 1, by its number out here."""
 
     def command(self, words: Sequence[str]) -> list[str]:
         """Words that run a program on this host, without ssh."""

@@ -9,6 +9,6 @@ from tests.training.alone import process_group_of_one
 
 @pytest.fixture
 def one_process():
-    """See tests/training/alone.py."""
+    """One process group of one rank (tests/training/alone.py)."""
     with process_group_of_one():
         yield

@@ -71,7 +71,7 @@ def run_failing(rundir: tiny.TinyRunDirectory, **options: Any) -> str:
 
 
 def run_any(rundir: tiny.TinyRunDirectory, stop_at_step: int | None = None, resume: Any = None, **options: Any):
-    """As ``run``, on the engine that the plan names, without an exchange checkpoint."""
+    """Runs on the engine that the plan names, without an exchange checkpoint."""
     from kit.engines import build_engine
 
     engine = build_engine(with_settings(rundir))  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def with_run(rundir: tiny.TinyRunDirectory, **changes: Any) -> tiny.TinyRunDirec
 
 
 def with_path(rundir: tiny.TinyRunDirectory, path: Path) -> tiny.TinyRunDirectory:
-    """Of a copy, with the data beside it."""
+    """Copies a run directory, with the data beside it."""
     data = dataclasses.replace(
         rundir.run.data, train=str(path.parent / "data" / "train"), validation=str(path.parent / "data" / "held-out")
     )

@@ -69,7 +69,7 @@ def prepared(path, layout, **stability):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_a_gradient_spike_is_discarded_before_the_step(tmp_path, name):
-    """It is never applied: a spike of another height leaves the same curve after it."""
+    """The step is never applied: a spike of another height leaves the same curve after it."""
     layout = LAYOUTS[name]
     curves = []
     for factor in (1e3, 1e5):
@@ -108,7 +108,7 @@ def test_what_is_not_finite_is_named(tmp_path, name):
 
 
 def fp16_run(rundir, power):
-    """As above, with fp16 allowed on CPU processes, which DeepSpeed refuses because they are slow at it."""
+    """A run with fp16 allowed on CPU processes, which DeepSpeed refuses because they are slow at it."""
     from deepspeed.accelerator import get_accelerator
 
     from kit.emit.deepspeed import ds_config

@@ -16,7 +16,7 @@ from tests.training import cases, tiny
 from tests.training.batches import micro_batches
 
 LENGTHS = ((5, 20, 7), (32,), (1, 30, 1), (16, 16))
-"""Of the documents of each row; the last one of the first row is padding."""
+"""Lengths of the documents of each row. The last one of the first row is padding."""
 
 
 def packed():

@@ -147,7 +147,8 @@ def short_gradients(path, kept, grad_clip=1.0, dp=1) -> tiny.TinyRunDirectory:
 
 
 def planned_gradient_bytes(rundir: tiny.TinyRunDirectory) -> float:
-    """Of a rank when backward has ended, by the cost model, which takes vectors for matrices: they keep fp32."""
+    """Gradient bytes of a rank after backward, by the cost model. It counts vectors as matrices, though they stay in
+    fp32."""
     plan, short = rundir.plan, rundir.plan.layout.gradient_dtype == "bf16"
     states = parts_of(plan.workload, 0).states
     vectors = sum(math.prod(s) for s in parameter_shapes(plan.model).values() if len(s) == 1)
@@ -155,7 +156,7 @@ def planned_gradient_bytes(rundir: tiny.TinyRunDirectory) -> float:
 
 
 def planned_optimizer_bytes(rundir: tiny.TinyRunDirectory) -> float:
-    """Of a rank, by the cost model."""
+    """Optimizer bytes of a rank, by the cost model."""
     plan = rundir.plan
     return parts_of(plan.workload, 0).states.optimizer
 
@@ -205,7 +206,7 @@ SPLITS = {
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
-    """The same in one process."""
+    """The run in one process."""
     rundir = directory(tmp_path_factory.mktemp("alone"))
     (found,) = pool("torch", 1).run(train_kill_resume, rundir)
     assert found["held"] == found["allocated"] == planned_optimizer_bytes(rundir)
@@ -267,7 +268,7 @@ def gradients_and_norm(rundir: tiny.TinyRunDirectory):
 
 
 def test_gradients_in_bf16_over_two_ranks(tmp_path):
-    """Of the mean over ranks, rounded once: the norm is of what is kept, summed in fp32."""
+    """The mean over ranks is rounded once. The norm is computed from the rounded gradients, summed in fp32."""
     whole, short = (
         pool("torch", 2).run(gradients_and_norm, short_gradients(tmp_path / kept, kept, dp=2))[0]
         for kept in ("fp32", "bf16")

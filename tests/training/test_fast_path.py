@@ -50,7 +50,7 @@ def operands(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Te
 
 
 def plain(hidden, weight, bias, labels, cap=None):
-    """The same with all logits."""
+    """The loss with all logits at once."""
     logits = functional.linear(hidden, weight, bias)
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     return summed_cross_entropy(logits[None], labels[None])
@@ -278,7 +278,8 @@ def test_what_was_not_tried_is_refused():
 
 
 def test_the_planner_knows_what_both_do():
-    """Of 5.9 GiB of logits 2.2 stay, of which 1.5 are the head's gradient; fewer kernels and passes over memory."""
+    """2.2 of 5.9 GiB of logits stay, of which 1.5 are the head's gradient. There are fewer kernels and passes over
+    memory."""
 
     job = kit.JobSpec(seq_length=4096, global_batch_size=8)
 

@@ -81,7 +81,7 @@ def test_chunks_are_ours_where_it_has_such(tokens: int, vocabulary: int, hidden:
 
 
 def test_its_logits_are_replaced_by_their_gradient() -> None:
-    """Of a chunk as large as ours: 2 bytes a logit where ours are 6."""
+    """A chunk as large as kit's takes 2 bytes a logit, where kit's takes 6."""
     model, cluster = load_model("llama-3.2-1b"), parse_cluster("1xH100")
 
     def size(kernel: str) -> float:

@@ -41,7 +41,7 @@ def run(stopped, tmp_path):
 
 
 def change(path, spoil, seal):
-    """Of a manifest, as by a person who knows of the hash, or not."""
+    """Changes a manifest, as a person does who knows of the hash (``seal``) or does not."""
     data = json.loads(path.read_text())
     spoil(data)
     path.write_text(json.dumps(sealed(data) if seal else data))
@@ -88,7 +88,7 @@ class TestNative:
         assert len(words) < 600
 
     def test_no_flipped_bit_changes_what_is_read(self, run):
-        """Of white space it may; of everything that has a meaning it is noticed."""
+        """A flipped bit in white space may pass. A flipped bit in anything that has a meaning is noticed."""
         path = run.path / "checkpoints" / STEP / "manifest.json"
         content, expected = path.read_bytes(), read_manifest(path.parent)
         noticed = 0

@@ -55,7 +55,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def templated(tokenizer: Path, directory: Path, template: str) -> Path:
-    """The same tokenizer with a chat template."""
+    """Copies the tokenizer and adds a chat template."""
     loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
     loaded.chat_template = template
     loaded.save_pretrained(directory)

@@ -139,7 +139,7 @@ def run_directory(path: Path, chosen: Plan | None = None, **run: Any) -> TinyRun
 
 
 def with_layout(rundir: TinyRunDirectory, **layout: Any) -> TinyRunDirectory:
-    """The same run on another layout."""
+    """Copies the run to another layout."""
     changed = dataclasses.replace(rundir.plan.layout, **layout)
     return dataclasses.replace(rundir, plan=dataclasses.replace(rundir.plan, layout=changed))
 

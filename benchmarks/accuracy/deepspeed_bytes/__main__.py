@@ -15,7 +15,7 @@ from tests.support.runs import output, torchrun
 
 PAGE = ROOT / "docs" / "deepspeed-bytes.md"
 RESULTS = ROOT / "benchmarks" / "results" / "deepspeed-bytes.json"
-"""The same for the accuracy page."""
+"""Results that the accuracy page reads."""
 
 
 def main() -> int:

@@ -10,7 +10,8 @@ from kit.cost.stages import layers_on_stage
 
 
 def adapter_parameters(setup: TrainingSetup, stage: int) -> float:
-    """Of one rank; tensor parallelism splits one of the two matrices, here taken as half of both."""
+    """Adapter parameters of one rank. Tensor parallelism splits one of the two matrices; here this is taken as half
+    of both."""
     lora = setup.lora
     if lora is None:
         return 0.0

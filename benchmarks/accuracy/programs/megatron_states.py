@@ -10,7 +10,7 @@ from kit.cost.model.params import RankParameters
 
 
 def rank_states(setup: PublishedSetup, stage: int) -> RankStates:
-    """Of a rank of one pipeline stage."""
+    """Training states of a rank of one pipeline stage."""
     held = _state_bytes(setup, stage)
     copies = gradient_copies(setup, stage)
     moments = setup.optimizer_bytes - 4 if setup.weight_bytes == 2 else setup.optimizer_bytes

@@ -16,7 +16,7 @@ _NOTHING = EngineMemory(dense=_NONE, experts=_NONE)
 
 
 def memory_of(setup: PublishedSetup, stage: int) -> RankMemory:
-    """Of a rank of one pipeline stage, by moment and component, CUDA's and NCCL's own memory apart."""
+    """Memory of a rank of one pipeline stage, by moment and component, without CUDA's and NCCL's own memory."""
     return rank_memory(_rank_parts(setup, stage))
 
 

@@ -48,7 +48,7 @@ def with_parameters(setup: Setup) -> Setup:
 
 
 def largest_layer_parameters(setup: TrainingSetup, stage: int) -> float:
-    """Of the largest layer of a stage, all kinds together; 0 where it has none."""
+    """Parameters of a stage's largest layer, all kinds together; 0 if the stage has no layer."""
     return max((sum(layer_parameters(setup, has_experts)) for has_experts, _ in _held(setup, stage)), default=0.0)
 
 
@@ -85,9 +85,8 @@ def _layer(shape: Shape, has_experts: bool, tp: int, ep: int, etp: int) -> tuple
 
 
 def rank_parameters(setup: TrainingSetup, stage: int) -> RankParameters:
-    """Of a rank of pipeline stage ``stage``.
-
-    megatron-core: embedding on the first stage, final norm and head on the last; with tied embeddings a second copy
+    """Parameters of a rank of pipeline stage ``stage``. megatron-core: embedding on the first stage, final norm and
+    head on the last; with tied embeddings a second copy
     of the embedding there (models/common/language_module/language_module.py). Multi-token prediction adds a layer, a
     projection of 2h onto h, norms, and a copy of the embedding where it is not on that stage.
     """
@@ -99,7 +98,8 @@ def rank_parameters(setup: TrainingSetup, stage: int) -> RankParameters:
 def _counted(
     shape: Shape, tp: int, ep: int, etp: int, held: tuple[int, int], pipelined: bool, first: bool, last: bool
 ) -> RankParameters:
-    """Of a stage with ``held`` (dense layers, layers with experts). A search asks this of thousands of layouts."""
+    """Parameters of a stage with ``held`` (dense layers, layers with experts). Cached, because a search asks for
+    thousands of layouts."""
     h = shape.hidden_size
     matrices = vectors = experts = 0.0
     for has_experts, number in zip((False, True), held, strict=True):

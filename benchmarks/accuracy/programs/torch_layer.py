@@ -15,7 +15,7 @@ it: bitsandbytes (autograd/_functions.py, MatMul4Bit) keeps no input."""
 
 
 def layer_terms(setup: PublishedSetup) -> dict[str, float]:
-    """Of one layer without recompute, by operator."""
+    """Bytes that one layer saves for backward without recompute, by operator."""
     tp, tokens, shard = setup.tp, setup.tokens, setup.shard_tokens
     terms = {"norms": _norm(setup) * _norms(setup) * shard}
     if not setup.gathers_again:
@@ -31,7 +31,7 @@ def layer_terms(setup: PublishedSetup) -> dict[str, float]:
 
 
 def kept_bytes(setup: PublishedSetup) -> float:
-    """Of one layer under the run's recompute."""
+    """Bytes that one layer saves for backward under the run's recompute."""
     shape = setup.shape
     layer_input = 2.0 * shape.hidden_size * setup.shard_tokens
     if setup.recompute == "full":

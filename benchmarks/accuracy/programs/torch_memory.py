@@ -13,7 +13,7 @@ from kit.cost.stages import chunks, chunks_in_flight
 
 
 def rank_parts(setup: PublishedSetup, stage: int) -> RankParts:
-    """Of a rank of one pipeline stage."""
+    """Memory of a rank of one pipeline stage, by component."""
     if setup.lora is not None:
         states = _adapter_states(setup)
     elif setup.sharding == "full":

@@ -26,7 +26,7 @@ class Own:
     wall_ms: float
     """From the end of an engine's call to the beginning of the next, reading data included."""
     cpu_ms: float
-    """The same as this thread's processor time: what other programs on the machine do not change."""
+    """Processor time of this thread, which other programs on the machine do not change."""
     engine_ms: float
 
 
@@ -39,15 +39,15 @@ class Timed(TorchEngine):
         """(call, wall and processor time at its begin and end)."""
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """As the engine's."""
+        """Calls the engine and records the time."""
         return self._timed("forward_backward", lambda: super(Timed, self).forward_backward(micro_batches))
 
     def gradient_norm(self) -> float:
-        """As the engine's."""
+        """Calls the engine and records the time."""
         return self._timed("gradient_norm", lambda: super(Timed, self).gradient_norm())
 
     def apply(self, learning_rate: float) -> Norms:
-        """As the engine's."""
+        """Calls the engine and records the time."""
         return self._timed("apply", lambda: super(Timed, self).apply(learning_rate))
 
     def _timed(self, name: str, work: Callable[[], Any]) -> Any:
@@ -58,7 +58,7 @@ class Timed(TorchEngine):
 
 
 def own_time(directory: Path) -> Own:
-    """Of a run that logs and judges every step, and saves none."""
+    """Times a run that logs and checks every step and saves no checkpoint."""
     with process_group_of_one():
         rundir = small_run.emit(directory / "timed", f"run.steps={STEPS}")
         engine = Timed(rundir)

@@ -17,12 +17,12 @@ STEPS = 61
 
 @dataclass(frozen=True)
 class Stall:
-    """Of one run."""
+    """Time that one run waited for its checkpoints."""
 
     share: float
     """Stalls over the time of all steps but the first."""
     stall_ms: float
-    """Of one checkpoint."""
+    """Milliseconds that one checkpoint stops training."""
     step_ms: float
     checkpoint_mib: float
 

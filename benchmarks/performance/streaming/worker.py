@@ -127,7 +127,7 @@ def read_plainly(files: list[Path], everything: bool) -> None:
 
 
 def write_plainly(files: list[Path], directory: Path, copies: int) -> None:
-    """This rank's share of the bytes, to the disk for good, as often as an exchange checkpoint has kinds of state."""
+    """Writes this rank's share of the bytes and syncs it to disk, once per kind of state in an exchange checkpoint."""
     for number in range(copies):
         for path in files:
             start, end = _share(path)

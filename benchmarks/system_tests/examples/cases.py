@@ -1,4 +1,4 @@
-"""Which scripts run under which configurations, and how they are started."""
+"""Scripts, the configurations that they run under, and the commands that start them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Facts:
     processes: int
     losses: tuple[float, ...]
     norms: tuple[float, ...]
-    """Of the gradients of each step, before clipping."""
+    """Gradient norm of each step, before clipping."""
 
 
 class ExampleError(AssertionError):

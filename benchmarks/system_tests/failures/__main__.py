@@ -126,7 +126,7 @@ def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...]:
 
 
 def plan_of(failure: Failure) -> Plan | None:
-    """Of the runs that are kit's own."""
+    """Plan of a run that kit itself starts; None for others."""
     return kit_run.planned() if failure.name == "kit-run" else None
 
 

@@ -25,7 +25,7 @@ def leave_only(room_bytes: int) -> None:
 
 
 def in_forward() -> None:
-    """This rank's batch is a thousand times as long as the others', and its result does not fit."""
+    """Runs out of memory in forward: this rank's batch is a thousand times as long as the others'."""
     layer, batch = torch.nn.Linear(16, 1024), torch.randn(4 * MIB // 16, 16)
     leave_only(ROOM_BYTES)
     layer(batch)

@@ -37,7 +37,7 @@ COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens", "samples_see
 
 @dataclass
 class Outcome:
-    """Of one case."""
+    """Result of one case."""
 
     case: Case
     phases: list[str] = field(default_factory=list)

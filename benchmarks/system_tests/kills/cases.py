@@ -1,4 +1,4 @@
-"""Which runs are killed: every engine and ZeRO stage, on two CPU processes, in fp32."""
+"""Runs that are killed: every engine and ZeRO stage, on two CPU processes, in fp32."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def uproot() -> None:
 
 
 def _deepspeed_double_gradients() -> None:
-    """As if the division by the number of ranks were cancelled twice; losses stay right."""
+    """Doubles gradients, as if the division by the number of ranks were cancelled twice. Losses stay right."""
     import deepspeed
 
     backward = deepspeed.DeepSpeedEngine.backward

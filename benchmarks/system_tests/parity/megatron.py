@@ -147,7 +147,7 @@ class _Bench:
         return float(difference.nan_to_num(math.inf))
 
     def _pool(self, world_size: int) -> Any:
-        """Of one size at a time: each process holds half a GiB."""
+        """Keeps one pool at a time, because each process takes half a GiB."""
         if self._world_size not in (0, world_size):
             pool("megatron", self._world_size).close()
         self._world_size = world_size

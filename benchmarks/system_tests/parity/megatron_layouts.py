@@ -41,7 +41,7 @@ class FamilyCase:
     first: bool = False
     """Whether it has a cell on every layout."""
     eps: float = 3e-2
-    """Of Adam. With 1e-3, transformers in fp32 is 1.4e-4 from itself in fp64 after 20 steps; with 3e-2, 4e-7."""
+    """Adam's epsilon. With 1e-3, transformers in fp32 is 1.4e-4 from itself in fp64 after 20 steps; with 3e-2, 4e-7."""
 
     @property
     def job(self) -> dict[str, Any]:
