@@ -14,7 +14,7 @@ from kit.units import TFLOP
 
 @dataclass(frozen=True)
 class Shared:
-    """The same for every GPU; see ``efficiency.yaml`` for units and sources."""
+    """Efficiencies that are equal for every GPU. ``efficiency.yaml`` has units and sources."""
 
     memory_bandwidth: float
     intra_node_link: float
@@ -41,7 +41,7 @@ class Overheads:
 
 @dataclass(frozen=True)
 class GpuRates:
-    """One GPU generation; see ``efficiency.yaml``."""
+    """Efficiencies of one GPU generation (``efficiency.yaml``)."""
 
     matmul: Mapping[str, float]
     """Precision → share of its peak that large products sustain in a training step."""
@@ -72,7 +72,7 @@ def overheads() -> Overheads:
 
 @cache
 def gpu_rates(name: str) -> GpuRates:
-    """By catalog name; ``default`` where the name is not listed."""
+    """Rates by catalog name; ``default`` where the name is not listed."""
     gpus: dict[str, dict[str, Any]] = rows("efficiency")["gpus"]
     row = gpus.get(name, gpus["default"])
     return GpuRates(**{key: row[key] for key in GpuRates.__dataclass_fields__})

@@ -33,17 +33,17 @@ class Operation:
     checkpoint_gb: float
     """Weights and optimizer state."""
     checkpoint_s: float
-    """To write one, all nodes at once, while training waits."""
+    """Time to write one, all nodes at once, while training waits."""
     checkpoint_interval_s: float
-    """That loses least."""
+    """Interval that loses the least time to checkpoints and failures together."""
     hours_between_failures: float
-    """Of the whole cluster."""
+    """Mean time between failures of the whole cluster."""
     goodput: float
-    """Share of the time that becomes steps."""
+    """Share of the wall time that is left for training after checkpoints and failures."""
     data_mbytes_per_s: float
     """Tokens read, over all ranks."""
     checkpoint_usd_per_month: float | None = None
-    """To keep one in object storage, at list price; null in plans of earlier versions."""
+    """Cost of keeping one in object storage, at list price; null in plans of earlier versions."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -59,9 +59,9 @@ class Prediction:
     step_time_s: float
     """One optimizer step."""
     step_time_components_s: dict[Text, float]
-    """By the names of ``kit.cost.time.pipeline_time.TIME_COMPONENTS``; they add up to the step."""
+    """Seconds by the names of ``kit.cost.time.pipeline_time.TIME_COMPONENTS``. Their sum is the step time."""
     tokens_per_s: float
-    """Over all GPUs."""
+    """Tokens per second over all GPUs."""
     mfu: float
     """Causal model FLOPs over the dense peak of the precision."""
     bubble_fraction: float
@@ -73,9 +73,9 @@ class Prediction:
     memory_band: float | None = None
     """Relative error of memory predictions of this kind against measurements; null = not yet measured."""
     step_time_band: float | None = None
-    """The same for step time; of the same implementation."""
+    """Relative error of step-time predictions for this implementation; null = not yet measured."""
     step_time_evidence: Text = ""
-    """Whose measurements the band is from, or whose are nearest."""
+    """The runs that the band was measured on, or the nearest ones that were measured."""
     operation: Operation | None = None
     """Checkpoints and failures; null in plans of earlier versions."""
 

@@ -1,4 +1,4 @@
-"""Beside the steps: checkpoints, failures, and reading the data."""
+"""What a run does beside its steps: checkpoints, failures, reading data."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ READ_GBYTES_PER_S_PER_NODE = 2.6
 """A parallel file system under 384 nodes: 273 GB/s written, 1 TB/s read (Narayanan et al. 2021, arXiv 2104.04473,
 section 5.10: checkpoints of a trillion parameters)."""
 RESTART_S = 600.0
-"""To notice, replace the node, start processes and build the model: ten minutes, assumed. Reading the checkpoint comes
-on top."""
+"""Time to notice a failure, replace the node, start processes and build the model: ten minutes, assumed. Reading the
+checkpoint comes on top."""
 STORAGE_USD_PER_GB_MONTH = 0.023
 """Object storage: Amazon S3 Standard takes $0.023 to $0.026 by region (cloudhealthtech.com/blog/
 s3-cost-aws-cloud-storage-costs-explained). Parallel file systems take several times that."""
@@ -52,12 +52,12 @@ def operation(workload: Workload, step_time_s: float) -> Operation:
 
 
 def checkpoint_bytes(workload: Workload) -> float:
-    """Of one of the engine's own checkpoints."""
+    """Bytes of one native checkpoint."""
     return checkpoint_width(workload) * trained_parameters(workload.model, workload.job)
 
 
 def exchange_bytes(workload: Workload) -> float:
-    """Of one exchange checkpoint: master weights and both moments in fp32, whatever the engine holds."""
+    """Bytes of one exchange checkpoint: master weights and both moments in fp32, whatever the engine holds."""
     return 12.0 * trained_parameters(workload.model, workload.job)
 
 

@@ -85,13 +85,13 @@ class Shape:
     hidden_dropout: bool = False
     attention_dropout: bool = False
     norms_per_layer: int = 2
-    """Beside those of queries and keys."""
+    """Norms of a layer, without those of queries and keys."""
     zero_centred_norm: bool = False
     """Norms scale by 1 + weight."""
     parallel_residual: bool = False
     """Attention and MLP read the same input (Phi-2)."""
     shared_norm: bool = True
-    """There: through one norm."""
+    """With ``parallel_residual``: whether both read it through one norm."""
     capped_logits: bool = False
     """Logits go through a tanh (Gemma 2)."""
     traits: Traits | None = None
@@ -99,7 +99,7 @@ class Shape:
     latent: LatentAttention | None = None
     experts: Experts | None = None
     expert_layers: tuple[bool, ...] = ()
-    """Which layers have experts; empty without experts."""
+    """For each layer, whether it has experts; empty without experts."""
     cross_attention_layers: int = 0
     """Layers that also attend to an encoder's output (a decoder's); ``num_layers`` counts both stacks."""
     mtp_layers: int = 0
@@ -107,7 +107,7 @@ class Shape:
     sliding_window: int | None = None
     """Positions that a token attends to; null = all before it."""
     full_attention_every: int = 0
-    """Every such layer attends to all positions all the same; 0 = none does."""
+    """Every so many layers, one attends to all positions in spite of the window; 0 = none does."""
 
     @property
     def query_width(self) -> int:
@@ -139,7 +139,7 @@ class Lora:
 
     rank: int
     targets: frozenset[str]
-    """Of query, key, value, projection, mlp, head."""
+    """Linear layers with adapters: query, key, value, projection, mlp, head."""
     four_bit: bool = False
     """QLoRA: the linear layers of the base model in nf4 (arXiv 2305.14314)."""
 
@@ -151,10 +151,12 @@ local: kit's Megatron layers."""
 
 
 UNHIDDEN = 0.65
-"""Of what FSDP and ZeRO-3 exchange. Estimated from rows (llm-foundry, DeepSpeed's Azure and DeepCompile tables): the
-host waits for a gather before it issues the layer, and NCCL's kernels take multiprocessors from the products."""
+"""Share of the communication of FSDP and ZeRO-3 that compute does not hide. Estimated from rows (llm-foundry,
+DeepSpeed's Azure and DeepCompile tables): the host waits for a gather before it issues the layer, and NCCL's kernels
+take multiprocessors from the products."""
 PREFETCHED = 0.25
-"""The same where a compiler or Megatron-FSDP schedules the exchanges ahead; estimated from DeepCompile's rows."""
+"""Share that stays exposed where a compiler or Megatron-FSDP schedules collectives ahead; estimated from DeepCompile's
+rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +183,7 @@ class Program:
     graphs: Literal["none", "partial", "full"] = "none"
     """CUDA graphs: partial: all but the experts. full: of the whole step."""
     gradient_bytes: float = 4.0
-    """Of a gradient that is reduced over data-parallel ranks."""
+    """Bytes of a gradient that is reduced over data-parallel ranks."""
     gradient_kernel_bytes: float = 0.0
     """Memory moved per gradient to compress it, once a step."""
     zero_plus_plus: ZeroPlusPlus | None = None
@@ -204,7 +206,7 @@ class Program:
     offload_optimizer: Literal["none", "host", "device"] = "none"
     """Optimizer state in host memory: stepped there, or brought to the device for its step."""
     moment_bytes: float = 8.0
-    """Of the optimizer's moments, per parameter."""
+    """Bytes of the optimizer's moments per parameter."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,11 +215,11 @@ class TrainingSetup:
 
     shape: Shape
     program: Program
-    """Which program runs it."""
+    """The program that runs it."""
     kernels: str
-    """Whose code computes a layer, which decides what autograd saves of it: transformer_engine, megatron-local
-    (neither it
-    nor kit), local (megatron-core's layer with norms and attention of kit/engines/megatron), or huggingface."""
+    """The code that computes a layer, which decides what autograd saves of it: transformer_engine, megatron-local
+    (without Transformer Engine and without kit), local (megatron-core's layer with norms and attention of
+    kit/engines/megatron), or huggingface."""
     attention: Attention
     seq_length: int
     micro_batch_size: int
@@ -271,7 +273,7 @@ class TrainingSetup:
     """How context-parallel ranks see each other's keys and values."""
 
     parameters: tuple[RankParameters, ...] = ()
-    """Of a rank of each stage."""
+    """Parameters of a rank of each stage."""
     adapters: float | None = None
     """LoRA's parameters on a rank; null without."""
     dense_layer_matrices: float = 0.0
@@ -291,5 +293,5 @@ class TrainingSetup:
 
     @cached_property
     def shard_tokens(self) -> float:
-        """The same where sequence parallelism splits them further."""
+        """Tokens of a micro batch on one rank where sequence parallelism splits them further."""
         return self.tokens / (self.tp if self.sp else 1)

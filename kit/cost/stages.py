@@ -1,4 +1,4 @@
-"""Which layers a pipeline stage holds, and how many micro batches of each it keeps at once."""
+"""Layers of a pipeline stage, and micro batches in flight for each of its chunks."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def chunks_in_flight(setup: TrainingSetup, stage: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def in_flight(p: int, v: int, m: int, stage: int) -> tuple[int, ...]:
-    """The same from sizes: stages, chunks of each, micro batches."""
+    """``chunks_in_flight`` from sizes: stages, chunks of each, micro batches."""
     if v == 1:
         return (min(m, p - stage),)
     # Groups of p; where that left a group smaller than p, which the schedule refuses, a larger group must be set.

@@ -21,11 +21,11 @@ class Evidence:
     """Relative error that 80 % of rows of the same code stay below, predicted without their own source; null without
     such rows."""
     words: str
-    """Whose rows, or whose are nearest."""
+    """The rows that the band is from, or the nearest that there are."""
 
 
 def step_time_evidence(workload: Workload) -> Evidence:
-    """By the code that computes a layer: figures of one implementation are never another's."""
+    """Looks up the band by the code that computes a layer: one implementation's figures are never used for another."""
     model, cluster, layout = workload.model, workload.cluster, workload.layout
     gpu = gpu_rates(cluster.gpu.name)
     if not gpu.measured:

@@ -45,12 +45,12 @@ class Workload:
         return self._hash
 
     def with_layout(self, layout: Layout) -> Workload:
-        """The same work, split otherwise."""
+        """Replaces the layout; the work stays the same."""
         return replace(self, layout=layout)
 
     @cached_property
     def generation(self) -> str:
-        """Of the GPU."""
+        """Generation of the GPU."""
         return gpu_rates(self.cluster.gpu.name).generation
 
     @cached_property
@@ -73,7 +73,7 @@ class Workload:
 
     @cached_property
     def setup(self) -> TrainingSetup:
-        """The same in the terms of the formulas."""
+        """This workload in the terms of the memory and time formulas."""
         model, job, layout = self.model, self.job, self.layout
         uneven = layout.first_stage_layers is not None or layout.last_stage_layers is not None
         fp32 = job.precision == "fp32"

@@ -1,1 +1,1 @@
-"""From model, cluster and job to the fastest legal layout that fits, with the reasons."""
+"""Finds the fastest legal layout that fits a model, a cluster and a job, and gives the reasons."""

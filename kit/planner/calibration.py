@@ -27,7 +27,7 @@ from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 @dataclass(frozen=True)
 class Residual:
-    """Of one kind of run."""
+    """Measured against predicted, for one kind of run."""
 
     step_time_factor: float = 1.0
     """Measured over predicted."""
@@ -45,7 +45,8 @@ class Calibration:
     residuals: dict[str, Residual]
 
     def of(self, workload: Workload) -> Residual:
-        """Of its own kind; else the ratio alone of the nearest kind on the same cluster type; else nothing."""
+        """Residual of the workload's own kind. If there is none: the time ratio of the nearest kind on the same cluster
+        type, or no correction."""
         own = kind(workload)
         if own in self.residuals or not self.residuals:
             return self.residuals.get(own, Residual())
@@ -65,7 +66,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _likeness(one: list[str], other: list[str]) -> tuple[bool, ...]:
-    """The same layers first, then the same precision, the same kind of model and the same engine."""
+    """Sort key: equal layers count most, then equal precision, kind of model and engine."""
     (engine, code), (own_engine, own_code) = one[0].split(" ", 1), other[0].split(" ", 1)
     return (code == own_code, *(a == b for a, b in zip(one[1:], other[1:], strict=True)), engine == own_engine)
 

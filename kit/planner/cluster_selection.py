@@ -1,4 +1,5 @@
-"""Which cluster to get: the smallest, cheapest or fastest that trains a token budget by a deadline, for a sum."""
+"""Selects a cluster: the smallest, cheapest or fastest that trains a token budget within a deadline and a sum of
+money."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ _HIGHEST_MFU = 0.65
 """No published run lies above; it bounds from below how many GPUs a deadline takes."""
 _MOST_GPUS = 16384
 _NUMBERS = sorted(factor * 2**power for factor in (1, 3) for power in range(15))
-"""Of nodes, that are tried."""
+"""Numbers of nodes that are tried."""
 _FARTHEST = 2.0
 """Times the best option's GPUs, money or time, beyond which a type is not listed."""
 _GIVE_UP = 3
@@ -62,7 +63,7 @@ class ClusterOption:
     cluster: ClusterSpec
     layout: Layout
     days: float
-    """Of the token budget, with what checkpoints and failures take (``kit.cost.reliability``)."""
+    """Days for the token budget, including checkpoints and failures (``kit.cost.reliability``)."""
     cost_usd: float | None
 
 
@@ -185,7 +186,7 @@ class _NodeType:
         ]
 
     def numbers(self) -> list[int]:
-        """Of nodes, ascending."""
+        """Numbers of nodes to try, ascending."""
         limit = min(self.constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // self.node.gpus_per_node
         if not self.node.inter_node_gbytes_per_s:
             limit = min(limit, 1)
@@ -225,7 +226,7 @@ class _NodeType:
         return best, min(misses, default=None)
 
     def _too_few(self) -> _Miss:
-        """As many nodes as there may be, at the highest MFU."""
+        """Miss of a node type of which even the largest allowed number, at the highest MFU, is too slow."""
         constraints = self.constraints
         most = max(1, min(constraints.max_gpus or _MOST_GPUS, _MOST_GPUS) // self.node.gpus_per_node)
         most = most if self.node.inter_node_gbytes_per_s else 1

@@ -22,9 +22,9 @@ from kit.specs.layout import ENGINES, EngineName, Layout
 ENGINES_ALIKE = 1.05
 """Step times of different engines that are closer than this are not told apart: the simpler engine is taken."""
 EQUALLY_FAST = 1.01
-"""The same for layouts of one engine, which share most of their error. Of 48 sets of measured layouts the simplest
-within a hundredth takes 3.7 % longer than the best in the mean, the fastest 3.1 %; within a twentieth it takes 6.3 %
-(python -m benchmarks.accuracy throughput, docs/findings.md)."""
+"""Ratio of step times below which layouts of one engine count as equally fast; they share most of their error. Of 48
+sets of measured layouts the simplest within a hundredth takes 3.7 % longer than the best in the mean, the fastest 3.1
+%; within a twentieth it takes 6.3 % (python -m benchmarks.accuracy throughput, docs/findings.md)."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class LayoutScorer:
         self._request, self._timer = request, StepTimer()
 
     def peak_gib(self, w: Workload) -> float:
-        """Of the fullest GPU."""
+        """Peak memory of the fullest GPU, calibrated."""
         calibration = self._request.calibration
         extra = calibration.of(w).extra_gib if calibration.residuals else 0.0
         return peak_gib(w) + extra
 
     def step_time_s(self, w: Workload) -> float:
-        """Of an optimizer step."""
+        """Time of an optimizer step, calibrated."""
         calibration, seconds = self._request.calibration, sum(self._timer.components_s(w).values())
         return seconds * calibration.of(w).step_time_factor if calibration.residuals else seconds
 

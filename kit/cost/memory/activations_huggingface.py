@@ -43,7 +43,7 @@ def chunk_entries(setup: TrainingSetup) -> float:
 
 
 def layer_bytes(setup: TrainingSetup, has_experts: bool) -> float:
-    """Of one micro batch and layer, without recompute."""
+    """Bytes that one layer saves for backward per micro batch, without recompute."""
     return sum(layer_terms(setup, has_experts).values()) * setup.tokens
 
 
@@ -74,8 +74,8 @@ def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
 
 
 def cross_attention(setup: TrainingSetup) -> float:
-    """Of one layer of a decoder that also attends to an encoder's output: the terms of its own attention once more,
-    with their norm. Source and target are taken as equally long."""
+    """Terms of a decoder layer's attention to the encoder: those of self-attention once more, with their norm. Source
+    and target are taken as equally long."""
     terms = layer_terms(setup, False)
     own = sum(size for name, size in terms.items() if name not in ("norms", "mlp", "window", "bias"))
     return (own + terms["norms"] / 2) * setup.tokens
@@ -122,7 +122,8 @@ def _inside_norm(shape: Shape, width: float, element: int) -> float:
 
 
 def _norms(setup: TrainingSetup, element: int) -> float:
-    """Of attention and MLP: what norms keep, and their results (or the stream itself), the inputs of matrices."""
+    """Bytes per token around attention and MLP: what norms save, and their outputs (or the residual stream), which the
+    linear layers save as inputs."""
     shape, h = setup.shape, setup.shape.hidden_size
     traits = _traits(shape)
     inside = _inside_norm(shape, h, element)
@@ -227,11 +228,9 @@ def _experts(setup: TrainingSetup, moe: Experts, element: int) -> dict[str, floa
 
 
 def _autocast(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
-    """The same layers with fp32 parameters under torch.autocast.
-
-    The residual stream and the norms are fp32; every matmul casts its own input (autocast caches casts of parameters,
-    not of activations), so query, key and value keep three copies and gate and up two.
-    """
+    """Terms of layers with fp32 parameters under torch.autocast. The residual stream and the norms are fp32; every
+    matmul casts its own input (autocast caches casts of parameters, not of activations), so query, key and value keep
+    three copies and gate and up two."""
     shape, tp = setup.shape, setup.tp
     traits, h, f = _traits(shape), shape.hidden_size, shape.ffn_hidden_size / tp
     query, key_value = shape.query_width / tp, shape.key_value_width / tp

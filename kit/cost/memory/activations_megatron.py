@@ -12,7 +12,7 @@ from kit.cost.setup import Experts, LatentAttention, TrainingSetup
 
 
 def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
-    """Of one micro batch and layer, without recompute."""
+    """Bytes that one layer saves for backward per micro batch, without recompute, by operator."""
     shape, tokens, shard, element = setup.shape, setup.tokens, setup.shard_tokens, setup.element
     statistics = 4 if shape.norm == "rmsnorm" else 8
     # Inputs of all norms, in fp32 where they scale by 1 + weight (norms.py); the results of two are the inputs of the

@@ -34,10 +34,8 @@ def layer_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
 
 
 def kept_terms(setup: TrainingSetup, has_experts: bool) -> dict[str, float]:
-    """The same with selective recompute: outputs of the named modules are computed again.
-
-    megatron-core, transformer/transformer_config.py (recompute_modules) and CheckpointWithoutOutput.
-    """
+    """Terms that remain under selective recompute, which computes the outputs of the named modules again.
+    megatron-core, transformer/transformer_config.py (recompute_modules) and CheckpointWithoutOutput."""
     terms = layer_terms(setup, has_experts)
     if setup.recompute == "selective":
         dropped = setup.recompute_modules or frozenset({"core_attn"})

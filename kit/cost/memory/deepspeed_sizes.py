@@ -23,8 +23,9 @@ NVME_SUB_GROUP = 100_000_000
 """Parameters of a rank that are stepped at a time with the optimizer on NVMe: a read of 400 MB is bandwidth, not
 latency, and four pinned buffers of it are 1.6 GB. DeepSpeed's default, 1e9, would pin 16 GB on every rank."""
 NVME_SUB_GROUP_OF_ALL_RANKS = 800_000_000
-"""The same over all ranks, with weights on NVMe: each rank then pins a buffer for the whole weights of a sub group, not
-for its part of them (stage3.py, largest_partition_numel takes ``ds_numel`` of parameters, not of partitions)."""
+"""Parameters of a sub group over all ranks, with weights on NVMe. Each rank then pins a buffer for the whole weights of
+a sub group, not for its part of them (stage3.py, largest_partition_numel takes ``ds_numel`` of parameters, not of
+partitions)."""
 LEAST_NVME_SUB_GROUP = 10_000_000
 """Reads of 40 MB are bandwidth still."""
 OPTIMIZER_BUFFERS = 4
@@ -39,8 +40,8 @@ LATENCIES = 10
 BUCKET_SHARE, LIVE_SHARE = 0.02, 0.05
 """Parts of a GPU's memory for a bucket and for gathered weights."""
 NVME_LATENCY_S = 100e-6
-"""Of a read from a data-centre NVMe drive: an order of magnitude, assumed. ``ds_nvme_tune`` measures a machine's best
-values; those below keep a faster disk busy too."""
+"""Latency of a read from a data-centre NVMe drive: an order of magnitude, assumed. ``ds_nvme_tune`` measures a
+machine's best values; those below keep a faster disk busy too."""
 NVME_BYTES_PER_THREAD_S = 2e9
 """What one thread submits with direct I/O: assumed; below one drive's rate, so that a drive gets two threads."""
 

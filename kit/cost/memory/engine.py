@@ -27,7 +27,8 @@ ZERO3_SUB_GROUP = 10**9
 
 
 def engine_memory(workload: Workload) -> EngineMemory:
-    """Of every rank. Micro batches change it only by their being several."""
+    """Memory that the engine takes on every rank. Only whether there are several micro batches matters, so layouts
+    share results."""
     layout = workload.layout
     several = min(2, layout.gradient_accumulation_steps)
     if (layout.micro_batch_size, layout.gradient_accumulation_steps) != (1, several):

@@ -24,7 +24,7 @@ DeepSpeed's own estimate takes 1.5 for all of it (stage3.py, estimate_zero3_mode
 are allocated as large as they are (csrc/aio, deepspeed_pin_tensor.cpp)."""
 
 HOST_SHARE = 0.9
-"""Of a node's host memory that offload may take: the rest is the system's, the page cache's and the data loader's."""
+"""Share of a node's host memory that offload may take. The system, the page cache and the data loader need the rest."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,9 @@ def _element(layout: Layout, precision: Precision) -> float:
 
 
 def host_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
-    """Kept in host memory by one rank, buffers of NVMe apart.
-
-    Gradients come twice: as they are summed over micro batches, and in fp32 where the optimizer reads them. In stage 3
-    the sum stays in host memory also with the optimizer on NVMe (stage3.py, grad_partitions_flat_buffer).
-    """
+    """State that one rank keeps in host memory, without NVMe buffers. Gradients are there twice: summed over micro
+    batches, and in fp32 for the optimizer. In stage 3 the sum stays in host memory also with the optimizer on NVMe
+    (stage3.py, grad_partitions_flat_buffer)."""
     element = _element(layout, precision)
     accumulates = layout.gradient_accumulation_steps > 1
     weights = element / _ranks(layout) if layout.offload_param == "cpu" else 0.0
@@ -79,8 +77,7 @@ def host_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
 
 
 def nvme_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
-    """Kept on NVMe by one rank: fp32 gradients, master weights and moments each have their file, and so have
-    weights."""
+    """State that one rank keeps on NVMe. fp32 gradients, master weights, moments and weights each have a file."""
     optimizer = layout.offload_optimizer == "nvme"
     return KeptBytes(
         weights=_element(layout, precision) / _ranks(layout) if layout.offload_param == "nvme" else 0.0,

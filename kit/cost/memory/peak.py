@@ -37,12 +37,12 @@ class MemoryReport:
     stages: tuple[StageMemory, ...]
     """Peak of a GPU of every pipeline stage, by component, and by phase."""
     usable_gib: float
-    """Of a GPU, less the margin for fragmentation."""
+    """Memory of a GPU, less the margin for fragmentation."""
     memory_gib: float
     host_ram_gib_per_node: float
-    """While it trains."""
+    """Host memory during training."""
     host_load_gib_per_node: float
-    """While it loads weights."""
+    """Host memory while weights are loaded."""
     nvme_gib_per_node: float
     verdict: Verdict
     binding: str
@@ -51,7 +51,7 @@ class MemoryReport:
 
     @property
     def peak_gib(self) -> float:
-        """Of the fullest stage."""
+        """Peak of the fullest stage."""
         return max(stage.peak_gib for stage in self.stages)
 
 
@@ -103,13 +103,13 @@ def _stage(workload: Workload, stage: int) -> StageMemory:
 
 
 def peak_gib(workload: Workload) -> float:
-    """Peak of the fullest stage: what a search compares. The same as ``peak`` says, without components."""
+    """Peak of the fullest stage, which a search compares. Equals the peak of ``peak``, without its components."""
     fullest = max(peak_bytes(parts_of(workload, stage)) for stage in distinct_stages(workload.layout))
     return fullest / GIB + overhead_gib(workload)
 
 
 def parts_of(workload: Workload, stage: int) -> RankParts:
-    """Of a rank of one pipeline stage, CUDA's and NCCL's own memory apart."""
+    """Memory of a rank of one pipeline stage in parts, without CUDA's and NCCL's own memory."""
     setup, engine = workload.setup, engine_memory(workload)
     states = rank_states(engine, setup.parameters[stage], stage)
     rank_parts = rank_huggingface.rank_parts if setup.kernels == "huggingface" else rank_megatron.rank_parts

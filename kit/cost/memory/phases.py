@@ -34,15 +34,15 @@ class RankParts:
 
     states: RankStates
     buffers: float
-    """There from the first step on: workspaces, buckets."""
+    """Workspaces and buckets, which stay from the first step on."""
     gathered_in_loss: float = 0.0
     """Weights that other ranks own too: when forward has ended and the loss is computed."""
     gathered: float = 0.0
     """Weights, gradients and buckets while a layer's backward runs."""
     gathered_at_end: float = 0.0
-    """When the last layer's backward has run."""
+    """Weights, gradients and buckets when the last layer's backward has run."""
     buffers_in_loss: float = 0.0
-    """Besides, from the loss until the first layer's backward has run."""
+    """Additional buffers, from the loss until the first layer's backward has run."""
     casts_in_forward: tuple[float, float] = (0.0, 0.0)
     """(buffers, logits) when forward has ended, where more is cast then than while the loss is computed."""
     kept: float
@@ -52,7 +52,7 @@ class RankParts:
     working: float
     """Gradients of a layer's intermediate results."""
     waiting: float = 0.0
-    """Of losses before the last (multi-token prediction), and of deferred gradients."""
+    """Deferred gradients, and those of losses before the last (multi-token prediction)."""
     loss: float = 0.0
     """Fullest moment of head and loss."""
     after_backward: float = 0.0
@@ -71,7 +71,7 @@ class RankMemory:
     """The fullest moment of each of ``PHASES``."""
     end_of_step: Moment
     first_step_peak: Moment
-    """Of a run's first step: moments do not exist until the optimizer has stepped."""
+    """Peak of a run's first step: moments do not exist until the optimizer has stepped."""
 
     @property
     def peak(self) -> Moment:
@@ -105,7 +105,7 @@ def _dynamic(parts: RankParts) -> tuple[float, float, float, float, float, float
 
 
 def rank_memory(parts: RankParts) -> RankMemory:
-    """Every moment by component."""
+    """Adds up the components of every moment."""
     states, buffers = parts.states, parts.buffers
     constant = {
         "weights": states.weights,

@@ -19,7 +19,7 @@ from kit.cost.time import fp8_casts
 
 
 def rank_parts(setup: TrainingSetup, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
-    """Of any rank: these engines have one pipeline stage."""
+    """Memory of any rank in parts: these engines have one pipeline stage."""
     dense, experts = kinds(setup.shape, layers_on_stage(setup, stage))
     counts = [(kind, count) for kind, count in ((False, dense), (True, experts)) if count]
     whole = {kind: layer_bytes(setup, kind) for kind, _ in counts}

@@ -17,7 +17,7 @@ DEFERRED_GRADIENTS = 2
 
 
 def rank_parts(setup: TrainingSetup, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
-    """Of a rank of one pipeline stage."""
+    """Memory of a rank of one pipeline stage in parts."""
     # The layer whose backward runs is computed again, or fetched from the host.
     again = 0.0
     if setup.recompute == "full" or setup.activation_offload:

@@ -50,8 +50,8 @@ class EngineMemory:
     autocast_copies: tuple[float, float] = (0.0, 0.0)
     """16-bit casts of fp32 weights that exist: when forward has ended, while the loss is computed and after."""
     waiting_gradient: float = 0.0
-    """Of the head, until the embedding's is there, where they are one table: autograd hands over their sum. (FSDP2's is
-    among what is gathered.)"""
+    """Gradient of a tied head. autograd keeps it until the embedding's exists, and hands over their sum. (FSDP2's is
+    part of ``gathered``.)"""
     load: float = 0.0
     """Bytes per parameter while the model is built; 0: no more than what stays."""
     largest_parameter: int = 0
@@ -59,7 +59,7 @@ class EngineMemory:
 
 
 def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) -> RankStates:
-    """Of a rank of one pipeline stage."""
+    """Weights, gradients and optimizer state of a rank of one pipeline stage."""
     if engine.of_adapters is not None:
         return _adapted(engine, engine.of_adapters, parameters, engine.adapters[stage])
     dense, experts, of_dense, of_experts = parameters.dense, parameters.experts, engine.dense, engine.experts

@@ -15,7 +15,8 @@ from kit.specs.layout import Layout
 NF4_BYTES = 0.5 + 4 / 64
 """Four bits a weight and an fp32 scale for each block of 64 (QLoRA, arXiv 2305.14314, section 3)."""
 NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""The same with scales of 8 bits, and an fp32 one for each 256 of those ("double quantisation", the same section)."""
+"""Four bits a weight, an 8-bit scale for each block, and an fp32 scale for each 256 of those ("double quantisation",
+same section)."""
 
 
 @dataclass(frozen=True)
@@ -26,19 +27,19 @@ class StateBytes:
     gradients: float
     """At the end of backward, where they are fullest."""
     gradients_in_forward: float
-    """While forward runs: 0 where gradients are allocated by backward and released by the step."""
+    """Gradients while forward runs: 0 where backward allocates them and the step releases them."""
     optimizer: float
     """Master weights (where they are a copy) and both moments."""
     gradients_in_step: float | None = None
-    """When they are reduced and the optimizer begins; null: as many as at the end of backward."""
+    """Gradients when they are reduced and the optimizer begins; null: as many as at the end of backward."""
     gradients_between_steps: float | None = None
     """After a step; null: as many as in forward."""
     extra_in_step: float = 0.0
     """Only while the optimizer steps: fp32 copies of gradients."""
     optimizer_of_matrices: float | None = None
-    """The same as ``optimizer`` for matrices of layers, where they are treated otherwise (Muon); null: as all."""
+    """``optimizer`` for matrices of layers where it differs (Muon); null: the same."""
     optimizer_of_vectors: float | None = None
-    """The same for norms and biases, where they are treated otherwise (8-bit AdamW); null: as all."""
+    """``optimizer`` for norms and biases where it differs (8-bit AdamW); null: the same."""
 
     @property
     def held(self) -> float:

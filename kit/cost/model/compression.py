@@ -35,7 +35,7 @@ CAST_BYTES = 12.0
 
 @dataclass(frozen=True)
 class ZeroPlusPlus:
-    """Which parts of ZeRO++ are on."""
+    """The parts of ZeRO++ that are on."""
 
     hpz: int = 1
     """Ranks that share a second copy; 1 = none."""
@@ -70,7 +70,7 @@ def kernel_bytes(kind: GradientCompression) -> float:
 
 
 def held_bytes(kind: GradientCompression) -> float:
-    """Kept per parameter between steps: PowerSGD's error, in fp32."""
+    """Bytes per parameter kept between steps: PowerSGD's error, in fp32."""
     return 4.0 if kind == "powersgd" else 0.0
 
 

@@ -13,14 +13,14 @@ ONE_PROJECTION = ("gpt2", "gpt_neox", "phi3", "bloom", "falcon")
 
 
 def trained_share(adapters: float | None, held: RankParameters) -> float:
-    """Of the parameters that a rank holds: all, or its adapters beside them."""
+    """Share of a rank's parameters that is trained: all of them, or the adapters."""
     return 1.0 if adapters is None else adapters / held.total
 
 
 @lru_cache(maxsize=64)
 def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
-    """Of a whole Hugging Face model, as its linear layers are cut. Experts are one tensor for all, and get none; those
-    that every token passes do (kit/engines/huggingface/adapters.py, target_modules)."""
+    """Adapter parameters of a whole Hugging Face model, by its linear layers. Routed experts are one fused tensor and
+    get none; shared experts do (kit/engines/huggingface/adapters.py, target_modules)."""
     h, query = model.hidden_size, model.num_attention_heads * model.head_dim
     key_value = model.num_key_value_heads * model.head_dim
     if model.latent is not None:

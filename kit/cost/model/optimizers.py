@@ -9,12 +9,12 @@ from kit.specs.job import OptimizerName
 
 @dataclass(frozen=True)
 class Moments:
-    """Bytes per parameter of what an optimizer remembers, master weights apart."""
+    """Bytes per parameter of an optimizer's moments, without master weights."""
 
     matrices: float
-    """Of the layers' matrices."""
+    """Moments of the layers' matrices."""
     rest: float
-    """Of embeddings and head; of norms and biases too, unless ``vectors`` says otherwise."""
+    """Moments of embeddings and head; of norms and biases too, unless ``vectors`` says otherwise."""
     vectors: float | None = None
 
 

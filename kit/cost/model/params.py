@@ -22,7 +22,7 @@ class LayerParameters:
     mlp: int
     """Gate, up and down matrices (two of them without a gate) of a dense MLP, or of the shared experts."""
     experts: int
-    """The same of all experts together that tokens choose."""
+    """Gate, up and down matrices of all routed experts together."""
     active_experts: int
     """The part of ``experts`` that computes one token."""
     expert_biases: int
@@ -91,7 +91,7 @@ class ModelParameters:
     encoder included."""
     num_layers: int
     first_layer: LayerParameters
-    """One of the first, dense layers of a mixture of experts; otherwise as ``layer``."""
+    """One of the first, dense layers of a mixture of experts; otherwise equal to ``layer``."""
     first_layers: int
     """How many of the ``num_layers`` are such."""
     final_norm: int
@@ -225,7 +225,7 @@ def _mlp(model: ModelSpec, width: int) -> int:
 
 
 def _norms(model: ModelSpec) -> int:
-    """Of a layer: around attention and MLP, of queries and keys, of compressed states."""
+    """Norm parameters of a layer: around attention and MLP, of queries and keys, of compressed states."""
     around = 4 if model.traits.norm_placement == "both" else 1 if model.shared_norm else 2
     if model.latent:
         compressed = model.latent.kv_lora_rank + (model.latent.q_lora_rank or 0)

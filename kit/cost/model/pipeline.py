@@ -1,9 +1,7 @@
-"""Which layers the stages of a layout hold, even or uneven.
-
-A stage is cut into ``vp`` chunks, and chunk c of the model is on stage c mod pp (Narayanan et al. 2021, arXiv
-2104.04473, section 2.2). Where the first or last stage has fewer layers than the others, its missing ones are those
-beside the embedding or the loss: the first chunk of the first stage, the last chunk of the last.
-"""
+"""Assigns layers to pipeline stages, evenly or not. A stage is split into ``vp`` chunks, and chunk c of the model is on
+stage c mod pp (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Where the first or last stage has fewer layers
+than the others, its missing ones are those beside the embedding or the loss: the first chunk of the first stage, the
+last chunk of the last."""
 
 from __future__ import annotations
 

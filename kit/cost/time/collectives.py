@@ -20,13 +20,13 @@ class Group:
     bytes_per_s: float
     """What a ring reaches per rank."""
     latency_s: float
-    """Of one trip around the ring."""
+    """Latency of one trip around the ring."""
     nodes: int = 1
-    """Over which the ranks are spread."""
+    """Nodes over which the ranks are spread."""
     inner_bytes_per_s: float = 0.0
-    """Of one rank to others of its node."""
+    """Bandwidth from one rank to others of its node."""
     port_bytes_per_s: float = 0.0
-    """Of one rank to other nodes."""
+    """Bandwidth from one rank to other nodes."""
 
     def all_reduce_s(self, size_bytes: float) -> float:
         """Seconds to sum ``size_bytes`` over the group."""

@@ -103,16 +103,16 @@ class ZeroTimes:
     """Seconds of one micro batch's exchanges at stage 3."""
 
     first_gather: float
-    """In the forward pass of a step's first micro batch."""
+    """Gather in the forward pass of a step's first micro batch."""
     gather: float
-    """In every other pass."""
+    """Gather in every other pass."""
     scatter: float
 
 
 def zero_times(
     machine: Machine, chosen: ZeroPlusPlus, ranks: int, parameters: float, width: float, messages: int
 ) -> ZeroTimes:
-    """Of ``parameters`` elements of ``width`` bytes over ``ranks`` neighbours, in so many collectives."""
+    """Times for ``parameters`` elements of ``width`` bytes over ``ranks`` neighbours, in so many collectives."""
     everywhere = machine.group(ranks, 1)
     each = INT8_BYTES if chosen.weights else width
     kernels = DEQUANTISE_BYTES * parameters / machine.bytes_per_s if chosen.weights else 0.0

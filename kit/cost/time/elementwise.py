@@ -114,7 +114,7 @@ def _chunked_loss_bytes(setup: TrainingSetup, entries: float) -> float:
 
 
 def micro_batch_bytes(setup: TrainingSetup, held: RankParameters) -> float:
-    """Of the rank's parameters and a micro batch, beside the products: casts of weights, sums of gradients."""
+    """Bytes moved per micro batch for the rank's parameters, besides GEMMs: casts of weights, sums of gradients."""
     if setup.program.engine == "megatron":
         return 0.0 if setup.gradient_accumulation_fusion else setup.program.gradient_sum_bytes * held.total
     if setup.program.engine == "deepspeed":

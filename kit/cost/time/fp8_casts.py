@@ -14,15 +14,16 @@ COMPILED_BYTES = 6.0
 EAGER_BYTES = 33.0
 """abs 4, max 2, cast 6, scale 8, clamp 8, cast to 8 bits 5."""
 COMPILED_KERNELS, EAGER_KERNELS = 40.0, 120.0
-"""Of the seven linear layers of a block: two operands each, with a scale, in forward."""
+"""Kernels that cast in one block's forward: seven linear layers with two operands each, with a scale."""
 EAGER_WORKING_BYTES = 9.0
 """An element while it is cast operator by operator: scaled and clamped in fp32, and 8 bits."""
 COMPILED_WORKING_BYTES = 2.0
-"""In 8 bits, in both orientations."""
+"""An element in 8 bits, in both orientations."""
 
 
 def activation_bytes(setup: TrainingSetup, has_experts: bool, compiled: bool) -> float:
-    """Of one layer's forward and micro batch; backward casts as many gradients and inputs again."""
+    """Bytes that casts of one layer's forward move per micro batch. Backward casts as many gradients and inputs
+    again."""
     shape = setup.shape
     width = shape.ffn_hidden_size
     if has_experts and shape.experts is not None:
@@ -42,7 +43,7 @@ def weight_bytes(setup: TrainingSetup, compiled: bool) -> float:
 
 
 def cast_workspace_bytes(setup: TrainingSetup, compiled: bool) -> float:
-    """While the largest operand is cast."""
+    """Workspace while the largest operand is cast."""
     shape = setup.shape
     widest = max(shape.hidden_size, shape.ffn_hidden_size, shape.value_width)
     element = COMPILED_WORKING_BYTES if compiled else EAGER_WORKING_BYTES

@@ -37,7 +37,7 @@ class LayerTime:
 
 
 def layer_time(machine: Machine, setup: TrainingSetup, has_experts: bool) -> LayerTime:
-    """Of a layer with or without experts."""
+    """Times of a layer with or without experts."""
     shape = setup.shape
     attention_products = _attention_products(setup)
     experts = _expert_products(setup) if has_experts else []

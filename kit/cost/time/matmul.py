@@ -18,15 +18,15 @@ order (figure 5: 256x128 against 128x128 and 64x64 on A100); the rates were chos
 
 @dataclass(frozen=True)
 class Processor:
-    """What a product needs to know of a GPU at one precision."""
+    """What the time of a GEMM depends on: a GPU at one precision."""
 
     flops_per_s: float
-    """Best sustained rate of large products."""
+    """Best sustained rate of large GEMMs."""
     bytes_per_s: float
     """Memory, as kernels reach it."""
     multiprocessors: int
     input_bytes: float
-    """Of an element of either input."""
+    """Bytes of an element of either input."""
 
 
 def matmul_s(

@@ -18,7 +18,7 @@ class Exchange:
     forward: float = 0.0
     backward: float = 0.0
     again: float = 0.0
-    """In recomputation."""
+    """Time in recomputation."""
 
     @property
     def total(self) -> float:

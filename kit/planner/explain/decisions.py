@@ -188,7 +188,7 @@ _SHARDED = (
     "optimizer state and gradients are sharded over the data-parallel ranks",
     "optimizer state, gradients and weights are sharded over the data-parallel ranks",
 )
-"""By ``zero_stage``."""
+"""What is sharded, by ``zero_stage``."""
 _MEANINGS = {
     "zero_hpz": ("weights are sharded once", "weights are sharded a second time inside a node, where backward gathers"),
     "offload_optimizer": ("optimizer state stays on the GPU", "optimizer state is on the host, where the CPU steps it"),
@@ -274,6 +274,6 @@ def _difference(best: Candidate, other: Candidate, ours: dict[str, float], their
 
 
 def _corrected(components: dict[str, float], candidate: Candidate) -> dict[str, float]:
-    """By calibration, as the candidate's step time is."""
+    """Applies the calibration, as the candidate's step time does."""
     factor = step_s(candidate) / sum(components.values())
     return {name: factor * seconds for name, seconds in components.items()}

@@ -25,7 +25,7 @@ from kit.specs.job import LoraSpec
 from kit.specs.layout import EngineName, Layout
 
 _MOST_NODES = 1024
-"""Where looking for more nodes stops."""
+"""Largest number of nodes that is tried."""
 _SHORTEST = 512
 """Tokens: shorter sequences are not proposed."""
 MOST_CHANGES = 3
@@ -33,7 +33,7 @@ MOST_CHANGES = 3
 
 
 def nothing_legal(request: Request) -> str:
-    """Every broken rule of the layout nearest to the pins, for each engine allowed; one a line."""
+    """Lists every broken rule of the layout nearest to the pins, for each engine allowed; one a line."""
     reasons = _able(illegal(request))
     # A rule that all engines share is said once.
     lines: dict[str, list[str]] = {}
@@ -48,7 +48,7 @@ def nothing_legal(request: Request) -> str:
 
 
 def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, tuple[Violation, ...]]:
-    """Without engines that could never do what is pinned (split a model), as long as another one could."""
+    """Leaves out engines that can never do what is pinned (split a model), as long as another one can."""
     able = {
         engine: broken
         for engine, broken in reasons.items()
@@ -76,7 +76,7 @@ class _Change:
     """Something else to ask for."""
 
     kind: str
-    """Of one kind only the smallest that helps is named."""
+    """Kind of change. Of each kind kit names only the smallest change that helps."""
     factor: float
     """How small it is: by how many times a number that was asked for grows or shrinks; 1 where none does."""
     text: str
@@ -194,8 +194,8 @@ def _is_larger(gpu: GpuSpec, own: GpuSpec) -> bool:
 
 
 def nearest_miss(request: Request, considered: Iterable[Candidate]) -> Layout | None:
-    """Of the legal layouts that were compared and those that only their node is too small for, the one that is short
-    of least, on the GPU or on its node; null without any."""
+    """Finds the layout that lacks the least memory, on the GPU or on the node. Candidates are the legal layouts and
+    those that break no rule but the node's capacity. None if there is none."""
     layouts_short = [*(candidate.layout for candidate in considered), *_short_of_a_node(request)]
     return min(layouts_short, key=lambda layout: _excess(request.workload(layout)), default=None)
 

@@ -67,7 +67,7 @@ def _compressed(layout: Layout) -> Iterator[tuple[str, Layout]]:
 
 
 def _fp8(w: Workload) -> Iterator[Decision]:
-    """Where torchao converts linear layers (kit/engines/kernels/fp8.py): the same layout in bf16."""
+    """Compares with bf16 where torchao converts linear layers to fp8 (kit/engines/kernels/fp8.py)."""
     if w.job.precision != "fp8" or w.layout.engine != "torch":
         return
     if w.cluster.gpu.device == "cpu":

@@ -21,7 +21,7 @@ def rule_names() -> frozenset[str]:
 
 
 def violations(workload: Workload) -> tuple[Violation, ...]:
-    """Every rule that a workload breaks on the engine of its layout."""
+    """Lists every rule that a workload breaks on the engine of its layout."""
     checks = REGISTERED[workload.layout.engine]
     found = ((name, check(workload)) for name, check in checks.items())
     return tuple(Violation(name, message) for name, message in found if message is not None)

@@ -184,7 +184,7 @@ def ulysses_fits_kv_heads(w: Workload) -> str | None:
 
 @rule("deepspeed")
 def ulysses_divides_sequence(w: Workload) -> str | None:
-    """Every rank has an equal part of the sequence."""
+    """Ulysses gives every rank an equal part of the sequence."""
     cp = w.layout.cp
     if w.job.seq_length % cp:
         return f"cp={cp} does not divide seq_length={w.job.seq_length}; use {one_of(divisors(cp))}, or another length"
@@ -193,7 +193,7 @@ def ulysses_divides_sequence(w: Workload) -> str | None:
 
 @rule("deepspeed")
 def ulysses_without_window(w: Workload) -> str | None:
-    """It drops attention masks without a word."""
+    """Ulysses drops attention masks silently."""
     if w.layout.cp > 1 and w.model.windowed(w.job.seq_length):
         return (
             f"cp={w.layout.cp} on engine=deepspeed with the sliding window of {w.model.name} (sliding_window="
@@ -215,7 +215,7 @@ def ulysses_needs_fused_attention(w: Workload) -> str | None:
 
 @rule("deepspeed")
 def ulysses_family(w: Workload) -> str | None:
-    """It reads num_key_value_heads of the model's configuration."""
+    """Ulysses reads num_key_value_heads of the model's configuration."""
     if w.layout.cp > 1 and not w.model.traits.ulysses:
         return (
             f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses reads num_key_value_heads, which "

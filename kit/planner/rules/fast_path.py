@@ -21,7 +21,7 @@ def chunked_loss_head(w: Workload) -> str | None:
 
 @rule("torch", "deepspeed")
 def chunked_loss_whole_rows(w: Workload) -> str | None:
-    """It computes a whole vocabulary for whole sequences."""
+    """The chunked loss computes the whole vocabulary for whole sequences."""
     tp, cp = w.layout.tp, w.layout.cp
     if w.layout.chunked_loss and w.layout.implementation == "huggingface" and (tp > 1 or cp > 1):
         return f"chunked_loss=true with tp={tp}, cp={cp}: it needs a whole head and whole rows; use 1"
@@ -38,7 +38,7 @@ def chunked_loss_decoder(w: Workload) -> str | None:
 
 @rule("deepspeed")
 def chunked_loss_fp16(w: Workload) -> str | None:
-    """It makes gradients in forward, before the loss is scaled."""
+    """The chunked loss computes gradients in forward, before the loss is scaled."""
     if w.layout.chunked_loss and w.job.precision == "fp16":
         return "chunked_loss=true with precision=fp16: its gradients are not scaled before they are rounded; use bf16"
     return None
@@ -62,7 +62,7 @@ def loss_kernel_needs_cuda(w: Workload) -> str | None:
 
 @rule("torch")
 def loss_kernel_softcap(w: Workload) -> str | None:
-    """It was shown in Triton's interpreter, without a cap."""
+    """Liger's loss was tested in Triton's interpreter, without a cap."""
     if w.layout.loss_kernel == "liger" and w.model.logit_softcap is not None:
         return f"loss_kernel=liger with {w.model.name}, whose logits are capped: it was not tried; leave it out"
     return None
@@ -158,7 +158,7 @@ def gradient_dtype_needs_8bit_adamw(w: Workload) -> str | None:
 
 @rule("torch")
 def gradient_dtype_without_accumulation(w: Workload) -> str | None:
-    """Every sum over micro batches would be rounded."""
+    """Accumulation would round every sum over micro batches."""
     layout = w.layout
     if layout.gradient_dtype == "fp32" or w.job.optimizer.name != "adamw-8bit":
         return None

@@ -171,7 +171,7 @@ def ring_needs_fused_attention(w: Workload) -> str | None:
 
 @rule("megatron")
 def ring_without_window(w: Workload) -> str | None:
-    """Every rank passes all keys and values round."""
+    """Ring attention passes all keys and values to every rank."""
     if _ring(w) and w.model.windowed(w.job.seq_length):
         return (
             f"cp_comm_type=p2p with sliding_window={w.model.sliding_window} of {w.model.name}: the ring computes whole "
