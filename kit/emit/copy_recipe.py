@@ -64,7 +64,7 @@ def _paths(run: RunSpec, directory: Path) -> list[str]:
 
 
 def _place(recipe: Recipe) -> str:
-    """Where the model and its tokenizer lie, from inside the copied directory."""
+    """Path of the model and its tokenizer, relative to the copied directory."""
     model_path = None if recipe.run is None else recipe.run.model_path
     return "models/NAME" if model_path is None else f"models/{Path(model_path).name}"
 

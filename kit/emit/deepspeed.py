@@ -47,7 +47,7 @@ PLAN_OWNED_KEYS: dict[str, str] = {
 """Dotted key → recipe key that decides it. The ones never emitted would add parallelism, a precision or a schedule."""
 
 FLOPS_PROFILE = "flops_profile.txt"
-"""Where the FLOPS profiler writes, in the run directory."""
+"""File of the FLOPS profiler, in the run directory."""
 
 
 def ds_config(plan: Plan) -> dict[str, Any]:
@@ -253,7 +253,8 @@ def _stage3(plan: Plan) -> dict[str, Any]:
 
 
 def _offload(plan: Plan) -> dict[str, Any]:
-    """Where state goes. The directory on NVMe is the run's, not the plan's: the engine adds it (run.nvme_path)."""
+    """Offload sections. The directory on NVMe belongs to the run, not to the plan: the engine adds it
+    (run.nvme_path)."""
     layout = plan.layout
     # Page-locked memory is what a GPU's copy engines need; a CPU process would only lock it away.
     pin_memory = plan.cluster.gpu.device == "cuda"

@@ -52,7 +52,7 @@ def fabrics() -> tuple[Fabric, ...]:
 
 
 def fabric_of(plan: Plan) -> Fabric | None:
-    """By the plan's kind of node; None where the catalog does not say: an integrator's or a user's own cluster."""
+    """Fabric of the plan's node type; None where the catalog does not say: an integrator's or a user's own cluster."""
     name = "cpu-host" if plan.cluster.gpu.device == "cpu" else plan.cluster.name
     return next((fabric for fabric in fabrics() if name in fabric.nodes), None)
 

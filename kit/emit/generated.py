@@ -103,7 +103,7 @@ TEMPLATES = (
         seq_length=131072,
     ),
 )
-"""From the simplest to the slowest, then what several nodes and long sequences need."""
+"""Templates, from the simplest to the slowest, then those for several nodes and for long sequences."""
 
 
 def shipped_files() -> dict[str, str]:

@@ -28,7 +28,8 @@ class StateKind(StrEnum):
     EXP_AVG = "exp_avg"
     EXP_AVG_SQ = "exp_avg_sq"
     GRADIENT = "gradient"
-    """Only between ``forward_backward`` and ``apply``; before clipping; of the mean loss over the step's tokens."""
+    """Gradient of the mean loss over the step's tokens, before clipping. Exists only between ``forward_backward`` and
+    ``apply``."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,8 @@ class StateBlock:
 
 
 class Engine(Protocol):
-    """See the module's docstring. Every method is collective: all ranks call it, in the same order."""
+    """One training engine (this module's docstring says what is expected). Every method is collective: all ranks call
+    it, in the same order."""
 
     dp_rank: int
     """This rank's place among the ``dp_size`` ranks that get different samples."""
@@ -155,9 +157,9 @@ class Engine(Protocol):
         """Loss and gradients of one optimizer step; leaves the gradients ready for ``apply`` or ``discard``."""
 
     def gradient_norm(self) -> float | None:
-        """Between ``forward_backward`` and ``apply``, while the step can still be discarded: the norm that ``apply``
-        will report, not finite where a gradient is not. None: fp16's scaled gradient overflowed, and ``apply`` will
-        lower the scale and skip."""
+        """Norm that ``apply`` will report, between ``forward_backward`` and ``apply``, while the step can still be
+        discarded. Not finite where a gradient is not finite. None: fp16's scaled gradient overflowed, and ``apply``
+        will lower the scale and skip."""
 
     def apply(self, learning_rate: float) -> Norms:
         """Clip, step the optimizer at this rate, clear the gradients."""

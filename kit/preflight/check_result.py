@@ -68,7 +68,7 @@ def merged(results: Sequence[CheckResult]) -> list[CheckResult]:
 
 
 def table(results: Sequence[CheckResult], seconds: float) -> str:
-    """For people: what is wrong first, with what to do."""
+    """Table for people: what is wrong comes first, with what to do."""
     lines = []
     for result in results:
         hosts = ", ".join(result.hosts) if len(result.hosts) <= 4 else f"{len(result.hosts)} hosts"

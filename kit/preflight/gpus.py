@@ -11,7 +11,7 @@ _LIMIT_S = 10
 
 
 def _number(text: str) -> float | None:
-    """None where a driver lacks the field: "[N/A]", "[Not Supported]"."""
+    """Number in a field; None where the driver lacks the field: "[N/A]", "[Not Supported]"."""
     try:
         return float(text)
     except ValueError:

@@ -27,7 +27,8 @@ from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec, RunSpec
 STEPS = 8
 SAVE_EVERY = 3
 KILL_AT = 4
-"""After the first checkpoint, before the second: the resumed run repeats a step."""
+"""Step at which the run is killed: after the first checkpoint and before the second, so that the resumed run repeats a
+step."""
 LOSS_BOUND = 1e-4
 NORM_BOUND = 1e-3
 """Relative to plain torch, in fp32. Engines add in other orders: a few parts in 10⁷, which Adam lets grow."""

@@ -15,7 +15,7 @@ from kit.rehearsal.rounding import ROUNDED_BOUND
 
 
 def render(result: Rehearsal) -> str:
-    """For the terminal."""
+    """Text of a rehearsal for the terminal."""
     lines = [
         f"{result.recipe}: {'rehearsed' if result.passed else 'FAILED'} in {result.seconds:.0f} s",
         f"  plan      {result.layout}",

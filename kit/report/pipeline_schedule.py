@@ -1,4 +1,4 @@
-"""When each pipeline stage computes which micro batch: 1F1B and its interleaved form, simulated.
+"""Simulates a pipeline: which micro batch each stage computes when, under 1F1B and its interleaved form.
 
 A forward pass of a chunk takes 1/v time units and a backward one twice that (Narayanan et al. 2021, arXiv 2104.04473,
 figures 3 and 4). The order on a stage is megatron-core's (pipeline_parallel/schedules.py).
@@ -22,11 +22,11 @@ class Pass:
     micro_batch: int
     backward: bool
     start: int
-    """In forward passes of a chunk."""
+    """Start, in units of a chunk's forward pass."""
 
     @property
     def end(self) -> int:
-        """When it is done."""
+        """End of the pass."""
         return self.start + (BACKWARD if self.backward else 1)
 
 
@@ -53,7 +53,7 @@ def simulate(pp: int, vp: int, micro_batches: int) -> tuple[Pass, ...]:
 def _ready(
     done: dict[tuple[int, int, int, bool], int], pp: int, vp: int, stage: int, chunk: int, micro_batch: int, back: bool
 ) -> int | None:
-    """When the input of a pass is there; None while that is not known."""
+    """Time at which the input of a pass is there; None while that is not known."""
     if not back:
         if stage == 0 and chunk == 0:
             return 0

@@ -60,7 +60,7 @@ class ClusterSpec:
     price_per_node_hour_usd: float | None = Field(default=None, gt=0)
     """List price of a node per hour, USD, on demand; null = unknown."""
     price_date: Text | None = None
-    """When the price was read."""
+    """Date on which the price was read."""
     source: Text
     """Where the node's figures were read."""
 

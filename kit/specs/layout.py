@@ -14,7 +14,7 @@ from kit.specs.frozen import FrozenMap
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
 ENGINES: tuple[EngineName, ...] = ("torch", "deepspeed", "megatron")
-"""From the simplest to the one with the most to set."""
+"""Engines, from the simplest to the one with the most settings."""
 Recompute = Literal["none", "selective", "full"]
 Offload = Literal["none", "cpu", "nvme"]
 """Where state is kept between uses: on the device, in host memory, or on the node's own disks (ZeRO-Infinity)."""

@@ -10,7 +10,7 @@ from kit.specs.text import nearest
 
 
 def recipes_directory() -> Path:
-    """Where the recipes lie. Raises ``SpecError`` for an installation without them."""
+    """Directory of the recipes. Raises ``SpecError`` for an installation without them."""
     package = Path(__file__).resolve().parents[1]
     for directory in (package / "recipes", package.parent / "recipes"):
         if (directory / "recipe.schema.json").is_file():

@@ -14,13 +14,13 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def rank() -> int:
-    """Of this process."""
+    """Rank of this process, 0 without torch.distributed."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def prepare(wanted: bool) -> None:
-    """Before CUDA is used: cuBLAS reads its workspace at its first call (CUDA's notes on reproducibility; torch refuses
-    GEMMs without it)."""
+    """Call before CUDA is used: cuBLAS reads its workspace setting at its first call (CUDA's notes on reproducibility;
+    torch refuses GEMMs without it)."""
     if wanted:
         os.environ.setdefault(_WORKSPACE, ":4096:8")
 

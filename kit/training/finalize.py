@@ -31,10 +31,10 @@ class Measured:
     """What the steps of this process measured."""
 
     loss: float | None = None
-    """Of the last step, nats per token."""
+    """Loss of the last step, nats per token."""
     validation_loss: float | None = None
     memory: tuple[float, str] | None = None
-    """See ``memory_held_gib``."""
+    """Result of ``memory_held_gib``."""
     step_times_s: list[float] = field(default_factory=list)
 
 
@@ -50,12 +50,12 @@ class Summary:
     samples_seen: int
     tokens_seen: int
     loss: float | None
-    """Of the last step, nats per token."""
+    """Loss of the last step, nats per token."""
     validation_loss: float | None
-    """At the end; null without held-out data."""
+    """Validation loss at the end; null without held-out data."""
     predicted_peak_gib: float
     measured_memory_gib: float | None
-    """Of the fullest rank."""
+    """Memory of the fullest rank."""
     measured_memory_is: str
     """``peak allocated``, or on a CPU ``weights, gradients and optimizer``, which leaves out activations."""
     predicted_step_time_s: float
@@ -65,16 +65,16 @@ class Summary:
     """Directory, relative to the run directory."""
     predicted_checkpoint_gib: float | None = None
     measured_checkpoint_gib: float | None = None
-    """Of the last native checkpoint, all files."""
+    """All files of the last native checkpoint."""
     predicted_checkpoint_s: float | None = None
     measured_checkpoint_s: float | None = None
     """Median time that training stood still for one; with asynchronous ones less than writing took."""
     predicted_storage_gib: float | None = None
     measured_storage_gib: float | None = None
-    """Of all checkpoints that are in the run directory: as many as the settings keep, and the exchange checkpoint."""
+    """All checkpoints in the run directory: as many as the settings keep, and the exchange checkpoint."""
     predicted_storage_usd_per_month: float | None = None
     measured_storage_usd_per_month: float | None = None
-    """To keep them in object storage, at list price."""
+    """Cost of keeping them in object storage, at list price."""
     stopped: str | None = None
     """Why the run ended before it was done."""
 

@@ -260,7 +260,7 @@ class _StepResult(NamedTuple):
     """A step that was made, or left out."""
 
     counters: Counters
-    """After it."""
+    """Counters after the step."""
     size: int
     """Sequences over all ranks."""
     batch: Sequence[MicroBatch]
@@ -268,9 +268,9 @@ class _StepResult(NamedTuple):
     rate: float
     decision: StepDecision
     norms: Norms | None
-    """Of the optimizer's step; None where it was left out."""
+    """Norms of the optimizer step; None where it was left out."""
     grad_norm: float | None
-    """None where no weight has changed."""
+    """Gradient norm; None where no weight has changed."""
 
 
 def _is_due(step: int, every_steps: int | None) -> bool:

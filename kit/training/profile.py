@@ -23,7 +23,7 @@ _FOLDER = "profile"
 _UNDER_NSIGHT = "NSYS_PROFILING_SESSION_ID"
 """Set by ``nsys profile`` in what it starts."""
 PREFIX = "kit:"
-"""Before the names of the loop's own parts in a trace."""
+"""Prefix of the loop's own parts in a trace."""
 
 
 class Profiler:
@@ -37,7 +37,7 @@ class Profiler:
         self._began_s, self._first = 0.0, 0
 
     def begin(self, step: int) -> None:
-        """Before a step."""
+        """Call before a step."""
         if self._steps is None or not self._steps[0] <= step <= self._steps[1] or self._trace or self._for_nsight:
             return
         self._began_s, self._first = time.perf_counter(), step
@@ -50,7 +50,7 @@ class Profiler:
         self._trace.start()
 
     def end(self, step: int, log: Callable[[str], None]) -> None:
-        """After it; after the last one the trace is written and summed up (by the main rank, for itself)."""
+        """Call after a step. After the last one the main rank writes and summarises its own trace."""
         if self._steps is None or step < self._steps[1]:
             return
         if self._for_nsight:

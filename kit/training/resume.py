@@ -1,4 +1,4 @@
-"""Where a run starts: at the beginning, at its newest good checkpoint, or at a checkpoint that was named."""
+"""Decides where a run starts: at the beginning, at its newest good checkpoint, or at a named checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, on the host's clock.
+"""Times the parts of a step on the host's clock.
 
 An engine returns from ``forward_backward`` with the loss on the host, so that part ends when the device is done.
 """
@@ -17,7 +17,7 @@ class StepClock:
     def __init__(self, kept_turns: int = 50) -> None:
         self.parts_s: dict[str, float] = {}
         self.gap_s: float | None = None
-        """Between the step before and this one, outside of all parts; None in the first turn."""
+        """Time between the step before and this one, outside of all parts; None for the first step."""
         self._turns_s: deque[float] = deque(maxlen=kept_turns)
         self._began: float | None = None
 

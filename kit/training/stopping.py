@@ -36,7 +36,7 @@ class Reason(IntEnum):
 
     @property
     def words(self) -> str:
-        """For people."""
+        """Text for people."""
         return {0: "nothing", 1: "run.limits.max_minutes is over", 2: "SIGUSR1", 3: "SIGTERM"}[self]
 
 
@@ -61,7 +61,7 @@ class Stopping:
             signal.signal(number, handler)
 
     def mine(self) -> Reason:
-        """This rank's own reason to stop."""
+        """This rank's reason to stop, before ranks agree."""
         if self._signalled is not Reason.NONE:
             return self._signalled
         return Reason.TIME_LIMIT if self._deadline is not None and time.monotonic() >= self._deadline else Reason.NONE

@@ -45,14 +45,14 @@ class Trace:
 
 @dataclass(frozen=True)
 class Shares:
-    """Of the traced time."""
+    """Shares of the traced time."""
 
     compute: float
     communication: float
     exposed: float
-    """Communication beside which nothing computes."""
+    """Communication while nothing computes."""
     idle: float
-    """Neither."""
+    """Neither compute nor communication."""
 
 
 def read_trace(path: Path) -> Trace:
@@ -134,7 +134,7 @@ def _named(parts: Mapping[str, float]) -> dict[str, float]:
 
 
 def union(intervals: Sequence[_Interval]) -> list[_Interval]:
-    """The same points, in intervals that do not touch."""
+    """Merges intervals that overlap or touch."""
     merged: list[_Interval] = []
     for begin, end in sorted(intervals):
         if merged and begin <= merged[-1][1]:
@@ -145,5 +145,5 @@ def union(intervals: Sequence[_Interval]) -> list[_Interval]:
 
 
 def total(intervals: Iterable[_Interval]) -> float:
-    """Their length."""
+    """Sum of the lengths of intervals."""
     return sum(end - begin for begin, end in intervals)

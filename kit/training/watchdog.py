@@ -19,7 +19,7 @@ from types import TracebackType
 from kit.training.stopping import HUNG_CODE
 
 _GRACE_S = 5.0
-"""Between the stacks and the end: ranks notice a hang within the difference of their last beats."""
+"""Seconds between writing stacks and ending the process: ranks notice a hang at slightly different times."""
 
 
 class Watchdog:
@@ -64,7 +64,7 @@ class Watchdog:
 
     @property
     def stacks(self) -> Path:
-        """Where this rank writes its stacks."""
+        """File for this rank's stacks."""
         return self._directory / f"rank-{self._rank:05d}.txt"
 
     def _watch(self) -> None:

@@ -126,7 +126,7 @@ def decided_by_file(config: Config) -> Iterator[Finding]:
 
 @check("accelerate")
 def inline_zero(config: Config) -> Iterator[Finding]:
-    """The same questions that a DeepSpeed file of its own raises."""
+    """Checks of DeepSpeed settings that stand in accelerate's YAML, not in a file of their own."""
     stage = config.number("deepspeed_config.zero_stage")
     if config.get("distributed_type") != "DEEPSPEED" or stage is None:
         return

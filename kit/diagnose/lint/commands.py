@@ -79,7 +79,7 @@ class Command:
         return _value(self.options, names)
 
     def argument(self, *names: str) -> str | None:
-        """The same of the program's own."""
+        """Value of the program's own option, by any of its names."""
         return _value(self.arguments, names)
 
 

@@ -1,4 +1,5 @@
-"""Which keys the readers know: tables that scripts/deepspeed_keys.py and accelerate_keys.py take from the packages."""
+"""Keys that the readers know, in tables that scripts/deepspeed_keys.py and accelerate_keys.py take from the
+packages."""
 
 from __future__ import annotations
 
@@ -50,11 +51,11 @@ def _load(name: str, reader: str, effect: str) -> KnownKeys:
 
 @cache
 def deepspeed_keys() -> KnownKeys:
-    """Of ``ds_config.json``."""
+    """Keys of ``ds_config.json``."""
     return _load("deepspeed_keys.yaml", "DeepSpeed", "ignored at the top level and in some sections, refused in others")
 
 
 @cache
 def accelerate_keys() -> KnownKeys:
-    """Of accelerate's YAML."""
+    """Keys of accelerate's YAML."""
     return _load("accelerate_keys.yaml", "accelerate", "refused at the top level, ignored inside a section")

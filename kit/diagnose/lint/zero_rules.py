@@ -10,7 +10,7 @@ from kit.diagnose.lint.finding import Finding
 from kit.diagnose.lint.rule import Rule, check
 
 STAGE_3_ONLY = ("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
-"""Besides the keys that begin with stage3_."""
+"""Stage-3 keys that do not begin with stage3_."""
 BELOW_STAGE_3_ONLY = ("allgather_bucket_size", "allgather_partitions", "round_robin_gradients")
 """Read by stage_1_and_2.py alone."""
 HARMLESS_DEFAULTS = {"zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_gradients": False}

@@ -14,15 +14,15 @@ class Cause:
     meaning: str
     fix: str
     ranks: tuple[int, ...]
-    """Where it showed; empty where the logs do not tell."""
+    """Ranks on which it showed; empty where the logs do not tell."""
     place: str
     """``file:line`` of its first line."""
     evidence: str
-    """That line."""
+    """The line of the log that shows it."""
     weight: int
     phase: str | None = None
     step: int | None = None
-    """In the line itself, else the last that was logged before it."""
+    """Step in the line itself, otherwise the last one logged before it."""
 
     @property
     def when(self) -> str:

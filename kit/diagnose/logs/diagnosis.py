@@ -131,7 +131,7 @@ def _phase(lines: Sequence[Line], index: int) -> str | None:
 
 
 def _merged(causes: Sequence[Cause]) -> list[Cause]:
-    """The same cause on several lines is one, with all its ranks and its first line."""
+    """Merges equal causes of several lines into one, with all ranks and the first line."""
     groups: dict[str, list[Cause]] = defaultdict(list)
     for cause in causes:
         groups[cause.cause].append(cause)

@@ -38,7 +38,7 @@ class MissingRank:
 
     @property
     def what(self) -> str:
-        """For people."""
+        """Text for people."""
         return f"{self.name} number {self.number} of group {self.group}, sizes {self.sizes}"
 
 
@@ -50,7 +50,7 @@ class _Plain(pickle.Unpickler):
 
 
 def is_record(path: Path) -> bool:
-    """By its name, which ends in the rank, and its first byte."""
+    """Whether a file is a record, by its name, which ends in the rank, and its first byte."""
     try:
         with path.open("rb") as stream:
             return bool(_RANK.search(path.name)) and stream.read(1) == _MAGIC
@@ -145,7 +145,7 @@ def _signature(entry: Mapping[str, Any]) -> str:
 
 
 def _when(calls: Mapping[str, Mapping[int, Mapping[int, Mapping[str, Any]]]]) -> Any:
-    """When the first rank came to a parting."""
+    """Sort key: the time at which the first rank issued the call that others did not."""
 
     def created(parting: MissingRank) -> int:
         group = parting.group.split(" ")[0]

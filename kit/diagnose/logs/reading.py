@@ -21,7 +21,7 @@ class Line:
     """One line of a log."""
 
     text: str
-    """Without the mark of its rank."""
+    """The line without the prefix of its rank."""
     rank: int | None
     file: str
     number: int

@@ -88,7 +88,7 @@ def _step(plan: Plan, live: LiveBytes) -> MemorySnapshot:
 
 
 def enough_micro_batches(plan: Plan) -> int:
-    """As many as a pipeline needs to be as full as it gets."""
+    """Micro batches that a pipeline needs to reach its peak."""
     layout = plan.layout
     most = layout.gradient_accumulation_steps
     return min(most, layout.pp + 1 if layout.vp == 1 else 2 * layout.pp)
@@ -97,7 +97,7 @@ def enough_micro_batches(plan: Plan) -> int:
 def _forward_step(
     live: LiveBytes, kept: list[int], size: int, length: int, data: Any, model: torch.nn.Module
 ) -> tuple[torch.Tensor, Any]:
-    """As the engine's (kit/engines/megatron/engine.py), on tokens that nobody reads."""
+    """Forward step of the engine (kit/engines/megatron/engine.py), on tokens that are all 0."""
     next(data)
     ids = torch.zeros(size, length, dtype=torch.long)
     positions = torch.arange(length).expand_as(ids)

@@ -15,7 +15,7 @@ class MemorySnapshot:
 
     weights: float
     gradients: float
-    """When backward has ended."""
+    """Gradients when backward has ended."""
     optimizer: float
     """Masters where they are a copy, and moments."""
     activations: float
@@ -50,7 +50,7 @@ class ProbeResult:
 
     @property
     def activations_error(self) -> float:
-        """The same of activations."""
+        """Predicted over measured activations, less one."""
         return self.predicted.activations / self.measured.activations - 1
 
     def as_json(self) -> dict[str, Any]:

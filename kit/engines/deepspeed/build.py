@@ -1,4 +1,5 @@
-"""From a run directory to a DeepSpeed engine: environment, model, parameter groups, and proof that it is as planned."""
+"""Builds a DeepSpeed engine from a run directory: environment, model, parameter groups, and proof that it is as
+planned."""
 
 from __future__ import annotations
 

@@ -233,5 +233,5 @@ class DeepSpeedEngine(Engine):
 
     @property
     def _loss_scale(self) -> float:
-        """By what gradients are too large: 1 but for fp16."""
+        """Factor by which gradients are scaled: fp16's loss scale, otherwise 1."""
         return float(self._engine.optimizer.loss_scale) if self._engine.fp16_enabled() else 1.0

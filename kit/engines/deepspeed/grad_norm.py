@@ -57,7 +57,7 @@ def unscaled_norm(norm: torch.Tensor | float, loss_scale: float) -> float:
 
 @contextmanager
 def precomputed_norm(engine: DeepSpeedEngine, norm: torch.Tensor | float | None) -> Iterator[None]:
-    """While entered, ZeRO's optimizers take this for their scaled norm; None: they compute it."""
+    """While entered, ZeRO's optimizers use ``norm`` as their scaled norm; None: they compute it."""
     optimizer: Any = engine.optimizer
     answer: Any
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):

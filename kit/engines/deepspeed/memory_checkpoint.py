@@ -39,7 +39,7 @@ class _InMemoryCheckpointEngine(CheckpointEngine):
         super().__init__()
         self.name = "kit snapshot"
         self.files: dict[Path, Any] = {}
-        """By path below the checkpoint's directory."""
+        """Contents of files, by path below the checkpoint's directory."""
         self._root = root
 
     def create(self, info: CheckpointCommitInfo) -> None: ...

@@ -87,7 +87,7 @@ class NvmeState(FullyPartitionedState):
         self.release_buffers()
 
     def held_bytes(self) -> dict[str, int]:
-        """See ParameterState; and bytes of pinned swap buffers and of swap files."""
+        """Bytes by kind as in ParameterState, and those of pinned swap buffers and of swap files."""
         self.release_buffers()
         return super().held_bytes() | {"swap_buffers": new_bytes(self._buffers(), set()), "nvme": self._file_bytes()}
 

@@ -77,7 +77,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
         return model
 
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
-        """See ModelParallelStrategy. Random weights are those of the Megatron engine, the same on every layout."""
+        """Attach the engine. Random weights equal the Megatron engine's, on every layout."""
         plan = self._rundir.plan
         self._engine = engine
         data = parallel_state.get_data_parallel_group()
@@ -89,7 +89,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
             state.update_model()
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """See ModelParallelStrategy; the same on all ranks of a tensor-parallel group."""
+        """Sum of the losses, equal on all ranks of a tensor-parallel group."""
         losses, counted = forward(self._engine, micro_batch)
         return (losses * counted).sum()
 

@@ -38,7 +38,7 @@ Parameter = Any
 
 
 class ParameterState(ABC):
-    """See the module's docstring."""
+    """Reads and sets the state of single parameters (this module's docstring)."""
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         self._engine = engine
@@ -47,7 +47,7 @@ class ParameterState(ABC):
 
     @abstractmethod
     def gradient(self, parameter: Parameter) -> torch.Tensor:
-        """Between backward and step."""
+        """Full gradient, between backward and step."""
 
     @abstractmethod
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
@@ -98,7 +98,7 @@ class ParameterState(ABC):
         return max((int(state["step"]) for state in self._adam.state.values() if "step" in state), default=0)
 
     def set_optimizer_steps(self, steps: int) -> None:
-        """Also where no moments exist yet."""
+        """Set Adam's step count, also where no moments exist yet."""
         self.create_moments()
         for state in self._adam.state.values():
             self._set_step(state, steps)
@@ -239,7 +239,7 @@ class FullyPartitionedState(ParameterState):
         self.set_part(parameter, kind, value.flatten()[start : start + length])
 
     def rank_range(self, parameter: Parameter) -> tuple[int, int]:
-        """Where this rank's part of the flattened parameter starts, and its length; it may reach beyond the end."""
+        """Start and length of this rank's part of the flattened parameter. The part may reach beyond the end."""
         length = parameter.partition_numel()
         return length * dist.get_rank(parameter.ds_process_group), length
 

@@ -26,7 +26,7 @@ from kit.engines.deepspeed.state import ParameterState
 
 
 class ModelParallelStrategy(ABC):
-    """See the module's docstring. Methods are collective."""
+    """How DeepSpeed splits a model (this module's docstring). Methods are collective."""
 
     mpu: Any = None
     """What ``deepspeed.initialize`` asks for process groups; None where all ranks are data-parallel."""
@@ -40,7 +40,7 @@ class ModelParallelStrategy(ABC):
 
     @property
     def averaged_over(self) -> int:
-        """By what DeepSpeed divides the sum of gradients: the loss is multiplied by it first."""
+        """Number by which DeepSpeed divides the sum of gradients; the loss is multiplied by it first."""
         return self.dp_size
 
     @abstractmethod

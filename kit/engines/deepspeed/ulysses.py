@@ -33,7 +33,7 @@ class _SequenceParallelUnit:
     """
 
     initialize_sequence_parallel = staticmethod(parallel_state_sp.initialize_sequence_parallel)
-    """By this name it is recognised (utils/groups.py)."""
+    """DeepSpeed recognises Ulysses by this attribute (utils/groups.py)."""
     get_sequence_parallel_group = staticmethod(parallel_state_sp.get_sequence_parallel_group)
     get_sequence_parallel_world_size = staticmethod(parallel_state_sp.get_sequence_parallel_world_size)
     get_sequence_parallel_rank = staticmethod(parallel_state_sp.get_sequence_parallel_rank)
@@ -96,7 +96,7 @@ class UlyssesSequenceParallel(DataParallel):
         return MicroBatch(inputs, labels)
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """See ModelParallelStrategy. Positions are those in the whole sequence."""
+        """Sum of the losses. Positions count from the start of the whole sequence."""
         device = self.engine.device
         inputs = micro_batch.input_ids.to(device)
         first = self._place * inputs.shape[1]

@@ -185,7 +185,7 @@ class HfDirectory(SafetensorsSource):
         return self._parts[name].shape(stored) if name in self._parts else stored
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """See SafetensorsSource; of what lies interleaved all is read."""
+        """Read a range of the flattened tensor. An interleaved tensor is read whole."""
         if name not in self._parts:
             return super().read_flat(name, start, length)
         return self.read(name).flatten()[start : start + length]

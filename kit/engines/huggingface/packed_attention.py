@@ -39,7 +39,7 @@ def attend_by_document(model: PreTrainedModel, spec: ModelSpec) -> bool:
 
 
 def set_documents(micro_batch: MicroBatch) -> None:
-    """Before a forward pass; holds for its backward pass too."""
+    """Call before a forward pass. Its backward pass uses the same documents."""
     global _lengths
     ids = micro_batch.sequence_ids
     _lengths = None if ids is None else [row.unique_consecutive(return_counts=True)[1].tolist() for row in ids]

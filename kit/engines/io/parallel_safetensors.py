@@ -30,7 +30,7 @@ class ParallelFile:
     """Name → shape, in the order of the file."""
     _head: bytes = field(init=False, repr=False)
     starts: Mapping[str, int] = field(init=False, repr=False)
-    """Where each tensor begins, in bytes."""
+    """First byte of each tensor."""
 
     def __post_init__(self) -> None:
         head, starts = header({name: (torch.float32, shape) for name, shape in self.shapes.items()})

@@ -74,8 +74,8 @@ class MegatronEngine(Engine):
         return self._run(micro_batches, forward_only=False)
 
     def gradient_norm(self) -> float:
-        """See Engine. The first two parts of megatron-core's step (optimizer.py, ``ChainedOptimizer.step``); copying
-        gradients to the master weights may be done twice."""
+        """Computes the norm by the first two parts of megatron-core's step (optimizer.py, ``ChainedOptimizer.step``).
+        They may run twice: they copy gradients to the master weights."""
         if self._norm is None:
             overflowed = self._optimizer.prepare_grads()
             assert not overflowed, "only fp16 may overflow"
@@ -141,7 +141,7 @@ class MegatronEngine(Engine):
             group["step"] = steps
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
-        """See ``Engine``; a chunk of an interleaved pipeline has its number before its names."""
+        """Modules by name. Names of an interleaved pipeline begin with the number of the chunk."""
         if len(self._chunks) == 1:
             return dict(self._chunks[0].module.named_modules())
         return {

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class TorchEngine(Engine):
-    """See ``kit.engines.base.Engine``. torch.distributed is initialised by the caller, for one process too."""
+    """Engine of plain torch: one process, DDP, FSDP2. The caller initialises torch.distributed, for one process too."""
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan = rundir.plan
@@ -135,7 +135,7 @@ class TorchEngine(Engine):
         self._optimizer.zero_grad()
 
     def gradient_norm(self) -> float:
-        """See ``Engine``; it came with the loss."""
+        """Norm that ``forward_backward`` read together with the loss."""
         return self._gradient_norm()[1]
 
     def _gradient_norm(self) -> tuple[torch.Tensor, float]:
@@ -211,7 +211,7 @@ class TorchEngine(Engine):
         self.set_optimizer_steps(steps)
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
-        """See ``Engine``: the main rank exports full tensors."""
+        """Blocks of all tensors: the main rank exports full tensors."""
         for kind in kinds:
             for name in self._parameters:
                 full = self._parallel.full(self._state(kind, name).detach())  # collective
@@ -292,8 +292,8 @@ class TorchEngine(Engine):
 
 
 def _init_device(rundir: RunDirectory, device: torch.device) -> torch.device:
-    """Where a model is built. One that is sharded afterwards is never whole on the device: nowhere, where its weights
-    come from a directory, or in host memory, from where FSDP2 takes it layer by layer."""
+    """Device on which a model is built. A model that is sharded afterwards is never whole on the GPU. It is built on
+    meta if its weights come from a directory, otherwise in host memory, from which FSDP2 takes it layer by layer."""
     if rundir.plan.layout.zero_stage == 0:
         return device
     from_disk = rundir.run.model_path is not None and rundir.plan.job.lora is None

@@ -1,7 +1,5 @@
-"""Where a NaN or an infinity comes from: the step is made once more with hooks on every module.
-
-The hooks are there for that one replay only, so that a step without trouble costs nothing.
-"""
+"""Finds where a NaN or an infinity comes from: runs the step once more with hooks on every module. Only that replay has
+hooks, so a step without trouble costs nothing."""
 
 from __future__ import annotations
 

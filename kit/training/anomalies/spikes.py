@@ -21,7 +21,8 @@ _Action = Literal["none", "warn", "discard", "rewind", "stop"]
 APPLIES_STEP = ("none", "warn")
 """Actions that let the optimizer step be made."""
 _LEAST_DEVIATION = 0.01
-"""Of the median: a window without any spread (a loss that has converged) would call every digit a spike."""
+"""Least deviation, as a share of the median. In a window without spread (a loss that has converged) every change of a
+digit would be a spike."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Window:
         bisect.insort(self._sorted, value)
 
     def median(self) -> float:
-        """Of the values."""
+        """Median of the values in the window."""
         return _median(self._sorted)
 
     def median_and_deviation(self) -> tuple[float, float]:
@@ -77,7 +78,7 @@ class SpikeDetector:
         self._losses, self._norms = Window(spec.window_steps), Window(spec.window_steps)
 
     def record(self, loss: float, grad_norm: float | None) -> None:
-        """A step that was made."""
+        """Adds the values of a step that was applied."""
         self._losses.add(loss)
         if grad_norm is not None:
             self._norms.add(grad_norm)
@@ -89,13 +90,13 @@ class SpikeDetector:
             self.record(loss, norm)
 
     def check_loss(self, loss: float) -> StepDecision:
-        """Before the optimizer step."""
+        """Decides by the loss, before the optimizer step."""
         if not math.isfinite(loss):
             return StepDecision(self._spec.not_finite, "not finite", f"loss is {loss}")
         return self._spike("loss", loss, self._losses, self._spec.loss_spike)
 
     def check_norm(self, norm: float) -> StepDecision:
-        """Of the gradient, before clipping."""
+        """Decides by the gradient norm before clipping, before the optimizer step."""
         if not math.isfinite(norm):
             return StepDecision(self._spec.not_finite, "not finite", f"gradient norm is {norm}")
         return self._spike("gradient", norm, self._norms, self._spec.gradient_spike)

@@ -26,7 +26,7 @@ def gather(value: Result, group: dist.ProcessGroup | None = None) -> list[Result
 
 
 def split_over_ranks(items: list[Result]) -> list[Result]:
-    """This rank's part of a list, so that hashing terabytes is spread over the ranks."""
+    """Returns this rank's part of a list, so that all ranks share the hashing of terabytes."""
     return items[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else items
 
 

@@ -23,7 +23,7 @@ from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write
 
 _FORMATS = ("hf", "exchange", "megatron")
 _TRACKER = "latest_checkpointed_iteration.txt"
-"""Where Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
+"""File in which Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
 _START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
 
 
@@ -164,7 +164,8 @@ def _write_file(
 
 
 def _torch_dist_directory(path: Path) -> Path | None:
-    """Where the files are: the directory itself, ``state`` of a native checkpoint, or Megatron-LM's newest."""
+    """Finds the directory of the files: the directory itself, ``state`` of a native checkpoint, or Megatron-LM's
+    newest."""
     tracker = path / _TRACKER
     candidates = [path, path / STATE]
     if tracker.is_file():

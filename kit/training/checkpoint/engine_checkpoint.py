@@ -46,7 +46,7 @@ MANIFEST = "manifest.json"
 STATE = "state"
 _RANDOM = "random"
 _SPACE_MARGIN = 1.05
-"""Over the size of the checkpoint before: manifests and file systems take a little too."""
+"""Free space that a checkpoint needs, over the size of the one before: manifests and file systems take a little too."""
 _FORMAT = "kit-native"
 _VERSION = 3
 """2 had no hash of itself."""
@@ -75,11 +75,11 @@ class NativeCheckpoints:
     world_size: int
     keep_last: int
     model: str = ""
-    """See ``Manifest``; empty: only the same plan."""
+    """``model`` of the manifest. Empty: only checkpoints of the same plan are loaded."""
     keep_every_steps: int | None = None
     """Checkpoints of multiples of this are never removed."""
     expected_bytes: int = 0
-    """Of the first checkpoint; later ones are taken to be as large as the one before."""
+    """Expected size of the first checkpoint. Later ones are expected to be as large as the one before."""
     length: RunLength | None = None
     """What counters of this run may be; None: not known here."""
     log: Callable[[str], None] = print
@@ -93,7 +93,7 @@ class NativeCheckpoints:
         return sorted((int(match.group(1)) for match in matches if match), reverse=True)
 
     def directory(self, step: int) -> Path:
-        """Where the checkpoint of a step lies."""
+        """Directory of a step's checkpoint."""
         return self.root / f"step-{step:08d}"
 
     def save(self, engine: Engine, counters: Counters) -> None:
@@ -118,7 +118,8 @@ class NativeCheckpoints:
         group: dist.ProcessGroup | None = None,
         random: random_state.RandomState | None = None,
     ) -> None:
-        """As ``save``, by a function that writes the engine's files, collectively over ``group``.
+        """Write a checkpoint as ``save`` does. The function ``save`` writes the engine's files, collectively over
+        ``group``.
 
         ``random``: of this rank, at the moment that the state is of."""
         directory = self.directory(counters.step)
@@ -244,7 +245,8 @@ class NativeCheckpoints:
 
 
 def kept(steps: Sequence[int], last: int, every: int | None) -> list[int]:
-    """Which of the steps, newest first, stay: the ``last`` ones, and for good every so many steps."""
+    """Steps whose checkpoints stay: the ``last`` newest, and for good every multiple of ``every``. ``steps``: newest
+    first."""
     return [step for n, step in enumerate(steps) if n < last or (every is not None and step % every == 0)]
 
 
@@ -271,7 +273,7 @@ def _fill(partial: Path, save: Callable[[Path], None], random: random_state.Rand
 
 
 def _load(engine: Engine, directory: Path, manifest: Manifest) -> None:
-    """On another layout a rank has no generators of its own to go on with."""
+    """Loads the engine's state, and the random generators where the layout is the same."""
     run_collectively(True, lambda: engine.load(directory / STATE), f"reading {directory}")
     if manifest.world_size == (dist.get_world_size() if dist.is_initialized() else 1) and any(
         name.startswith(f"{_RANDOM}/") for name in manifest.files

@@ -74,7 +74,7 @@ class ExchangeCheckpoint:
         verify(self.path, self._records, hashes)
 
     def verify_share(self) -> None:
-        """As ``verify``, but this rank's share of the files only: together the ranks check them all."""
+        """Verify this rank's share of the files. Together the ranks verify them all."""
         verify(self.path, dict(split_over_ranks(sorted(self._records.items()))))
 
     def source(self, kind: StateKind) -> SafetensorsSource:

@@ -111,7 +111,7 @@ def is_free(path: Path) -> bool:
 
 
 def partial_name(directory: Path) -> Path:
-    """Where ``directory`` is built before it gets its name; what lies there is never a checkpoint."""
+    """Name under which ``directory`` is written before it is complete. Nothing under this name is a checkpoint."""
     return directory.with_name(f".{directory.name}.partial")
 
 

@@ -36,7 +36,7 @@ class CheckpointManager:
 
     @classmethod
     def open(cls, rundir: RunDirectory, length: RunLength) -> CheckpointManager:
-        """That of a run directory, as its settings say."""
+        """Open the checkpoints of a run directory with its settings."""
         plan, spec = rundir.plan, rundir.run.checkpoint
         operation = plan.predicted.operation
         native = NativeCheckpoints(

@@ -65,7 +65,7 @@ def read(directory: Path, rank: int) -> None:
 
 
 def file_name(rank: int) -> str:
-    """Of one rank's generators."""
+    """File of one rank's generators."""
     return f"rank-{rank:05d}.json"
 
 

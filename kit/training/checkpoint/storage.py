@@ -19,7 +19,7 @@ def steps_kept(last_step: int, spec: CheckpointSpec) -> list[int]:
 
 
 def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, exchange: bool) -> float | None:
-    """Of all checkpoints that a run leaves; None where its plan predicts none."""
+    """Bytes of all checkpoints that a run leaves, by its plan. None where the plan does not predict them."""
     operation = plan.predicted.operation
     if operation is None:
         return None
@@ -29,10 +29,10 @@ def predicted_bytes(plan: Plan, last_step: int, spec: CheckpointSpec, exchange: 
 
 
 def found_bytes(root: Path) -> int:
-    """Of all files below, whoever wrote them. Raises OSError."""
+    """Bytes of all files below a directory, whoever wrote them. Raises OSError."""
     return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
 
 
 def usd_per_month(num_bytes: float) -> float:
-    """In object storage, at list price."""
+    """Cost of keeping so many bytes in object storage, at list price."""
     return num_bytes / GB * STORAGE_USD_PER_GB_MONTH

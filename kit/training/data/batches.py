@@ -24,7 +24,7 @@ class DataParallelShard:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp_size
 
     def positions(self, micro_batch: int) -> list[int]:
-        """Which samples of a step, k = (a·dp + dp_rank)·mbs + b, one micro batch holds."""
+        """Samples of the step that one micro batch holds: k = (a·dp + dp_rank)·mbs + b."""
         first = (micro_batch * self.dp_size + self.dp_rank) * self.micro_batch_size
         return list(range(first, first + self.micro_batch_size))
 

@@ -14,7 +14,7 @@ _PLAIN_TEMPLATE = (
     "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '\n\n' if messages else '' }}### assistant:{{ '\n' }}{% endif %}"
 )
-"""For tokenizers without a chat template: no special tokens but the end of a reply."""
+"""Template for tokenizers without one: no special tokens but the end of a reply."""
 
 Parts = list[list[int]]
 """Context, target, context, target, …: the sequences of a row (``rows``)."""

@@ -102,7 +102,7 @@ class IndexedTokens:
         return self._tokens[start : start + count].astype(np.int64)
 
     def read_into(self, target: np.ndarray, start: int) -> None:
-        """As many tokens as ``target`` has room for, from ``start`` on."""
+        """Reads tokens from ``start`` on until ``target`` is full."""
         target[:] = self._tokens[start : start + len(target)]
 
 

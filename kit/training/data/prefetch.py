@@ -32,7 +32,8 @@ class Prefetcher:
         self._coming: Future[list[MicroBatch]] | None = None
 
     def step(self, position: int, batch_size: int) -> list[MicroBatch]:
-        """See ``DataLoader.step``. Raises DataError, also what was met while reading ahead."""
+        """Micro batches of a step, as ``DataLoader.step``. Raises DataError, also for an error met while reading
+        ahead."""
         coming, expected = self._coming, self._expected
         self._coming = self._expected = None
         if coming is not None and expected == (position, batch_size):
@@ -48,7 +49,7 @@ class Prefetcher:
             self._coming = self._reader.submit(self._read, position, batch_size)
 
     def validation_batches(self) -> list[MicroBatch] | None:
-        """See ``DataLoader.held_out``."""
+        """Micro batches of the held-out data (``DataLoader``)."""
         return self._feed.validation_batches()
 
     def close(self) -> None:
@@ -62,8 +63,8 @@ class Prefetcher:
 
 
 def pin(batch: MicroBatch) -> MicroBatch:
-    """In page-locked memory: torch keeps it until copies from it are done (CachingHostAllocator). ``sequence_ids`` are
-    read on the host alone."""
+    """Copies a batch into page-locked memory, which torch keeps until copies from it are done (CachingHostAllocator).
+    ``sequence_ids`` are read on the host alone."""
     fields = {
         field.name: getattr(batch, field.name).pin_memory()
         for field in dataclasses.fields(batch)

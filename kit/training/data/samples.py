@@ -26,7 +26,7 @@ class Samples(Protocol):
         """Tokens that a sample computes; reads nothing."""
 
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """These samples together; None: a sample of which nothing counts."""
+        """Batch of these samples. None stands for a sample without labels that count."""
 
 
 class GptSamples:
@@ -64,11 +64,11 @@ class GptSamples:
         return window[:-1], window[1:]
 
     def length(self, index: int) -> int:
-        """The same for all."""
+        """Equal for all samples."""
         return self._seq_length
 
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """See Samples."""
+        """Batch of windows of the token stream."""
         size = self._seq_length
         windows = np.empty((len(indices), size + 1), np.int64)
         for row, index in enumerate(indices):
@@ -101,11 +101,11 @@ class RowSamples:
         return len(self._rows)
 
     def length(self, index: int) -> int:
-        """Of the longer of source and target."""
+        """Tokens of the longer of source and target."""
         return int(max(self._rows.lengths[index], self._rows.source_lengths[index]))
 
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """See Samples."""
+        """Batch of source and target rows."""
         rows = [_masked(self._rows[0]) if index is None else self._rows[index] for index in indices]
         return padded(rows, self._seq_length, self._fixed)
 
@@ -122,11 +122,11 @@ class PackedSamples:
         return len(self._packs)
 
     def length(self, index: int) -> int:
-        """Of all its rows."""
+        """Tokens of all rows of the pack."""
         return int(self._rows.lengths[self._packs[index]].sum())
 
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
-        """See Samples."""
+        """Batch of packed rows."""
         filler = [_masked(self._rows[0])]
         chosen = [filler if i is None else [self._rows[row] for row in self._packs[i]] for i in indices]
         return packed(chosen, self._seq_length, self._fixed)

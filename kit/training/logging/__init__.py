@@ -1,2 +1,1 @@
-"""Where a run says how it is doing: a terminal, trackers, Prometheus. metrics.jsonl is
-``kit.training.logging.metrics``."""
+"""Outputs of a run's metrics: terminal, trackers, Prometheus. metrics.jsonl is ``kit.training.logging.metrics``."""

@@ -25,7 +25,7 @@ class StepMetrics:
     loss: float
     """Nats per token."""
     grad_norm: float | None
-    """Before clipping; null for a step that fp16's loss scaling skipped."""
+    """Gradient norm before clipping; null for a step that fp16's loss scaling skipped."""
     learning_rate: float
     tokens: int
     """Labels that counted in this step."""
@@ -34,7 +34,7 @@ class StepMetrics:
     step_time_s: float
     """Reading data, forward, backward and optimizer; without validation and checkpoints."""
     tokens_per_s: float
-    """Over all devices; every position of every sequence."""
+    """Tokens per second over all devices. Every position of every sequence counts."""
     mfu: float | None
     """Causal model FLOPs over the peak of all devices; null where the plan knows no peak."""
     validation_loss: float | None = None
@@ -47,7 +47,7 @@ class StepMetrics:
     forward_backward_s: float | None = None
     optimizer_s: float | None = None
     loop_s: float | None = None
-    """From the end of the step before to this one: metrics, trackers, agreement; not in step_time_s."""
+    """Time between the step before and this one: metrics, trackers, agreement. Not part of step_time_s."""
     memory_gib: float | None = None
     """Peak of the fullest GPU up to this step's backward, as allocated by torch; null on CPU processes."""
     loss_scale: float | None = None
@@ -55,12 +55,12 @@ class StepMetrics:
     event: str | None = None
     """``loss spike: discarded`` and the like; what events.jsonl says more of."""
     eta_s: float | None = None
-    """Until the last step, at the pace of the last ones, checkpoints included."""
+    """Time until the last step, at the recent pace, checkpoints included."""
     checkpoint_s: float | None = None
     """How long training stood still for a checkpoint after this step; null without one. Last: it is written later."""
 
     def line(self, total_steps: int) -> str:
-        """For the terminal."""
+        """One line for the terminal."""
         parts = [
             f"step {self.step}/{total_steps}",
             f"loss {self.loss:.4f}",

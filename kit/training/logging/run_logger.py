@@ -48,7 +48,7 @@ class RunLogger:
             self._events.write(event, step, **values)
 
     def log_step(self, metrics: StepMetrics, due: bool) -> None:
-        """To all but the events; ``due``: plain terminals get a line."""
+        """Sends a step's metrics to all outputs but the events. ``due``: plain terminals get a line."""
         if self._targets is None:
             return
         log, screen, trackers = self._targets

@@ -20,7 +20,7 @@ class Expected:
 
 
 class Terminal(Protocol):
-    """Where the loop's lines are shown."""
+    """Shows the loop's lines."""
 
     def log_step(self, metrics: StepMetrics, due: bool) -> None:
         """A step was made; ``due``: one of those that get a line where lines stay."""
@@ -38,22 +38,22 @@ def terminal(expected: Expected) -> Terminal:
 
 
 class _PlainLines:
-    """For files and pipes."""
+    """Plain lines, for files and pipes."""
 
     def __init__(self, expected: Expected) -> None:
         self._expected = expected
 
     def log_step(self, metrics: StepMetrics, due: bool) -> None:
-        """See Terminal."""
+        """Prints a line where one is due."""
         if due:
             print(metrics.line(self._expected.total_steps), flush=True)
 
     def log(self, text: str) -> None:
-        """See Terminal."""
+        """Prints the text."""
         print(text, flush=True)
 
     def close(self) -> None:
-        """See Terminal."""
+        """Nothing to close."""
 
 
 class LiveLine:
@@ -67,17 +67,17 @@ class LiveLine:
         self._live.start()
 
     def log_step(self, metrics: StepMetrics, due: bool) -> None:
-        """See Terminal. Rendering happens a few times a second, in a thread of rich's."""
+        """Updates the line. A thread of rich's draws it a few times a second."""
         from rich.text import Text
 
         self._live.update(Text(live_line(metrics, self._expected), no_wrap=False))
 
     def log(self, text: str) -> None:
-        """See Terminal."""
+        """Prints the text above the line."""
         self._live.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """See Terminal."""
+        """Stops drawing."""
         self._live.stop()
 
 

@@ -15,11 +15,12 @@ from kit.planner.plan import Plan
 from kit.training.logging.metrics import StepMetrics
 
 FOLDER = "trackers"
-"""In the run directory: what is kept on disk."""
+"""Folder of the run directory for trackers that write to disk."""
 
 
 class Trackers:
-    """Those of one run, on the main rank. One that fails while training is dropped with a word; the run goes on."""
+    """Trackers of one run, on the main rank. If one fails during training, it is reported and dropped; the run goes
+    on."""
 
     def __init__(self, names: Sequence[str], rundir: Path, plan: Plan, warn: Callable[[str], None] = print) -> None:
         """Raises EngineError where a tracker's package is not installed, or it cannot start."""
@@ -101,7 +102,7 @@ def _stay_in(folder: Path) -> None:
 
 
 def _wandb_mode() -> str:
-    """As WANDB_MODE says; else online with a login, and offline without."""
+    """WANDB_MODE where it is set; otherwise online with a login and offline without."""
     if mode := os.environ.get("WANDB_MODE"):
         return mode
     if "WANDB_API_KEY" in os.environ:

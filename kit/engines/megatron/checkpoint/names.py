@@ -32,7 +32,7 @@ SAVED = tuple(_PREFIXES)
 
 @dataclass(frozen=True)
 class StoredLocation:
-    """Where a parameter lies: ``index`` of ``counts`` along the leading dimensions of the tensor ``key``."""
+    """Where a parameter is stored: ``index`` of ``counts`` along the leading dimensions of the tensor ``key``."""
 
     key: str
     index: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class StoredLocation:
 
 
 def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
-    """Where one kind of state of a parameter lies; ``name`` counts layers and experts over the whole model."""
+    """Where one kind of state of a parameter is stored. ``name`` counts layers and experts over the whole model."""
     parts = name.split(".")
     index: list[int] = []
     counts: list[int] = []

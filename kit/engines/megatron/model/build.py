@@ -42,7 +42,8 @@ class LanguageModel(GPTModel):
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, rotate: bool = False, **kwargs: Any
     ) -> torch.Tensor:
-        """See GPTModel; ``position_ids`` (batch, sequence of this rank); ``rotate``: they are not just 0, 1, 2, …"""
+        """Forward of GPTModel. ``position_ids``: (batch, sequence of this rank). ``rotate``: positions are not just 0,
+        1, 2, …"""
         if self.position_embedding_type == "rope":
             self.rotary_pos_emb.positions = position_ids if rotate else None
         return super().forward(input_ids, position_ids, *args, **kwargs)

@@ -40,8 +40,8 @@ class ExpertRowParallelLinear(RowParallelLinear):
             set_tensor_model_parallel_attributes(self.bias, is_parallel=True, dim=0, stride=1)
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See RowParallelLinear. The MLP adds the bias in place, which autograd forbids to what an all-reduce over one
-        rank has given back as it was."""
+        """Forward of RowParallelLinear with a copy of the output: the MLP adds the bias in place, and autograd forbids
+        that where an all-reduce over one rank returns its input."""
         output, bias = super().forward(input_)
         return (output if bias is None else output.clone()), bias
 

@@ -44,4 +44,4 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 NORMS = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
-"""By the configuration's ``normalization``."""
+"""Norm classes by the configuration's ``normalization``."""

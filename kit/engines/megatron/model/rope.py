@@ -64,7 +64,7 @@ class DualRotaryEmbedding(torch.nn.Module):
 
     @property
     def positions(self) -> torch.Tensor | None:
-        """See ``HfRotaryEmbedding.positions``."""
+        """Positions of the tokens (``HfRotaryEmbedding.positions``)."""
         found: torch.Tensor | None = self._both[0].positions
         return found
 

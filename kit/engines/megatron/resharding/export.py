@@ -26,8 +26,8 @@ _Rectangle = tuple[int, int, torch.Tensor]
 def export_blocks(
     resharder: HfResharder, kinds: Sequence[StateKind], *, in_order: bool = False
 ) -> Iterator[StateBlock]:
-    """See ``Engine``. Each rank starts at another tensor, because one file is written by one process at a time;
-    ``in_order``: all ranks start at the first, where reading the state is collective."""
+    """This rank's blocks (``Engine.export_blocks``). Each rank starts at another tensor, because one process at a time
+    writes a file. ``in_order``: all ranks start at the first, for state that is read collectively."""
     items = [
         (kind, number, mapped)
         for kind in kinds

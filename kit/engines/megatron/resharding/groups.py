@@ -80,11 +80,11 @@ class BufferState:
         return tuple(param.shape)
 
     def own(self, kind: StateKind, param: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """See ``ShardState``: the first data-parallel rank has all of it, the others an empty range."""
+        """This rank's part (``ShardState``): the first data-parallel rank has all of it, the others an empty range."""
         return 0, _value(kind, param) if self._data.rank() == 0 else _value(kind, param)[:0]
 
     def wants(self, kind: StateKind, param: torch.Tensor) -> bool:
-        """Only its value is kept."""
+        """Only the value is kept, no gradient and no moments."""
         return kind is StateKind.MASTER
 
     @torch.no_grad()

@@ -72,7 +72,7 @@ class HfResharder:
         return mapped.sharding.slices(self.shapes(mapped), self.model, self.shard_groups(mapped).tensor.size(), rank)
 
     def blocks(self, mapped: MappedParam) -> list[Block]:
-        """Where this rank's shard of it is in the whole Megatron parameter."""
+        """Blocks of the whole Megatron parameter that this rank's shard holds."""
         tensor = self.shard_groups(mapped).tensor
         return blocks(mapped.sharding, self.shapes(mapped), self.model, tensor.size(), tensor.rank())
 

@@ -1,4 +1,4 @@
-"""Where megatron-core keeps each kind of state of one parameter, and how to get and set parts of this rank's shard.
+"""Finds each kind of state of one parameter in megatron-core, and gets and sets parts of this rank's shard.
 
 Three places, by optimizer: with fp32 parameters the parameter is its own master; in bf16 a fp32 ``main_param`` is
 beside it; the distributed optimizer cuts the flat parameter (master, moments and reduced gradient) over the

@@ -36,12 +36,12 @@ class MappedParam:
     hugging_face: tuple[str, ...]
     sharding: Sharding
     layer: int | None
-    """None outside of the layers."""
+    """Number of the layer; None for parameters outside of the layers."""
     copy: str | None
     expert: int | None = None
-    """None outside of the experts."""
+    """Number of the expert; None for parameters outside of the experts."""
     frozen: bool = False
-    """See ``ParamMapping``."""
+    """Whether it is frozen (``ParamMapping``)."""
 
 
 def embedding_and_head(model: ModelSpec, embedding: str, head: str) -> tuple[ParamMapping, ...]:
@@ -55,7 +55,7 @@ def embedding_and_head(model: ModelSpec, embedding: str, head: str) -> tuple[Par
 def weight_and_bias(
     megatron: str, hugging_face: str, weight: Sharding, bias: Sharding | None = None
 ) -> tuple[ParamMapping, ParamMapping]:
-    """Both parameters of a norm or linear layer; ``bias``: None where it is sharded like the weight."""
+    """Maps weight and bias of a norm or linear layer. ``bias``: None where it is sharded like the weight."""
     return (
         ParamMapping(f"{megatron}.weight", (f"{hugging_face}.weight",), weight),
         ParamMapping(f"{megatron}.bias", (f"{hugging_face}.bias",), bias or weight),

@@ -22,12 +22,12 @@ class ShardSlice:
     """Rows (``dim`` 0) or columns (1) of one Hugging Face tensor, over all of its other dimension."""
 
     tensor: int
-    """Which of the entry's Hugging Face tensors."""
+    """Number of the Hugging Face tensor in the entry."""
     dim: int
     start: int
     length: int
     at: int
-    """Where the block starts in the shard, along the same dimension."""
+    """Start of the block in the shard, along the same dimension."""
     transposed: bool = False
     """The tensor is stored on disk as (input, output); ``dim`` is of (output, input), as the shard is."""
 
@@ -50,7 +50,7 @@ class Sharding(Protocol):
 
 @dataclass(frozen=True)
 class Replicated:
-    """The same tensor on every rank: norms."""
+    """Every rank has the whole tensor: norms."""
 
     sharded: bool = False
 
@@ -173,9 +173,9 @@ class Block:
 
     dim: int
     at: int
-    """Where they start in the shard."""
+    """Start in the shard."""
     start: int
-    """Where they start in the whole parameter."""
+    """Start in the whole parameter."""
     length: int
 
 
