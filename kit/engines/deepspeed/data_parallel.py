@@ -74,7 +74,6 @@ class DataParallel(ModelParallelStrategy):
         return model
 
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
-        """See ModelParallelStrategy."""
         self.engine, self.state = engine, state
         # Tied parameters come once, under the name that transformers saves: the first.
         self.parameters = trainable(engine.module)
@@ -82,7 +81,6 @@ class DataParallel(ModelParallelStrategy):
         self.buffers = SavedBuffers(torch.nn.Module() if self.rundir.plan.job.lora else engine.module)
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """See ModelParallelStrategy."""
         device = self.engine.device
         labels = micro_batch.labels.to(device, non_blocking=True)
         arguments = call_arguments(micro_batch, device)
@@ -94,7 +92,7 @@ class DataParallel(ModelParallelStrategy):
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """See ``Engine``. ZeRO gathers every tensor on every rank: the ranks export them in turn."""
+        """ZeRO gathers every tensor on every rank: the ranks export them in turn."""
         ranks = dist.get_world_size()
         return {
             on_disk: number % ranks
@@ -103,7 +101,6 @@ class DataParallel(ModelParallelStrategy):
         } | dict.fromkeys(self.buffers.shapes, 0)
 
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
-        """See ``Engine``."""
         read = self.state.gradient if kind is StateKind.GRADIENT else partial(self.state.get, kind=kind)
         for number, (name, parameter) in enumerate(self.parameters.items()):
             whole = self.full_param(name, read(parameter)).detach()
@@ -115,7 +112,7 @@ class DataParallel(ModelParallelStrategy):
                 yield StateBlock.whole(kind, name, buffer)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """See ModelParallelStrategy. Raises CheckpointError where names or shapes are not the model's."""
+        """Raises CheckpointError where names or shapes are not the model's."""
         shapes = {name: self.shape(name) for name in self.parameters}
         source = experts.FusedExpertsSource(self._spec, source, list(shapes))
         check_names(shapes | self.buffers.shapes, source)

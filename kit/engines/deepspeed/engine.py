@@ -66,8 +66,8 @@ class DeepSpeedEngine(Engine):
     # ------------------------------------------------------------------ one optimizer step
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """See Engine. Gradients are reduced in the last backward, in stages 2 and 3 in each. Raises EngineError where
-        no label of the step counts, or where gradients of an earlier step are still there."""
+        """Gradients are reduced in the last backward, in stages 2 and 3 in each. Raises EngineError where no label of
+        the step counts, or where gradients of an earlier step are still there."""
         if self._pending:
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
         micro_batches = [self._strategy.shard_batch(micro_batch) for micro_batch in micro_batches]
@@ -89,14 +89,13 @@ class DeepSpeedEngine(Engine):
             raise
 
     def gradient_norm(self) -> float | None:
-        """See Engine."""
         if self._scaled_norm is None:
             self._scaled_norm = grad_norm.scaled_norm(self._engine, self._strategy)
             self._norm = grad_norm.unscaled_norm(self._scaled_norm, self._loss_scale)
         return None if self._engine.fp16_enabled() and not math.isfinite(self._norm) else self._norm
 
     def apply(self, learning_rate: float) -> Norms:
-        """See Engine. Raises EngineError where the norm is not finite, or fp16's loss scale cannot fall any more."""
+        """Raises EngineError where the norm is not finite, or fp16's loss scale cannot fall any more."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self.gradient_norm()
@@ -127,12 +126,10 @@ class DeepSpeedEngine(Engine):
             ) from error
 
     def discard(self) -> None:
-        """See Engine."""
         self._state.clear_gradients()
         self._pending, self._scaled_norm = False, None
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """See Engine."""
         micro_batches = [self._strategy.shard_batch(micro_batch) for micro_batch in micro_batches]
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self._engine.eval()
@@ -157,7 +154,7 @@ class DeepSpeedEngine(Engine):
             )
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """See ``Engine``. Raises EngineError with NVMe, whose state does not fit into host memory."""
+        """Raises EngineError with NVMe, whose state does not fit into host memory."""
         if isinstance(self._state, NvmeState):
             raise EngineError("run.checkpoint.asynchronous=true with state on NVMe, which is copied there; use false")
         return copy_checkpoint(self._engine, _TAG, exclude_frozen_parameters=self._adapters_only)
@@ -175,11 +172,10 @@ class DeepSpeedEngine(Engine):
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """See ``Engine``."""
         return self._strategy.owners
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
-        """See ``Engine``. Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale."""
+        """Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale."""
         for kind in kinds:
             if kind not in (StateKind.MASTER, StateKind.GRADIENT):
                 self._state.create_moments()
@@ -191,7 +187,7 @@ class DeepSpeedEngine(Engine):
                 self._state.release_buffers()
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
-        """See Engine. Raises CheckpointError where names or shapes are not the model's."""
+        """Raises CheckpointError where names or shapes are not the model's."""
         if kind is StateKind.GRADIENT:
             raise EngineError("gradients can be exported, not imported; import master, exp_avg or exp_avg_sq")
         if kind is not StateKind.MASTER:
@@ -203,26 +199,22 @@ class DeepSpeedEngine(Engine):
 
     @property
     def optimizer_steps(self) -> int:
-        """See Engine."""
         return self._state.optimizer_steps
 
     def set_optimizer_steps(self, steps: int) -> None:
-        """See Engine."""
         self._state.set_optimizer_steps(steps)
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
-        """See ``Engine``."""
         return dict(self._engine.module.named_modules())
 
     def held_bytes(self) -> dict[str, int]:
-        """See Engine. Offloaded tensors count too; parameters that stage 3 has gathered just now do not stay."""
+        """Offloaded tensors count too; parameters that stage 3 has gathered just now do not stay."""
         held = self._state.held_bytes()
         if self._device.type == "cuda":
             held["peak_allocated"] = torch.cuda.max_memory_allocated()
         return held
 
     def close(self) -> None:
-        """See Engine."""
         release(self._engine, self._strategy, self._rundir)
 
     # ------------------------------------------------------------------ helpers

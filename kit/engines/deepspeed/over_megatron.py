@@ -94,11 +94,9 @@ class MegatronTensorParallel(ModelParallelStrategy):
         return (losses * counted).sum()
 
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
-        """See ``Engine``."""
         return export_blocks(self._resharder, [kind], in_order=True)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """See ModelParallelStrategy."""
         self._resharder.load(kind, source)
 
     def close(self) -> None:

@@ -74,16 +74,15 @@ class ModelParallelStrategy(ABC):
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """See ``Engine``."""
         return {}
 
     @abstractmethod
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
-        """See ``Engine``."""
+        """``Engine.export_blocks`` by this strategy."""
 
     @abstractmethod
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """See ``Engine.import_state``."""
+        """``Engine.import_state`` by this strategy."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing of their own)
         """Give back process groups and hooks of its own, after DeepSpeed's."""

@@ -118,7 +118,6 @@ class FusedExpertsSource(TensorSource):
         return (self._experts, sum(rows for rows, _ in parts) // self._experts, parts[0][1])
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """See ``TensorSource``."""
         if self._interleaved and name in self._rank_three:
             return super().read_flat(name, start, length)
         found, position = [], 0

@@ -173,14 +173,12 @@ class HfDirectory(SafetensorsSource):
             encoder_decoder.check_logits_bias(directory, files)
 
     def read(self, name: str) -> torch.Tensor:
-        """See SafetensorsSource."""
         if name not in self._parts:
             return super().read(name)
         found: torch.Tensor = self._get(name, lambda file, stored: self._parts[name].of(file.get_tensor(stored)))
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """See SafetensorsSource."""
         stored = super().shape(name)
         return self._parts[name].shape(stored) if name in self._parts else stored
 
@@ -191,7 +189,6 @@ class HfDirectory(SafetensorsSource):
         return self.read(name).flatten()[start : start + length]
 
     def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
-        """See SafetensorsSource."""
         if name not in self._parts:
             return super().read_block(name, dim, start, length)
         part = self._parts[name]

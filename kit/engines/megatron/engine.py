@@ -115,7 +115,6 @@ class MegatronEngine(Engine):
         self._snapshot(copy=False).write(directory)
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """See ``Engine``."""
         return self._snapshot(copy=True).write
 
     def load(self, directory: Path) -> None:
@@ -123,7 +122,7 @@ class MegatronEngine(Engine):
         self.set_optimizer_steps(engine_checkpoint.load_checkpoint(directory, self._resharder))
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
-        """See ``Engine``. Not collective."""
+        """Not collective."""
         return export_blocks(self._resharder, kinds)
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:

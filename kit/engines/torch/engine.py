@@ -165,7 +165,6 @@ class TorchEngine(Engine):
         self._rank_checkpoint(copy=False).write(directory)
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """See ``Engine``."""
         return self._rank_checkpoint(copy=True).write
 
     def _rank_checkpoint(self, copy: bool) -> RankCheckpoint:
@@ -245,7 +244,6 @@ class TorchEngine(Engine):
         self._parallel.resume_at(steps)
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
-        """See ``Engine``."""
         return dict(self._model.named_modules())
 
     def held_bytes(self) -> dict[str, int]:

@@ -89,7 +89,6 @@ class BufferState:
 
     @torch.no_grad()
     def put(self, kind: StateKind, param: torch.Tensor, dim: int, at: int, block: torch.Tensor) -> None:
-        """See ``ShardState``."""
         assert kind is StateKind.MASTER
         param.narrow(dim, at, block.shape[dim]).copy_(block)
 
