@@ -96,7 +96,7 @@ def random_batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
 
 def batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
     """A step's micro batches as kit's loop hands them to an engine: page-locked where there is a GPU to copy to."""
-    from kit.training.data.prefetch import pin
+    from kit.training.data.loader import pin
 
     drawn = random_batches(plan, step)
     return [pin(batch) for batch in drawn] if plan.cluster.gpu.device == "cuda" else drawn

@@ -220,7 +220,7 @@ def _in_transformers(exchange: Path, directory: Path, shrunk: ScaledDown, base: 
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
-    from kit.training.checkpoint.transfer import exchange_to_hf
+    from kit.training.checkpoint.to_huggingface import exchange_to_hf
 
     exchange_to_hf(exchange, directory, dtype="float32", merge_into=base if shrunk.job.lora else None)
     kind = AutoModelForSeq2SeqLM if shrunk.model.is_encoder_decoder else AutoModelForCausalLM

@@ -8,14 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-
-
-def rank() -> int:
-    """Rank of this process, 0 without torch.distributed."""
-    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def prepare(wanted: bool) -> None:

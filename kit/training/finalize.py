@@ -13,11 +13,12 @@ import torch
 from kit.engines.base import Engine
 from kit.planner.plan import Plan
 from kit.training.checkpoint import storage
-from kit.training.checkpoint.collective import gather, run_collectively
+from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
 from kit.training.checkpoint.files import write_json
 from kit.training.checkpoint.manager import CheckpointManager
-from kit.training.checkpoint.transfer import Counters, export_exchange
+from kit.training.checkpoint.transfer import export_exchange
+from kit.training.collective import gather, run_collectively
 from kit.training.logging.run_logger import RunLogger
 from kit.training.stopping import Reason, mark
 from kit.units import human_seconds, to_gib

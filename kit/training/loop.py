@@ -18,20 +18,19 @@ from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateKind
 from kit.training import determinism
 from kit.training.anomalies.handler import AnomalyHandler
 from kit.training.anomalies.spikes import APPLIES_STEP, StepDecision
+from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.manager import CheckpointManager
-from kit.training.checkpoint.transfer import Counters, export_tensors
-from kit.training.data.loader import DataLoader
-from kit.training.data.prefetch import Prefetcher, should_prefetch
+from kit.training.checkpoint.transfer import export_tensors
+from kit.training.collective import StatusAllReduce, rank
+from kit.training.data.loader import DataLoader, Prefetcher, should_prefetch
 from kit.training.finalize import Measured, Summary, finalize, memory_held_gib, peak_gib
 from kit.training.logging.metrics import StepMetrics
 from kit.training.logging.run_logger import RunLogger
 from kit.training.profile import Profiler
-from kit.training.rank_sync import StatusAllReduce
 from kit.training.resume import resume_from
 from kit.training.schedule import batch_size, learning_rate, length, run_length
 from kit.training.step_timing import StepClock
-from kit.training.stopping import Reason, Stopping, mark
-from kit.training.watchdog import Watchdog
+from kit.training.stopping import Reason, Stopping, Watchdog, mark
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -66,7 +65,7 @@ def train(
         limits = rundir.run.limits
         stopping = stack.enter_context(Stopping(limits.max_minutes, started))
         stack.enter_context(determinism.chosen(rundir.run.deterministic))
-        watchdog = stack.enter_context(Watchdog(limits.hang_seconds, rundir.path / "stacks", determinism.rank()))
+        watchdog = stack.enter_context(Watchdog(limits.hang_seconds, rundir.path / "stacks", rank()))
         prefetch = should_prefetch(rundir.plan.cluster.gpu.device)
         loader = Prefetcher(DataLoader.open(rundir.plan, rundir.run, engine), wanted=prefetch, pinned=prefetch)
         stack.callback(loader.close)

@@ -6,18 +6,20 @@ to be alone with CUPTI, nothing is traced here: the steps become its capture ran
 
 from __future__ import annotations
 
+import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from kit.training.determinism import rank
-from kit.training.trace import read_trace, trace_report
+from kit.training.collective import rank
 
 _FOLDER = "profile"
 _UNDER_NSIGHT = "NSYS_PROFILING_SESSION_ID"
@@ -83,3 +85,139 @@ def _nsight_range(name: str) -> Iterator[None]:
         yield
     finally:
         torch.cuda.nvtx.range_pop()
+
+
+_Interval = tuple[float, float]
+
+_ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of what a GPU does (libkineto's names)."""
+_COMMUNICATES = ("nccl", "gloo:", "nvshmem", "rccl")
+"""Beginnings of names, after punctuation: NCCL's kernels, gloo's operations as torch records them."""
+_NOT_WORK = ("c10d::", "record_param_comms", "autograd::engine", "ProfilerStep")
+"""Operators that start or wrap others."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One thing that ran."""
+
+    name: str
+    begin_us: float
+    end_us: float
+    communicates: bool
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What is used of a trace."""
+
+    work: tuple[Work, ...]
+    parts: Mapping[str, float]
+    """Microseconds in the loop's own parts, by the names that it gave them."""
+    on_gpu: bool
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the traced time."""
+
+    compute: float
+    communication: float
+    exposed: float
+    """Communication while nothing computes."""
+    idle: float
+    """Neither compute nor communication."""
+
+
+def read_trace(path: Path) -> Trace:
+    """A trace as ``export_chrome_trace`` writes it."""
+    return parse(json.loads(path.read_text(encoding="utf-8"))["traceEvents"])
+
+
+def parse(events: Iterable[Mapping[str, Any]]) -> Trace:
+    """Complete events ("X") only."""
+    complete = [event for event in events if event.get("ph") == "X" and "dur" in event]
+    on_gpu = any(event.get("cat") in _ON_GPU for event in complete)
+    parts: dict[str, float] = defaultdict(float)
+    work = []
+    for event in complete:
+        name, category = str(event["name"]), event.get("cat")
+        if category == "user_annotation" and ":" in name:
+            parts[name] += float(event["dur"])
+        communicates = name.lstrip("_").lower().startswith(_COMMUNICATES)
+        counts = category in _ON_GPU if on_gpu else category == "cpu_op" or communicates
+        if counts and not name.startswith(_NOT_WORK):
+            begin = float(event["ts"])
+            work.append(Work(name, begin, begin + float(event["dur"]), communicates))
+    return Trace(tuple(work), dict(parts), on_gpu)
+
+
+def shares(work: Sequence[Work], whole_us: float) -> Shares:
+    """Intervals that overlap count once."""
+    computing = union([(each.begin_us, each.end_us) for each in work if not each.communicates])
+    talking = union([(each.begin_us, each.end_us) for each in work if each.communicates])
+    both = union([*computing, *talking])
+    return Shares(
+        compute=total(computing) / whole_us,
+        communication=total(talking) / whole_us,
+        exposed=(total(both) - total(computing)) / whole_us,
+        idle=max(0.0, 1 - total(both) / whole_us),
+    )
+
+
+def own_times(work: Sequence[Work]) -> dict[str, tuple[float, int]]:
+    """Name → (microseconds without what ran inside it, how often). Work that is nested in other work is taken out of
+    it: operators on a CPU call each other, kernels on one stream do not."""
+    own: dict[str, float] = defaultdict(float)
+    count: dict[str, int] = defaultdict(int)
+    stack: list[Work] = []
+    for each in sorted(work, key=lambda one: (one.begin_us, -one.end_us)):
+        while stack and stack[-1].end_us <= each.begin_us:
+            stack.pop()
+        duration = each.end_us - each.begin_us
+        if stack and each.end_us <= stack[-1].end_us:
+            own[stack[-1].name] -= duration
+        own[each.name] += duration
+        count[each.name] += 1
+        stack.append(each)
+    return {name: (time, count[name]) for name, time in own.items()}
+
+
+def trace_report(trace: Trace, seconds: float, prefix: str, top: int = 8) -> list[str]:
+    """Lines for people."""
+    whole_us = 1e6 * seconds
+    found = shares(trace.work, whole_us)
+    parts = {
+        name.removeprefix(prefix): time / whole_us for name, time in trace.parts.items() if name.startswith(prefix)
+    }
+    where = "GPU" if trace.on_gpu else "CPU"
+    lines = [
+        "  " + ", ".join(f"{name} {100 * share:.1f} %" for name, share in _named(parts).items()),
+        f"  {where}: computes {100 * found.compute:.1f} %, communicates {100 * found.communication:.1f} % (exposed "
+        f"{100 * found.exposed:.1f} %), idles {100 * found.idle:.1f} %",
+    ]
+    ranked = sorted(own_times(trace.work).items(), key=lambda item: -item[1][0])[:top]
+    for name, (time_us, times) in ranked:
+        lines.append(f"  {100 * time_us / whole_us:5.1f} %  {time_us / 1000:9.2f} ms  {times:6d} ×  {name[:90]}")
+    return lines
+
+
+def _named(parts: Mapping[str, float]) -> dict[str, float]:
+    words = {"data": "data wait", "forward_backward": "forward and backward", "optimizer": "optimizer"}
+    return {word: parts.get(name, 0.0) for name, word in words.items()} | {"between": max(0.0, 1 - sum(parts.values()))}
+
+
+def union(intervals: Sequence[_Interval]) -> list[_Interval]:
+    """Merges intervals that overlap or touch."""
+    merged: list[_Interval] = []
+    for begin, end in sorted(intervals):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((begin, end))
+    return merged
+
+
+def total(intervals: Iterable[_Interval]) -> float:
+    """Sum of the lengths of intervals."""
+    return sum(end - begin for begin, end in intervals)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 from kit.engines.base import Engine
 from kit.errors import CheckpointError
-from kit.training.checkpoint.collective import run_collectively
+from kit.training.checkpoint.counters import START, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, ForeignError, NativeCheckpoints
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, is_exchange, newest_exchange
-from kit.training.checkpoint.transfer import Counters, import_exchange
-
-_START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
+from kit.training.checkpoint.transfer import import_exchange
+from kit.training.collective import run_collectively
 
 
 def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, resume: str | Path | None) -> Counters:
@@ -25,7 +24,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
     """
     run_collectively(engine.is_main, lambda: _check_past(checkpoints, metrics, resume), "reading the run directory")
     if resume is None:
-        return _START
+        return START
     if resume == "auto":
         return _newest(engine, checkpoints)
     directory = Path(resume)
@@ -54,7 +53,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
 def _newest(engine: Engine, checkpoints: NativeCheckpoints) -> Counters:
     """Native, or through the exchange checkpoint where the plan has changed since."""
     try:
-        return checkpoints.load_newest(engine) or _START
+        return checkpoints.load_newest(engine) or START
     except ForeignError as error:
         exchange = _newest_exchange(engine, checkpoints.root)
         if exchange is None:

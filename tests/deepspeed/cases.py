@@ -20,7 +20,9 @@ from kit.engines.huggingface.models import build_model
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.transfer import Counters, ExchangeCheckpoint, export_exchange, import_exchange
+from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.deepspeed import samples
 from tests.deepspeed.plain import GRAD_CLIP, OPTIMIZER, Curve, learning_rate
 from tests.training import tiny

@@ -6,8 +6,8 @@ import numpy as np
 
 from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.specs.job import Objective
-from kit.training.data.collate import padded
 from kit.training.data.fine_tuning_rows import Row
+from kit.training.data.samples import padded
 from tests.training import batches, tiny
 
 

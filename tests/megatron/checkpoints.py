@@ -12,8 +12,9 @@ from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.manager import CheckpointManager
-from kit.training.checkpoint.transfer import ExchangeCheckpoint, export_exchange, import_exchange
+from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.megatron.cases import LEARNING_RATE, micro_batches
 from tests.training.disk import full_disk
 

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.system_tests.parity.megatron_layouts import FAMILIES
 from kit.engines.huggingface.models import HfDirectory
-from kit.training.checkpoint.transfer import exchange_to_hf
+from kit.training.checkpoint.to_huggingface import exchange_to_hf
 from tests.megatron import cases, checkpoints
 from tests.training import tiny
 from tests.workers import pool

@@ -18,7 +18,7 @@ from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
-from kit.training.checkpoint.transfer import ExchangeCheckpoint
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from tests.megatron import cases, checkpoints
 from tests.training import tiny
 from tests.workers import pool

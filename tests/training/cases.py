@@ -10,7 +10,8 @@ import torch
 from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.torch.engine import TorchEngine
-from kit.training.checkpoint.transfer import Counters, export_exchange, import_exchange
+from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.training import tiny
 from tests.training.batches import micro_batches
 

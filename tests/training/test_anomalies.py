@@ -15,6 +15,7 @@ import torch
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError, SpecError
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
+from kit.training.anomalies import handler
 from kit.training.anomalies.spikes import OK, SpikeDetector, Window
 from kit.training.schedule import batch_size, length
 from tests.training import runs, tiny
@@ -278,9 +279,7 @@ class TestNotFinite:
         assert "samples 6 to 7" in str(caught.value)
 
     def test_a_step_costs_no_hook(self, tmp_path, monkeypatch):
-        from kit.training.anomalies import not_finite
-
-        monkeypatch.setattr(not_finite, "_hooks", None)
+        monkeypatch.setattr(handler, "_hooks", None)
         runs.run(runs.prepare(tmp_path / "run"))
 
     @pytest.mark.parametrize("how", ["forward", "backward"])

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from benchmarks.system_tests.kills import cases as kills
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint.files import record_of
-from kit.training.checkpoint.manifest import sealed
+from kit.training.checkpoint.files import record_of, sealed
 from tests.training import runs, tiny
 from tests.workers import pool
 

@@ -16,9 +16,8 @@ from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import files, random_state
 from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.disk_space import require_disk_space
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
-from kit.training.checkpoint.storage import steps_kept
+from kit.training.checkpoint.storage import require_disk_space, steps_kept
 from tests.support.small_disk import small_disk
 from tests.training import runs, tiny
 from tests.workers import pool

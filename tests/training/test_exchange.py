@@ -16,9 +16,10 @@ from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError
 from kit.training.checkpoint.counters import Counters
-from kit.training.checkpoint.files import record_of
-from kit.training.checkpoint.manifest import sealed
-from kit.training.checkpoint.transfer import ExchangeCheckpoint, exchange_to_hf, export_exchange, import_exchange
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint.files import record_of, sealed
+from kit.training.checkpoint.to_huggingface import exchange_to_hf
+from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches
 from tests.training.disk import full_disk

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from kit.errors import CheckpointError, DataError, EngineError
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec
-from kit.training.checkpoint.transfer import ExchangeCheckpoint
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.schedule import length
 from tests.training import runs, tiny
 from tests.training.disk import full_disk

@@ -20,7 +20,9 @@ from kit.engines.huggingface.adapters import InitialAdapters, adapter_shapes, pe
 from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec, OptimizerSpec
-from kit.training.checkpoint.transfer import Counters, exchange_to_hf, export_exchange, import_exchange
+from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint.to_huggingface import exchange_to_hf
+from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.support.peak_memory import Peak, return_freed_memory
 from tests.training import tiny
 from tests.training.batches import micro_batches, sample

@@ -12,7 +12,7 @@ from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec
 from kit.training.checkpoint.counters import Counters, counters_from_json
 from kit.training.checkpoint.engine_checkpoint import read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, ExchangeCheckpoint, newest_exchange
-from kit.training.checkpoint.manifest import sealed
+from kit.training.checkpoint.files import sealed
 from tests.training import runs
 from tests.training.alone import process_group_of_one
 

@@ -11,7 +11,7 @@ from kit.engines.io import parallel_safetensors
 from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
 from kit.errors import CheckpointError
 from kit.training.checkpoint.files import record_of
-from kit.training.checkpoint.parallel_export import write_blocks
+from kit.training.checkpoint.transfer import write_blocks
 from tests.training.disk import full_disk
 
 TENSORS = {"matrix": torch.rand(17, 9), "vector": torch.rand(11), "transposed": torch.rand(6, 8)}

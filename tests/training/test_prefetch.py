@@ -9,8 +9,7 @@ import pytest
 from kit.errors import DataError
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training import loop
-from kit.training.data.loader import DataLoader
-from kit.training.data.prefetch import Prefetcher
+from kit.training.data.loader import DataLoader, Prefetcher
 from tests.training import runs, tiny
 
 
@@ -63,7 +62,7 @@ def test_a_run_that_reads_ahead_is_the_same_run(tmp_path, monkeypatch):
     found = []
     for ahead in (False, True):
         monkeypatch.setattr(loop, "should_prefetch", lambda device, ahead=ahead: ahead)
-        monkeypatch.setattr("kit.training.data.prefetch.pin", lambda batch: batch)  # there is nothing to pin for
+        monkeypatch.setattr("kit.training.data.loader.pin", lambda batch: batch)  # there is nothing to pin for
         rundir = runs.prepare(
             tmp_path / str(ahead),
             chosen,

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from kit.training.__main__ import main
-from kit.training.trace import Work, own_times, parse, shares
+from kit.training.profile import Work, own_times, parse, shares
 from tests.training import runs, tiny
 from tests.workers import pool
 

@@ -16,9 +16,11 @@ from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.models import build_model
 from kit.specs.job import OptimizerSpec
-from kit.training.checkpoint.transfer import Counters, exchange_to_hf, export_exchange, import_exchange
-from kit.training.data.collate import padded
+from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint.to_huggingface import exchange_to_hf
+from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from kit.training.data.fine_tuning_rows import Row
+from kit.training.data.samples import padded
 from tests.training import tiny
 from tests.workers import pool
 

@@ -22,12 +22,10 @@ from kit.engines.huggingface.models import build_model
 from kit.errors import DataError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import DataSpec
-from kit.training.data.batches import DataParallelShard, training_batches
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens, IndexedWriter
-from kit.training.data.loader import DataLoader
-from kit.training.data.packing import packs
-from kit.training.data.samples import PackedSamples, RowSamples
+from kit.training.data.loader import DataLoader, DataParallelShard, training_batches
+from kit.training.data.samples import PackedSamples, RowSamples, packs
 from kit.training.data.tokenise_rows import tokenise_rows
 from tests.training import tiny
 from tests.workers import pool

@@ -11,8 +11,7 @@ import time
 import pytest
 
 from kit.specs.run import LimitsSpec
-from kit.training.stopping import HUNG_CODE, Reason, Stopping
-from kit.training.watchdog import Watchdog
+from kit.training.stopping import HUNG_CODE, Reason, Stopping, Watchdog
 from tests.training import runs, tiny
 from tests.workers import WorkerError, pool
 

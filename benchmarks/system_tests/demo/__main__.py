@@ -141,7 +141,7 @@ def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> tuple[R
 
 def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirectory], out: Path) -> None:
     """Every run becomes a Hugging Face model; the fp32 ones must be the same model."""
-    from kit.training.checkpoint.transfer import exchange_to_hf
+    from kit.training.checkpoint.to_huggingface import exchange_to_hf
 
     plan = rundirs["torch"].plan
     before = judge(assets.model, assets.validation, plan.job.seq_length)

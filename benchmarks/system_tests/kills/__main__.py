@@ -29,8 +29,8 @@ from benchmarks.system_tests.kills.cases import CASES, STEPS, Case, emit, prepar
 from benchmarks.system_tests.kills.processes import WORLD_SIZE, Job
 from kit.engines.base import StateKind
 from kit.rehearsal.processes import metrics, tail
-from kit.training.checkpoint.manifest import sealed
-from kit.training.checkpoint.transfer import ExchangeCheckpoint
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
+from kit.training.checkpoint.files import sealed
 
 COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens", "samples_seen", "validation_loss")
 

@@ -7,28 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.models import HfDirectory, check_names, tensor_shapes
-from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, SafetensorsWriter, plan_files
+from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.counters import LARGEST, Counters
+from kit.training.checkpoint.counters import LARGEST, START, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json, is_exchange
 from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
-from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
+from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf, write_tensors
 
 _FORMATS = ("hf", "exchange", "megatron")
 _TRACKER = "latest_checkpointed_iteration.txt"
 """File in which Megatron-LM looks for the newest checkpoint of a directory (megatron/training/checkpointing.py)."""
-_START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
 
 
 @dataclass(frozen=True)
-class Opened:
+class _Opened:
     """What is to be converted."""
 
     format: str
@@ -74,44 +72,39 @@ def convert(
         raise CheckpointError(f"{source} holds adapters, which --to {to} has no place for; use --to hf")
     if opened.format == to:
         raise CheckpointError(f"{source} is of format {to} already; copy it, or choose another --to")
-    try:
-        if to == "hf":
-            write_hf(opened.model, opened.sources[StateKind.MASTER], out, dtype, extras_from)
-            return f"a Hugging Face model in {dtype}"
-        if to == "exchange":
-            _write_exchange(opened, out)
-        else:
-            _write_megatron(opened, out, DTYPES[dtype])
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"writing {out} failed: {error}; check the free space and the permissions there"
-        ) from error
+    if to == "hf":
+        write_hf(opened.model, opened.sources[StateKind.MASTER], out, dtype, extras_from)
+        return f"a Hugging Face model in {dtype}"
+    if to == "exchange":
+        _write_exchange(opened, out)
+    else:
+        _write_megatron(opened, out, DTYPES[dtype])
     state = "with Adam's state" if len(opened.sources) > 1 else "weights only"
     return f"a {to} checkpoint of {opened.model.name}, {state}"
 
 
-def open_checkpoint(path: Path, model: str | None = None) -> Opened:
+def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
     """Find out what a directory is. Raises KitError where it is none of the formats, or is damaged."""
     if is_exchange(path):
         exchange = ExchangeCheckpoint(path)
         exchange.verify()
         sources: dict[StateKind, TensorSource] = {kind: exchange.source(kind) for kind in exchange.kinds}
-        return Opened("exchange", exchange.model, exchange.counters, sources, exchange.lora)
+        return _Opened("exchange", exchange.model, exchange.counters, sources, exchange.lora)
     if (directory := _torch_dist_directory(path)) is not None:
         return _open_megatron(path, directory, model)
     if (path / "config.json").is_file():
         from kit.specs.catalog import load_model
 
         spec = load_model(str(path))
-        return Opened("hf", spec, _START, {StateKind.MASTER: HfDirectory(path)})
+        return _Opened("hf", spec, START, {StateKind.MASTER: HfDirectory(path)})
     raise CheckpointError(
         f"{path} is no checkpoint: neither {EXCHANGE_JSON} nor config.json (Hugging Face) nor .metadata or "
         f"{_TRACKER} (Megatron) is in it"
     )
 
 
-def _write_exchange(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
-    """Write an exchange checkpoint, in fp32. Raises CheckpointError or OSError."""
+def _write_exchange(opened: _Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
+    """Write an exchange checkpoint, in fp32. Raises CheckpointError."""
     shapes = tensor_shapes(opened.model)
     weight_map: dict[StateKind, dict[str, str]] = {}
     records: dict[str, FileRecord] = {}
@@ -122,15 +115,15 @@ def _write_exchange(opened: Opened, out: Path, shard_bytes: int = DEFAULT_SHARD_
             files = plan_files([name for name in source.names() if name in shapes], shapes, 4, shard_bytes)
             for number, names in enumerate(files, start=1):
                 file = f"{kind.value}-{number:05d}.safetensors"
-                records[file] = _write_file(partial / file, names, shapes, source)
+                records[file] = write_tensors(partial / file, {n: (torch.float32, shapes[n]) for n in names}, source)
                 weight_map[kind] |= dict.fromkeys(names, file)
         write_json(partial / EXCHANGE_JSON, exchange_json(opened.counters, opened.model, weight_map, records))
 
 
-def _write_megatron(opened: Opened, out: Path, dtype: torch.dtype) -> None:
+def _write_megatron(opened: _Opened, out: Path, dtype: torch.dtype) -> None:
     """Write a directory that Megatron-LM loads: ``release`` for weights alone, ``iter_…`` with the optimizer's state.
 
-    Raises CheckpointError or OSError.
+    Raises CheckpointError.
     """
     from kit.engines.megatron.checkpoint import offline
 
@@ -149,20 +142,6 @@ def _write_megatron(opened: Opened, out: Path, dtype: torch.dtype) -> None:
         (partial / _TRACKER).write_text(newest, encoding="utf-8")
 
 
-def _write_file(
-    path: Path, names: list[str], shapes: Mapping[str, tuple[int, ...]], source: TensorSource
-) -> FileRecord:
-    writer = SafetensorsWriter(path, {name: (torch.float32, shapes[name]) for name in names})
-    try:
-        for name in names:
-            tensor = source.read(name)
-            writer.write(name, tensor.float())
-        return FileRecord(*writer.finish())
-    except BaseException:
-        writer.abandon()
-        raise
-
-
 def _torch_dist_directory(path: Path) -> Path | None:
     """Finds the directory of the files: the directory itself, ``state`` of a native checkpoint, or Megatron-LM's
     newest."""
@@ -176,7 +155,7 @@ def _torch_dist_directory(path: Path) -> Path | None:
     return next((each for each in candidates if (each / ".metadata").is_file()), None)
 
 
-def _open_megatron(path: Path, directory: Path, model: str | None) -> Opened:
+def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
     from kit.engines.megatron.checkpoint import offline, torch_dist
 
     counters = None
@@ -200,7 +179,7 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> Opened:
         step = max(iteration, steps or 0)  # an iteration that is not told is 0
         counters = Counters(step=step, samples_seen=0, tokens_seen=0, optimizer_steps=steps or 0)
     sources = {kind: offline.MegatronSource(checkpoint, kind, spec) for kind in kinds}
-    return Opened("megatron", spec, counters, sources)
+    return _Opened("megatron", spec, counters, sources)
 
 
 def _model_of(path: Path, model: str | None) -> ModelSpec:

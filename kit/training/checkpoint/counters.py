@@ -37,6 +37,10 @@ class Counters:
         return self.samples_seen + self.samples_skipped
 
 
+START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
+"""Of a run that has made no step."""
+
+
 def counters_from_json(data: Any) -> Counters:
     """Raises ValueError that names what is missing, foreign, no whole number in its range, or disagrees."""
     names = [field.name for field in dataclasses.fields(Counters)]
@@ -46,16 +50,16 @@ def counters_from_json(data: Any) -> Counters:
         if type(value) is not int or not 0 <= value <= LARGEST:
             raise ValueError(f"counters.{name}={_short(value)} must be a whole number from 0 to 2^63 - 1")
     found = Counters(**data)
-    if found.optimizer_steps > found.step:
-        raise ValueError(f"counters.optimizer_steps={found.optimizer_steps} is more than step={found.step}")
-    if found.samples_seen and not found.step:
-        raise ValueError(f"counters.samples_seen={found.samples_seen} at step=0 must be 0")
-    if 0 < found.samples_seen < found.step:
-        raise ValueError(f"counters.samples_seen={found.samples_seen} is less than one in each of step={found.step}")
-    if found.tokens_seen and not found.samples_seen:
-        raise ValueError(f"counters.tokens_seen={found.tokens_seen} with samples_seen=0 must be 0")
-    if 0 < found.tokens_seen < found.samples_seen:
-        raise ValueError(f"counters.tokens_seen={found.tokens_seen} is less than samples_seen={found.samples_seen}")
+    step, samples, tokens = found.step, found.samples_seen, found.tokens_seen
+    for disagrees, why in (
+        (found.optimizer_steps > step, f"optimizer_steps={found.optimizer_steps} is more than step={step}"),
+        (samples and not step, f"samples_seen={samples} at step=0 must be 0"),
+        (0 < samples < step, f"samples_seen={samples} is less than one in each of step={step}"),
+        (tokens and not samples, f"tokens_seen={tokens} with samples_seen=0 must be 0"),
+        (0 < tokens < samples, f"tokens_seen={tokens} is less than samples_seen={samples}"),
+    ):
+        if disagrees:
+            raise ValueError(f"counters.{why}")
     return found
 
 

@@ -15,7 +15,7 @@ import dataclasses
 import functools
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,22 +25,23 @@ import torch.distributed as dist
 from kit.engines.base import Engine
 from kit.errors import CheckpointError
 from kit.training.checkpoint import random_state
-from kit.training.checkpoint.collective import run_collectively, split_over_ranks
 from kit.training.checkpoint.counters import Counters, RunLength, counters_from_json
-from kit.training.checkpoint.disk_space import require_disk_space
 from kit.training.checkpoint.files import (
     FileRecord,
-    files_below,
+    OtherVersionError,
     fsync,
     partial_name,
     publish,
+    read_sealed,
     record_of,
     records_from_json,
     refuse_unlisted,
+    sealed,
     verify,
     write_json,
 )
-from kit.training.checkpoint.manifest import OtherVersionError, read_sealed, sealed
+from kit.training.checkpoint.storage import kept, require_disk_space
+from kit.training.collective import rank, run_collectively, split_over_ranks
 
 MANIFEST = "manifest.json"
 STATE = "state"
@@ -159,7 +160,8 @@ class NativeCheckpoints:
                 manifest = self._verified(engine, directory)
             except _DamagedError as error:
                 damage.append(str(error))
-                run_collectively(engine.is_main, functools.partial(_set_aside, directory), f"renaming {directory}")
+                rename = functools.partial(_renamed, directory, f"{directory.name}.damaged")
+                run_collectively(engine.is_main, rename, f"renaming {directory}")
                 if engine.is_main:
                     self.log(f"checkpoint {directory.name} is not usable: {error}; trying the one before it")
                 continue
@@ -195,10 +197,12 @@ class NativeCheckpoints:
         reading = f"reading {directory}"
         older = run_collectively(engine.is_main, lambda: _other_version(directory), reading)[0]
         if older is not None:
-            fix = (
-                "resume from an exchange checkpoint (exchange-step-…) of that run, or go on with the kit that wrote it"
+            match = _NAME.fullmatch(directory.name)
+            raise ForeignError(
+                f"{older}; resume from an exchange checkpoint (exchange-step-…) of that run, or go on with the kit "
+                f"that wrote it",
+                int(match.group(1)) if match else 0,
             )
-            raise ForeignError(f"{older}; {fix}", _step_of(directory))
         try:
             manifest = run_collectively(engine.is_main, lambda: read_manifest(directory), reading)[0]
             run_collectively(
@@ -207,7 +211,9 @@ class NativeCheckpoints:
         except CheckpointError as error:
             raise _DamagedError(str(error)) from error
         run_collectively(engine.is_main, lambda: refuse_unlisted(directory, {*manifest.files, MANIFEST}), reading)
-        run_collectively(engine.is_main, lambda: self._check_counters(directory, manifest), reading)
+        if (length := self.length) is not None:
+            same_plan = manifest.plan_hash == self.plan_hash
+            run_collectively(engine.is_main, lambda: length.check(manifest.counters, directory, same_plan), reading)
         if engine.fits_every_layout and self.model and manifest.model == self.model:
             return manifest
         if manifest.plan_hash != self.plan_hash:
@@ -226,10 +232,6 @@ class NativeCheckpoints:
             )
         return manifest
 
-    def _check_counters(self, directory: Path, manifest: Manifest) -> None:
-        if self.length is not None:
-            self.length.check(manifest.counters, directory, manifest.plan_hash == self.plan_hash)
-
     def _publish(self, partial: Path, directory: Path, manifest: dict[str, Any]) -> None:
         write_json(partial / MANIFEST, manifest)
         # A directory of this step is from before a step back to an older checkpoint: the run has made it again.
@@ -244,12 +246,6 @@ class NativeCheckpoints:
             _remove(self.directory(step))
 
 
-def kept(steps: Sequence[int], last: int, every: int | None) -> list[int]:
-    """Steps whose checkpoints stay: the ``last`` newest, and for good every multiple of ``every``. ``steps``: newest
-    first."""
-    return [step for n, step in enumerate(steps) if n < last or (every is not None and step % every == 0)]
-
-
 class ForeignError(CheckpointError):
     """A checkpoint is good and of another plan or world size."""
 
@@ -262,14 +258,10 @@ class _DamagedError(Exception):
     """A checkpoint is not what its manifest says, or has none: an older one may do."""
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
-
-
 def _fill(partial: Path, save: Callable[[Path], None], random: random_state.RandomState | None) -> None:
     save(partial / STATE)
     if random is not None:
-        random_state.write(random, partial / _RANDOM, _rank())
+        random_state.write(random, partial / _RANDOM, rank())
 
 
 def _load(engine: Engine, directory: Path, manifest: Manifest) -> None:
@@ -278,11 +270,12 @@ def _load(engine: Engine, directory: Path, manifest: Manifest) -> None:
     if manifest.world_size == (dist.get_world_size() if dist.is_initialized() else 1) and any(
         name.startswith(f"{_RANDOM}/") for name in manifest.files
     ):
-        run_collectively(True, lambda: random_state.read(directory / _RANDOM, _rank()), f"reading {directory}")
+        run_collectively(True, lambda: random_state.read(directory / _RANDOM, rank()), f"reading {directory}")
 
 
 def _my_records(partial: Path) -> dict[str, FileRecord]:
-    return {str(path.relative_to(partial)): record_of(path) for path in split_over_ranks(files_below(partial))}
+    files = split_over_ranks(sorted(path for path in partial.rglob("*") if path.is_file()))
+    return {str(path.relative_to(partial)): record_of(path) for path in files}
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -324,21 +317,14 @@ def _other_version(directory: Path) -> str | None:
     return None
 
 
-def _step_of(directory: Path) -> int:
-    match = _NAME.fullmatch(directory.name)
-    return int(match.group(1)) if match else 0
-
-
-def _set_aside(directory: Path) -> None:
-    damaged = directory.with_name(f"{directory.name}.damaged")
-    shutil.rmtree(damaged, ignore_errors=True)
-    directory.rename(damaged)
+def _renamed(directory: Path, name: str) -> Path:
+    """The directory under another name in the same place, where it replaces an older one."""
+    target = directory.with_name(name)
+    shutil.rmtree(target, ignore_errors=True)
+    return directory.rename(target)
 
 
 def _remove(directory: Path) -> None:
-    """Renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
+    """Rename it first, so that a kill in the middle leaves nothing that looks like a checkpoint."""
     if directory.exists():
-        going = directory.with_name(f".{directory.name}.removed")
-        shutil.rmtree(going, ignore_errors=True)
-        directory.rename(going)
-        shutil.rmtree(going)
+        shutil.rmtree(_renamed(directory, f".{directory.name}.removed"))

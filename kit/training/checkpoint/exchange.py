@@ -22,10 +22,9 @@ from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError, KitError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.collective import split_over_ranks
 from kit.training.checkpoint.counters import Counters, counters_from_json
-from kit.training.checkpoint.files import FileRecord, records_from_json, verify
-from kit.training.checkpoint.manifest import OtherVersionError, read_sealed, sealed
+from kit.training.checkpoint.files import FileRecord, OtherVersionError, read_sealed, records_from_json, sealed, verify
+from kit.training.collective import split_over_ranks
 
 EXCHANGE_JSON = "exchange.json"
 _FORMAT = "kit-exchange"

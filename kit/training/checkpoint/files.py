@@ -1,4 +1,9 @@
-"""Directories that are complete or absent, and the hashes that prove it."""
+"""Directories that are complete or absent, and manifests with hashes that prove what is in them.
+
+A manifest has a hash of itself too, over its canonical JSON without that hash, so that a changed number in it is
+noticed. The hash finds accidents: whoever can write the directory can write a new one, so nothing that a manifest
+vouches for is trusted to run (``kit.engines.closed_list``).
+"""
 
 from __future__ import annotations
 
@@ -14,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
+from safetensors import SafetensorError
 
 from kit.errors import CheckpointError
 
@@ -100,16 +106,6 @@ def write_json(path: Path, data: Any) -> None:
     fsync(path.parent)
 
 
-def files_below(directory: Path) -> list[Path]:
-    """Regular files at any depth, sorted."""
-    return sorted(path for path in directory.rglob("*") if path.is_file())
-
-
-def is_free(path: Path) -> bool:
-    """Whether ``path`` does not exist or is an empty directory."""
-    return not path.exists() or (path.is_dir() and not any(path.iterdir()))
-
-
 def partial_name(directory: Path) -> Path:
     """Name under which ``directory`` is written before it is complete. Nothing under this name is a checkpoint."""
     return directory.with_name(f".{directory.name}.partial")
@@ -125,20 +121,68 @@ def publish(partial: Path, directory: Path) -> None:
     fsync(directory.parent)
 
 
+def start_partial(directory: Path) -> None:
+    """Make an empty ``partial_name(directory)``. Raises CheckpointError where ``directory`` is there and not empty."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise CheckpointError(f"{directory} exists and is not empty; choose another directory or remove it yourself")
+    partial = partial_name(directory)
+    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
+    partial.mkdir(parents=True)
+
+
 @contextmanager
 def new_directory(directory: Path) -> Iterator[Path]:
     """Build a directory under another name and publish it at the end; nothing is left of a failed attempt.
 
-    Raises CheckpointError where ``directory`` exists already and is not empty.
+    Raises CheckpointError where ``directory`` exists already and is not empty, or cannot be written.
     """
-    if not is_free(directory):
-        raise CheckpointError(f"{directory} exists and is not empty; choose another directory or remove it yourself")
     partial = partial_name(directory)
-    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
     try:
-        partial.mkdir(parents=True)
+        start_partial(directory)
         yield partial
         publish(partial, directory)
-    except BaseException:
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"writing {directory} failed: {error}; check the free space and the permissions there"
+        ) from error
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
+
+
+_HASH = "sha256"
+_LARGEST_BYTES = 1 << 28
+"""A manifest of a million files is smaller."""
+
+
+def sealed(contents: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents and their hash; an older hash among them is replaced."""
+    bare = {key: value for key, value in contents.items() if key != _HASH}
+    canonical = json.dumps(bare, sort_keys=True, separators=(",", ":"))
+    return {**bare, _HASH: hashlib.sha256(canonical.encode()).hexdigest()}
+
+
+def read_sealed(path: Path, kind: str, version: int, unsealed: int | None = None) -> dict[str, Any]:
+    """The contents of a manifest of format ``kind``. ``unsealed``: an older version, without a hash, that is read too.
+
+    Raises OSError, ValueError where it is damaged or not what its hash says, and OtherVersionError.
+    """
+    if path.is_file() and path.stat().st_size > _LARGEST_BYTES:
+        raise ValueError(f"it has {path.stat().st_size} bytes, more than any manifest of kit's")
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ValueError("its JSON is nested too deeply") from None
+    if not isinstance(data, dict) or data.get("format") != kind:
+        raise ValueError(f"format is not {kind!r}")
+    found = data.get("version")
+    if type(found) is not int or found not in (version, unsealed):
+        raise OtherVersionError(f"{path} has version {str(found)[:20]}, this kit reads {version}")
+    if _HASH in data or found == version:
+        if data.get(_HASH) != sealed(data)[_HASH]:
+            raise ValueError("its own hash (sha256) differs or is missing: it was changed after it was written")
+        del data[_HASH]
+    return data
+
+
+class OtherVersionError(CheckpointError):
+    """A manifest of kit's, of a version that this kit does not read."""

@@ -1,14 +1,22 @@
-"""What the checkpoints of a run take on disk, and what a month of it costs: predicted from the plan, and found."""
+"""Checkpoints on disk: which are kept, whether one more fits, what all of them take and what a month of that costs."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from kit.cost.reliability import STORAGE_USD_PER_GB_MONTH, exchange_bytes
+from kit.errors import CheckpointError
 from kit.planner.plan import Plan
 from kit.specs.run import CheckpointSpec
-from kit.training.checkpoint.engine_checkpoint import kept
-from kit.units import GB
+from kit.units import GB, to_gib
+
+
+def kept(steps: Sequence[int], last: int, every: int | None) -> list[int]:
+    """Steps whose checkpoints stay: the ``last`` newest, and for good every multiple of ``every``. ``steps``: newest
+    first."""
+    return [step for n, step in enumerate(steps) if n < last or (every is not None and step % every == 0)]
 
 
 def steps_kept(last_step: int, spec: CheckpointSpec) -> list[int]:
@@ -36,3 +44,19 @@ def found_bytes(root: Path) -> int:
 def usd_per_month(num_bytes: float) -> float:
     """Cost of keeping so many bytes in object storage, at list price."""
     return num_bytes / GB * STORAGE_USD_PER_GB_MONTH
+
+
+def require_disk_space(directory: Path, needed_bytes: int) -> None:
+    """Raises CheckpointError where the file system of ``directory`` (or of its nearest parent) has less left."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed_bytes:
+        raise CheckpointError(
+            f"a checkpoint takes {_words(needed_bytes)} and {existing} has {_words(free)} left; free some space, or "
+            f"keep fewer (run.checkpoint.keep_last)"
+        )
+
+
+def _words(num_bytes: int) -> str:
+    gib = to_gib(num_bytes)
+    return f"{gib:.2f} GiB" if gib >= 0.01 else f"{num_bytes} bytes"

@@ -1,4 +1,4 @@
-"""An exchange checkpoint → a Hugging Face model directory, offline, one tensor in memory."""
+"""An exchange checkpoint → a Hugging Face model directory or peft adapters, offline, one tensor in memory."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors.torch import save_file
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
 )
 
 from kit.engines.base import StateKind, TensorSource
-from kit.engines.huggingface import experts
+from kit.engines.huggingface import adapters, experts
 from kit.engines.huggingface.buffers import is_buffer
-from kit.engines.huggingface.models import build_skeleton, check_names, hf_config, tensor_shapes
+from kit.engines.huggingface.models import HfDirectory, build_skeleton, check_names, hf_config, tensor_shapes
 from kit.engines.io.sharded_safetensors import SafetensorsWriter, plan_files
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.checkpoint.files import new_directory, write_json
+from kit.training.checkpoint.files import FileRecord, new_directory, write_json
 from kit.units import GIB
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,17 +66,13 @@ def exchange_to_hf(
     exchange = ExchangeCheckpoint(checkpoint)
     exchange.verify()
     source: TensorSource = exchange.source(StateKind.MASTER)
-    if (exchange.lora is None) != (merge_into is None):
-        if exchange.lora is None:
-            raise CheckpointError(f"{checkpoint} holds a whole model and no adapters; omit merge_into={merge_into}")
-        from kit.training.checkpoint.to_peft import exchange_to_peft
-
-        exchange_to_peft(exchange, Path(hf_dir), DTYPES[dtype], base=extras_from)
+    if exchange.lora is not None and merge_into is None:
+        _write_peft(exchange, Path(hf_dir), DTYPES[dtype], base=extras_from)
         return
     if merge_into is not None:
-        from kit.training.checkpoint.to_peft import Merged
-
-        source, extras_from = Merged(exchange, merge_into), extras_from or merge_into
+        if exchange.lora is None:
+            raise CheckpointError(f"{checkpoint} holds a whole model and no adapters; omit merge_into={merge_into}")
+        source, extras_from = _Merged(exchange, merge_into), extras_from or merge_into
     write_hf(exchange.model, source, hf_dir, dtype, extras_from, shard_bytes)
 
 
@@ -95,25 +91,33 @@ def write_hf(
         shapes = {name: tuple(parameter.shape) for name, parameter in build_skeleton(model).named_parameters()}
         source = experts.FusedExpertsSource(model, source, list(shapes))
     extras = _extras(extras_from)
+    with new_directory(Path(hf_dir)) as partial:
+        _write_weights(source, shapes, DTYPES[dtype], partial, shard_bytes)
+        special_tokens = _special_tokens(extras_from)
+        config = hf_config(model)
+        config.update({"dtype": DTYPES[dtype], **special_tokens})
+        two_stacks = model.is_encoder_decoder
+        classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if two_stacks else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+        config.architectures = [classes[model.family]]
+        config.save_pretrained(partial)
+        for path in extras:
+            shutil.copyfile(path, partial / path.name)
+        if "generation_config.json" not in {path.name for path in extras}:
+            write_json(partial / "generation_config.json", special_tokens)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], source: TensorSource
+) -> FileRecord:
+    """Write one safetensors file from ``source``; ``tensors``: dtype and shape of each. Raises OSError."""
+    writer = SafetensorsWriter(path, tensors)
     try:
-        with new_directory(Path(hf_dir)) as partial:
-            _write_weights(source, shapes, DTYPES[dtype], partial, shard_bytes)
-            config = hf_config(model)
-            config.dtype = DTYPES[dtype]
-            two_stacks = model.is_encoder_decoder
-            classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if two_stacks else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-            config.architectures = [classes[model.family]]
-            for key, value in _special_tokens(extras_from).items():
-                setattr(config, key, value)
-            config.save_pretrained(partial)
-            for path in extras:
-                shutil.copyfile(path, partial / path.name)
-            if "generation_config.json" not in {path.name for path in extras}:
-                write_json(partial / "generation_config.json", _special_tokens(extras_from))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"writing {hf_dir} failed: {error}; check the free space and the permissions there"
-        ) from error
+        for name, (dtype, _) in tensors.items():
+            writer.write(name, source.read(name).to(dtype))
+        return FileRecord(*writer.finish())
+    except BaseException:
+        writer.abandon()
+        raise
 
 
 def _write_weights(
@@ -125,15 +129,8 @@ def _write_weights(
     weight_map: dict[str, str] = {}
     for number, names in enumerate(files, start=1):
         file_name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
-        dtypes = {name: torch.float32 if is_buffer(name) else dtype for name in names}
-        writer = SafetensorsWriter(into / file_name, {name: (dtypes[name], shapes[name]) for name in names})
-        try:
-            for name in names:
-                writer.write(name, source.read(name).to(dtypes[name]))
-            writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
+        tensors = {name: (torch.float32 if is_buffer(name) else dtype, shapes[name]) for name in names}
+        write_tensors(into / file_name, tensors, source)
         weight_map |= dict.fromkeys(names, file_name)
     if len(files) > 1:
         total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
@@ -157,3 +154,55 @@ def _special_tokens(directory: Path | None) -> dict[str, Any]:
         return {}
     config = json.loads(path.read_text(encoding="utf-8"))
     return {key: config[key] for key in _SPECIAL_TOKEN_KEYS if config.get(key) is not None}
+
+
+def _write_peft(exchange: ExchangeCheckpoint, directory: Path, dtype: torch.dtype, base: Path | None = None) -> None:
+    """``adapter_config.json`` and ``adapter_model.safetensors``, as ``PeftModel.from_pretrained`` takes them.
+
+    ``base``: the model that the adapters belong to, to be named in the configuration. Raises CheckpointError for a
+    directory that is not empty and for a full disk.
+    """
+    assert exchange.lora is not None
+    skeleton = build_skeleton(exchange.model)
+    config = adapters.peft_config(exchange.lora, adapters.target_modules(skeleton, exchange.lora))
+    config.base_model_name_or_path = None if base is None else str(base)
+    config.task_type = "SEQ_2_SEQ_LM" if exchange.model.is_encoder_decoder else "CAUSAL_LM"
+    config.inference_mode = True
+    config.fan_in_fan_out = exchange.model.traits.conv1d
+    source = exchange.source(StateKind.MASTER)
+    check_names(adapters.checkpoint_shapes(exchange.model, exchange.lora), source)
+    with new_directory(directory) as partial:
+        tensors = {name: source.read(name).to(dtype) for name in source.names()}
+        save_file(tensors, partial / "adapter_model.safetensors", metadata={"format": "pt"})
+        config.save_pretrained(str(partial))
+
+
+class _Merged(TensorSource):
+    """A ``TensorSource`` of W + (alpha/rank)·B·A over a frozen model's weights, as peft merges them."""
+
+    def __init__(self, exchange: ExchangeCheckpoint, base: Path) -> None:
+        """Raises CheckpointError where ``base`` is not the model that was frozen."""
+        assert exchange.lora is not None
+        self._base, self._adapters = HfDirectory(base), exchange.source(StateKind.MASTER)
+        check_names(tensor_shapes(exchange.model), self._base)
+        self._scale = exchange.lora.alpha / exchange.lora.rank
+        self._adapted = {name for name in self._adapters.names() if ".lora_A." in name}
+        self._transposed = exchange.model.traits.conv1d
+
+    def names(self) -> list[str]:
+        """All weights of the model."""
+        return list(self._base.names())
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the weight."""
+        return self._base.shape(name)
+
+    def read(self, name: str) -> torch.Tensor:
+        """The merged weight, fp32 where there is an adapter."""
+        weight = self._base.read(name)
+        stem, _, last = name.rpartition(".")
+        a = f"{adapters.PREFIX}{stem}.lora_A.weight"
+        if last != "weight" or a not in self._adapted:
+            return weight
+        update = self._scale * self._adapters.read(a.replace("lora_A", "lora_B")) @ self._adapters.read(a)
+        return weight.float() + (update.T if self._transposed else update)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,15 @@ from kit.engines.base import Engine, StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_names, check_shape
+from kit.engines.io.parallel_safetensors import BlockWriter, ParallelFile, size_hash_and_sum
 from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.collective import run_collectively
 from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json
-from kit.training.checkpoint.files import is_free, partial_name, publish, write_json
-from kit.training.checkpoint.parallel_export import write_blocks
-from kit.training.checkpoint.to_huggingface import exchange_to_hf
-
-__all__ = ["Counters", "ExchangeCheckpoint", "exchange_to_hf", "export_exchange", "export_tensors", "import_exchange"]
+from kit.training.checkpoint.files import FileRecord, partial_name, publish, start_partial, write_json
+from kit.training.collective import run_collectively, split_over_ranks
 
 
 def export_exchange(
@@ -46,7 +44,7 @@ def export_exchange(
     doing = f"writing the exchange checkpoint {directory}"
     partial = partial_name(directory)
     shapes = checkpoint_shapes(model, lora)
-    run_collectively(engine.is_main, lambda: _start(directory, partial), doing)
+    run_collectively(engine.is_main, lambda: start_partial(directory), doing)
     try:
         plan = {kind: _files(kind, engine.owners, shapes, shard_bytes) for kind in KINDS}
         records = write_blocks(engine, partial, plan, shapes, doing)
@@ -64,9 +62,9 @@ def export_exchange(
 def import_exchange(engine: Engine, directory: Path, length: RunLength | None = None) -> Counters:
     """Collective. Load weights, moments and Adam's step count from an exchange checkpoint; returns its counters.
 
-    Everything is checked before anything is loaded: sizes and hashes (shared out), names and shapes, and the counters
-    against ``length``, the run that goes on from them. Raises
-    CheckpointError, on every rank, that names what is missing, truncated, corrupted or foreign.
+    Everything is checked before anything is loaded: sizes and hashes (each rank hashes some of the files), names and
+    shapes, and the counters against ``length``, the run that goes on from them. Raises CheckpointError, on every rank,
+    that names what is missing, truncated, corrupted or foreign.
     """
     doing = f"reading the exchange checkpoint {directory}"
     exchange = ExchangeCheckpoint(directory)
@@ -115,13 +113,6 @@ def _files(
     return {f"{kind.value}-{number:05d}.safetensors": names for number, names in enumerate(files, 1)}
 
 
-def _start(directory: Path, partial: Path) -> None:
-    if not is_free(directory):
-        raise CheckpointError(f"{directory} exists and is not empty; choose another directory or remove it yourself")
-    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was killed
-    partial.mkdir(parents=True)
-
-
 def _publish(partial: Path, directory: Path, contents: dict[str, Any]) -> None:
     write_json(partial / EXCHANGE_JSON, contents)
     publish(partial, directory)
@@ -137,3 +128,56 @@ def _check(exchange: ExchangeCheckpoint) -> None:
         check_names(shapes, source)
         for name, shape in shapes.items():
             check_shape(name, shape, source.shape(name))
+
+
+_Files = Mapping[StateKind, Mapping[str, Sequence[str]]]
+"""Kind → file → names of its tensors."""
+
+
+def write_blocks(
+    engine: Engine, directory: Path, plan: _Files, shapes: Mapping[str, tuple[int, ...]], doing: str
+) -> dict[str, FileRecord]:
+    """Collective. Write all files of ``plan`` into ``directory``. Raises CheckpointError on every rank.
+
+    Files are hashed as they can be read afterwards, split over the ranks; a sum over what was written tells whether
+    that is what was meant: ranks of other hosts write to the same files, which not every network file system gets
+    right.
+    """
+    files = {
+        kind: [
+            ParallelFile(directory / file, {name: shapes[name] for name in names}) for file, names in of_kind.items()
+        ]
+        for kind, of_kind in plan.items()
+    }
+    everything = [file for of_kind in files.values() for file in of_kind]
+    (heads,) = run_collectively(engine.is_main, lambda: {file.path: file.create() for file in everything}, doing)
+    sums = run_collectively(True, lambda: _write(engine, files), doing)
+    expected = {path: (head + sum(each.get(path, 0) for each in sums)) % 2**32 for path, head in heads.items()}
+    mine = split_over_ranks([*expected])
+    shares = run_collectively(True, lambda: {path.name: _record(path, expected[path]) for path in mine}, doing)
+    return {name: record for each in shares for name, record in each.items()}
+
+
+def _write(engine: Engine, files: Mapping[StateKind, Sequence[ParallelFile]]) -> dict[Path, int]:
+    where = {(kind, name): file for kind, of_kind in files.items() for file in of_kind for name in file.shapes}
+    writer, blocks = BlockWriter(), engine.export_blocks(list(files))
+    try:
+        for block in blocks:
+            writer.write(where[block.kind, block.name], block.name, block.row, block.column, block.values)
+        writer.finish()
+    except BaseException:
+        writer.abandon()
+        raise
+    finally:
+        deque(blocks, maxlen=0)  # after a failure too: the other ranks wait in the export's collectives
+    return writer.sums
+
+
+def _record(path: Path, expected_sum: int) -> FileRecord:
+    size, digest, total = size_hash_and_sum(path)
+    if total != expected_sum:
+        raise CheckpointError(
+            f"{path} does not hold what was written to it: this file system loses writes where several hosts write to "
+            f"one file; write checkpoints to a local disk or a parallel file system"
+        )
+    return FileRecord(size, digest)

@@ -3,16 +3,73 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+
+import torch
 
 from kit.engines.base import Engine, MicroBatch
 from kit.errors import DataError
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
-from kit.training.data.batches import DataParallelShard, training_batches, validation_batches
 from kit.training.data.fine_tuning_rows import Rows
 from kit.training.data.indexed import IndexedTokens
+from kit.training.data.order import order
 from kit.training.data.samples import GptSamples, PackedSamples, RowSamples, Samples
+
+
+@dataclass(frozen=True)
+class DataParallelShard:
+    """A data-parallel rank's part of every step."""
+
+    micro_batch_size: int
+    gradient_accumulation_steps: int
+    dp_rank: int
+    dp_size: int
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a step, over all ranks."""
+        return self.micro_batch_size * self.gradient_accumulation_steps * self.dp_size
+
+    def positions(self, micro_batch: int) -> list[int]:
+        """Samples of the step that one micro batch holds: k = (a·dp + dp_rank)·mbs + b."""
+        first = (micro_batch * self.dp_size + self.dp_rank) * self.micro_batch_size
+        return list(range(first, first + self.micro_batch_size))
+
+
+def training_batches(
+    samples: Samples, seed: int, samples_seen: int, shard: DataParallelShard, bucketed: bool = False
+) -> list[MicroBatch]:
+    """This rank's micro batches of the step that follows ``samples_seen`` samples.
+
+    Over all ranks they are samples ``order(seed, samples_seen)`` to ``order(seed, samples_seen + global batch)``,
+    whatever the layout. ``bucketed``: dealt out longest first, so that samples of one micro batch, and micro batches
+    that ranks compute at the same time, are about equally long. The step's gradient does not depend on it.
+    """
+    if bucketed:
+        drawn = [order(seed, len(samples), samples_seen + k) for k in range(shard.global_batch_size)]
+        drawn.sort(key=lambda index: (-samples.length(index), index))
+        indices = [[drawn[k] for k in shard.positions(a)] for a in range(shard.gradient_accumulation_steps)]
+    else:
+        indices = [
+            [order(seed, len(samples), samples_seen + k) for k in shard.positions(a)]
+            for a in range(shard.gradient_accumulation_steps)
+        ]
+    return [samples.micro_batch(each) for each in indices]
+
+
+def validation_batches(samples: Samples, num_sequences: int, shard: DataParallelShard) -> list[MicroBatch]:
+    """This rank's part of the first ``num_sequences`` samples, in file order.
+
+    Every rank gets the same number of micro batches, as engines require; rows beyond the end are wholly masked.
+    """
+    total = min(num_sequences, len(samples))
+    per_round = shard.micro_batch_size * shard.dp_size
+    return [
+        samples.micro_batch([k if k < total else None for k in shard.positions(a)])
+        for a in range(-(-total // per_round))
+    ]
 
 
 @dataclass(frozen=True)
@@ -72,3 +129,59 @@ class DataLoader:
         if self.validation is None:
             return None
         return validation_batches(self.validation, self.validation_sequences, self.shard)
+
+
+def should_prefetch(device: str) -> bool:
+    """A CPU process computes on the cores that would read: nothing is gained there."""
+    return device == "cuda"
+
+
+class Prefetcher:
+    """A feed that is told what will be asked next. Without ``wanted`` it reads when it is asked."""
+
+    def __init__(self, feed: DataLoader, *, wanted: bool, pinned: bool = False) -> None:
+        self._feed, self._pinned = feed, pinned
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="kit-data") if wanted else None
+        self._expected: tuple[int, int] | None = None
+        self._coming: Future[list[MicroBatch]] | None = None
+
+    def step(self, position: int, batch_size: int) -> list[MicroBatch]:
+        """Micro batches of a step, as ``DataLoader.step``. Raises DataError, also for an error met while reading
+        ahead."""
+        coming, expected = self._coming, self._expected
+        self._coming = self._expected = None
+        if coming is not None and expected == (position, batch_size):
+            return coming.result()
+        if coming is not None:
+            coming.cancel()
+        return self._read(position, batch_size)
+
+    def expect(self, position: int, batch_size: int) -> None:
+        """Begin to read what ``step`` will probably be asked for next."""
+        if self._reader is not None:
+            self._expected = position, batch_size
+            self._coming = self._reader.submit(self._read, position, batch_size)
+
+    def validation_batches(self) -> list[MicroBatch] | None:
+        """Micro batches of the held-out data (``DataLoader``)."""
+        return self._feed.validation_batches()
+
+    def close(self) -> None:
+        """Read no more; what is being read is waited for."""
+        if self._reader is not None:
+            self._reader.shutdown(cancel_futures=True)
+
+    def _read(self, position: int, batch_size: int) -> list[MicroBatch]:
+        batches = self._feed.step(position, batch_size)
+        return [pin(batch) for batch in batches] if self._pinned else batches
+
+
+def pin(batch: MicroBatch) -> MicroBatch:
+    """Copies a batch into page-locked memory, which torch keeps until copies from it are done (CachingHostAllocator).
+    ``sequence_ids`` are read on the host alone."""
+    fields = {
+        field.name: getattr(batch, field.name).pin_memory()
+        for field in dataclasses.fields(batch)
+        if field.name != "sequence_ids" and isinstance(getattr(batch, field.name), torch.Tensor)
+    }
+    return dataclasses.replace(batch, **fields)

@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.planner.plan import Plan
 from kit.specs.run import LoggingSpec
-from kit.training.checkpoint.collective import gather, run_collectively
+from kit.training.collective import gather, run_collectively
 from kit.training.logging.metrics import EventLog, MetricsLog, StepMetrics, logged_steps
 from kit.training.logging.prometheus import Prometheus
 from kit.training.logging.terminal import Expected, Terminal, terminal

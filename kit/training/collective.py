@@ -1,10 +1,13 @@
-"""One rank writes; all ranks succeed or fail together, so that none is left waiting in a collective."""
+"""What ranks do together: gather values, write files as one, and agree on every step.
+
+All ranks succeed or fail together, so that none is left waiting in a collective."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from safetensors import SafetensorError
 
@@ -14,6 +17,11 @@ Result = TypeVar("Result")
 
 _FAILURES: tuple[type[Exception], ...] = (OSError, SafetensorError, KitError)
 """What reading or writing a checkpoint may raise; anything else is our own bug and ends the process."""
+
+
+def rank() -> int:
+    """Rank of this process; 0 without a process group."""
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def gather(value: Result, group: dist.ProcessGroup | None = None) -> list[Result]:
@@ -58,8 +66,33 @@ def run_collectively(
 def _words(error: Exception, doing: str) -> str:
     if isinstance(error, KitError):
         return str(error)
-    return f"{doing} failed: {_one_line(error)}; check the free space and the permissions there"
+    line = " ".join(str(error).split()) or type(error).__name__
+    return f"{doing} failed: {line}; check the free space and the permissions there"
 
 
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
+class StatusAllReduce:
+    """Agrees on a few values every step: the largest of each over all ranks. Built once a run, by all ranks together.
+
+    The values are the host's own, so no rank waits for its GPU: gloo sends them once backward is done, beside the
+    optimizer, and they are read after it. Every rank reads the same result, so all stop after the same step."""
+
+    def __init__(self) -> None:
+        several = dist.is_initialized() and dist.get_world_size() > 1
+        self._group = dist.new_group(backend="gloo") if several else None
+        self._values: list[float] = []
+        self._sent: torch.Tensor | None = None
+        self._work: dist.Work | None = None
+
+    def start(self, values: Sequence[float]) -> None:
+        """Begin to send this rank's values."""
+        self._values = list(values)
+        if self._group is not None:
+            self._sent = torch.tensor(self._values, dtype=torch.float64)
+            self._work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def max(self) -> list[float]:
+        """The largest of each value over all ranks; waits for the slowest."""
+        if self._work is not None and self._sent is not None:
+            self._work.wait()
+            self._work, self._values = None, self._sent.tolist()
+        return self._values
