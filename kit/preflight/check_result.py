@@ -53,7 +53,7 @@ def skipped(check: str, said: str, host: str = HERE) -> CheckResult:
 
 def require(*results: CheckResult | None) -> None:
     """Raises ``RunDirectoryError`` with every failure and its fix, one a line."""
-    failed = [f"{result.said}; {result.fix}" for result in results if result and result.state == "failure"]
+    failed = ["; ".join(filter(None, (each.said, each.fix))) for each in results if each and each.state == "failure"]
     if failed:
         raise RunDirectoryError("\n".join(failed))
 

@@ -14,7 +14,6 @@ import kit.emit.megatron
 from kit.cost.reliability import checkpoint_bytes
 from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
-from kit.errors import RunDirectoryError
 from kit.planner.plan import Plan
 from kit.preflight.check_result import CheckResult, failure
 from kit.preflight.facts import free_bytes
@@ -96,16 +95,11 @@ def host_gib(plan: Plan) -> float:
 def swap_directory(plan: Plan, run: RunSpec, run_directory: Path) -> Path | None:
     """The folder for swap files: below ``run.nvme_path``, and this run's own, so that two runs never share one.
 
-    DeepSpeed names its files by rank and parameter alone, and empties what it finds. Raises RunDirectoryError where the
-    layout needs a path and the run has none.
+    DeepSpeed names its files by rank and parameter alone, and empties what it finds. None where the layout needs no
+    path, or the run has none (``check_nvme`` says so).
     """
-    if not plan.layout.uses_nvme:
+    if not plan.layout.uses_nvme or run.nvme_path is None:
         return None
-    if run.nvme_path is None:
-        raise RunDirectoryError(
-            "run.nvme_path is missing, and the layout offloads to nvme; give a directory on the node's own disk, "
-            "for example run.nvme_path=/mnt/nvme"
-        )
     return Path(run.nvme_path) / f"kit-{hashlib.sha256(str(run_directory.resolve()).encode()).hexdigest()[:12]}"
 
 
@@ -144,12 +138,13 @@ def gpus_here(environment: Mapping[str, str] = os.environ) -> list[tuple[str, fl
 
 
 def check_nvme(plan: Plan, run: RunSpec, run_directory: Path) -> CheckResult | None:
-    """The disk is there, writable, takes direct I/O and has room for the swap files.
-
-    Raises RunDirectoryError where the run names none."""
+    """The disk is named, is there, writable, takes direct I/O and has room for the swap files."""
+    if not plan.layout.uses_nvme:
+        return None
     folder = swap_directory(plan, run, run_directory)
     if folder is None:
-        return None
+        fix = "give a directory on the node's own disk, for example run.nvme_path=/mnt/nvme"
+        return failure("nvme", "run.nvme_path is missing, and the layout offloads to nvme", fix)
     path, host, key = folder.parent, os.uname().nodename, f"run.nvme_path={folder.parent}"
     if not path.is_dir():
         return failure("nvme", f"{key}: no such directory on {host}", "mount the disk there")

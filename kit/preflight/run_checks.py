@@ -1,11 +1,11 @@
-"""What can be known before any process starts: files that a run names exist and fit the plan. Imports no torch."""
+"""Checks before any process starts: the files that a run names exist and fit the plan. Imports no torch."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import kit.emit.megatron
 from kit.cost.reliability import checkpoint_bytes
 from kit.emit.copy_recipe import convert_data
 from kit.emit.run_directory import RunDirectory
-from kit.errors import CheckpointError, DataError, EngineError, KitError, RunDirectoryError
-from kit.preflight.check_result import require
+from kit.errors import KitError
+from kit.preflight.check_result import CheckResult, failure, require
 from kit.preflight.facts import free_bytes
 from kit.preflight.requirements import (
     PACKAGES,
@@ -27,87 +27,81 @@ from kit.preflight.requirements import (
 from kit.specs.catalog import load_model
 from kit.units import to_gib
 
+_SHAPE = (
+    "family",
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tied_embeddings",
+)
+"""Fields in which the model to start from must be the planned one."""
+
 
 def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
-    """Check model, data, checkpoint and disk of a run. Raises ``KitError`` with every problem, one a line."""
+    """Check packages, model, data, machine and checkpoint of a run. Raises ``RunDirectoryError`` with every problem,
+    one a line."""
     plan, run = rundir.plan, rundir.run
-    checks: tuple[Callable[[], None], ...] = (
-        lambda: _packages(rundir),
-        lambda: require(check_gpus(plan, gpus_here())),
-        lambda: _model(rundir),
-        lambda: _data("run.data.train", run.data.train, rundir),
-        lambda: _data("run.data.validation", run.data.validation, rundir),
-        lambda: _disk(rundir),
-        lambda: require(check_nvme(plan, run, rundir.path)),
-        lambda: require(check_libaio(plan)),
-        lambda: require(check_host_memory(plan)),
-        lambda: _asynchronous(rundir),
+    require(
+        *_packages(rundir),
+        check_gpus(plan, gpus_here()),
+        _model(rundir),
+        _data("run.data.train", run.data.train, rundir),
+        _data("run.data.validation", run.data.validation, rundir),
+        _disk(rundir),
+        check_nvme(plan, run, rundir.path),
+        check_libaio(plan),
+        check_host_memory(plan),
+        _asynchronous(rundir),
+        _checkpoint(rundir, resume_from),
     )
-    problems = []
-    for check in checks:
-        try:
-            check()
-        except KitError as error:
-            problems.append(str(error))
-    if resume_from is not None:
-        _checkpoint(rundir, resume_from)
-    if problems:
-        raise RunDirectoryError("\n".join(problems))
 
 
-def _checkpoint(rundir: RunDirectory, path: Path) -> None:
-    """An exchange checkpoint fits every layout; engines' own files fit as many ranks as wrote them, Megatron's any."""
-    if any((path / name).is_file() for name in ("exchange.json", "hub.json")):  # the second as earlier kits wrote it
-        return
-    manifest = path / "manifest.json"
-    if not manifest.is_file():
-        raise CheckpointError(
-            f"--resume {path}: not a checkpoint (no exchange.json, no manifest.json); give auto, or an "
-            f"exchange-step-… or step-… directory"
-        )
-    try:
-        writers = int(json.loads(manifest.read_text(encoding="utf-8"))["world_size"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"--resume {path}: manifest.json is damaged ({error}); give another, or auto") from None
-    layout = rundir.plan.layout
-    if layout.engine != "megatron" and writers != layout.world_size:
-        raise CheckpointError(
-            f"--resume {path}: written by {writers} ranks where the plan has {layout.world_size}, and "
-            f"layout.engine={layout.engine} reads its own files on as many as wrote them; resume from an "
-            f"exchange checkpoint (exchange-step-…) of that run"
-        )
+def _first_failure(check: str, rules: Iterable[tuple[bool, str, str]]) -> CheckResult | None:
+    """``rules``: (whether it is broken, what was found, the fix)."""
+    return next((failure(check, said, fix) for broken, said, fix in rules if broken), None)
 
 
-def _packages(rundir: RunDirectory) -> None:
-    """The planned engine is installed here; planning alone needs none."""
-    engine = rundir.plan.layout.engine
-    lora = rundir.plan.job.lora
-    adapters = () if lora is None else ("peft", "bitsandbytes") if lora.four_bit else ("peft",)
-    if absent := [name for name in adapters if not _is_installed(name)]:
-        raise EngineError(f"job.lora needs {', '.join(absent)}, not installed; use: pip install 'kit[lora]'")
-    if rundir.plan.job.optimizer.name == "adamw-8bit" and not _is_installed("bitsandbytes"):
-        raise EngineError(
-            "optimizer.name=adamw-8bit needs bitsandbytes, not installed; use: pip install 'kit[eight-bit]'"
-        )
-    if engine == "torch" and rundir.plan.job.precision == "fp8" and not _is_installed("torchao"):
-        raise EngineError(
-            "precision=fp8 on layout.engine=torch needs torchao, not installed; use: pip install 'kit[torchao]'"
-        )
-    if rundir.plan.layout.loss_kernel == "liger" and not _is_installed("liger_kernel"):
-        raise EngineError(
-            "layout.loss_kernel=liger needs liger-kernel, not installed; use: pip install liger-kernel, or leave it out"
-        )
-    needed = PACKAGES[engine]
-    if kit.emit.megatron.applies(rundir.plan):
-        needed += ("megatron.core",)
-    if rundir.plan.layout.implementation == "transformer_engine":
-        needed += ("transformer_engine",)
-    missing = [name for name in needed if not _is_installed(name)]
-    if missing:
-        raise EngineError(
-            f"layout.engine={engine} needs {', '.join(missing)}, not installed for {Path(sys.executable).name}; "
-            f"install torch for your GPU first, then: pip install 'kit[{engine}]'"
-        )
+def _packages(rundir: RunDirectory) -> list[CheckResult]:
+    """What the plan imports is installed here; planning alone needs none of it. A failure for each reason."""
+    plan, layout, job = rundir.plan, rundir.plan.layout, rundir.plan.job
+    four_bit = job.lora is not None and job.lora.four_bit
+    megatron, te = kit.emit.megatron.applies(plan), layout.implementation == "transformer_engine"
+    engine = f"layout.engine={layout.engine}"
+    install_engine = f"install torch for your GPU first, then: pip install 'kit[{layout.engine}]'"
+    needs = (
+        (job.lora is not None, "job.lora", ("peft",), "use: pip install 'kit[lora]'"),
+        (four_bit, "job.lora.four_bit", ("bitsandbytes",), "use: pip install 'kit[lora]'"),
+        (
+            job.optimizer.name == "adamw-8bit",
+            "optimizer.name=adamw-8bit",
+            ("bitsandbytes",),
+            "use: pip install 'kit[eight-bit]'",
+        ),
+        (
+            layout.engine == "torch" and job.precision == "fp8",
+            "precision=fp8 on layout.engine=torch",
+            ("torchao",),
+            "use: pip install 'kit[torchao]'",
+        ),
+        (
+            layout.loss_kernel == "liger",
+            "layout.loss_kernel=liger",
+            ("liger_kernel",),
+            "use: pip install liger-kernel, or leave it out",
+        ),
+        (True, engine, PACKAGES[layout.engine], install_engine),
+        (megatron, engine, ("megatron.core",), install_engine),
+        (te, engine, ("transformer_engine",), install_engine),
+    )
+    found = []
+    for wanted, what, modules, fix in needs:
+        if wanted and (missing := [name for name in modules if not _is_installed(name)]):
+            said = f"{what} needs {', '.join(missing)}, not installed for {Path(sys.executable).name}"
+            found.append(failure("packages", said, fix))
+    return found
 
 
 def _is_installed(name: str) -> bool:
@@ -117,117 +111,136 @@ def _is_installed(name: str) -> bool:
         return False
 
 
-def _model(rundir: RunDirectory) -> None:
+def _model(rundir: RunDirectory) -> CheckResult | None:
     """The model to start from has the planned shape, and its tokenizer no more tokens than the model."""
     if rundir.run.model_path is None:
-        if rundir.plan.job.lora is not None:
-            raise RunDirectoryError(
-                "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
-            )
-        return
-    path = Path(rundir.run.model_path)
+        said = "job.lora without run.model_path: adapters belong to the weights of a model"
+        return None if rundir.plan.job.lora is None else failure("model", said, "give its directory")
+    path, planned = Path(rundir.run.model_path), rundir.plan.model
     if not (path / "config.json").is_file():
-        raise RunDirectoryError(
-            f"run.model_path={path}: no config.json there; give a Hugging Face model directory, "
-            "or null for random weights"
-        )
-    found, planned = load_model(str(path)), rundir.plan.model
-    for field in (
-        "family",
-        "num_layers",
-        "hidden_size",
-        "ffn_hidden_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "vocab_size",
-        "tied_embeddings",
-    ):
-        if getattr(found, field) != getattr(planned, field):
-            raise RunDirectoryError(
-                f"run.model_path={path}: {field}={getattr(found, field)} where the plan has {getattr(planned, field)}; "
-                "plan that model (model: its directory) or give the planned one"
-            )
-    tokenizer = path / "tokenizer.json"
-    if tokenizer.is_file():
-        tokens = _tokenizer_size(tokenizer)
-        if tokens > planned.vocab_size:
-            raise DataError(
-                f"{tokenizer} has {tokens} tokens and the model's vocab_size is {planned.vocab_size}; "
-                "use the model's own tokenizer, or a model with a larger embedding"
-            )
+        fix = "give a Hugging Face model directory, or null for random weights"
+        return failure("model", f"run.model_path={path}: no config.json there", fix)
+    try:
+        found = load_model(str(path))
+        tokens = _tokenizer_size(path / "tokenizer.json")
+    except KitError as error:
+        return failure("model", str(error), "")
+    except (OSError, ValueError) as error:
+        return failure("model", f"{path}/tokenizer.json cannot be read as a tokenizer ({error})", "copy it again")
+    other = [
+        f"{field}={getattr(found, field)} where the plan has {getattr(planned, field)}"
+        for field in _SHAPE
+        if getattr(found, field) != getattr(planned, field)
+    ]
+    return _first_failure(
+        "model",
+        (
+            (
+                bool(other),
+                f"run.model_path={path}: {', '.join(other)}",
+                "plan that model (model: its directory) or give the planned one",
+            ),
+            (
+                tokens > planned.vocab_size,
+                f"{path}/tokenizer.json has {tokens} tokens and the model's vocab_size is {planned.vocab_size}",
+                "use the model's own tokenizer, or a model with a larger embedding",
+            ),
+        ),
+    )
 
 
 def _tokenizer_size(path: Path) -> int:
-    """Largest token id plus one, added tokens included, from a ``tokenizer.json``."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read as a tokenizer: {error}") from None
+    """Largest token id plus one, added tokens included, from a ``tokenizer.json``; 0 where there is none."""
+    if not path.is_file():
+        return 0
+    data = json.loads(path.read_text(encoding="utf-8"))
     vocab = data.get("model", {}).get("vocab", {})
     ids = list(vocab.values()) if isinstance(vocab, dict) else list(range(len(vocab)))
     ids += [token["id"] for token in data.get("added_tokens", [])]
     return max(ids, default=-1) + 1
 
 
-def _data(key: str, prefix: str | None, rundir: RunDirectory) -> None:
-    """The pair exists, is long enough for one sample, and holds no token that the model lacks."""
+def _data(key: str, prefix: str | None, rundir: RunDirectory) -> CheckResult | None:
+    """The pair exists, was written for the objective, is long enough, and holds no token that the model lacks."""
     if prefix is None:
-        return
-    name = Path(prefix).name
-    for suffix in (".bin", ".idx"):
-        if not Path(prefix + suffix).is_file():
-            raise DataError(
-                f"{key}={prefix}: {name}{suffix} is missing; write the pair with: "
-                + convert_data(rundir.plan.job.objective, "TEXT", "DIRECTORY", name)
-            )
+        return None
+    job, name, vocab_size = rundir.plan.job, Path(prefix).name, rundir.plan.model.vocab_size
+    missing = [suffix for suffix in (".bin", ".idx") if not Path(prefix + suffix).is_file()]
+    if missing:
+        fix = "write the pair with: " + convert_data(job.objective, "TEXT", "DIRECTORY", name)
+        return failure("data", f"{key}={prefix}: {name}{missing[0]} is missing", fix)
     sidecar = Path(prefix + ".json")
     if not sidecar.is_file():
-        return
-    facts: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
-    if facts["max_token_id"] >= rundir.plan.model.vocab_size:
-        raise DataError(
-            f"{key}={prefix}: holds token {facts['max_token_id']} and the model's vocab_size is "
-            f"{rundir.plan.model.vocab_size}; "
-            "tokenise the text with this model's tokenizer"
-        )
-    written_for, wanted = facts.get("objective", "pretrain"), rundir.plan.job.objective
-    if written_for != wanted:
-        raise DataError(
-            f"{key}={prefix}: was written for objective={written_for} and the job has {wanted}; "
-            f"write it with: kit convert data … --objective {wanted}"
-        )
-    if wanted != "pretrain" and facts["longest"] > rundir.plan.job.seq_length + (wanted == "sft"):
-        raise DataError(
-            f"{key}={prefix}: its longest row has {facts['longest']} tokens and "
-            f"job.seq_length={rundir.plan.job.seq_length}; raise it, or cut rows with: kit convert data … --seq-length"
-        )
-    if wanted == "pretrain" and facts["num_tokens"] <= rundir.plan.job.seq_length:
-        raise DataError(
-            f"{key}={prefix}: {facts['num_tokens']} tokens make no sample of "
-            f"job.seq_length={rundir.plan.job.seq_length}; "
-            "give more text or shorter sequences"
-        )
+        return None
+    try:
+        facts: dict[str, Any] = json.loads(sidecar.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return failure("data", f"{key}={prefix}: {name}.json cannot be read ({error})", "tokenise again")
+    written_for, longest = facts.get("objective", "pretrain"), facts.get("longest", 0)
+    is_text = job.objective == "pretrain"
+    rules = (
+        (
+            facts["max_token_id"] >= vocab_size,
+            f"holds token {facts['max_token_id']} and the model's vocab_size is {vocab_size}",
+            "tokenise the text with this model's tokenizer",
+        ),
+        (
+            written_for != job.objective,
+            f"was written for objective={written_for} and the job has {job.objective}",
+            f"write it with: kit convert data … --objective {job.objective}",
+        ),
+        (
+            not is_text and longest > job.seq_length + (job.objective == "sft"),
+            f"its longest row has {longest} tokens and job.seq_length={job.seq_length}",
+            "raise it, or cut rows with: kit convert data … --seq-length",
+        ),
+        (
+            is_text and facts["num_tokens"] <= job.seq_length,
+            f"{facts['num_tokens']} tokens make no sample of job.seq_length={job.seq_length}",
+            "give more text or shorter sequences",
+        ),
+    )
+    return _first_failure("data", ((broken, f"{key}={prefix}: {said}", fix) for broken, said, fix in rules))
 
 
-def _asynchronous(rundir: RunDirectory) -> None:
-    if rundir.run.checkpoint.asynchronous and rundir.plan.layout.uses_nvme:
-        raise EngineError(
-            "run.checkpoint.asynchronous=true with state on NVMe: a checkpoint is first copied to host memory, which "
-            "state on NVMe does not fit into; use false"
-        )
-
-
-def _disk(rundir: RunDirectory) -> None:
+def _disk(rundir: RunDirectory) -> CheckResult | None:
     """Room for one checkpoint; without it the run would train for hours and lose everything."""
     needed, name = checkpoint_bytes(rundir.plan.workload), rundir.path.name
     try:
         free = free_bytes(rundir.path)
     except OSError:
-        raise CheckpointError(
-            f"{name} is not writable; checkpoints and metrics are written there: change its mode or its owner"
-        ) from None
-    if free < needed:
-        raise CheckpointError(
-            f"{name} is on a disk with {to_gib(free):.1f} GiB free and one checkpoint takes {to_gib(needed):.1f} GiB; "
-            "make room or put the run directory elsewhere (--out)"
-        )
+        said = f"{name} is not writable; checkpoints and metrics are written there"
+        return failure("disk", said, "change its mode or its owner")
+    if free >= needed:
+        return None
+    said = f"{name} is on a disk with {to_gib(free):.1f} GiB free and one checkpoint takes {to_gib(needed):.1f} GiB"
+    return failure("disk", said, "make room or put the run directory elsewhere (--out)")
+
+
+def _asynchronous(rundir: RunDirectory) -> CheckResult | None:
+    if not (rundir.run.checkpoint.asynchronous and rundir.plan.layout.uses_nvme):
+        return None
+    said = "run.checkpoint.asynchronous=true with state on NVMe: a checkpoint is first copied to host memory, which "
+    return failure("asynchronous", said + "state on NVMe does not fit into", "use false")
+
+
+def _checkpoint(rundir: RunDirectory, path: Path | None) -> CheckResult | None:
+    """An exchange checkpoint fits every layout; engines' own files fit as many ranks as wrote them, Megatron's any."""
+    # Earlier versions of kit wrote hub.json.
+    if path is None or any((path / name).is_file() for name in ("exchange.json", "hub.json")):
+        return None
+    layout, manifest, said = rundir.plan.layout, path / "manifest.json", f"--resume {path}: "
+    if not manifest.is_file():
+        said += "not a checkpoint (no exchange.json, no manifest.json)"
+        return failure("checkpoint", said, "give auto, or an exchange-step-… or step-… directory")
+    try:
+        writers = int(json.loads(manifest.read_text(encoding="utf-8"))["world_size"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        return failure("checkpoint", f"{said}manifest.json is damaged ({error})", "give another, or auto")
+    if layout.engine == "megatron" or writers == layout.world_size:
+        return None
+    said += (
+        f"written by {writers} ranks where the plan has {layout.world_size}, and layout.engine={layout.engine} reads "
+        f"its own files on as many as wrote them"
+    )
+    return failure("checkpoint", said, "resume from an exchange checkpoint (exchange-step-…) of that run")

@@ -8,7 +8,7 @@ import pytest
 
 import kit
 from kit.emit.run_directory import RunDirectory, write
-from kit.errors import CheckpointError, KitError
+from kit.errors import KitError, RunDirectoryError
 from kit.preflight.run_checks import preflight
 from kit.specs.run import DataSpec, RunSpec
 
@@ -76,7 +76,7 @@ def test_a_disk_too_small_for_one_checkpoint(rundir: RunDirectory) -> None:
 
 
 def test_a_resume_path_that_is_no_checkpoint(rundir: RunDirectory, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="not a checkpoint"):
+    with pytest.raises(RunDirectoryError, match="not a checkpoint"):
         preflight(rundir, tmp_path)
 
 

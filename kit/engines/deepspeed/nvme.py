@@ -21,12 +21,12 @@ def prepare_swapping(rundir: RunDirectory, settings: dict[str, Any]) -> None:
     Raises KitError for a disk, memory or library that will not do.
     """
     require(check_host_memory(rundir.plan))
-    folder = swap_directory(rundir.plan, rundir.run, rundir.path)
-    if folder is None:
+    if not rundir.plan.layout.uses_nvme:
         return
     dist.barrier()  # another engine of these processes may still be removing its files
     require(check_nvme(rundir.plan, rundir.run, rundir.path))
     ops.load_async_io()
+    folder = swap_directory(rundir.plan, rundir.run, rundir.path)
     zero = settings["zero_optimization"]
     for name in ("offload_optimizer", "offload_param"):
         if zero.get(name, {}).get("device") == "nvme":
