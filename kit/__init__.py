@@ -8,42 +8,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kit.api import (
-        ClusterSpec,
-        GpuSpec,
-        JobSpec,
-        KitError,
-        Layout,
-        ModelSpec,
-        OptimizerSpec,
-        Pins,
-        Plan,
-        Recipe,
-        RunSpec,
-        load_recipe,
-        plan,
-    )
+    from kit.api import *  # noqa: F403
 
 __version__ = "0.1.0"
-__all__ = [
-    "ClusterSpec",
-    "GpuSpec",
-    "JobSpec",
-    "KitError",
-    "Layout",
-    "ModelSpec",
-    "OptimizerSpec",
-    "Pins",
-    "Plan",
-    "Recipe",
-    "RunSpec",
-    "__version__",
-    "load_recipe",
-    "plan",
-]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    api = import_module("kit.api")
+    if name == "__all__":
+        return [*api.__all__, "__version__"]
+    if name not in api.__all__:
         raise AttributeError(f"module 'kit' has no attribute {name!r}")
-    return getattr(import_module("kit.api"), name)
+    return getattr(api, name)

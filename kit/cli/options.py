@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kit.api import plan as make_plan
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
-from kit.specs.recipe import Recipe, load_recipe
+
+if TYPE_CHECKING:
+    from kit.specs.recipe import Recipe
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.")]
 Gpus = Annotated[str | None, typer.Option(help="Cluster of a model: 8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")]
@@ -36,9 +37,12 @@ def is_recipe(target: str) -> bool:
     return target.endswith((".yaml", ".yml"))
 
 
-def plan_recipe(path: Path, overrides: list[str] | None) -> tuple[Plan, Recipe]:
+def plan_recipe(path: Path, overrides: list[str] | None, calibration: Path | None = None) -> tuple[Plan, Recipe]:
+    from kit.api import plan  # a plan of catalog names imports no recipe
+    from kit.specs.recipe import load_recipe
+
     recipe = load_recipe(path, overrides or [])
-    return make_plan(recipe), recipe
+    return plan(recipe, calibration=calibration), recipe
 
 
 def recipe_changes(overrides: list[str] | None, engine: str, fix: list[str] | None) -> list[str]:

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from kit.api import plan as make_plan
 from kit.cli.options import (
     CalibrationFile,
     Engine,
@@ -23,17 +22,20 @@ from kit.cli.options import (
     is_recipe,
     job_for,
     pins_of,
+    plan_recipe,
     recipe_changes,
 )
 from kit.errors import SpecError
 from kit.planner.calibration import learn
 from kit.planner.calibration import load as load_calibration
 from kit.planner.calibration import save as save_calibration
+from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
+from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
-from kit.specs.recipe import load_recipe
+from kit.specs.model import ModelSpec
 
 
 def plan(
@@ -69,11 +71,10 @@ def plan(
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
     from kit.report.plan_text import render
-    from kit.specs.catalog import load_model
 
     if calibrate is not None and calibration is None:
         raise SpecError("--calibrate records a run; name the file to record it in: --calibration calibration.yaml")
-    known = calibration if calibration is not None and (calibrate is None or calibration.exists()) else None
+    known = None if calibration is None or (calibrate is not None and not calibration.exists()) else calibration
     chooses = any(wish is not None for wish in (deadline, budget, max_gpus, by))
     if is_recipe(model):
         if chooses:
@@ -85,19 +86,20 @@ def plan(
             raise SpecError(
                 "a recipe names its own cluster and job; change them as arguments: cluster=8xH100 job.seq_length=8192"
             )
-        result = make_plan(load_recipe(model, recipe_changes(overrides, engine, fix)), calibration=known)
+        result, _ = plan_recipe(Path(model), recipe_changes(overrides, engine, fix), known)
     else:
         if overrides:
             raise SpecError(
                 f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is not a recipe file: use the options"
             )
         asked = {"seq_length": seq_length, "global_batch_size": global_batch_size, "total_tokens": total_tokens}
-        job, pins = job_for(load_model(model), **asked, precision=precision), pins_of(engine, fix or [])
+        spec, pins = load_model(model), pins_of(engine, fix or [])
+        job = job_for(spec, **asked, precision=precision)
         if chooses:
-            gpus = _chosen_cluster(model, job, pins, gpus, by or "gpus", deadline, budget, max_gpus, known)
+            gpus = _chosen_cluster(spec, job, pins, gpus, by or "gpus", deadline, budget, max_gpus, known)
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
-        result = make_plan(model, gpus, job, pins, known)
+        result = make_plan(spec, parse_cluster(gpus), job, pins, load_calibration(known))
     if calibrate is not None and calibration is not None:
         result = _calibrated(result, calibrate, calibration)
     if save is not None:
@@ -123,17 +125,15 @@ def explain(
     """Explain every decision of a plan, what limits it, where its time goes, and what a change would do."""
     from kit.report.charts import draw
     from kit.report.what_if import explain as explained
-    from kit.specs.catalog import load_model
 
-    pins = Pins()
     if is_recipe(target):
         result, pins = _plan_or_recipe(Path(target), recipe_changes(overrides, engine, fix), calibration)
     else:
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100")
-        pins = pins_of(engine, fix or [])
-        asked = {"seq_length": seq_length, "global_batch_size": global_batch_size, "precision": precision}
-        result = make_plan(target, gpus, job_for(load_model(target), **asked), pins, calibration)
+        spec, pins = load_model(target), pins_of(engine, fix or [])
+        job = job_for(spec, seq_length=seq_length, global_batch_size=global_batch_size, precision=precision)
+        result = make_plan(spec, parse_cluster(gpus), job, pins, load_calibration(calibration))
     typer.echo(explained(result, pins, tuple(what_if or ()), load_calibration(calibration)))
     if png is not None:
         draw(result, png)
@@ -171,7 +171,6 @@ def memory(
 
     from kit.planner.request import Request
     from kit.report.memory_report import memory_report
-    from kit.specs.catalog import load_model, parse_cluster
 
     spec = load_model(model)
     job = job_for(spec, seq_length=seq_length, global_batch_size=global_batch_size, precision=precision)
@@ -202,11 +201,11 @@ def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
     known = load_calibration(file if file.exists() else None)
     save_calibration(learn(ran, measurements, known), file)
     typer.echo(f"{file}: what {measurements} says of runs like it\n")
-    return make_plan(result.model, result.cluster, result.job, pinned(result), file)
+    return make_plan(result.model, result.cluster, result.job, pinned(result), load_calibration(file))
 
 
 def _chosen_cluster(
-    model: str,
+    model: ModelSpec,
     job: JobSpec,
     pins: Pins,
     node: str | None,
@@ -218,13 +217,12 @@ def _chosen_cluster(
 ) -> str:
     """Print what the node types offer, and return the first."""
     from kit.planner.cluster_selection import Constraints, cluster_options, node_type, render_options
-    from kit.specs.catalog import load_model
 
     if by not in ("gpus", "money", "time"):
         raise SpecError(f"--by {by!r} is no goal; use gpus, money or time")
     constraints = Constraints(goal=by, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)  # type: ignore[arg-type]
     only = None if node is None else node_type(node)
-    found = cluster_options(load_model(model), job, pins, constraints, only, load_calibration(calibration))
+    found = cluster_options(model, job, pins, constraints, only, load_calibration(calibration))
     typer.echo(render_options(found) + "\n")
     return f"{found[0].cluster.name}:{found[0].cluster.num_nodes}"
 
@@ -238,5 +236,5 @@ def _plan_or_recipe(path: Path, changes: list[str], calibration: Path | None) ->
             raise SpecError(f"{changes[0]!r}: a plan has every choice made; ask with --what-if, or explain its recipe")
         saved = Plan.load(path)
         return saved, pinned(saved)
-    recipe = load_recipe(path, changes)
-    return make_plan(recipe, calibration=calibration), recipe.layout
+    result, recipe = plan_recipe(path, changes, calibration)
+    return result, recipe.layout

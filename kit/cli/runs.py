@@ -9,12 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from kit.api import plan as make_plan
 from kit.cli.app import PLAIN
 from kit.cli.options import Overrides, is_recipe, plan_recipe
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
-from kit.specs.recipe import Recipe, load_recipe
+from kit.specs.recipe import Recipe
 
 recipes = typer.Typer(**PLAIN, help="The recipes that come with kit: list them, copy one.")
 
@@ -96,11 +95,11 @@ def rehearse(
     from kit.specs.shipped import recipe_path
 
     path = Path(recipe) if is_recipe(recipe) else recipe_path(recipe)
-    loaded = load_recipe(path, overrides or [])
     if out is not None and out.exists():
         raise SpecError(f"{out} exists already and is not overwritten; choose another --out")
+    planned, loaded = plan_recipe(path, overrides)
     with tempfile.TemporaryDirectory(prefix="kit-rehearsal-") as scratch:
-        result = rehearse(path.stem, make_plan(loaded), loaded.run, out or Path(scratch) / path.stem)
+        result = rehearse(path.stem, planned, loaded.run, out or Path(scratch) / path.stem)
     typer.echo(json.dumps(result.as_json(), indent=1) if as_json else render(result))
     if not result.passed:
         raise typer.Exit(1)

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml as pyyaml
-
 from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
+from kit.specs import strict_yaml
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 
@@ -86,9 +85,9 @@ def load(path: Path | None) -> Calibration:
     if path is None:
         return NONE
     try:
-        data = pyyaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        data = strict_yaml.read(path).data
         return Calibration({str(name): _residual(row) for name, row in data.items()})
-    except (OSError, pyyaml.YAMLError, TypeError, AttributeError, LookupError, ValueError) as error:
+    except (SpecError, TypeError, AttributeError, LookupError, ValueError) as error:
         raise SpecError(f"{path} cannot be read as calibration: {error}; mend it, or name another file") from None
 
 
@@ -162,9 +161,9 @@ def _positive(data: dict[str, Any], name: str, path: Path) -> float | None:
 
 def save(calibration: Calibration, path: Path) -> None:
     """Write residuals; the file is kit's own and is replaced whole."""
-    kept = ("step_time_factor", "extra_gib", "runs")
+    kept = ("extra_gib", "runs", "step_time_factor")
     rows = {name: {key: getattr(row, key) for key in kept} for name, row in sorted(calibration.residuals.items())}
-    text = pyyaml.safe_dump(rows, sort_keys=True)
+    text = strict_yaml.dump(rows)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)

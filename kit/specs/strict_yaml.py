@@ -13,57 +13,12 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from kit.errors import SpecError
-from kit.specs.text import escaped, nearest
+from kit.specs.text import Location, dotted, escaped, nearest
 
 T = TypeVar("T")
-Location = tuple[str | int, ...]
-
-_Base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-class _Loader(_Base):  # type: ignore[misc]  # the C loader has no stubs
-    """PyYAML's safe loader with YAML 1.2 numbers and booleans."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, regexp) for tag, regexp in resolvers if tag not in ("tag:yaml.org,2002:float", "tag:yaml.org,2002:bool")
-    ]
-    for first, resolvers in _Base.yaml_implicit_resolvers.items()
-}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
-_FLOAT: tuple[str, re.Pattern[str], list[str]] = (
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?$|^[-+]?\.(?:inf|Inf|INF)$|^\.(?:nan|NaN|NAN)$"
-    ),
-    list("-+.0123456789"),
-)
-_Loader.add_implicit_resolver(*_FLOAT)
-
-
-class _Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper, which quotes text that YAML 1.2 reads as a number too (``1e5``)."""
-
-
-_Dumper.add_implicit_resolver(*_FLOAT)
-
-
-def _number(loader: Any, node: yaml.ScalarNode) -> float | int:
-    """A whole number with an exponent is an integer, as people mean ``total_tokens: 20e9``."""
-    text = loader.construct_scalar(node)
-    value = float(loader.construct_yaml_float(node))
-    whole = re.fullmatch(r"[+]?[0-9.]+[eE][+]?[0-9]+", text) and value.is_integer()
-    return int(value) if whole else value
-
-
-_Loader.add_constructor("tag:yaml.org,2002:float", _number)
 
 
 @dataclass(frozen=True)
@@ -85,20 +40,9 @@ class Document:
 
 def parse_text(text: str, name: str) -> Document:
     """YAML text → a document whose top level is a mapping. Raises ``SpecError``."""
-    try:
-        loader = _Loader(text)
-        try:
-            root = loader.get_single_node()
-            lines: dict[Location, int] = {}
-            _walk(root, (), lines, name)
-            data = loader.construct_document(root) if root is not None else {}
-        finally:
-            loader.dispose()
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise SpecError(f"{name}{line}: not valid YAML: {problem}") from None
+    from kit.specs import yaml_dialect  # PyYAML: a plan of catalog names reads no YAML
+
+    data, lines = yaml_dialect.load(text, name)
     if not isinstance(data, dict):
         raise SpecError(f"{name}: holds a {type(data).__name__} where a mapping of keys is expected")
     return Document(name=name, data=data, lines=lines)
@@ -116,9 +60,9 @@ def read(path: Path) -> Document:
 
 def dump(data: Mapping[str, Any]) -> str:
     """Plain values → YAML text, keys in the order given, one deterministic spelling."""
-    return yaml.dump(
-        dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False
-    )
+    from kit.specs import yaml_dialect
+
+    return yaml_dialect.dump(dict(data))
 
 
 def to_plain(value: Any) -> Any:
@@ -139,29 +83,10 @@ def parse(kind: type[T], data: Any, document: Document, location: Location = ())
         raise SpecError(f"{document.where(location)}: {error}") from None
 
 
-def _walk(node: Any, location: Location, lines: dict[Location, int], name: str) -> None:
-    if node is None:
-        return
-    lines.setdefault(location, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            inner = (*location, key.value)
-            if inner in lines:
-                raise SpecError(
-                    f"{name}:{key.start_mark.line + 1}: {_dotted(inner)}: the key stands twice "
-                    f"(first in line {lines[inner]}); keep one"
-                )
-            lines[inner] = key.start_mark.line + 1
-            _walk(value, inner, lines, name)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            _walk(value, (*location, index), lines, name)
-
-
 def _explain(kind: Any, item: Any, document: Document, prefix: Location) -> str:
     inner: Location = tuple(item["loc"])
     location = (*prefix, *inner)
-    where = f"{document.where(location)}: {_dotted(location) or 'top level'}"
+    where = f"{document.where(location)}: {dotted(location) or 'top level'}"
     if item["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
         return f"{where}: unknown key; {nearest(str(location[-1]), _valid_keys(kind, inner[:-1]))}"
     if item["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
@@ -181,7 +106,3 @@ def _valid_keys(kind: Any, location: Location) -> list[str]:
         options = [arg for arg in get_args(kind) if is_dataclass(arg)]
         kind = options[0] if options else kind
     return [field.name for field in fields(kind)] if is_dataclass(kind) else []
-
-
-def _dotted(location: Location) -> str:
-    return ".".join(escaped(str(part)) for part in location)

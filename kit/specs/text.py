@@ -7,6 +7,9 @@ from collections.abc import Iterable
 
 from kit.errors import SpecError
 
+Location = tuple[str | int, ...]
+"""Keys and positions that lead to a value of a document."""
+
 _REFUSED = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories: C0, DEL and C1 controls, lone surrogates, U+2028, U+2029. Every line break is among them."""
 
@@ -43,3 +46,8 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     close = get_close_matches(word.lower(), [name.lower() for name in names], n=3, cutoff=0.6)
     named = [name for name in names if name.lower() in close]
     return f"did you mean {' or '.join(named)}?" if named else f"valid are {', '.join(sorted(names))}"
+
+
+def dotted(location: Location) -> str:
+    """A place in a document as people write it: ``job.seq_length``."""
+    return ".".join(escaped(str(part)) for part in location)

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from kit.errors import SpecError
 from kit.planner.request import Request
 from kit.report.memory_report import memory_report
-from kit.specs import strict_yaml
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.catalog import rows as rows_module
-from kit.specs.catalog.rows import Rows, rows
 from kit.specs.job import JobSpec
+from scripts.compile_catalog import CATALOG, compiled
 
 
 def calls_of(model: str, gpus: str) -> int:
@@ -72,30 +68,22 @@ def test_a_cold_plan_costs_few_calls(model: str, gpus: str, most: int) -> None:
     assert int(done.stderr.split()[-1]) < most
 
 
-def test_a_row_of_the_catalog_is_parsed_when_it_is_asked_for() -> None:
-    text = '# models\none:\n  a: [1\n\n"two, with words":  # said why\n  b: [1,\n    2]\n# end\n'
-    table = Rows("models.yaml", text)
-    assert list(table) == ["one", "two, with words"]
-    assert table["two, with words"] == {"b": [1, 2]}
-    with pytest.raises(SpecError, match=r"models\.yaml:5: not valid YAML"):
-        table["one"]
-    assert "three" not in table
+def loaded_by(*command: str) -> set[str]:
+    """Modules that a command imports."""
+    words = [sys.executable, "-X", "importtime", "-m", "kit", *command]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+    return {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 
 
-def test_a_row_that_stands_twice_is_refused() -> None:
-    with pytest.raises(SpecError, match="one: the row stands twice"):
-        Rows("models.yaml", "one:\n  a: 1\none:\n  a: 2\n")
+def test_the_compiled_catalog_is_that_of_the_yaml_files() -> None:
+    assert (CATALOG / "catalog.json").read_text() == compiled(), "run: python scripts/compile_catalog.py"
 
 
-@pytest.mark.parametrize("path", sorted(Path(rows_module.__file__).parent.glob("*.yaml")), ids=lambda path: path.stem)
-def test_rows_read_one_by_one_are_those_of_the_whole_file(path: Path) -> None:
-    assert dict(rows(path.stem)) == strict_yaml.read(path).data
+def test_a_plan_of_catalog_names_loads_neither_recipes_nor_yaml() -> None:
+    assert not loaded_by("plan", "llama-3-8b", "--gpus", "8xH100") & {"yaml", "kit.specs.recipe", "rich.console"}
 
 
 def test_memory_as_json_loads_neither_torch_nor_what_only_draws() -> None:
-    script = "import sys; from kit.cli import main; main()"
-    words = [sys.executable, "-X", "importtime", "-c", script, "memory", "llama-3-8b", "--gpus", "8xH100", "--json"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
-    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    loaded = loaded_by("memory", "llama-3-8b", "--gpus", "8xH100", "--json")
     assert "kit.report.memory_report" in loaded
     assert not loaded & {"torch", "transformers", "rich.console", "asyncio", "jinja2", "matplotlib", "numpy"}

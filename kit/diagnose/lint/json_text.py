@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs.strict_yaml import Document, Location
+from kit.specs.strict_yaml import Document
+from kit.specs.text import Location
 
 _SPACE = re.compile(r"[ \t\r\n\ufeff]+")
 _COMMENT = re.compile(r"//[^\n]*|#[^\n]*|/\*.*?\*/", re.DOTALL)
