@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,15 +19,27 @@ _TEXT_SUFFIXES = (".txt", ".text", ".md")
 
 @dataclass(frozen=True)
 class Tokenised:
-    """What was written."""
+    """What was written, and of rows for fine-tuning what was not."""
 
     prefix: str
     sidecar: Sidecar
+    cut: int = 0
+    """Rows that lost their end."""
+    dropped: int = 0
+    """Rows of which nothing was left to learn."""
 
     def __str__(self) -> str:
+        written = self.sidecar
+        if written.objective == "pretrain":
+            return (
+                f"{self.prefix}: {written.num_tokens:,} tokens in {written.num_documents:,} documents, "
+                f"largest id {written.max_token_id}"
+            )
         return (
-            f"{self.prefix}: {self.sidecar.num_tokens:,} tokens in {self.sidecar.num_documents:,} documents, "
-            f"largest id {self.sidecar.max_token_id}"
+            f"{self.prefix}: {written.num_documents:,} rows for {written.objective}, "
+            f"{written.num_tokens:,} tokens, longest {written.longest}"
+            + (f"; {self.cut:,} cut" if self.cut else "")
+            + (f"; {self.dropped:,} left out" if self.dropped else "")
         )
 
 
@@ -50,7 +62,7 @@ def tokenise(
         raise DataError(f"the tokenizer in {tokenizer} has no end-of-sequence token; set eos_token in its config")
     documents = (text for source in sources for text in _documents(Path(source), text_key))
     with IndexedWriter(out, tokenizer=Path(tokenizer).name, vocab_size=tokenizer_vocab) as writer:
-        for batch in _batched(documents, BATCH_DOCUMENTS):
+        for batch in iter(lambda: list(islice(documents, BATCH_DOCUMENTS)), []):
             for ids in loaded(batch, add_special_tokens=False, return_attention_mask=False)["input_ids"]:
                 if ids:
                     writer.add_document([*ids, eod])
@@ -59,10 +71,19 @@ def tokenise(
 
 def load_tokenizer(directory: Path, vocab_size: int | None = None) -> tuple[Any, int]:
     """A tokenizer and the number of its ids, no more than ``vocab_size`` or the model's beside it. Raises DataError."""
-    loaded = _load_tokenizer(directory)
+    from transformers import AutoTokenizer
+
+    if not directory.is_dir():
+        raise DataError(f"{directory} is not a directory; give a downloaded model's or tokenizer's")
+    try:
+        loaded = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise DataError(
+            f"{directory} holds no tokenizer that transformers loads ({one_line(error)}); copy it again"
+        ) from error
     ids = max(loaded.get_vocab().values()) + 1
-    limit = vocab_size if vocab_size is not None else _model_vocab(directory)
-    if limit is not None and ids > limit:
+    limit = vocab_size if vocab_size is not None else model_config(directory).get("vocab_size")
+    if isinstance(limit, int) and ids > limit:
         raise DataError(
             f"the tokenizer in {directory} has ids up to {ids - 1}, and the model's vocabulary ends at "
             f"{limit - 1}; use the model's own tokenizer or enlarge vocab_size"
@@ -70,34 +91,22 @@ def load_tokenizer(directory: Path, vocab_size: int | None = None) -> tuple[Any,
     return loaded, ids
 
 
-def _load_tokenizer(directory: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    if not directory.is_dir():
-        raise DataError(f"{directory} is not a directory; give a downloaded model's or tokenizer's")
+def model_config(directory: Path) -> dict[str, Any]:
+    """Contents of the config.json beside a tokenizer; empty where there is none that can be read."""
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise DataError(
-            f"{directory} holds no tokenizer that transformers loads ({_line(error)}); copy it again"
-        ) from error
-
-
-def _model_vocab(directory: Path) -> int | None:
-    try:
-        value = json.loads((directory / "config.json").read_text(encoding="utf-8")).get("vocab_size")
-    except (OSError, ValueError, AttributeError):
-        return None
-    return value if isinstance(value, int) else None
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
 
 
 def _documents(source: Path, text_key: str) -> Iterator[str]:
     if source.is_dir():
-        return _column(_saved_dataset(source), text_key, source)
+        return _saved_dataset(source, text_key)
     if not source.is_file():
         raise DataError(f"{source} does not exist; give text, .jsonl or .parquet files, or a saved data set")
     if source.suffix in (".jsonl", ".ndjson"):
-        return _jsonl(source, text_key)
+        return (_text_of(row, text_key, where) for where, row in json_rows(source))
     if source.suffix == ".parquet":
         return _parquet(source, text_key)
     if source.suffix in _TEXT_SUFFIXES:
@@ -114,12 +123,13 @@ def _read_text(path: Path) -> str:
         raise DataError(f"{path} is not readable as UTF-8 text ({error}); convert it first") from error
 
 
-def _jsonl(path: Path, text_key: str) -> Iterator[str]:
+def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """(file and line number, row) of a JSON Lines file; skips blank lines. Raises DataError."""
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _text_of(json.loads(line), text_key, f"{path}:{number}")
+                    yield f"{path}:{number}", json.loads(line)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not JSON Lines ({error}); one JSON object a line is needed") from error
 
@@ -138,32 +148,28 @@ def _parquet(path: Path, text_key: str) -> Iterator[str]:
             for row in batch.to_pylist():
                 yield _text_of(row, text_key, str(path))
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path} is not readable as Parquet ({_line(error)}); copy it again") from error
+        raise DataError(f"{path} is not readable as Parquet ({one_line(error)}); copy it again") from error
 
 
-def _saved_dataset(directory: Path) -> Any:
+def _saved_dataset(directory: Path, text_key: str) -> Iterator[str]:
     import datasets  # type: ignore[import-untyped]
 
     try:
         loaded = datasets.load_from_disk(str(directory))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{directory} is not a data set saved with save_to_disk ({_line(error)}); "
+            f"{directory} is not a data set saved with save_to_disk ({one_line(error)}); "
             f"give its directory, or single files"
         ) from error
     if isinstance(loaded, datasets.DatasetDict):
         splits = ", ".join(str(directory / split) for split in loaded)
         raise DataError(f"{directory} has several splits; give one of {splits}")
-    return loaded
-
-
-def _column(dataset: Any, text_key: str, source: Path) -> Iterator[str]:
-    if text_key not in dataset.column_names:
+    if text_key not in loaded.column_names:
         raise DataError(
-            f"{source} has no column {text_key!r}; --text-key takes one of {', '.join(dataset.column_names)}"
+            f"{directory} has no column {text_key!r}; --text-key takes one of {', '.join(loaded.column_names)}"
         )
-    for row in dataset.select_columns([text_key]):
-        yield _text_of(row, text_key, str(source))
+    for row in loaded.select_columns([text_key]):
+        yield _text_of(row, text_key, str(directory))
 
 
 def _text_of(row: Any, text_key: str, where: str) -> str:
@@ -172,11 +178,6 @@ def _text_of(row: Any, text_key: str, where: str) -> str:
     return str(row[text_key])
 
 
-def _batched(items: Iterable[str], size: int) -> Iterator[list[str]]:
-    iterator = iter(items)
-    while batch := list(islice(iterator, size)):
-        yield batch
-
-
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """What an error says, on one line of 300 characters at most."""
     return " ".join(str(error).split())[:300]

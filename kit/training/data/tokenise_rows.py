@@ -1,43 +1,18 @@
-"""Rows for fine-tuning, as JSON Lines → the ``.bin``/``.idx`` pair that the engines read."""
+"""Rows for fine-tuning (chats, prompts, pairs), as JSON Lines → the ``.bin``/``.idx`` pair that the engines read."""
 
 from __future__ import annotations
 
-import json
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from kit.errors import DataError
-from kit.training.data.indexed import IndexedWriter, Sidecar
-from kit.training.data.tokenise import load_tokenizer
+from kit.training.data.indexed import IndexedWriter
+from kit.training.data.tokenise import Tokenised, json_rows, load_tokenizer, model_config, one_line
 
 _PAIR_KEYS = {"sft": (("prompt", "completion"),), "seq2seq": (("source", "target"), ("prompt", "completion"))}
 """Fields of a row that is not a chat."""
-
-
-@dataclass(frozen=True)
-class _TokenisedRows:
-    """What was written, and what was not."""
-
-    prefix: str
-    sidecar: Sidecar
-    cut: int
-    """Rows that lost their end."""
-    dropped: int
-    """Rows of which nothing was left to learn."""
-
-    def __str__(self) -> str:
-        text = (
-            f"{self.prefix}: {self.sidecar.num_documents:,} rows for {self.sidecar.objective}, "
-            f"{self.sidecar.num_tokens:,} tokens, longest {self.sidecar.longest}"
-        )
-        return (
-            text
-            + (f"; {self.cut:,} cut" if self.cut else "")
-            + (f"; {self.dropped:,} left out" if self.dropped else "")
-        )
 
 
 def tokenise_rows(
@@ -48,7 +23,7 @@ def tokenise_rows(
     objective: Literal["sft", "seq2seq"],
     seq_length: int | None = None,
     vocab_size: int | None = None,
-) -> _TokenisedRows:
+) -> Tokenised:
     """Write ``out.bin``, ``out.idx`` and ``out.json``; refuses to overwrite.
 
     sft rows: ``{"messages": [{"role", "content"}, …]}`` through the tokenizer's chat template, or ``{"prompt",
@@ -71,10 +46,12 @@ def tokenise_rows(
                 writer.add_row(parts)
             else:
                 dropped += 1
-    return _TokenisedRows(prefix=str(out), sidecar=writer.sidecar(), cut=cut, dropped=dropped)
+    return Tokenised(prefix=str(out), sidecar=writer.sidecar(), cut=cut, dropped=dropped)
 
 
-def _parts(tokenizer: Any, row: dict[str, Any], objective: str, where: str) -> Parts:
+def _parts(tokenizer: Any, row: Any, objective: str, where: str) -> Parts:
+    if not isinstance(row, dict):
+        raise DataError(f"{where} holds a {type(row).__name__}; one JSON object a line is needed")
     if objective == "sft" and "messages" in row:
         return chat_parts(tokenizer, row["messages"], where)
     for first, second in _PAIR_KEYS[objective]:
@@ -110,34 +87,20 @@ def _learns(parts: Parts, objective: str) -> bool:
 
 
 def _decoder_start(directory: Path) -> int:
-    path = directory / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = {}
-    start = config.get("decoder_start_token_id")
+    start = model_config(directory).get("decoder_start_token_id")
     if not isinstance(start, int):
         raise DataError(
-            f"{path} has no decoder_start_token_id, which a decoder is given first; copy the model's config.json there"
+            f"{directory}/config.json has no decoder_start_token_id, which a decoder is given first; copy the model's "
+            f"config.json there"
         )
     return start
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(where, row) of a ``.jsonl`` file."""
     if path.suffix not in (".jsonl", ".ndjson"):
         raise DataError(f"{path}: rows for fine-tuning are read from .jsonl files; save the data set as one")
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise DataError(f"{path}:{number} holds a {type(row).__name__}; one JSON object a line is needed")
-                yield f"{path}:{number}", row
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not JSON Lines ({error}); one JSON object a line is needed") from error
+    return json_rows(path)
 
 
 _PLAIN_TEMPLATE = (
@@ -163,7 +126,7 @@ def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str
     _check_messages(messages, where)
     template = tokenizer.chat_template or _PLAIN_TEMPLATE
     text = _render(tokenizer, template, messages, False, where)
-    bounds, is_target = [0], []
+    bounds = [0]
     for place, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
@@ -175,11 +138,9 @@ def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str
                 "end with their only assistant turn"
             )
         bounds += [len(before), len(after)]
-        is_target += [False, True]
     if bounds[-1] < len(text):
         bounds.append(len(text))
-        is_target.append(False)
-    return _split(tokenizer, text, bounds, is_target)
+    return _split(tokenizer, text, bounds)
 
 
 def prompt_parts(tokenizer: Any, prompt: str, completion: str) -> Parts:
@@ -215,22 +176,15 @@ def _render(tokenizer: Any, template: str, messages: Sequence[Any], prompt: bool
             )
         )
     except Exception as error:  # a template is a program: it may raise what it likes
-        raise DataError(f"{where}: the tokenizer's chat template refuses these messages ({_line(error)})") from error
+        raise DataError(f"{where}: the tokenizer's chat template refuses these messages ({one_line(error)})") from error
 
 
-def _split(tokenizer: Any, text: str, bounds: Sequence[int], is_target: Sequence[bool]) -> Parts:
+def _split(tokenizer: Any, text: str, bounds: Sequence[int]) -> Parts:
+    """Tokens of each part; ``bounds``: places in the text where parts begin, and its end."""
     if not tokenizer.is_fast:
-        raise DataError("the tokenizer tells no offsets (it is a slow one); give a directory with tokenizer.json")
+        raise DataError("the tokenizer gives no offsets (it is a slow one); give a directory with tokenizer.json")
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    parts: Parts = [[] for _ in is_target]
-    place = 0
+    parts: Parts = [[] for _ in bounds[1:]]
     for token, (start, _) in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-        while place + 1 < len(parts) and start >= bounds[place + 1]:
-            place += 1
-        parts[place].append(token)
-    assert all(one != other for one, other in pairwise(is_target)), "parts take turns"
+        parts[bisect_right(bounds, start, hi=len(parts)) - 1].append(token)
     return parts
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
