@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import field
-
-from pydantic.dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kit.specs.base import SPEC, Text
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@dataclass(frozen=True, kw_only=True)
 class StageMemory:
     """Peak memory of one GPU of one pipeline stage, GiB by component."""
+
+    __pydantic_config__ = SPEC  # where one is read from a file
 
     stage: int
     """Pipeline stage, from 0."""
@@ -26,9 +26,11 @@ class StageMemory:
         return sum(self.components_gib.values())
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@dataclass(frozen=True, kw_only=True)
 class Operation:
     """A run beside its steps: checkpoints and failures."""
+
+    __pydantic_config__ = SPEC  # where one is read from a file
 
     checkpoint_gb: float
     """Weights and optimizer state."""
@@ -46,9 +48,11 @@ class Operation:
     """Cost of keeping one in object storage, at list price; null in plans of earlier versions."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@dataclass(frozen=True, kw_only=True)
 class Prediction:
     """What the cost model says of a layout."""
+
+    __pydantic_config__ = SPEC  # where one is read from a file
 
     memory: tuple[StageMemory, ...]
     """One entry a pipeline stage."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
-
-from pydantic.dataclasses import dataclass
 
 from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
@@ -25,9 +24,11 @@ SCHEMA_VERSION = 2
 __all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction", "StageMemory"]
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@dataclass(frozen=True, kw_only=True)
 class Decision:
     """One choice and its reason."""
+
+    __pydantic_config__ = SPEC  # where one is read from a file
 
     rule: Text
     """Name of what was decided: engine, tp, pp, zero_stage, recompute, micro_batch_size, …"""
@@ -37,9 +38,11 @@ class Decision:
     """Alternatives, each with what it would cost."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Frozen; change it with ``dataclasses.replace``, which validates again."""
+    """Frozen; change it with ``dataclasses.replace``."""
+
+    __pydantic_config__ = SPEC  # where one is read from a file
 
     schema_version: Literal[2] = 2
     model: ModelSpec

@@ -53,12 +53,14 @@ _HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
 _WEIGHTS_ON_HOST = FrozenMap({"cpu": "parameters on host", "nvme": "parameters on NVMe"})
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
     """One complete choice. ``world_size = dp·cp·tp·pp``; experts are split otherwise: ``dp·cp·tp = edp·ep·etp``.
 
     This is the table of layout flags: rules, pins, the search, the one-line description and the digest read it.
     """
+
+    __pydantic_config__ = SPEC  # where one is read from a file
 
     engine: EngineName
     implementation: Implementation
