@@ -30,7 +30,7 @@ def lines(path):
 def test_every_line_is_there_before_the_next_step(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl", 0)
     for step in (1, 2):
-        log.write(metrics(step))
+        log.log_step(metrics(step))
         assert [line["step"] for line in lines(tmp_path / "metrics.jsonl")] == list(range(1, step + 1))
     log.close()
     assert lines(tmp_path / "metrics.jsonl")[1]["samples_seen"] == 4
@@ -40,12 +40,12 @@ def test_resuming_drops_what_will_be_trained_again_and_a_torn_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, 0)
     for step in (1, 2, 3, 4):
-        log.write(metrics(step, loss=float(step)))
+        log.log_step(metrics(step, loss=float(step)))
     log.close()
     with open(path, "a") as file:
         file.write('{"step": 5, "lo')
     log = MetricsLog(path, 2)
-    log.write(metrics(3, loss=30.0))
+    log.log_step(metrics(3, loss=30.0))
     log.close()
     assert [(line["step"], line["loss"]) for line in lines(path)] == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
@@ -53,11 +53,11 @@ def test_resuming_drops_what_will_be_trained_again_and_a_torn_line(tmp_path):
 def test_a_full_disk_delays_lines_and_does_not_end_the_run(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     log = MetricsLog(path, 0)
-    log.write(metrics(1))
+    log.log_step(metrics(1))
     with full_disk(path.stat().st_size + 10):
-        log.write(metrics(2))
-        log.write(metrics(3))
-    log.write(metrics(4))
+        log.log_step(metrics(2))
+        log.log_step(metrics(3))
+    log.log_step(metrics(4))
     log.close()
     assert "metrics of step 2 are not on disk yet, the run goes on" in capsys.readouterr().out
     assert [line["step"] for line in lines(path)] == [1, 2, 3, 4]

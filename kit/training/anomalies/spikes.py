@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from kit.specs.run import StabilitySpec
+from kit.specs.run import SpikeAction, StabilitySpec
 
 _Action = Literal["none", "warn", "discard", "rewind", "stop"]
 APPLIES_STEP = ("none", "warn")
@@ -90,18 +90,16 @@ class SpikeDetector:
             self.record(loss, norm)
 
     def check_loss(self, loss: float) -> StepDecision:
-        """Decides by the loss, before the optimizer step."""
-        if not math.isfinite(loss):
-            return StepDecision(self._spec.not_finite, "not finite", f"loss is {loss}")
-        return self._spike("loss", loss, self._losses, self._spec.loss_spike)
+        """Decide about a loss, before the optimizer step."""
+        return self._check("loss", loss, self._losses, self._spec.loss_spike)
 
     def check_norm(self, norm: float) -> StepDecision:
-        """Decides by the gradient norm before clipping, before the optimizer step."""
-        if not math.isfinite(norm):
-            return StepDecision(self._spec.not_finite, "not finite", f"gradient norm is {norm}")
-        return self._spike("gradient", norm, self._norms, self._spec.gradient_spike)
+        """Decide about a gradient norm, before clipping."""
+        return self._check("gradient norm", norm, self._norms, self._spec.gradient_spike)
 
-    def _spike(self, what: Literal["loss", "gradient"], value: float, window: Window, action: str) -> StepDecision:
+    def _check(self, name: str, value: float, window: Window, action: SpikeAction) -> StepDecision:
+        if not math.isfinite(value):
+            return StepDecision(self._spec.not_finite, "not finite", f"{name} is {value}")
         if action == "off" or len(window) < max(2, self._spec.window_steps // 4):
             return OK
         median = window.median()
@@ -111,9 +109,8 @@ class SpikeDetector:
         limit = median + self._spec.sigmas * deviation
         if value <= limit:
             return OK
-        name = "loss" if what == "loss" else "gradient norm"
         why = f"{name} {value:.4g} is above {limit:.4g} (median {median:.4g} of {len(window)} steps)"
-        return StepDecision(action, "loss spike" if what == "loss" else "gradient spike", why)  # type: ignore[arg-type]
+        return StepDecision(action, "loss spike" if name == "loss" else "gradient spike", why)
 
 
 def _median(values: list[float]) -> float:

@@ -42,12 +42,8 @@ class Rows:
                 f"{tokens.prefix} was written for objective={found} and the job has {objective}; write it again with: "
                 f"kit convert data ROWS.jsonl --objective {objective}"
             )
-        if sidecar.max_token_id >= vocab_size:
-            raise DataError(
-                f"token id {sidecar.max_token_id} in {tokens.prefix} is outside the model's vocabulary of "
-                f"{vocab_size}; tokenise with the model's own tokenizer"
-            )
-        self._tokens, self._objective, self._vocab_size = tokens, objective, vocab_size
+        tokens.check_token_id(sidecar.max_token_id, vocab_size)
+        self._tokens, self._objective = tokens, objective
         self._start = sidecar.decoder_start_token_id
         self._bounds = tokens.document_indices.astype(np.int64)
         self._ends = np.cumsum(tokens.sequence_lengths, dtype=np.int64)

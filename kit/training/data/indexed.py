@@ -97,6 +97,14 @@ class IndexedTokens:
         """Tokens in all."""
         return len(self._tokens)
 
+    def check_token_id(self, token_id: int, vocab_size: int) -> None:
+        """Raises DataError for an id that has no row in the model's embedding."""
+        if token_id >= vocab_size:
+            raise DataError(
+                f"token id {token_id} in {self.prefix} is outside the model's vocabulary of {vocab_size}; "
+                "tokenise with the model's own tokenizer"
+            )
+
     def read(self, start: int, count: int) -> np.ndarray:
         """Tokens ``start`` to ``start + count`` of the stream, as int64, in memory."""
         return self._tokens[start : start + count].astype(np.int64)
@@ -234,12 +242,13 @@ def _read_header(path: Path) -> tuple[np.dtype, int, int]:
     if len(header) < HEADER.size:
         raise DataError(f"{path} has {len(header)} bytes, less than a header; tokenise again")
     magic, version, code, num_sequences, num_boundaries = HEADER.unpack(header)
-    if magic != MAGIC:
-        raise DataError(f"{path} does not start with Megatron's MMIDIDX; give the prefix of a .bin/.idx pair")
-    if version != VERSION:
-        raise DataError(f"{path} has version {version}, this reader knows {VERSION}; tokenise again")
-    if code not in _DTYPES:
-        raise DataError(f"{path} has dtype code {code}, which is not an integer type; tokenise again")
+    for wrong, why in (
+        (magic != MAGIC, "does not start with Megatron's MMIDIDX; give the prefix of a .bin/.idx pair"),
+        (version != VERSION, f"has version {version}, this reader knows {VERSION}; tokenise again"),
+        (code not in _DTYPES, f"has dtype code {code}, which is not an integer type; tokenise again"),
+    ):
+        if wrong:
+            raise DataError(f"{path} {why}")
     return np.dtype(_DTYPES[code]).newbyteorder("<"), num_sequences, num_boundaries
 
 

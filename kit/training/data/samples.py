@@ -50,7 +50,7 @@ class GptSamples:
                 f"{seq_length + 1}; add data or shorten the sequence"
             )
         if tokens.sidecar is not None:
-            self._check(tokens.sidecar.max_token_id)
+            tokens.check_token_id(tokens.sidecar.max_token_id, vocab_size)
 
     def __len__(self) -> int:
         """Samples in an epoch."""
@@ -59,7 +59,7 @@ class GptSamples:
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """(inputs, labels), int64, (seq_length,) each; labels are already shifted."""
         window = self._tokens.read(index * self._seq_length, self._seq_length + 1)
-        self._check(int(window.max()))
+        self._tokens.check_token_id(int(window.max()), self._vocab_size)
         return window[:-1], window[1:]
 
     def length(self, index: int) -> int:
@@ -73,19 +73,12 @@ class GptSamples:
         for row, index in enumerate(indices):
             self._tokens.read_into(windows[row], (index or 0) * size)
         # Without a sidecar nobody has looked at the ids; an unknown one would only show as a device-side assert.
-        self._check(int(windows.max()))
+        self._tokens.check_token_id(int(windows.max()), self._vocab_size)
         labels = windows[:, 1:].copy()
         for row, index in enumerate(indices):
             if index is None:
                 labels[row] = IGNORE_INDEX
         return MicroBatch(input_ids=torch.from_numpy(windows[:, :-1].copy()), labels=torch.from_numpy(labels))
-
-    def _check(self, token_id: int) -> None:
-        if token_id >= self._vocab_size:
-            raise DataError(
-                f"token id {token_id} in {self._tokens.prefix} is outside the model's vocabulary of "
-                f"{self._vocab_size}; tokenise with the model's own tokenizer"
-            )
 
 
 class RowSamples:
@@ -110,7 +103,7 @@ class RowSamples:
 
 
 class PackedSamples:
-    """A sample is as many rows as fit into ``seq_length``, each for itself (``collate.packed``)."""
+    """A sample is as many rows as fit into ``seq_length``, each for itself (``packed``)."""
 
     def __init__(self, rows: Rows, seq_length: int, fixed: bool = False) -> None:
         self._rows, self._seq_length, self._fixed = rows, seq_length, fixed

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,29 @@ class StepMetrics:
         return "  ".join(parts)
 
 
-class MetricsLog:
+class RunOutput:
+    """A place that a run logs to; each kind overrides what it shows."""
+
+    def log(self, text: str) -> None:
+        """Show a sentence for people."""
+
+    def log_event(self, event: str, step: int, **values: Any) -> None:
+        """Record something that happened at a step, with its values."""
+
+    def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
+        """Record a step. ``due``: one of those for which a plain terminal prints a line."""
+
+    def log_checkpoint(self, step: int, stall_s: float) -> None:
+        """Record how long training stood still for a checkpoint after ``step``, the step that was logged last."""
+
+    def rewind(self, step: int) -> None:
+        """Forget the steps after this one: the run makes them again."""
+
+    def close(self) -> None:
+        """Write what is left, and free what is held."""
+
+
+class MetricsLog(RunOutput):
     """Appends to ``metrics.jsonl``; every line is on its way to disk before the next step.
 
     Opening drops the lines after ``resumed_step``, which will be trained again, and a last line that a crash tore:
@@ -85,14 +108,18 @@ class MetricsLog:
 
     def __init__(self, path: Path, resumed_step: int) -> None:
         self._path = path
+        self._open(resumed_step)
+
+    def _open(self, resumed_step: int) -> None:
+        path = self._path
         if path.exists():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step(line) <= resumed_step]
+            kept = [line for line, row in _rows(path) if row["step"] <= resumed_step]
             partial = path.with_name(f".{path.name}.partial")
             partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
             partial.replace(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
 
-    def write(self, metrics: StepMetrics) -> None:
+    def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         """Append one step. On a full disk the line waits in memory for the next one: a run does not die of it."""
         try:
             self._file.write(json.dumps(vars(metrics)) + "\n")
@@ -100,7 +127,7 @@ class MetricsLog:
         except OSError as error:
             print(f"metrics of step {metrics.step} are not on disk yet, the run goes on: {error}", flush=True)
 
-    def add_checkpoint(self, stall_s: float) -> None:
+    def log_checkpoint(self, step: int, stall_s: float) -> None:
         """Put a number in the place of the null that ends the last line, in one write: a kill leaves either."""
         null = b"null}\n"
         try:
@@ -121,14 +148,19 @@ class MetricsLog:
         except OSError as error:
             print(f"the last lines of {self._path} are lost: {error}; free some space", flush=True)
 
+    def rewind(self, step: int) -> None:
+        """Drop the lines after ``step``."""
+        self.close()
+        self._open(step)
 
-class EventLog:
+
+class EventLog(RunOutput):
     """Appends to ``events.jsonl``, which is never rewritten."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def write(self, event: str, step: int, **values: Any) -> None:
+    def log_event(self, event: str, step: int, **values: Any) -> None:
         """Append one line. A disk that is full loses the line, not the run."""
         line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "event": event, "step": step, **values}
         try:
@@ -141,24 +173,19 @@ class EventLog:
 def logged_steps(path: Path, step: int, count: int) -> list[tuple[float, float | None]]:
     """Loss and gradient norm of the last ``count`` steps up to ``step`` in ``metrics.jsonl``; steps that changed no
     weight are left out. Empty where there is no log."""
-    rows: list[tuple[float, float | None]] = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines() if step else []
+        rows = [row for _, row in _rows(path) if row["step"] <= step] if step else []
     except OSError:
-        lines = []
-    for line in lines:
+        return []
+    return [(row["loss"], row["grad_norm"]) for row in rows if row.get("grad_norm") is not None][-count:]
+
+
+def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Lines of ``metrics.jsonl`` and what they hold; a line that a crash tore is left out. Raises OSError."""
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             row = json.loads(line)
-            if row["step"] <= step and row["grad_norm"] is not None:
-                rows.append((row["loss"], row["grad_norm"]))
+            int(row["step"])
         except (ValueError, KeyError, TypeError):
-            continue  # torn by a crash
-    return rows[-count:]
-
-
-def _step(line: str) -> float:
-    """Step of a line; infinite for one that is torn."""
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        return float("inf")
+            continue
+        yield line, row

@@ -7,7 +7,7 @@ from typing import Any
 
 from kit.errors import EngineError
 from kit.planner.plan import Plan
-from kit.training.logging.metrics import StepMetrics
+from kit.training.logging.metrics import RunOutput, StepMetrics
 
 GAUGES = {
     "kit_step": ("step", "Optimizer steps done"),
@@ -39,7 +39,7 @@ EVENTS = "kit_events"
 """Counter, exported as kit_events_total: steps with an event, by kind."""
 
 
-class Prometheus:
+class Prometheus(RunOutput):
     """One endpoint. Raises EngineError where prometheus_client is missing or the port is taken."""
 
     def __init__(self, port: int, address: str, plan: Plan, total_steps: int) -> None:
@@ -66,7 +66,7 @@ class Prometheus:
                 f"run.logging.prometheus_port={port} on {address} cannot be opened ({error.strerror}); choose another"
             ) from None
 
-    def log_step(self, metrics: StepMetrics) -> None:
+    def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         """Set every gauge that the step has a number for."""
         for name, (field, _) in GAUGES.items():
             value: Any = getattr(metrics, field)
@@ -75,7 +75,7 @@ class Prometheus:
         if metrics.event is not None:
             self._events.labels(*self._labels, metrics.event.split(":")[0]).inc()
 
-    def log_checkpoint(self, stall_s: float) -> None:
+    def log_checkpoint(self, step: int, stall_s: float) -> None:
         """Set the gauge, which keeps its value until the next checkpoint."""
         self._gauges["kit_checkpoint_stall_seconds"].labels(*self._labels).set(stall_s)
 

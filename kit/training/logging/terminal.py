@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from kit.training.logging.metrics import StepMetrics
+from kit.training.logging.metrics import RunOutput, StepMetrics
 from kit.units import human_count, human_seconds
 
 
@@ -19,54 +19,36 @@ class Expected:
     step_time_s: float
 
 
-class Terminal(Protocol):
-    """Shows the loop's lines."""
-
-    def log_step(self, metrics: StepMetrics, due: bool) -> None:
-        """A step was made; ``due``: one of those that get a line where lines stay."""
-
-    def log(self, text: str) -> None:
-        """A sentence that stays."""
-
-    def close(self) -> None:
-        """No more lines follow."""
-
-
-def terminal(expected: Expected) -> Terminal:
-    """The live line where standard output is a terminal."""
-    return LiveLine(expected) if sys.stdout.isatty() else _PlainLines(expected)
-
-
-class _PlainLines:
+class Terminal(RunOutput):
     """Plain lines, for files and pipes."""
 
     def __init__(self, expected: Expected) -> None:
         self._expected = expected
 
-    def log_step(self, metrics: StepMetrics, due: bool) -> None:
-        """Prints a line where one is due."""
+    def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         if due:
             print(metrics.line(self._expected.total_steps), flush=True)
 
     def log(self, text: str) -> None:
-        """Prints the text."""
         print(text, flush=True)
 
-    def close(self) -> None:
-        """Nothing to close."""
+
+def terminal(expected: Expected) -> Terminal:
+    """The live line where standard output is a terminal."""
+    return LiveLine(expected) if sys.stdout.isatty() else Terminal(expected)
 
 
-class LiveLine:
+class LiveLine(Terminal):
     """One line that is written over; what is said stands above it."""
 
     def __init__(self, expected: Expected, console: Any = None) -> None:
         from rich.live import Live
 
-        self._expected = expected
+        super().__init__(expected)
         self._live = Live(console=console, refresh_per_second=4, redirect_stdout=True, redirect_stderr=True)
         self._live.start()
 
-    def log_step(self, metrics: StepMetrics, due: bool) -> None:
+    def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         """Updates the line. A thread of rich's draws it a few times a second."""
         from rich.text import Text
 

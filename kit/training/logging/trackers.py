@@ -12,13 +12,13 @@ from typing import Any
 
 from kit.errors import EngineError
 from kit.planner.plan import Plan
-from kit.training.logging.metrics import StepMetrics
+from kit.training.logging.metrics import RunOutput, StepMetrics
 
 FOLDER = "trackers"
 """Folder of the run directory for trackers that write to disk."""
 
 
-class Trackers:
+class Trackers(RunOutput):
     """Trackers of one run, on the main rank. If one fails during training, it is reported and dropped; the run goes
     on."""
 
@@ -29,12 +29,15 @@ class Trackers:
         for name in names:
             self._live[name] = _start(name, rundir, plan)
 
-    def log_step(self, metrics: StepMetrics) -> None:
+    def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         """All numbers of a step."""
         if self._live:
-            self.log(dataclasses.asdict(metrics), metrics.step)
+            self._log_numbers(dataclasses.asdict(metrics), metrics.step)
 
-    def log(self, values: Mapping[str, Any], step: int) -> None:
+    def log_checkpoint(self, step: int, stall_s: float) -> None:
+        self._log_numbers({"checkpoint_s": stall_s}, step)
+
+    def _log_numbers(self, values: Mapping[str, Any], step: int) -> None:
         """The numbers among the values."""
         numbers = {f"train/{key}": value for key, value in values.items() if _is_number(value)}
         for name, tracker in list(self._live.items()):
