@@ -23,6 +23,8 @@ class Cause:
     phase: str | None = None
     step: int | None = None
     """Step in the line itself, otherwise the last one logged before it."""
+    frames: str | None = None
+    """Where the exception comes from: the innermost frame of the user's own code, then the one that raised."""
 
     @property
     def when(self) -> str:
@@ -36,7 +38,8 @@ class Cause:
         where = f" on rank {', '.join(map(str, self.ranks))}" if self.ranks else ""
         phase = f" in {self.phase}" if self.phase else ""
         lines = [f"{self.cause}{where}{phase}{self.when and f' {self.when}'}: {self.meaning}"]
-        lines += [f"  seen   {self.place}: {self.evidence}", f"  do     {self.fix}"]
+        lines += [f"  from   {self.frames}"] if self.frames else []
+        lines += [f"  seen   {self.place}: {self.evidence[:400]}", f"  do     {self.fix}"]
         return "\n".join(lines)
 
     def as_json(self) -> dict[str, object]:

@@ -1,35 +1,94 @@
-"""What no single line shows: a rank that is slower than the others, a loss that goes up."""
+"""What no single line shows: a rank that is slower than the others, a loss that goes up. Memory does not grow with the
+number of steps."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from kit.diagnose.logs.cause import Cause
-from kit.diagnose.logs.patterns import STEP
-from kit.diagnose.logs.reading import Line
+from kit.diagnose.logs.reading import Place
 
 SLOW = 1.5
 """A rank whose median step takes this many times the others' is called slow."""
 FEWEST_STEPS = 3
-LOSS = re.compile(r"(?i)\bstep[ =:]+(\d+)(?:/\d+)?\b.*?\bloss[ =:]+(\d+(?:\.\d+)?(?:e[-+]?\d+)?)\b")
+MOST_TIMES = 4096
+"""Step times kept of a rank; every other one is dropped beyond."""
+_STEP = rb"[sS]tep[ =:]+(\d{1,18})(?:/\d+)?\b[^\n\r]{0,400}?\b"
+_NUMBER = rb"[ =:]+(\d+(?:\.\d+)?(?:e[-+]?\d+)?)"
+LOSS = re.compile(_STEP + rb"[lL]oss" + _NUMBER)
+TIME = re.compile(_STEP + rb"(?:work|compute)[_ ]time(?:_s)?" + _NUMBER)
+"""A line that tells how long a rank itself worked at a step; the step's whole time is the same on all that wait."""
 DIVERGED = 1.5
 """Times the lowest level that the loss had come to; a spike that goes back is none."""
 LEVEL = 5
 """Logged losses whose median is a level, and of which all have to lie above at the end."""
 
 
-def slow_ranks(lines: Sequence[Line]) -> list[Cause]:
+@dataclass
+class Losses:
+    """The losses of one rank as they come."""
+
+    last: deque[float] = field(default_factory=lambda: deque(maxlen=2 * LEVEL))
+    lowest: float = float("inf")
+    """Level, of losses that are not among the last."""
+    above: list[tuple[float, int, Place]] = field(default_factory=list)
+    """Losses below which none has come since, lowest first, each with the step and place that followed it."""
+    before: float | None = None
+
+    def add(self, loss: float, step: int, place: Place) -> None:
+        """The next one."""
+        if self.before is not None:
+            while self.above and self.above[-1][0] >= self.before:
+                self.above.pop()
+            self.above.append((self.before, step, place))
+            if len(self.above) > MOST_TIMES:
+                del self.above[1::2]
+        self.before = loss
+        self.last.append(loss)
+        if len(self.last) == 2 * LEVEL:
+            self.lowest = min(self.lowest, sorted(list(self.last)[:LEVEL])[LEVEL // 2])
+
+    def left_its_level(self) -> tuple[int, float, float, Place] | None:
+        """(first step above, lowest level, last level, place of that step); None where all is well."""
+        end = list(self.last)[-LEVEL:]
+        if not 0 < self.lowest < float("inf") or min(end) <= DIVERGED * self.lowest:
+            return None
+        _, step, place = next(each for each in reversed(self.above) if each[0] <= DIVERGED * self.lowest)
+        return step, self.lowest, statistics.median(end), place
+
+
+@dataclass
+class Curves:
+    """Step times and losses of every rank."""
+
+    times: dict[int, list[float]] = field(default_factory=lambda: defaultdict(list))
+    where: dict[int, Place] = field(default_factory=dict)
+    losses: dict[int | None, Losses] = field(default_factory=lambda: defaultdict(Losses))
+
+    def add_loss(self, match: re.Match[bytes], place: Place) -> None:
+        """One match of ``LOSS``."""
+        self.losses[place.rank].add(float(match[2]), int(match[1]), place)
+
+    def add_time(self, match: re.Match[bytes], place: Place) -> None:
+        """One match of ``TIME``."""
+        if place.rank is not None:
+            times = self.times[place.rank]
+            times.append(float(match[2]))
+            self.where[place.rank] = place
+            if len(times) > MOST_TIMES:
+                del times[::2]
+
+    def causes(self) -> list[Cause]:
+        """What they show."""
+        return [*_slow_ranks(self.times, self.where), *_divergence(self.losses)]
+
+
+def _slow_ranks(times: Mapping[int, list[float]], where: Mapping[int, Place]) -> list[Cause]:
     """A rank whose own steps take longer; where ranks wait for each other only its own clock shows it."""
-    times: dict[int, list[float]] = defaultdict(list)
-    where: dict[int, Line] = {}
-    for line in lines:
-        match = STEP.search(line.text)
-        if match and line.rank is not None:
-            times[line.rank].append(float(match.group(2)))
-            where[line.rank] = line
     medians = {rank: statistics.median(values) for rank, values in times.items() if len(values) >= FEWEST_STEPS}
     found = []
     for rank, median in medians.items():
@@ -41,27 +100,20 @@ def slow_ranks(lines: Sequence[Line]) -> list[Cause]:
                     meaning=f"works {median:.3g} s a step, the others, who wait, {statistics.median(others):.3g} s",
                     fix="look at clocks, temperature, ECC and neighbours of its GPU (kit doctor), or drain its node",
                     ranks=(rank,),
-                    place=where[rank].place,
-                    evidence=where[rank].text.strip()[:200],
+                    place=where[rank].name,
+                    evidence=where[rank].text,
                     weight=2,
                 )
             )
     return found
 
 
-def divergence(lines: Sequence[Line]) -> list[Cause]:
+def _divergence(losses: Mapping[int | None, Losses]) -> list[Cause]:
     """A loss that left the level it had come to and did not come back; of every rank the one that is told first."""
-    losses: dict[int | None, list[tuple[int, float, Line]]] = defaultdict(list)
-    for line in lines:
-        if match := LOSS.search(line.text):
-            losses[line.rank].append((int(match.group(1)), float(match.group(2)), line))
-    left: dict[int | None, tuple[int, float, float, Line]] = {}
-    for rank, logged in losses.items():
-        if (found := _left_its_level(logged)) is not None:
-            left[rank] = found
+    left = {rank: found for rank, logged in losses.items() if (found := logged.left_its_level()) is not None}
     if not left:
         return []
-    step, level, last, line = min(left.values(), key=lambda found: found[0])
+    step, level, last, place = min(left.values(), key=lambda found: found[0])
     return [
         Cause(
             cause="loss-divergence",
@@ -69,20 +121,9 @@ def divergence(lines: Sequence[Line]) -> list[Cause]:
             fix="resume from a checkpoint before that step with a lower rate, a longer warm-up or gradient clipping; "
             "look at the data of that step",
             ranks=tuple(sorted(rank for rank in left if rank is not None)),
-            place=line.place,
-            evidence=line.text.strip()[:200],
+            place=place.name,
+            evidence=place.text,
             weight=2,
             step=step,
         )
     ]
-
-
-def _left_its_level(logged: Sequence[tuple[int, float, Line]]) -> tuple[int, float, float, Line] | None:
-    """(first step above, lowest level, last level, line of that step) of one rank's losses; None where all is well."""
-    values = [loss for _, loss, _ in logged]
-    levels = [statistics.median(values[end - LEVEL : end]) for end in range(LEVEL, len(values) - LEVEL + 1)]
-    if not levels or (lowest := min(levels)) <= 0 or min(values[-LEVEL:]) <= DIVERGED * lowest:
-        return None
-    last_below = max(index for index, loss in enumerate(values) if loss <= DIVERGED * lowest)
-    step, _, line = logged[last_below + 1]
-    return step, lowest, statistics.median(values[-LEVEL:]), line

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -11,14 +10,20 @@ from typing import Any
 
 from kit.diagnose.logs import flight_recorder
 from kit.diagnose.logs.cause import Cause
-from kit.diagnose.logs.curves import divergence, slow_ranks
-from kit.diagnose.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PATTERNS, PHASES, STEP, Pattern
+from kit.diagnose.logs.patterns import ALLOCATOR, PATTERNS, RESERVED
 from kit.diagnose.logs.predicted import beside_plan
-from kit.diagnose.logs.reading import Line, log_files, read_lines
+from kit.diagnose.logs.reading import Line, log_files
+from kit.diagnose.logs.scan import Scan
+from kit.diagnose.logs.tracebacks import LAUNCHERS, Failed, Traceback
 from kit.planner.plan import Plan
 
-TRACEBACK_LINES = 60
-"""How far back from an error its traceback is read for the phase."""
+MUCH_UNALLOCATED_GIB = 2.0
+"""Memory that the allocator holds and cannot give away, from which on it is worth joining."""
+VICTIMS = (
+    *("DistBackendError", "DistNetworkError", "DistStoreError", "KeyboardInterrupt"),
+    *("ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError"),
+)
+"""Exceptions of a rank that waited for another, or was stopped."""
 
 
 def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ...]:
@@ -28,13 +33,13 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     """
     paths = list(paths)
     recorded = flight_recorder.records(paths)
-    files = [
-        list(read_lines(path)) for path in log_files(path for path in paths if not flight_recorder.is_record(path))
-    ]
-    causes = [cause for lines in files for cause in _matches(lines)]
-    everything = [line for lines in files for line in lines]
-    causes = _merged([*_recorded(recorded), *causes, *slow_ranks(everything), *divergence(everything)])
-    refined = _refined(causes, everything)
+    scan = Scan()
+    for path in log_files(path for path in paths if not flight_recorder.is_record(path)):
+        scan.read(path)
+    exceptions = _exceptions(scan)
+    causes = _merged([*_recorded(recorded), *_with_frames(scan), *scan.curves.causes()])
+    causes = sorted([*causes, *exceptions], key=lambda cause: -cause.weight)
+    refined = _refined([*_failed(scan, causes), *causes], scan)
     if plan is None:
         return refined
     return tuple(
@@ -72,62 +77,66 @@ def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cau
     ]
 
 
-def _matches(lines: Sequence[Line]) -> list[Cause]:
-    """Every pattern in one file, in its order."""
+def _exceptions(scan: Scan) -> list[Cause]:
+    """Exceptions that no pattern names, the first first: that of the rank that a launcher says failed first."""
+    first = next((failed.rank for failed, _ in scan.failed if failed.rank is not None), None)
+    named = {cause.place for cause in scan.causes}
+    groups: dict[tuple[str, str], list[tuple[Traceback, Line]]] = defaultdict(list)
+    for raised, line in scan.exceptions:
+        if raised.name not in LAUNCHERS and line.place not in named:
+            groups[raised.type, raised.frames].append((raised, line))
     found = []
-    by_launcher = {match.group(1) for line in lines if (match := ENDED_BY_LAUNCHER.search(line.text))}
-    step: dict[int | None, int] = {}
-    for index, line in enumerate(lines):
-        if (match := STEP.search(line.text)) or (match := re.search(r"(?i)\bstep[ =:]+(\d+)", line.text)):
-            step[line.rank] = int(match.group(1))
-        for pattern in PATTERNS:
-            if pattern.regex.search(line.text):
-                if pattern.cause == "killed" and by_launcher & set(re.findall(r"(?i)\bpid:? (\d+)", line.text)):
-                    break
-                found.append(_cause(pattern, lines, index, step.get(line.rank)))
-                break
-    return found
+    for group in groups.values():
+        raised, line = group[0]
+        ranks = list(dict.fromkeys(each.rank for _, each in group if each.rank is not None))
+        if not ranks and len(groups) == 1 and first is not None:
+            ranks = [first]
+        ranks.sort(key=lambda rank: rank != first)
+        said = f": {raised.message}" if raised.message else ""
+        found.append(
+            Cause(
+                cause="exception",
+                meaning=f"{raised.name}{said}",
+                fix=f"look at {raised.own or raised.raised}; other ranks' errors follow from it",
+                ranks=tuple(ranks),
+                place=line.place,
+                evidence=line.text,
+                weight=1 if raised.name in VICTIMS else 3,
+                frames=raised.frames,
+            )
+        )
+    return sorted(found, key=lambda cause: (-cause.weight, first is not None and first not in cause.ranks))
 
 
-def _cause(pattern: Pattern, lines: Sequence[Line], index: int, step: int | None) -> Cause:
-    line = lines[index]
-    rank = line.rank
-    if rank is None and pattern.cause in ("killed", "crashed"):
-        rank = _rank_of_exit(lines, index)
-    return Cause(
-        cause=pattern.cause,
-        meaning=pattern.meaning,
-        fix=pattern.fix,
-        ranks=() if rank is None else (rank,),
-        place=line.place,
-        evidence=line.text.strip()[:400],
-        weight=pattern.weight,
-        phase=_phase(lines, index) if pattern.cause.endswith("out-of-memory") else None,
-        step=step,
-    )
+def _with_frames(scan: Scan) -> list[Cause]:
+    """Causes whose line is the end of a traceback, with where it comes from."""
+    frames = {line.place: raised.frames for raised, line in scan.exceptions}
+    return [replace(cause, frames=frames.get(cause.place)) for cause in scan.causes]
 
 
-def _rank_of_exit(lines: Sequence[Line], index: int) -> int | None:
-    """torchrun prints ``rank : 1 (local_rank: 1)`` beside an exit code, before it in its summary."""
-    here = re.search(r"\blocal_rank: (\d+)", lines[index].text)
-    for line in reversed(lines[max(0, index - 3) : index]):
-        if match := re.search(r"^\s*rank\s*: (\d+)", line.text):
-            return int(match.group(1))
-    return int(here.group(1)) if here else None
-
-
-def _phase(lines: Sequence[Line], index: int) -> str | None:
-    """What the traceback above an error was doing: frames of the same rank, innermost first."""
-    rank = lines[index].rank
-    for line in reversed(lines[max(0, index - TRACEBACK_LINES) : index]):
-        if line.rank != rank:
-            continue
-        if line.text.lstrip().startswith("Traceback"):
-            break
-        for phase, pattern in PHASES:
-            if pattern.search(line.text):
-                return phase
-    return None
+def _failed(scan: Scan, causes: Sequence[Cause]) -> list[Cause]:
+    """What a launcher says of a process that failed, where nothing else is known."""
+    if any(cause.weight > 1 for cause in causes) or not (scan.failed or scan.exceptions):
+        return []
+    if not scan.failed:
+        raised, line = scan.exceptions[0]
+        if any(cause.cause == "exception" for cause in causes):
+            return []
+        failed = Failed(None, f"{raised.name}: {raised.message}")
+    else:
+        failed, line = scan.failed[0]
+    return [
+        Cause(
+            cause="worker-failed",
+            meaning=f"a process ended first with {failed.how}, and these logs do not say why",
+            fix="read the log of that rank (torchrun --log-dir DIR --redirects 3 keeps one a rank); decorate main() "
+            "with torch.distributed.elastic.multiprocessing.errors.record",
+            ranks=() if failed.rank is None else (failed.rank,),
+            place=line.place,
+            evidence=line.text.strip()[:1000],
+            weight=2,
+        )
+    ]
 
 
 def _merged(causes: Sequence[Cause]) -> list[Cause]:
@@ -146,27 +155,35 @@ def _merged(causes: Sequence[Cause]) -> list[Cause]:
     return sorted(merged, key=lambda cause: -cause.weight)
 
 
-def _refined(causes: list[Cause], lines: Sequence[Line]) -> tuple[Cause, ...]:
+def _refined(causes: list[Cause], scan: Scan) -> tuple[Cause, ...]:
     """What only all ranks together show: who was missing, who downloaded, whether one rank alone ran out."""
     crashed = next((cause.ranks for cause in causes if cause.cause == "crashed"), ())
-    everyone = {line.rank for line in lines if line.rank is not None}
     refined = []
     for cause in causes:
         meaning, fix = cause.meaning, cause.fix
-        missing = sorted(everyone - set(cause.ranks))
+        missing = sorted(scan.ranks - set(cause.ranks))
         told = "did not come" in meaning  # by the flight recorder, which knows which collective
         if cause.cause == "collective-timeout" and cause.ranks and missing:
-            downloading = [line for line in lines if line.rank in (*missing, None) and DOWNLOADING.search(line.text)]
+            downloading = [scan.downloading[rank] for rank in (None, *missing) if rank in scan.downloading]
             names = ", ".join(map(str, missing))
             if downloading:
                 meaning = f"the others waited while rank {names} downloaded ({downloading[-1].place})"
                 fix = "download to shared storage before the job starts; no node needs the hub then"
             elif not told:
                 meaning = f"{meaning}: rank {names} did not come"
-        if cause.cause.endswith("out-of-memory") and len(cause.ranks) == 1 and len(everyone) > 1:
+        if cause.cause.endswith("out-of-memory") and len(cause.ranks) == 1 and len(scan.ranks) > 1:
             meaning = f"{meaning}, and no other: its batch was longer, or another process shares its memory"
             fix = f"bucket by length and pad alike; else {fix}"
+        held = RESERVED.search(cause.evidence) if cause.cause == "gpu-out-of-memory" else None
+        if held and _gib(held[2]) >= min(_gib(held[1]), MUCH_UNALLOCATED_GIB):
+            meaning = f"{meaning}; {held[2]} were reserved but unallocated, in pieces too small for the {held[1]} asked"
+            fix = f"set {ALLOCATOR}, which joins such pieces; else {fix}"
         # A library that aborts prints no rank; the launcher tells whose process it was.
         ranks = cause.ranks or (crashed if cause.cause == "mismatched-collectives" else ())
         refined.append(replace(cause, meaning=meaning, fix=fix, ranks=ranks))
     return tuple(refined)
+
+
+def _gib(said: str) -> float:
+    number, unit = said.split()
+    return float(number) / {"KiB": 1 << 20, "MiB": 1 << 10, "GiB": 1}[unit]

@@ -15,20 +15,27 @@ class Pattern:
     """A cause of failure as one line shows it."""
 
     cause: str
+    signs: tuple[str, ...]
+    """A line that the expression matches has one of these words: a log is searched for them first, which is quick."""
     regex: re.Pattern[str]
     weight: int
     """How near to the root: 3 is a cause by itself, 2 usually one, 1 a consequence of something on another rank."""
     meaning: str
     fix: str
 
+    def shows(self, text: str) -> bool:
+        """Whether a line shows it."""
+        return any(sign in text for sign in self.signs) and self.regex.search(text) is not None
 
-def _pattern(cause: str, regex: str, weight: int, meaning: str, fix: str) -> Pattern:
-    return Pattern(cause, re.compile(regex), weight, meaning, fix)
+
+def _pattern(cause: str, signs: str, regex: str, weight: int, meaning: str, fix: str) -> Pattern:
+    return Pattern(cause, tuple(signs.split("|")), re.compile(regex), weight, meaning, fix)
 
 
 PATTERNS: tuple[Pattern, ...] = (
     _pattern(
         "gpu-out-of-memory",
+        "OutOfMemoryError|CUDA out of mem|HIP out of mem",
         r"(?:torch\.|torch\.cuda\.)?OutOfMemoryError|CUDA out of memory|HIP out of memory",
         3,
         "a GPU ran out of memory",
@@ -36,6 +43,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "host-out-of-memory",
+        "DefaultCPUAllocator|Cannot allocate mem|MemoryError|oom-kill|Out of memory: K",
         r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|Cannot allocate memory|MemoryError\b|"
         r"oom-kill|Out of memory: Killed",
         3,
@@ -44,6 +52,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "thread-limit",
+        "'t start new thread|pthread_create |Resource temporarily|BlockingIOError",
         r"can't start new thread|pthread_create (?:failed|returned)|fork: (?:retry: )?Resource temporarily unavailable|"
         r"BlockingIOError: \[Errno 11\]",
         3,
@@ -53,6 +62,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "dead-node",
+        "DUE TO NODE F|Node failure on|Connection to |send disconnect|"
+        "Timeout, server|No route to host|Host is down|UNAVAILABLE",
         r"STEP \d+\.\S+ .*DUE TO NODE FAILURE|srun: error: Node failure on \S+|"
         r"Connection to \S+ closed by remote host|client_loop: send disconnect|Timeout, server \S+ not responding|"
         r"No route to host|Host is down|UNAVAILABLE.*node.*(?:lost|dead)",
@@ -62,6 +73,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "hung",
+        " hangs: ",
         r"rank \d+ hangs: .* has taken \d+ s",
         2,
         "a step did not end, and kit's watchdog ended the run",
@@ -69,6 +81,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "killed",
+        "exitcode: -|SIGKILL|code =",
         r"exitcode: -9\b|Signal 9 \(SIGKILL\)|exit(?:s with| )? ?(?:return )?code = ?-9|died with <Signals.SIGKILL",
         2,
         "a process was killed from outside: most often by the host's out-of-memory killer, else the scheduler",
@@ -77,6 +90,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "crashed",
+        "exitcode: -|Signal |Segmentation",
         r"exitcode: -(?:6|7|11)\b|Signal (?:6|7|11) \(SIG\w+\)|Segmentation fault",
         2,
         "a process crashed in native code",
@@ -84,6 +98,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "collective-timeout",
+        "Watchdog caught|before timing out|Timed out waiting|Some NCCL op|DistBackendError",
         r"Watchdog caught collective operation timeout|ran for \d+ milliseconds before timing out|"
         r"Timed out waiting \d+ms for|Some NCCL operations have failed or timed out|DistBackendError.*[Tt]imeout",
         2,
@@ -92,6 +107,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "mismatched-collectives",
+        "op.preamble|Detected mismatch|CollectiveFingerPrint|differing s|Tensor",
         r"op\.preamble\.length <= op\.nbytes|Detected mismatch between collectives on ranks|"
         r"CollectiveFingerPrint|differing (?:sizes|shapes) across ranks|"
         r"Tensors? .*(?:shape|size)s? .* (?:across|on) ranks",
@@ -102,6 +118,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "peer-gone",
+        "by peer|Broken pipe|ncclRemoteError|NCCL WARN",
         r"Connection (?:reset|closed) by peer|Broken pipe|ncclRemoteError|"
         r"NCCL WARN .*(?:socket|Connection).*(?:closed|refused)",
         1,
@@ -110,6 +127,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "disk-full",
+        "No space left|Errno 28|Disk quota|Errno 122",
         r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b",
         3,
         "a disk is full",
@@ -117,8 +135,10 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "not-a-number",
-        r"(?i)\bloss[ =:]+(?:nan|-?inf)\b|grad(?:ient)?[ _]norm[ =:]+(?:nan|inf)|"
-        r"(?:loss|gradient norm) (?:is|was) (?:nan|inf|not finite)|not a finite number|"
+        "nan|NaN|inf|Inf|finite",
+        r"\b[Ll]oss['\"]?[ =:]+['\"]?(?:nan|NaN|-?inf|-?Inf)\b|"
+        r"[Gg]rad(?:ient)?[ _][Nn]orm['\"]?[ =:]+['\"]?(?:nan|NaN|inf|Inf)\b|"
+        r"(?:[Ll]oss|gradient norm) (?:is|was) (?:nan|NaN|inf|Inf|not finite)|not a finite number|"
         r"Function '\w+Backward\d*' returned nan",
         3,
         "the loss or a gradient is no number any more",
@@ -127,7 +147,8 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "loss-scale",
-        r"(?i)loss scale.*(?:minimum|already at min)|OVERFLOW!.*[Ss]kipping step.*reducing to (?:0|1)\b|"
+        "oss scale|OVERFLOW!",
+        r"[Ll]oss scale.*(?:minimum|already at min)|OVERFLOW!.*[Ss]kipping step.*reducing to (?:0|1)\b|"
         r"Current loss scale already at minimum",
         3,
         "fp16 overflows at every loss scale",
@@ -135,6 +156,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "data-exhausted",
+        "StopIteration|DataLoader worker|data set has no more|has fewer ",
         r"StopIteration|DataLoader worker .* exited unexpectedly|the data set has no more|"
         r"has fewer (?:samples|tokens|sequences)",
         2,
@@ -143,6 +165,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "missing-op",
+        "Error building ext|CUDA_HOME does|Ninja is req|libaio|async_io requires|CUDAMismatch|No module named",
         r"Error building extension '(\w+)'|CUDA_HOME does not exist|Ninja is required|libaio|async_io requires|"
         r"CUDAMismatchException|No module named '(?:transformer_engine|flash_attn|deepspeed)",
         3,
@@ -152,6 +175,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "port-in-use",
+        "EADDRINUSE|ddress already in use",
         r"EADDRINUSE|[Aa]ddress already in use",
         3,
         "the rendezvous port is taken, often by a process that a former run left",
@@ -159,6 +183,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "ssh",
+        "Host key verif|Permission denied (p|ssh: connect|pdsh@",
         r"Host key verification failed|Permission denied \(publickey|ssh: connect to host|pdsh@\S+: .*(?:exited|error)",
         3,
         "the launcher could not log in to a node",
@@ -166,6 +191,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "rendezvous",
+        "RendezvousTimeoutError|RendezvousConnectionError|The client socket|failed to connect to|DistNetworkError",
         r"RendezvousTimeoutError|RendezvousConnectionError|The client socket has timed out|"
         r"failed to connect to .*(?:rendezvous|TCPStore)|DistNetworkError",
         2,
@@ -175,6 +201,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "slow-network",
+        "NET/Plugin|Using network S",
         r"NET/Plugin ?: ?(?:No plugin found|.*[Pp]lugin.*not found)|Using network Socket\b",
         2,
         "NCCL uses plain TCP: the fabric's plugin (EFA, InfiniBand) was not found",
@@ -182,6 +209,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "gpu-fault",
+        "NVRM: Xid|uncorrectable ECC|GPU has fallen|CUDA error: ",
         r"NVRM: Xid \(.*?\): (\d+)|uncorrectable ECC error|GPU has fallen off the bus|"
         r"CUDA error: (?:an illegal memory access|device-side assert|unspecified launch)",
         3,
@@ -191,6 +219,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "config",
+        "DeepSpeedConfigError|Check batch rel|ValidationError|Please correct the",
         r"DeepSpeedConfigError|Check batch related parameters|pydantic_core\._pydantic_core\.ValidationError|"
         r"Please correct the following DeepSpeed config values",
         3,
@@ -199,6 +228,7 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     _pattern(
         "wrong-processes",
+        "processes were started where",
         r"processes were started where the plan has",
         3,
         "another number of processes was started than planned",
@@ -207,9 +237,15 @@ PATTERNS: tuple[Pattern, ...] = (
 )
 ENDED_BY_LAUNCHER = re.compile(r"Unable to shutdown process (\d+) via \S+, forcefully exiting")
 """torch/distributed/elastic/multiprocessing/api.py: what it then kills did nothing wrong but wait."""
+WORKER_FAILED = re.compile(
+    r"(?:--local[_-]rank[= ](?P<local>\d+).*)?exits with return code = (?P<code>[1-9]\d*)|"
+    r"(?P<host>\S+): task (?P<task>\d+): Exited with exit code (?P<status>\d+)"
+)
+"""DeepSpeed's launcher and srun, of a process that ended with an error."""
+RESERVED = re.compile(r"Tried to allocate ([\d.]+ [KMG]iB).*?([\d.]+ [KMG]iB) is reserved by PyTorch but unallocated")
+"""CUDACachingAllocator.cpp; memory in pieces that are too small for what was asked for."""
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (torch 2.9 and later also read PYTORCH_ALLOC_CONF)"
 DOWNLOADING = re.compile(r"(?i)\bdownloading\b|fetching \d+ files|Downloading shards")
-STEP = re.compile(r"(?i)\bstep[ =:]+(\d+)(?:/\d+)?\b.*?\b(?:work|compute)[_ ]time(?:_s)?[ =:]+([\d.]+)")
-"""A line that tells how long a rank itself worked at a step; the step's whole time is the same on all that wait."""
 PHASES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "optimizer step",

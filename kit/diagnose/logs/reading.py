@@ -1,4 +1,4 @@
-"""Logs as they come: one file of all ranks, or one a rank → lines that know their rank."""
+"""Logs as they come: one file of all ranks, or one a rank → pieces of bounded size, and lines that know their rank."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kit.errors import SpecError
 
-_MARKED = re.compile(r"^\s*(?:\[(?:default|rank)?(\d+)\]|\[rank(\d+)\]|(?:rank|Rank) ?(\d+)\b)[:\s]")
+_MARKED = re.compile(r"\s*(?:\[(?:default|rank)?(\d{1,7})\]|(?:rank|Rank) ?(\d{1,7})\b)[:\s]")
 """``[rank1]:`` of torch, ``[default1]:`` of torchrun's tee, ``rank 1: ``."""
-_IN_NAME = re.compile(r"rank[-_]?(\d+)|(?:^|[/_.-])(\d+)/std(?:out|err)\.log$")
+_MARKED_BYTES = re.compile(_MARKED.pattern.encode())
+_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})|(?:^|[/_.-])(\d{1,7})/std(?:out|err)\.log$")
 """``rank3.log``, ``logs/rank_3.txt``, and torchrun's ``attempt_0/3/stderr.log``."""
-LARGEST_LOG_BYTES = 1 << 30
+PIECE_BYTES = 1 << 20
+AROUND_BYTES = 1 << 17
+"""Text that a piece carries from before it, and may read ahead after it: a long traceback."""
+LINE_BYTES = 1 << 12
+"""What is read of a line on either side of the place of interest; some programs write one endless line."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +38,72 @@ class Line:
         return f"{self.file}:{self.number}"
 
 
+class Place(NamedTuple):
+    """Where something stands, of which there may be millions."""
+
+    rank: int | None
+    file: str
+    number: int
+    raw: bytes
+
+    @property
+    def name(self) -> str:
+        """``file:line``."""
+        return f"{self.file}:{self.number}"
+
+    @property
+    def text(self) -> str:
+        """What stands there, in short."""
+        return self.raw.decode(errors="replace").strip()[:200]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of a log with what stands around it."""
+
+    text: bytes
+    begin: int
+    end: int
+    """The part itself is ``text[begin:end]``."""
+    line: int
+    """Number of the line at ``begin``."""
+    file: str
+    rank: int | None
+    """Of the whole file, where its name says so."""
+
+    def span(self, position: int) -> tuple[int, int]:
+        """Where the line around a position begins and ends; a part of a line that is very long."""
+        first, last = max(0, position - LINE_BYTES), position + LINE_BYTES
+        start = max(self.text.rfind(b"\n", first, position), self.text.rfind(b"\r", first, position), first - 1)
+        stops = [at for at in (self.text.find(sign, position, last) for sign in (b"\n", b"\r")) if at >= 0]
+        return start + 1, min(stops, default=min(last, len(self.text)))
+
+    def named(self, raw: bytes, number: int) -> Line:
+        """A line with its rank."""
+        text = raw.decode(errors="replace")
+        mark = _MARKED.match(text)
+        rank = int(mark.group(1) or mark.group(2)) if mark else self.rank
+        return Line(text[mark.end() :] if mark else text, rank, self.file, number)
+
+    def place_at(self, match: re.Match[bytes], number: int) -> Place:
+        """Where a match stands that begins in the middle of a line."""
+        start = self.text.rfind(b"\n", max(0, match.start() - LINE_BYTES), match.start()) + 1
+        mark = _MARKED_BYTES.match(self.text, start)
+        rank = int(mark[1] or mark[2]) if mark else self.rank
+        return Place(rank, self.file, number, self.text[max(start, match.start() - 100) : match.end()])
+
+    def before(self, position: int, lines: int) -> list[Line]:
+        """Up to so many lines before the one of a position, the nearest first; their numbers are not counted."""
+        start = self.text.rfind(b"\n", 0, position) + 1
+        raw = self.text[max(0, start - min(AROUND_BYTES, lines * LINE_BYTES)) : start].splitlines()[-lines:]
+        return [self.named(each[-LINE_BYTES:], 0) for each in reversed(raw)]
+
+    def after(self, position: int) -> list[str]:
+        """The lines from a position on, as far as the piece reads ahead, with the marks of their ranks."""
+        raw = self.text[position : position + AROUND_BYTES].decode(errors="replace").splitlines()
+        return [line[:LINE_BYTES] for line in raw]
+
+
 def log_files(paths: Iterable[Path]) -> Iterator[Path]:
     """The files named, and those below directories named."""
     for path in paths:
@@ -45,16 +117,22 @@ def log_files(paths: Iterable[Path]) -> Iterator[Path]:
             raise SpecError(f"{path}: no such log; name the files that the launcher wrote")
 
 
-def read_lines(path: Path) -> Iterator[Line]:
-    """Lines of a log; undecodable bytes become replacement signs. Raises ``SpecError`` for one that is too large."""
-    if path.stat().st_size > LARGEST_LOG_BYTES:
-        raise SpecError(f"{path.name} is larger than 1 GiB; give its last part (tail -c 100M)")
+def pieces(path: Path) -> Iterator[Piece]:
+    """A log in parts that end with a line, or within one that is endless; memory does not grow with the file."""
     by_name = _IN_NAME.search(path.as_posix())
-    default = int(next(g for g in by_name.groups() if g is not None)) if by_name else None
-    rank = default
-    with path.open(encoding="utf-8", errors="replace") as stream:
-        for number, raw in enumerate(stream, start=1):
-            text = raw.rstrip("\r\n")
-            mark = _MARKED.match(text)
-            rank = int(next(g for g in mark.groups() if g is not None)) if mark else default
-            yield Line(text[mark.end() :] if mark else text, rank, path.name, number)
+    rank = int(by_name.group(1) or by_name.group(2)) if by_name else None
+    text, begin, line = b"", 0, 1
+    with path.open("rb") as stream:
+        while True:
+            more = stream.read(PIECE_BYTES)
+            text += more
+            end = len(text)
+            if more:
+                ahead = max(begin, end - AROUND_BYTES)
+                end = text.rfind(b"\n", begin, ahead) + 1 or ahead
+            yield Piece(text, begin, end, line, path.name, rank)
+            if not more:
+                return
+            line += text.count(b"\n", begin, end)
+            kept = max(0, end - AROUND_BYTES)
+            text, begin = text[kept:], end - kept

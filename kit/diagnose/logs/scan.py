@@ -1,0 +1,167 @@
+"""One log, piece by piece → what its lines show. Only lines that hold a sign of something are looked at one by one, so
+that time grows with the size of the log and memory does not."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kit.diagnose.logs.cause import Cause
+from kit.diagnose.logs.curves import LOSS, TIME, Curves
+from kit.diagnose.logs.patterns import DOWNLOADING, ENDED_BY_LAUNCHER, PATTERNS, PHASES, WORKER_FAILED, Pattern
+from kit.diagnose.logs.reading import Line, Piece, pieces
+from kit.diagnose.logs.tracebacks import TABLE, TRACEBACK, Failed, Traceback, read_table, read_traceback
+
+TRACEBACK_LINES = 60
+"""How far back from an error its traceback is read for the phase."""
+CURVE_BYTES = 1 << 22
+"""Of a larger log the losses and step times are read in this many bytes, evenly spread: a curve needs no more."""
+MOST_MATCHES = 200
+"""Lines of one cause and one rank that are looked at in a file; the first tells the cause."""
+_RANKS = re.compile(rb"\n\s*(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
+_STEP = re.compile(r"(?i)\bstep[ =:]+(\d{1,18})")
+_SIGNS = {sign.encode() for pattern in PATTERNS for sign in pattern.signs}
+_SIGNS |= {TRACEBACK, TABLE, b"Unable to shutdown", b"Downloading", b"downloading", b"Fetching ", b"Exited with exit"}
+# Capitals are rare in a log: one expression finds all words that begin with one as quickly as one word alone.
+_CAPITALS = re.compile(b"|".join(re.escape(sign) for sign in sorted(_SIGNS) if sign[:1].isupper()))
+_OTHERS = tuple(sorted(sign for sign in _SIGNS if not sign[:1].isupper()))
+_LONGEST = max(map(len, _SIGNS))
+
+
+@dataclass
+class Scan:
+    """What logs show."""
+
+    causes: list[Cause] = field(default_factory=list)
+    exceptions: list[tuple[Traceback, Line]] = field(default_factory=list)
+    """With the line of the exception itself."""
+    failed: list[tuple[Failed, Line]] = field(default_factory=list)
+    """Who failed first by a launcher's word."""
+    curves: Curves = field(default_factory=Curves)
+    ranks: set[int] = field(default_factory=set)
+    downloading: dict[int | None, Line] = field(default_factory=dict)
+    """The last line of each rank that tells of a download."""
+
+    def read(self, path: Path) -> None:
+        """Add one log."""
+        found: list[Cause] = []
+        by_launcher: set[str] = set()
+        seen: Counter[tuple[str, int | None]] = Counter()
+        steps: dict[int | None, int] = {}
+        share = max(1, -(-path.stat().st_size // CURVE_BYTES))
+        for piece in pieces(path):
+            self.ranks |= {int(one or other) for one, other in _RANKS.findall(piece.text, max(0, piece.begin - 1))}
+            for position, line in _suspects(piece):
+                self.ranks |= set() if line.rank is None else {line.rank}
+                if match := ENDED_BY_LAUNCHER.search(line.text):
+                    by_launcher.add(match.group(1))
+                if DOWNLOADING.search(line.text):
+                    self.downloading[line.rank] = line
+                self._failure(piece, position, line, seen)
+                pattern = next((each for each in PATTERNS if each.shows(line.text)), None)
+                if pattern is not None and seen[pattern.cause, line.rank] < MOST_MATCHES:
+                    seen[pattern.cause, line.rank] += 1
+                    found.append(_cause(pattern, piece, position, line, _step_before(piece, position, line, steps)))
+            self._read_curves(piece, share, steps)
+        pids = re.compile(r"(?i)\bpid:? (\d+)")
+        self.causes += [c for c in found if c.cause != "killed" or not by_launcher & set(pids.findall(c.evidence))]
+
+    def _failure(self, piece: Piece, position: int, line: Line, seen: Counter[tuple[str, int | None]]) -> None:
+        """A traceback, or a launcher's word of a process that failed."""
+        if seen["exception", line.rank] >= MOST_MATCHES:
+            return
+        if piece.text.startswith(TABLE, position) and (failed := read_table(piece, position)):
+            self.failed.insert(0, (failed, line))
+        elif match := WORKER_FAILED.search(line.text):
+            rank, code = match["local"] or match["task"], match["code"] or match["status"]
+            self.failed.append((Failed(None if rank is None else int(rank), f"exit code {code}"), line))
+        elif piece.text.startswith(TRACEBACK, position) and (raised := read_traceback(piece, position, line.rank)):
+            seen["exception", line.rank] += 1
+            if raised.chained:
+                handled = next((pair for pair in reversed(self.exceptions) if pair[1].rank == line.rank), None)
+                self.exceptions = [pair for pair in self.exceptions if pair is not handled]
+            here = Line(f"{raised.type}: {raised.message}", line.rank, line.file, line.number + raised.line)
+            self.exceptions.append((raised, here))
+
+    def _read_curves(self, piece: Piece, share: int, steps: dict[int | None, int]) -> None:
+        stop = piece.begin + (piece.end - piece.begin) // share
+        for regex, add in ((LOSS, self.curves.add_loss), (TIME, self.curves.add_time)):
+            number, counted = piece.line, piece.begin
+            for match in regex.finditer(piece.text, piece.begin, stop):
+                number += piece.text.count(b"\n", counted, match.start())
+                counted = match.start()
+                place = piece.place_at(match, number)
+                steps[place.rank] = int(match[1])
+                add(match, place)
+
+
+def _suspects(piece: Piece) -> Iterator[tuple[int, Line]]:
+    """(position of a sign, its line): every line of the piece that holds one, once; of a traceback or a table the
+    position of its heading."""
+    reach = min(len(piece.text), piece.end + _LONGEST)
+    found = [match.start() for match in _CAPITALS.finditer(piece.text, piece.begin, reach)]
+    for sign in _OTHERS:
+        at = piece.text.find(sign, piece.begin, reach)
+        while at >= 0:
+            if len(sign) > 3 or not piece.text[at + 3 : at + 4].isalnum():  # "info" is no "inf"
+                found.append(at)
+            at = piece.text.find(sign, at + 1, reach)
+    headings = (TRACEBACK, TABLE)
+    number, counted, line_end = piece.line, piece.begin, -1
+    for position in sorted(at for at in found if at < piece.end):
+        if position < line_end and not piece.text.startswith(headings, position):
+            continue
+        number += piece.text.count(b"\n", counted, position)
+        counted = position
+        start, line_end = piece.span(position)
+        yield position, piece.named(piece.text[start:line_end], number)
+
+
+def _cause(pattern: Pattern, piece: Piece, position: int, line: Line, step: int | None) -> Cause:
+    rank = line.rank
+    if rank is None and pattern.cause in ("killed", "crashed"):
+        rank = _rank_of_exit(piece, position, line)
+    return Cause(
+        cause=pattern.cause,
+        meaning=pattern.meaning,
+        fix=pattern.fix,
+        ranks=() if rank is None else (rank,),
+        place=line.place,
+        evidence=line.text.strip()[:1000],
+        weight=pattern.weight,
+        phase=_phase(piece, position, line) if pattern.cause.endswith("out-of-memory") else None,
+        step=step,
+    )
+
+
+def _step_before(piece: Piece, position: int, line: Line, steps: dict[int | None, int]) -> int | None:
+    """In the line itself, else the last that this rank logged before it."""
+    for each in (line, *piece.before(position, 4 * TRACEBACK_LINES)):
+        if each.rank == line.rank and (match := _STEP.search(each.text)):
+            return int(match.group(1))
+    return steps.get(line.rank)
+
+
+def _rank_of_exit(piece: Piece, position: int, line: Line) -> int | None:
+    """torchrun prints ``rank : 1 (local_rank: 1)`` beside an exit code, before it in its summary."""
+    here = re.search(r"\blocal_rank: (\d+)", line.text)
+    for before in piece.before(position, 3):
+        if match := re.search(r"^\s*rank\s*: (\d+)", before.text):
+            return int(match.group(1))
+    return int(here.group(1)) if here else None
+
+
+def _phase(piece: Piece, position: int, line: Line) -> str | None:
+    """What the traceback above an error was doing: frames of the same rank, innermost first."""
+    for before in piece.before(position, TRACEBACK_LINES):
+        if before.rank != line.rank:
+            continue
+        if before.text.lstrip().startswith("Traceback"):
+            break
+        for phase, pattern in PHASES:
+            if pattern.search(before.text):
+                return phase
+    return None

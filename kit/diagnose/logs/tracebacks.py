@@ -1,0 +1,98 @@
+"""Python's tracebacks in a log, one rank's among the lines of others, and torchrun's table of the ranks that failed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kit.diagnose.logs.reading import Piece
+
+TRACEBACK, TABLE = b"Traceback (most recent call last)", b"Root Cause (first observed failure)"
+LAUNCHERS = ("ChildFailedError", "CalledProcessError", "SignalException")
+"""Exceptions of a launcher: what happened is in the log of a rank."""
+_FRAME = re.compile(r'\s+File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)')
+_RICH = re.compile(r"\s*[│|]\s+(?P<file>\S+\.py):(?P<line>\d+) in (?P<name>\S+)")
+_EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
+_OTHER_RANK = re.compile(r"\s*\[(?:default|rank)?\d+\]")
+_PREFIX = re.compile(r"(?:\[(?:default|rank)\d+\]:? ?|\d+: |[\w.-]+: )*$")
+_LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib(?:64)?/python3[\d.]*/|^<|^(?:torch|deepspeed|accelerate)/")
+_CHAINED = re.compile(r"During handling of the above exception|was the direct cause of the following exception")
+_IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
+
+
+@dataclass(frozen=True)
+class Traceback:
+    """An exception that reached the top of a program."""
+
+    type: str
+    message: str
+    own: str
+    """``file:line in function``: the innermost frame of the user's own code; empty where all are a library's."""
+    raised: str
+    """The innermost frame of all."""
+    line: int
+    """Lines after the heading until the exception itself."""
+    chained: bool
+    """Raised while the one before it was handled, or because of it."""
+
+    @property
+    def name(self) -> str:
+        """Without its module."""
+        return self.type.rsplit(".", 1)[-1]
+
+    @property
+    def frames(self) -> str:
+        """Where it comes from, for people."""
+        return f"{self.own}, raised in {self.raised}" if self.own not in ("", self.raised) else self.raised
+
+
+def read_traceback(piece: Piece, position: int, rank: int | None) -> Traceback | None:
+    """The traceback whose heading is at a position; None where its end is not there, or Python went on after it."""
+    start = piece.text.rfind(b"\n", 0, position) + 1
+    match = _PREFIX.search(piece.text[start:position].decode(errors="replace"))
+    prefix = match.group() if match else ""
+    before = [line.text for line in piece.before(position, 8) if line.rank == rank][:3]
+    if any(_IGNORED.search(text) for text in before):
+        return None
+    frames: list[re.Match[str]] = []
+    for number, raw in enumerate(piece.after(position)):
+        text = raw[len(prefix) :]
+        if not raw.startswith(prefix.rstrip()) or (not prefix and _OTHER_RANK.match(raw)) or not number:
+            continue
+        if frame := _FRAME.match(text) or _RICH.match(text):
+            frames.append(frame)
+        elif text[:1] not in ("", " ", "\t", "│", "╭", "╰", "|") and (found := _EXCEPTION.match(text)):
+            if not frames:
+                return None
+            own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
+            return Traceback(
+                type=found["type"],
+                message=(found["message"] or "").strip()[:400],
+                own=_place(own[-1:]),
+                raised=_place(frames[-1:]),
+                line=number,
+                chained=any(_CHAINED.search(text) for text in before),
+            )
+    return None
+
+
+def _place(frames: Sequence[re.Match[str]]) -> str:
+    return "".join(f"{frame['file']}:{frame['line']} in {frame['name']}" for frame in frames)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A rank in the table of torchrun's ``ChildFailedError`` that ended first, or a process of another launcher."""
+
+    rank: int | None
+    how: str
+    """Its exit code or signal, and its host."""
+
+
+def read_table(piece: Piece, position: int) -> Failed | None:
+    """torch/distributed/elastic/multiprocessing/errors: the table's root cause."""
+    rows = dict(re.findall(r"(?m)(\w+) +: (.+)$", "\n".join(piece.after(position)[:8])))
+    rank = re.match(r"\d+", rows.get("rank", ""))
+    how = f"exit code {rows.get('exitcode', 'unknown').strip()} on {rows.get('host', 'an unknown host').strip()}"
+    return Failed(int(rank.group()), how) if rank else None

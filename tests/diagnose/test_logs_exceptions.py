@@ -1,0 +1,154 @@
+"""An uncaught exception is a cause, with the frame of the user's own code, and the first rank before its victims."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kit.diagnose.logs import Cause, diagnose
+
+LIBRARY = "/opt/env/lib/python3.11/site-packages/torch/nn/modules/module.py"
+KEY_ERROR = (
+    "Traceback (most recent call last):",
+    '  File "/project/train.py", line 88, in <module>',
+    "    main()",
+    '  File "/project/train.py", line 42, in main',
+    "    loss = model(batch)",
+    f'  File "{LIBRARY}", line 1751, in _call_impl',
+    "    return forward_call(*args, **kwargs)",
+    "           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
+    "KeyError: 'labels'",
+)
+RESET = (
+    "Traceback (most recent call last):",
+    '  File "/project/train.py", line 51, in main',
+    "    dist.all_reduce(loss)",
+    "ConnectionResetError: [Errno 104] the other side is gone",
+)
+TABLE = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-20_17:16:03
+  host      : node-1
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 3953)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-20_17:16:01
+  host      : node-1
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : 1 (pid: 3954)
+  error_file: <N/A>
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+============================================================
+"""
+LAUNCHER = """Traceback (most recent call last):
+  File "/opt/env/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+  File "/opt/env/lib/python3.11/site-packages/torch/distributed/run.py", line 918, in main
+    run(args)
+"""
+
+
+def marked(lines: tuple[str, ...], mark: str) -> list[str]:
+    return [f"{mark}{line}" for line in lines]
+
+
+def read(tmp_path: Path, text: str) -> tuple[Cause, ...]:
+    (tmp_path / "all.log").write_text(text)
+    return diagnose([tmp_path / "all.log"])
+
+
+def test_an_exception_names_rank_line_and_both_frames(tmp_path: Path) -> None:
+    text = "\n".join(["[rank0]: step 7", *marked(KEY_ERROR, "[rank3]: "), ""])
+    (cause,) = read(tmp_path, text + LAUNCHER + TABLE.format(rank=3))
+    assert (cause.cause, cause.ranks, cause.place) == ("exception", (3,), "all.log:10")
+    assert cause.meaning == "KeyError: 'labels'"
+    assert cause.frames == f"/project/train.py:42 in main, raised in {LIBRARY}:1751 in _call_impl"
+    assert str(cause).splitlines()[1] == f"  from   {cause.frames}"
+
+
+@pytest.mark.parametrize("mark", ["[rank{}]: ", "[default{}]:", "node-{}: [rank{}]: "])
+def test_lines_of_several_ranks_may_alternate(mark: str, tmp_path: Path) -> None:
+    """One rank's own error, and that of a rank which lost its connection; each line of one after one of the other."""
+    one, two = marked(RESET, mark.format(0, 0)), marked(KEY_ERROR, mark.format(5, 5))
+    mixed = [line for pair in zip(one, two[: len(one)], strict=True) for line in pair] + two[len(one) :]
+    causes = read(tmp_path, "\n".join(mixed) + "\n")
+    assert [(cause.cause, cause.meaning.split(":")[0]) for cause in causes] == [
+        ("exception", "KeyError"),
+        ("exception", "ConnectionResetError"),
+    ]
+    assert causes[0].frames is not None
+    assert causes[0].frames.startswith("/project/train.py:42 in main, raised in")
+
+
+def test_the_rank_that_failed_first_is_named_before_those_that_failed_after_it(tmp_path: Path) -> None:
+    """Rank 2 comes first in the log, and torchrun says that rank 6 was the first."""
+    later = tuple(line.replace("KeyError: 'labels'", "RuntimeError: odd") for line in KEY_ERROR)
+    text = "\n".join(
+        [*marked(later, "[rank2]: "), *marked(KEY_ERROR, "[rank6]: "), *marked(KEY_ERROR, "[rank1]: "), ""]
+    )
+    causes = read(tmp_path, text + LAUNCHER + TABLE.format(rank=6))
+    assert [(cause.meaning, cause.ranks) for cause in causes] == [
+        ("KeyError: 'labels'", (6, 1)),
+        ("RuntimeError: odd", (2,)),
+    ]
+
+
+def test_a_handled_exception_is_not_the_one_that_ended_the_run(tmp_path: Path) -> None:
+    between = ["", "During handling of the above exception, another exception occurred:", ""]
+    last = tuple(line.replace("KeyError: 'labels'", "ValueError: no labels") for line in KEY_ERROR)
+    (cause,) = read(tmp_path, "\n".join([*KEY_ERROR, *between, *last, ""]))
+    assert cause.meaning == "ValueError: no labels"
+    ignored = "Exception ignored in: <function DataLoader.__del__ at 0x7f>\n" + "\n".join(KEY_ERROR) + "\n"
+    assert read(tmp_path, ignored) == ()
+
+
+def test_torchruns_table_alone_is_a_cause(tmp_path: Path) -> None:
+    """No rank printed why; the doctor was silent here."""
+    (cause,) = read(tmp_path, LAUNCHER + TABLE.format(rank=4))
+    assert (cause.cause, cause.ranks) == ("worker-failed", (4,))
+    assert "exit code 1 (pid: 3954) on node-1" in cause.meaning
+
+
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        (
+            "[ERROR] [launch.py:322:sigkill_handler] ['python', 't.py', '--local_rank=3'] exits with return code = 1",
+            (3,),
+        ),
+        ("srun: error: node-2: task 11: Exited with exit code 1", (11,)),
+    ],
+)
+def test_other_launchers_words_of_a_failed_process(line: str, ranks: tuple[int, ...], tmp_path: Path) -> None:
+    (cause,) = read(tmp_path, f"{line}\n")
+    assert (cause.cause, cause.ranks) == ("worker-failed", ranks)
+
+
+@pytest.mark.parametrize(("unallocated", "named"), [("12.40 GiB", True), ("1.90 GiB", True), ("140.00 MiB", False)])
+def test_memory_in_pieces_names_the_setting_of_the_allocator(unallocated: str, named: bool, tmp_path: Path) -> None:
+    """CUDACachingAllocator.cpp. 1.75 GiB were asked for."""
+    (cause,) = read(
+        tmp_path,
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.75 GiB. GPU 3 has a capacity of "
+        "79.11 GiB of which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in use. "
+        f"Of the allocated memory 64.11 GiB is allocated by PyTorch, and {unallocated} is reserved by PyTorch but "
+        "unallocated. If reserved but unallocated memory is large try setting PYTORCH_ALLOC_CONF=...\n",
+    )
+    assert ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in cause.fix) is named
+    assert (f"{unallocated} were reserved but unallocated" in cause.meaning) is named
+
+
+def test_the_allocators_setting_is_one_that_the_installed_torch_reads() -> None:
+    import torch
+
+    source = Path(torch.__file__).parent / "include/c10/cuda/CUDAAllocatorConfig.h"
+    assert all(f'get_env("{name}")' in source.read_text() for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))

@@ -1,0 +1,105 @@
+"""The doctor reads logs of any size: in time that grows with the size, in memory that does not, and sees the same."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kit.diagnose.logs import Cause, diagnose
+from kit.diagnose.logs.patterns import PATTERNS, Pattern
+from kit.diagnose.logs.scan import _CAPITALS, _OTHERS
+
+LOGS = sorted((Path(__file__).parent / "logs").glob("*.log"))
+MB = 1_000_000
+ORDINARY = (
+    "step {i}/9000000  loss 3.{i} norm 1.2  tokens/s 12,000  step_time 0.31 s  peak 3.1 GiB\n",
+    "[rank{r}]: 2026-11-22 20:15:00 INFO train.py:300 step {i} loss 3.{i} memory 71.2 GiB\n",
+    "2026-11-22 20:15:00,123 [INFO] [logging.py:96:log_dist] [Rank 0] samples seen {i}, tokens {i}\n",
+)
+
+
+def write(path: Path, size: int, line: str, end: str = "") -> Path:
+    """A log of about this size that ends in these words."""
+    block = "".join(line.format(i=i, r=i % 8) for i in range(1000, 3000)).encode()
+    with path.open("wb") as stream:
+        for _ in range(size // len(block)):
+            stream.write(block)
+        stream.write(end.encode())
+    return path
+
+
+def seconds(path: Path) -> float:
+    """Of the processor: other programs on this machine do not count."""
+    begin = time.process_time()
+    diagnose([path])
+    return time.process_time() - begin
+
+
+@pytest.mark.parametrize("line", ORDINARY)
+def test_time_grows_with_the_size(line: str, tmp_path: Path) -> None:
+    """Ten times the log takes about ten times as long; the slowest of machines reads several MB a second."""
+    small, large = (seconds(write(tmp_path / f"{size}.log", size * MB, line)) for size in (2, 20))
+    assert large < 15 * small
+    assert large < 20 / 4
+
+
+MEMORY = """
+import resource, sys
+from pathlib import Path
+from kit.diagnose.logs import Cause, diagnose
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print([cause.cause for cause in diagnose([Path(sys.argv[1])])])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+@pytest.mark.parametrize("line", [ORDINARY[1], "x" * 1000, "\rEpoch 1: {i}it [00:10, loss=0.53, grad_norm=0.53]"])
+def test_memory_stays_flat(line: str, tmp_path: Path) -> None:
+    """Also for one endless line; what went wrong stands at the end."""
+    path = write(tmp_path / "all.log", 20 * MB, line, "OSError: [Errno 28] No space left on device\n")
+    run = subprocess.run([sys.executable, "-c", MEMORY, str(path)], capture_output=True, text=True, check=True)
+    causes, grown_mib = run.stdout.splitlines()
+    assert causes == "['disk-full']"
+    assert float(grown_mib) < 40
+
+
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: pattern.cause)
+def test_no_line_that_a_pattern_matches_is_passed_over(pattern: Pattern) -> None:
+    """The words that a log is searched for are in every line that the pattern matches, whatever it is."""
+
+    @settings(max_examples=60, deadline=None, database=None)
+    @given(st.from_regex(pattern.regex, alphabet=st.characters(codec="ascii", exclude_characters="\r\n")))
+    def shown(text: str) -> None:
+        if pattern.regex.search(text):
+            assert pattern.shows(text), text
+            raw = text.encode()
+            assert _CAPITALS.search(raw) or any(sign in raw for sign in _OTHERS), text
+
+    shown()
+
+
+@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+def test_a_log_behind_much_ordinary_output_says_the_same(path: Path, tmp_path: Path) -> None:
+    """Pieces end somewhere in the middle of what matters: tracebacks, tables, phases."""
+    text = path.read_bytes()
+    alone = diagnose([path])
+    for before in (1 << 20, (1 << 20) + (1 << 17) - 700):
+        filler = b"nothing to see here\n" * (before // 20)
+        (tmp_path / path.name).write_bytes(filler + text)
+        behind = diagnose([tmp_path / path.name])
+        assert told(behind) == told(alone)
+
+
+def told(causes: tuple[Cause, ...]) -> list[tuple[object, ...]]:
+    """What is said of a log, without the numbers of its lines."""
+    return [
+        (c.cause, c.ranks, re.sub(r"\.log:\d+", "", c.meaning), c.fix, c.phase, c.step, c.frames, c.evidence)
+        for c in causes
+    ]
