@@ -51,4 +51,4 @@ def _kit(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """From a model and some GPUs to a plan, the files that run it, and a trained Hugging Face model."""
+    """Plan the training of a language model, write the files that run it, train, and convert checkpoints."""

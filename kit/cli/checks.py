@@ -23,7 +23,7 @@ def lint(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     write_fixed: Annotated[
-        Path | None, typer.Option("--write-fixed", help="Write a corrected copy of the one file here.")
+        Path | None, typer.Option("--write-fixed", help="Write a corrected copy of the file to this path.")
     ] = None,
     fix: Annotated[Path | None, typer.Option("--fix", hidden=True, help="Earlier name of --write-fixed.")] = None,
     rules: Annotated[bool, typer.Option("--rules", help="Print every rule, as a table.")] = False,
@@ -68,7 +68,7 @@ def doctor(
         typer.Argument(help="Logs of all ranks, or directories of logs; without one, check machines."),
     ] = None,
     hosts: Annotated[Path | None, typer.Option(help="Check every host of this hostfile, by ssh.")] = None,
-    plan: Annotated[Path | None, typer.Option(help="Run directory whose needs and predictions to check.")] = None,
+    plan: Annotated[Path | None, typer.Option(help="Run directory: check what its plan needs and predicts.")] = None,
     port: Annotated[int | None, typer.Option(help="Rendezvous port to check (29500).", min=1024, max=65535)] = None,
     bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Also measure disks, copies and collectives.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

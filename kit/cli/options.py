@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from kit.specs.recipe import Recipe
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.")]
-Gpus = Annotated[str | None, typer.Option(help="Cluster of a model: 8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")]
+Gpus = Annotated[
+    str | None, typer.Option(help="Cluster for a model: 8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")
+]
 Engine = Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")]
 Fix = Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. Repeatable.")]
 SeqLength = Annotated[int | None, typer.Option(help="Tokens in a sequence.")]

@@ -117,7 +117,10 @@ def explain(
     global_batch_size: GlobalBatchSize = None,
     precision: Precision = None,
     what_if: Annotated[
-        list[str] | None, typer.Option("--what-if", help="gpus=16xH200, seq_length=131072, tp=4 …; repeatable.")
+        list[str] | None,
+        typer.Option(
+            "--what-if", help="Show what a change would do: gpus=16xH200, seq_length=131072, tp=4 …; repeatable."
+        ),
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Draw the step and the schedule into this file.")] = None,
     calibration: CalibrationFile = None,

@@ -86,7 +86,10 @@ def rehearse(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Keep everything in this new directory.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Run a scaled-down copy of a recipe on CPU processes: train, kill, resume, export. Exit code 1 if it differs."""
+    """Run a scaled-down copy of a recipe on CPU processes: train, kill, resume, export.
+
+    Exit code 1 if its losses, gradient norms or weights differ from plain torch's.
+    """
     import json
     import tempfile
 
