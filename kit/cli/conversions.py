@@ -63,7 +63,7 @@ def convert_model(
         str | None, typer.Option(help="Model of a Megatron checkpoint: Hugging Face or run directory, or catalog name.")
     ] = None,
 ) -> None:
-    """Convert between Hugging Face models, exchange checkpoints and Megatron checkpoints: offline, one parameter at a time.
+    """Convert between Hugging Face models, exchange checkpoints and Megatron's: offline, one parameter at a time.
 
     An exchange checkpoint of adapters becomes a peft directory, or with --merge-into a whole model.
     """

@@ -222,7 +222,7 @@ def _chosen_cluster(
     from kit.planner.cluster_selection import Constraints, cluster_options, node_type, render_options
 
     if by not in ("gpus", "money", "time"):
-        raise SpecError(f"--by {by!r} is no goal; use gpus, money or time")
+        raise SpecError(f"--by {by!r} is not a goal; use gpus, money or time")
     constraints = Constraints(goal=by, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)  # type: ignore[arg-type]
     only = None if node is None else node_type(node)
     found = cluster_options(model, job, pins, constraints, only, load_calibration(calibration))

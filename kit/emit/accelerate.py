@@ -73,7 +73,8 @@ def accelerate_config(plan: Plan) -> dict[str, Any]:
         return config | {"distributed_type": "MULTI_GPU", **kind, "mixed_precision": _mixed_precision(plan)}
     raise EngineError(
         f"accelerate does not start {layout.world_size} processes of engine {layout.engine} on {cluster.gpu.device}: "
-        "its MULTI_CPU starts one process, its Megatron plugin is of another age; use torchrun (launch.sh does)"
+        "its MULTI_CPU starts one process, its Megatron plugin is for older versions of Megatron-LM; use torchrun "
+        "(launch.sh does)"
     )
 
 

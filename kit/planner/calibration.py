@@ -155,7 +155,7 @@ def _positive(data: dict[str, Any], name: str, path: Path) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise SpecError(f"{path}: {name}={value!r} is no measurement; use a number above 0, or leave it out")
+        raise SpecError(f"{path}: {name}={value!r} is not a measurement; use a number above 0, or leave it out")
     return float(value)
 
 

@@ -53,7 +53,7 @@ class Constraints:
         for name in ("deadline_days", "budget_usd", "max_gpus"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
-                raise SpecError(f"{name}={value:g} is no limit; use a number above 0")
+                raise SpecError(f"{name}={value:g} is not a limit; use a number above 0")
 
 
 @dataclass(frozen=True)

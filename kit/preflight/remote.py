@@ -53,7 +53,7 @@ def read_hostfile(path: Path) -> list[str]:
     if not hosts:
         raise SpecError(f"{path}: no host in it; write one a line, as in: node-0 slots=8")
     if double := sorted({host for host in hosts if hosts.count(host) > 1}):
-        raise SpecError(f"{path}: {', '.join(double)} stands there twice; a host is one line, with all its slots")
+        raise SpecError(f"{path}: {', '.join(double)} is listed twice; a host is one line, with all its slots")
     return hosts
 
 

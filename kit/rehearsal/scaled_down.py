@@ -88,7 +88,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
     for name, plain in lossy.items():
         if getattr(layout, name) != plain:
             replaced.append(
-                f"{name}={getattr(layout, name)} -> {plain}: its kernels are for CUDA, or it changes numbers"
+                f"{name}={getattr(layout, name)} -> {plain}: its kernels run on CUDA only, or it changes numbers"
             )
             changes[name] = plain
     kernels = {"compile_layers": False, "attention_kernel": "default", "loss_kernel": "torch"}
@@ -99,7 +99,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
     if layout.autocast:
         changes["autocast"] = False  # of fp32 there is none; the run in bf16 has it
     if layout.implementation == "transformer_engine":
-        replaced.append("implementation=transformer_engine -> local: its kernels are for CUDA")
+        replaced.append("implementation=transformer_engine -> local: its kernels run on CUDA only")
         changes["implementation"] = "local"
     return dataclasses.replace(layout, **changes), replaced
 

@@ -86,7 +86,7 @@ def _walk(node: Any, location: Location, lines: dict[Location, int], name: str) 
             inner = (*location, key.value)
             if inner in lines:
                 raise SpecError(
-                    f"{name}:{key.start_mark.line + 1}: {dotted(inner)}: the key stands twice "
+                    f"{name}:{key.start_mark.line + 1}: {dotted(inner)}: the key is there twice "
                     f"(first in line {lines[inner]}); keep one"
                 )
             lines[inner] = key.start_mark.line + 1

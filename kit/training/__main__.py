@@ -163,7 +163,7 @@ def steps_range(text: str) -> tuple[int, int]:
     """First and last step. Raises argparse.ArgumentTypeError."""
     first, _, last = text.partition("-")
     if not (first.isdecimal() and (last.isdecimal() or not last)) or not 1 <= int(first) <= int(last or first):
-        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps; use 5-8, or 5")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a range of steps; use 5-8, or 5")
     return int(first), int(last or first)
 
 

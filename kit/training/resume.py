@@ -36,7 +36,7 @@ def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, r
         counters = checkpoints.load(engine, directory)
     else:
         raise CheckpointError(
-            f"{directory} is no checkpoint (neither {EXCHANGE_JSON} nor {MANIFEST} in it); give a directory such as "
+            f"{directory} is not a checkpoint (neither {EXCHANGE_JSON} nor {MANIFEST} in it); give a directory such as "
             f"RUN/checkpoints/exchange-step-00000060, or auto"
         )
     newest = run_collectively(engine.is_main, lambda: max(checkpoints.steps(), default=0), "reading the run directory")[

@@ -87,7 +87,7 @@ def _check_ramp(plan: Plan, ramp: BatchRampSpec) -> None:
     for key, value in (("start", ramp.start), ("increment", ramp.increment)):
         if value % unit:
             raise SpecError(
-                f"run.schedule.batch_ramp.{key}={value} is no multiple of micro_batch_size · dp"
+                f"run.schedule.batch_ramp.{key}={value} is not a multiple of micro_batch_size · dp"
                 f"{' · pp (an interleaved pipeline)' if layout.vp > 1 else ''} = {unit}; "
                 f"use {max(unit, value // unit * unit)} or {(value // unit + 1) * unit}"
             )

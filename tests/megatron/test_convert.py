@@ -156,7 +156,7 @@ def test_an_engine_starts_from_an_exchange_checkpoint_of_weights_alone(saved, tm
 
 class TestBadInput:
     def test_what_is_no_checkpoint(self, tmp_path):
-        with pytest.raises(CheckpointError, match=r"is no checkpoint: neither exchange.json"):
+        with pytest.raises(CheckpointError, match=r"is not a checkpoint: neither exchange.json"):
             convert(tmp_path, "hf", tmp_path / "out")
 
     def test_an_unknown_format(self, tmp_path):

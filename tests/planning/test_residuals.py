@@ -1,4 +1,4 @@
-"""Residuals of real runs: what they correct, what they are carried to, and what is no measurement."""
+"""Residuals of real runs: what they correct, what they are carried to, and what is not a measurement."""
 
 from __future__ import annotations
 
@@ -83,10 +83,10 @@ def test_clusters_are_chosen_with_the_correction(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("measured", "words"),
     [
-        ({"measured_step_time_s": -1.0}, "measured_step_time_s=-1.0 is no measurement"),
-        ({"measured_step_time_s": "fast"}, "is no measurement"),
-        ({"measured_step_time_s": True}, "is no measurement"),
-        ({"measured_memory_gib": float("inf")}, "is no measurement"),
+        ({"measured_step_time_s": -1.0}, "measured_step_time_s=-1.0 is not a measurement"),
+        ({"measured_step_time_s": "fast"}, "is not a measurement"),
+        ({"measured_step_time_s": True}, "is not a measurement"),
+        ({"measured_memory_gib": float("inf")}, "is not a measurement"),
         ({"measured_step_time_s": 1e9}, "a run of another plan"),
         ({"measured_memory_gib": 500.0}, "a run of another plan"),
         ({"step_time_s": 1.0}, "neither measured_step_time_s"),

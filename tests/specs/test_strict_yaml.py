@@ -43,7 +43,7 @@ def test_all_problems_are_reported_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\na: 2", "r.yaml:2: a: the key stands twice (first in line 1); keep one"),
+        ("a: 1\na: 2", "r.yaml:2: a: the key is there twice (first in line 1); keep one"),
         ("a: [1", "r.yaml:2: not valid YAML"),
         ("- 1", "r.yaml: holds a list where a mapping of keys is expected"),
         ("a: !!python/object/apply:os.getcwd []", "r.yaml:1: not valid YAML"),

@@ -316,7 +316,7 @@ class TestBatchRamp:
     @pytest.mark.parametrize(
         ("ramp", "said"),
         [
-            ({"start": 6, "increment": 4}, "start=6 is no multiple of .* = 4; use 4 or 8"),
+            ({"start": 6, "increment": 4}, "start=6 is not a multiple of .* = 4; use 4 or 8"),
             ({"start": 4, "increment": 8}, "goes from 4 by 8, which does not meet job.global_batch_size=16"),
             ({"start": 16, "increment": 4}, "does not meet"),
         ],

@@ -112,7 +112,7 @@ class TestDamage:
             ("model", {"name": "x"}, r"exchange\.json is damaged"),
             ("files", {}, "files must list at least one file"),
             ("files", {"a": {"bytes": 1, "xxh3_128": "0" * 32}}, r"has no hash of exp_avg-00001\.safetensors"),
-            ("files", {"../outside": {"bytes": 1, "xxh3_128": "0" * 32}}, "lies outside the checkpoint"),
+            ("files", {"../outside": {"bytes": 1, "xxh3_128": "0" * 32}}, "is outside the checkpoint"),
             ("weight_map", {}, "has no master"),
         ],
     )

@@ -156,7 +156,7 @@ class TestInterrupted:
             runs.run(whole, resume=whole.path / "checkpoints" / "step-00000004")
 
     def test_no_checkpoint_at_the_path(self, whole, tmp_path):
-        with pytest.raises(CheckpointError, match="is no checkpoint"):
+        with pytest.raises(CheckpointError, match="is not a checkpoint"):
             runs.run(runs.prepare(tmp_path / "run"), resume=tmp_path)
 
 

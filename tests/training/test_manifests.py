@@ -157,7 +157,7 @@ class TestNative:
             (lambda data: [data["files"].pop(n) for n in [*data["files"]] if n[0] == "s"], "lists no file of state/"),
             (lambda data: [data["files"].pop(n) for n in [*data["files"]] if n[0] == "r"], "random/rank-00000.json is"),
             (put("files", "random/rank-00001.json", {"bytes": 1, "xxh3_128": "0" * 32}), "one file for each of 1"),
-            (put("files", "state/../../x", {"bytes": 1, "xxh3_128": "0" * 32}), "lies outside the checkpoint"),
+            (put("files", "state/../../x", {"bytes": 1, "xxh3_128": "0" * 32}), "is outside the checkpoint"),
             (put("files", "state/x", {"bytes": -1, "xxh3_128": "0" * 32}), "bytes must be a whole number"),
             (put("files", "state/x", {"bytes": 1.0, "xxh3_128": "0" * 32}), "bytes must be a whole number"),
             (put("files", "state/x", {"bytes": 1, "xxh3_128": "0"}), "must be 32 hexadecimal digits"),

@@ -85,4 +85,4 @@ def test_what_is_printed(tmp_path, capsys, one_process):
 def test_a_range_that_is_none_is_refused(text, capsys):
     with pytest.raises(SystemExit):
         main(["run", "--profile", text])
-    assert "is no range of steps; use 5-8" in capsys.readouterr().err
+    assert "is not a range of steps; use 5-8" in capsys.readouterr().err

@@ -155,11 +155,11 @@ class TestOneProcess:
         ("layout", "message"),
         [
             ({"pp": 2}, "pp=2 on engine=torch"),
-            ({"tp": 2}, "tp=2 on engine=torch goes with FSDP2"),
+            ({"tp": 2}, "tp=2 on engine=torch needs FSDP2"),
             ({"zero_stage": 1}, "zero_stage=1"),
             ({"offload_param": "cpu"}, "offload_param=cpu"),
             ({"dp": 2}, "1 processes for a plan of 2"),
-            ({"engine": "megatron"}, "implementation=huggingface on engine=megatron"),
+            ({"engine": "megatron"}, "implementation=huggingface cannot run on engine=megatron"),
         ],
     )
     def test_plans_it_cannot_run_are_refused(self, tmp_path, layout, message):

@@ -101,7 +101,7 @@ def _deepspeed(
     Rule(
         "config-file-missing",
         "accelerate, script",
-        "a configuration that is not where it is said to be",
+        "a configuration file that is missing",
         "fails at start",
     ),
 )
@@ -177,7 +177,7 @@ def _model_parallel(megatron: Path) -> int:
     return int(sizes.get("tensor_model_parallel_size", 1)) * int(sizes.get("pipeline_model_parallel_size", 1))
 
 
-@check(None, Rule("recipe", "recipe", "what `kit plan` says of it", "no plan"))
+@check(None, Rule("recipe", "recipe", "errors that `kit plan` reports", "no plan"))
 def _recipe(path: Path) -> tuple[Finding, ...]:
     """A recipe's own errors and those of its plan; one finding a line."""
     from kit.api import plan
@@ -196,7 +196,7 @@ def _recipe(path: Path) -> tuple[Finding, ...]:
 @check(
     None,
     Rule("run-directory", "run", "files that do not belong to their plan", "kit refuses to train"),
-    Rule("edited", "run", "edits that are honoured", "told again at start"),
+    Rule("edited", "run", "edits that are honoured", "reported again at start"),
 )
 def _run_directory(path: Path) -> tuple[Finding, ...]:
     """The plan against its projections, and the DeepSpeed and accelerate files in it."""
@@ -216,7 +216,7 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
             edit.file,
             None,
             edit.key,
-            f"{edit.planned!r} was planned, {edit.found!r} stands there",
+            f"{edit.planned!r} was planned, the file has {edit.found!r}",
             "kept",
         )
         for edit in rundir.edits

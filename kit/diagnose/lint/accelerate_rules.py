@@ -41,7 +41,7 @@ def accelerate_unknown_key(config: Config) -> Iterator[Finding]:
         "one-process",
         "accelerate, script",
         "types and launch lines that start one process and end with exit code 0",
-        "trains on one GPU in silence",
+        "trains on one GPU without a warning",
     ),
 )
 def distributed_type(config: Config) -> Iterator[Finding]:
@@ -68,9 +68,9 @@ def distributed_type(config: Config) -> Iterator[Finding]:
 
 @check(
     "accelerate",
-    Rule("machine-rank", "accelerate, script", "a rank that there is no machine for", "hangs"),
+    Rule("machine-rank", "accelerate, script", "a rank beyond the number of machines", "hangs"),
     Rule("main-process-ip", "accelerate, script", "several machines without an address", "each waits for itself"),
-    Rule("processes-per-machine", "accelerate", "processes that do not divide by the machines", "refused"),
+    Rule("processes-per-machine", "accelerate", "a number of processes that the machines do not divide", "refused"),
 )
 def machines(config: Config) -> Iterator[Finding]:
     """Several machines need an address and a rank each."""
@@ -105,7 +105,7 @@ def machines(config: Config) -> Iterator[Finding]:
 
 @check(
     "accelerate",
-    Rule("decided-by-file", "accelerate", "a choice here beside the DeepSpeed file that makes it", "refused"),
+    Rule("decided-by-file", "accelerate", "a key that the DeepSpeed file decides too", "refused"),
 )
 def decided_by_file(config: Config) -> Iterator[Finding]:
     """accelerate refuses to start when both speak."""
@@ -138,7 +138,7 @@ def inline_zero(config: Config) -> Iterator[Finding]:
                 "error",
                 f"deepspeed_config.offload_{name}_device",
                 "nvme without a path",
-                f"add offload_{name}_nvme_path, a folder on every node's own disk",
+                f"add offload_{name}_nvme_path, a directory on every node's own disk",
             )
     if config.get("deepspeed_config.offload_param_device") in ("cpu", "nvme") and stage != 3:
         yield config.finding(

@@ -38,8 +38,8 @@ def batch_missing(config: Config) -> Iterator[Finding]:
     Rule(
         "batch-arithmetic",
         "ds, accelerate",
-        "sizes that do not multiply, here or on the GPUs given",
-        "an assertion when every GPU is there already",
+        "batch sizes whose product is wrong, alone or on the GPUs given",
+        "an assertion fails when all GPUs are already allocated",
     ),
 )
 def batch_not_positive(config: Config) -> Iterator[Finding]:
@@ -48,7 +48,7 @@ def batch_not_positive(config: Config) -> Iterator[Finding]:
         size = config.number(key)
         if size is not None and (size < 1 or size != int(size)):
             yield config.finding(
-                "batch-arithmetic", "error", key, f"{size} is no batch size", "use a whole number from 1 on"
+                "batch-arithmetic", "error", key, f"{size} is not a batch size", "use a whole number from 1 on"
             )
 
 

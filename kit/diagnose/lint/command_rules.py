@@ -47,7 +47,7 @@ def unknown_option(file: str, command: Command) -> Iterator[Finding]:
         "former-launcher",
         "script",
         "`python -m torch.distributed.launch`",
-        "hands over `--local-rank`, which newer scripts do not know",
+        "passes `--local-rank`, which newer scripts do not know",
     ),
 )
 def former_launcher(file: str, command: Command) -> Iterator[Finding]:

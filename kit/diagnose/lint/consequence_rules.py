@@ -33,7 +33,7 @@ DEFAULT_BUCKET = 5e8
         "bucket-memory",
         "ds, with a model",
         "buckets larger than all gradients, or of several GiB",
-        "memory for nothing",
+        "memory that nothing uses",
     ),
 )
 def bucket_memory(config: Config) -> Iterator[Finding]:
@@ -68,7 +68,7 @@ def bucket_memory(config: Config) -> Iterator[Finding]:
 
 @check(
     "deepspeed",
-    Rule("does-not-fit", "ds, with a model and GPUs", "more than a GPU has", "out of memory at the first step"),
+    Rule("does-not-fit", "ds, with a model and GPUs", "more memory than a GPU has", "out of memory at the first step"),
     Rule(
         "host-ram",
         "ds, with a model and GPUs",
@@ -173,7 +173,7 @@ def speed(config: Config) -> Iterator[Finding]:
     Rule(
         "offload-for-nothing",
         "ds, with a model and GPUs",
-        "offload of what fits on the GPUs",
+        "offload of state that fits on the GPUs",
         "a longer step, by the cost model",
     ),
     Rule(

@@ -118,7 +118,7 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
         "removed-key",
         "ds",
         "features that DeepSpeed dropped (amp, nebula, elasticity, MiCS, …)",
-        "it refuses to start, and much advice is older",
+        "it refuses to start; many tutorials still name them",
     ),
 )
 def removed_key(config: Config) -> Iterator[Finding]:

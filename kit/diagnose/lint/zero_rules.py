@@ -26,7 +26,7 @@ def stage_range(config: Config) -> Iterator[Finding]:
         )
 
 
-@check("deepspeed", Rule("other-stage-key", "ds, accelerate", "keys of another stage", "accepted and never looked at"))
+@check("deepspeed", Rule("other-stage-key", "ds, accelerate", "keys of another stage", "accepted and ignored"))
 def keys_of_another_stage(config: Config) -> Iterator[Finding]:
     """Accepted, and never looked at."""
     stage = config.stage
@@ -98,7 +98,9 @@ def offload_of_another_stage(config: Config) -> Iterator[Finding]:
 
 @check(
     "deepspeed",
-    Rule("nvme-path", "ds, accelerate", "NVMe without a path, or one that is no folder here", "fails at start"),
+    Rule(
+        "nvme-path", "ds, accelerate", "NVMe without a path, or a path that is not a directory here", "fails at start"
+    ),
     Rule("nvme-aio", "ds", "NVMe without an aio section", "reads go one at a time, far below a drive's speed"),
 )
 def nvme_path(config: Config) -> Iterator[Finding]:
@@ -114,15 +116,15 @@ def nvme_path(config: Config) -> Iterator[Finding]:
                 "error",
                 dotted,
                 "device nvme without nvme_path",
-                "add nvme_path, a folder on every node's own disk",
+                "add nvme_path, a directory on every node's own disk",
             )
         elif not Path(path).is_dir():
             yield config.finding(
                 "nvme-path",
                 "note",
                 f"{dotted}.nvme_path",
-                f"{path} is no folder on this machine",
-                "make sure that it is one on every node",
+                f"{path} is not a directory on this machine",
+                "make sure that every node has it",
             )
         if not config.has("aio"):
             yield config.finding(
@@ -243,9 +245,9 @@ DEFAULT_FOR_AUTO = ("zero_optimization.", "fp16.", "bf16.")
         "auto-unfilled",
         "ds",
         '`"auto"` where no reader fills it in',
-        "a text where a number should be; in some sections DeepSpeed's default",
+        "text where a number should be; in some sections DeepSpeed's default",
     ),
-    Rule("auto-outside-trainer", "ds", '`"auto"` outside of the Hugging Face Trainer', "the same"),
+    Rule("auto-outside-trainer", "ds", '`"auto"` outside of the Hugging Face Trainer', "only the Trainer fills it in"),
 )
 def auto_unfilled(config: Config) -> Iterator[Finding]:
     """ "auto" is a word of the Hugging Face integrations; DeepSpeed knows it in a few sections, as its own default."""

@@ -141,7 +141,7 @@ PATTERNS: tuple[Pattern, ...] = (
         r"(?:[Ll]oss|gradient norm) (?:is|was) (?:nan|NaN|inf|Inf|not finite)|not a finite number|"
         r"Function '\w+Backward\d*' returned nan",
         3,
-        "the loss or a gradient is no number any more",
+        "the loss or a gradient is no longer a number",
         "resume from a checkpoint before that step with a lower rate or without that data; in fp16 look at the loss "
         "scale, or use bf16",
     ),
@@ -196,8 +196,9 @@ PATTERNS: tuple[Pattern, ...] = (
         r"failed to connect to .*(?:rendezvous|TCPStore)|DistNetworkError",
         2,
         "the processes did not find each other",
-        "MASTER_ADDR must be an address of node 0 that the others reach, the port open, /etc/hosts without the own "
-        "name on 127.0.1.1, and GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME the right interface",
+        "MASTER_ADDR must be an address of node 0 that the other nodes reach, with its port open; /etc/hosts must "
+        "not map "
+        "a node's own name to 127.0.1.1; GLOO_SOCKET_IFNAME / NCCL_SOCKET_IFNAME must name the right interface",
     ),
     _pattern(
         "slow-network",

@@ -52,7 +52,7 @@ class AutoTensorParallel(DataParallel):
         self._cuts = {name: self._cut(name, parameter) for name, parameter in self.parameters.items()}
         if all(cut is None for cut in self._cuts.values()):
             raise EngineError(
-                f"tensor_parallel.autotp_size={self._tp}: DeepSpeed cut no layer of {self._spec.name}; "
+                f"tensor_parallel.autotp_size={self._tp}: DeepSpeed split no layer of {self._spec.name}; "
                 "use implementation=local, or tp=1"
             )
 
@@ -90,7 +90,7 @@ class AutoTensorParallel(DataParallel):
             return None
         if record["sub_param_sizes"] is not None or record["partition_sizes"] is None:
             raise EngineError(
-                f"{name}: DeepSpeed's AutoTP cut it into parts of parts ({record['partition_type']}), which cannot be "
+                f"{name}: DeepSpeed's AutoTP splits it in a nested way ({record['partition_type']}), which cannot be "
                 "exported here; use implementation=local for tensor parallelism of this model"
             )
         return int(record["partition_dim"]), list(record["partition_sizes"])

@@ -177,7 +177,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, of_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if ctx.gradients is None:
-            raise RuntimeError("a second backward pass through a chunked loss, whose gradients were given away")
+            raise RuntimeError("a second backward pass through a chunked loss, whose gradients were already released")
         # In place: a second copy of the weight's gradient would be as large as what was saved.
         given = [
             None if gradient is None else gradient.mul_(of_loss).to(dtype)

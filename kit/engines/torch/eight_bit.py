@@ -60,7 +60,7 @@ class EightBitMoment:
 class EightBitAdamW:
     """Steps matrices; vectors (norms, biases) are few and stay with torch's AdamW.
 
-    Blocks are in what a rank holds of a matrix: where its size is no multiple of ``BLOCK``, another layout rounds a
+    Blocks are in what a rank holds of a matrix: where its size is not a multiple of ``BLOCK``, another layout rounds a
     little differently.
     """
 

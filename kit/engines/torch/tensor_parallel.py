@@ -28,7 +28,7 @@ def cut(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     if not patterns or unknown:
         raise EngineError(
             f"tp={mesh.size()} on engine=torch: transformers' plan for {type(model).__name__} "
-            + (f"has {', '.join(unknown)}, which is not done here" if unknown else "is empty")
+            + (f"has {', '.join(unknown)}, which kit does not support" if unknown else "is empty")
             + "; use engine=megatron or deepspeed, or tp=1"
         )
     names = {

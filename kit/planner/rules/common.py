@@ -94,7 +94,7 @@ def implementation(w: Workload) -> str | None:
     layout = w.layout
     has = _IMPLEMENTATIONS[layout.engine]
     if layout.implementation not in has:
-        return f"implementation={layout.implementation} on engine={layout.engine}; use {has[0]}"
+        return f"implementation={layout.implementation} cannot run on engine={layout.engine}; use {has[0]}"
     return None
 
 
@@ -129,7 +129,10 @@ def cp_comm_type(w: Workload) -> str | None:
     has = _CP_COMM_TYPES[layout.engine]
     if layout.cp_comm_type in has or (layout.cp == 1 and layout.cp_comm_type == "all_gather"):
         return None
-    return f"cp={layout.cp} with cp_comm_type={layout.cp_comm_type} on engine={layout.engine}; use {one_of(has)}"
+    return (
+        f"cp={layout.cp} with cp_comm_type={layout.cp_comm_type}, which engine={layout.engine} does not have; use "
+        f"{one_of(has)}"
+    )
 
 
 _CP_COMM_TYPES: dict[EngineName, tuple[str, ...]] = {
@@ -182,7 +185,7 @@ def optimizer(w: Workload) -> str | None:
     name, has = w.job.optimizer.name, ["adamw"] + ["adamw-8bit"] * (w.layout.engine == "torch")
     if name == "adamw-8bit" and name not in has:
         return (
-            f"optimizer.name=adamw-8bit on engine={w.layout.engine}, whose optimizer is its own and keeps fp32 "
+            f"optimizer.name=adamw-8bit on engine={w.layout.engine}, which has an optimizer of its own with fp32 "
             "moments; use engine=torch, or optimizer.name=adamw"
         )
     if name not in has:

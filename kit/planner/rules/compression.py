@@ -70,7 +70,7 @@ def zeropp_needs_zero_3(w: Workload) -> str | None:
 def zeropp_kernels(w: Workload) -> str | None:
     """op_builder/quantizer.py builds for CUDA."""
     if w.cluster.gpu.device == "cpu" and (key := _quantized(w.layout)):
-        return f"{key}=true on {w.cluster.gpu.name}: its kernels are for CUDA; leave it out"
+        return f"{key}=true on {w.cluster.gpu.name}: its kernels run on CUDA only; leave it out"
     return None
 
 

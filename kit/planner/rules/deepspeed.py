@@ -85,7 +85,8 @@ def sp_needs_megatron_layers(w: Workload) -> str | None:
     """Sequence parallelism is part of megatron-core's layers."""
     if w.layout.sp and not runs_megatron_layers(w.layout):
         return (
-            "sp=true on engine=deepspeed with Hugging Face layers; use implementation=local with tp>1, or leave it out"
+            "sp=true on engine=deepspeed with Hugging Face layers, which have no sequence parallelism; use "
+            "implementation=local with tp>1, or leave it out"
         )
     return None
 
@@ -114,7 +115,10 @@ def tp_or_cp(w: Workload) -> str | None:
 def tp_without_experts(w: Workload) -> str | None:
     """Neither AutoTP nor ZeRO over Megatron's layers was tried with experts."""
     if w.layout.tp > 1 and w.model.num_experts:
-        return f"tp={w.layout.tp} with the experts of {w.model.name} on engine=deepspeed; use engine=megatron, or tp=1"
+        return (
+            f"tp={w.layout.tp} with the experts of {w.model.name} on engine=deepspeed was not tested; use "
+            "engine=megatron, or tp=1"
+        )
     return None
 
 
@@ -125,7 +129,7 @@ def tp_without_nvme(w: Workload) -> str | None:
     if layout.tp > 1 and "nvme" in (layout.offload_optimizer, layout.offload_param):
         return (
             f"tp={layout.tp} with offload_optimizer={layout.offload_optimizer}, offload_param={layout.offload_param} "
-            "on engine=deepspeed; use tp=1, or offload to cpu"
+            "on engine=deepspeed: NVMe was not tested with tensor parallelism; use tp=1, or offload to cpu"
         )
     return None
 
@@ -197,7 +201,7 @@ def ulysses_without_window(w: Workload) -> str | None:
     if w.layout.cp > 1 and w.model.windowed(w.job.seq_length):
         return (
             f"cp={w.layout.cp} on engine=deepspeed with the sliding window of {w.model.name} (sliding_window="
-            f"{w.model.sliding_window}): Ulysses drops attention masks without a word; use cp=1, or engine=megatron"
+            f"{w.model.sliding_window}): Ulysses drops attention masks silently; use cp=1, or engine=megatron"
         )
     return None
 

@@ -64,7 +64,10 @@ def loss_kernel_needs_cuda(w: Workload) -> str | None:
 def loss_kernel_softcap(w: Workload) -> str | None:
     """Liger's loss was tested in Triton's interpreter, without a cap."""
     if w.layout.loss_kernel == "liger" and w.model.logit_softcap is not None:
-        return f"loss_kernel=liger with {w.model.name}, whose logits are capped: it was not tried; leave it out"
+        return (
+            f"loss_kernel=liger with {w.model.name}, whose logits are capped: Liger's kernel was not tested with "
+            "them; leave it out"
+        )
     return None
 
 
@@ -77,7 +80,8 @@ def compile_huggingface(w: Workload) -> str | None:
     if w.layout.compile_layers and w.layout.implementation != "huggingface":
         return (
             f"compile_layers=true with implementation={w.layout.implementation}: Megatron's layers call collectives "
-            "and their own autograd functions, at which graphs end; leave it out, transformer_engine has fused kernels"
+            "and their own autograd functions, which break compiled graphs; leave it out, transformer_engine has "
+            "fused kernels"
         )
     return None
 
@@ -88,7 +92,7 @@ def compile_below_zero_3(w: Workload) -> str | None:
     if w.layout.compile_layers and w.layout.zero_stage == 3:
         return (
             "compile_layers=true on engine=deepspeed with zero_stage=3, which gathers weights inside of every block: "
-            "graphs would end at each; use zero_stage=1 or 2, or engine=torch"
+            "compiled graphs would break at each; use zero_stage=1 or 2, or engine=torch"
         )
     return None
 
@@ -111,7 +115,7 @@ def compile_whole_layers(w: Workload) -> str | None:
 def attention_kernel_family(w: Workload) -> str | None:
     """Some families compute attention without scaled_dot_product_attention."""
     if w.layout.attention_kernel != "default" and not w.model.traits.fused_attention:
-        return f"attention_kernel=cudnn with {w.model.name}, whose attention no kernel computes; leave it out"
+        return f"attention_kernel=cudnn with {w.model.name}, whose attention has no fused kernel; leave it out"
     return None
 
 
@@ -121,7 +125,8 @@ def attention_kernel_bits(w: Workload) -> str | None:
     gpu = w.cluster.gpu
     if w.layout.attention_kernel != "default" and (gpu.device != "cuda" or w.job.precision == "fp32"):
         return (
-            f"attention_kernel=cudnn on {gpu.name} in {w.job.precision}: cuDNN computes 16 bits on GPUs; leave it out"
+            f"attention_kernel=cudnn on {gpu.name} in {w.job.precision}: cuDNN's attention needs a GPU and 16 bits; "
+            "leave it out"
         )
     return None
 
@@ -165,7 +170,7 @@ def gradient_dtype_without_accumulation(w: Workload) -> str | None:
     if layout.gradient_accumulation_steps > 1:
         return (
             f"gradient_dtype={layout.gradient_dtype} with gradient_accumulation_steps="
-            f"{layout.gradient_accumulation_steps}: every sum would be rounded to 8 bits; use a micro batch of all "
-            "that a rank gets of global_batch_size, or leave it out"
+            f"{layout.gradient_accumulation_steps}: every sum would be rounded to bf16; use one micro batch a step, "
+            "or leave it out"
         )
     return None

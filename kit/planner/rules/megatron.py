@@ -156,7 +156,8 @@ def ring_without_mla(w: Workload) -> str | None:
     """Latent attention's values are narrower than its queries and keys."""
     if _ring(w) and w.model.latent:
         return (
-            f"cp_comm_type=p2p with the latent attention of {w.model.name}, whose values are narrower; use all_gather"
+            f"cp_comm_type=p2p with the latent attention of {w.model.name}, whose values are narrower than its keys; "
+            "use all_gather"
         )
     return None
 
@@ -165,7 +166,7 @@ def ring_without_mla(w: Workload) -> str | None:
 def ring_needs_fused_attention(w: Workload) -> str | None:
     """Softcaps and sinks change scores, which a flash kernel does not hand out."""
     if _ring(w) and (not w.model.traits.fused_attention or w.model.attention_softcap is not None):
-        return f"cp_comm_type=p2p with {w.model.name}, whose scores no flash kernel computes; use all_gather"
+        return f"cp_comm_type=p2p with {w.model.name}, for whose attention there is no flash kernel; use all_gather"
     return None
 
 
@@ -254,7 +255,8 @@ def router_weights_add_up(w: Workload) -> str | None:
     if not model.norm_topk_prob or model.experts_per_token == 1:
         return (
             f"norm_topk_prob={model.norm_topk_prob}, experts_per_token={model.experts_per_token} of {model.name} on "
-            "engine=megatron, whose weights of two experts or more add up to 1; use engine=deepspeed or torch"
+            "engine=megatron, which normalises the weights of two or more chosen experts to a sum of 1; use "
+            "engine=deepspeed or torch"
         )
     return None
 
@@ -268,7 +270,8 @@ def router_groups_of_two(w: Workload) -> str | None:
     if model.experts_per_token != 2 * model.router_top_groups:
         return (
             f"router_top_groups={model.router_top_groups} with experts_per_token={model.experts_per_token} of "
-            f"{model.name} on engine=megatron, which has two experts for each group; use engine=deepspeed or torch"
+            f"{model.name} on engine=megatron, which ranks groups by their best two experts; use engine=deepspeed or "
+            "torch"
         )
     return None
 
@@ -280,7 +283,8 @@ def etp_follows_tp(w: Workload) -> str | None:
     layout = w.layout
     if w.model.num_experts and layout.ep == 1 and layout.etp != layout.tp:
         return (
-            f"etp={layout.etp} with ep=1 and tp={layout.tp}: experts are then split as the rest is; use etp={layout.tp}"
+            f"etp={layout.etp} with ep=1 and tp={layout.tp}: without expert parallelism experts are split like all "
+            f"other layers; use etp={layout.tp}"
         )
     return None
 

@@ -25,7 +25,7 @@ def torch_tp_family(w: Workload) -> str | None:
     """kit/engines/torch/tensor_parallel.py: transformers' plans of columns and rows."""
     if w.layout.tp > 1 and not w.model.traits.torch_tensor_parallel:
         return (
-            f"tp={w.layout.tp} on engine=torch with family {w.model.family}: it is done for "
+            f"tp={w.layout.tp} on engine=torch with family {w.model.family}: tensor parallelism is implemented for "
             f"{', '.join(families_where('torch_tensor_parallel'))}; use engine=megatron, or tp=1"
         )
     return None
@@ -35,7 +35,7 @@ def torch_tp_family(w: Workload) -> str | None:
 def torch_tp_needs_fsdp2(w: Workload) -> str | None:
     """DTensor's tensor parallelism composes with FSDP2 across it, and not with DDP."""
     if w.layout.tp > 1 and w.layout.zero_stage == 0:
-        return f"tp={w.layout.tp} on engine=torch goes with FSDP2; use zero_stage=2 or 3"
+        return f"tp={w.layout.tp} on engine=torch needs FSDP2; use zero_stage=2 or 3"
     return None
 
 
@@ -59,8 +59,8 @@ def fp8_linear_layers(w: Workload) -> str | None:
     """torchao converts linear layers, and transformers computes GPT-2 by Conv1D."""
     if w.job.precision == "fp8" and w.model.traits.conv1d:
         return (
-            f"precision=fp8 on engine=torch with {w.model.name}: transformers computes it by Conv1D, and torchao "
-            "converts linear layers; use bf16"
+            f"precision=fp8 on engine=torch with {w.model.name}: its layers are transformers' Conv1D, and torchao "
+            "converts linear layers only; use bf16"
         )
     return None
 
@@ -74,7 +74,10 @@ def fp8_whole_decoders(w: Workload) -> str | None:
         (f"tp={w.layout.tp}", w.layout.tp > 1),
     ):
         if there and w.job.precision == "fp8":
-            return f"precision=fp8 on engine=torch with {what}: it was tried with whole decoders, all trained; use bf16"
+            return (
+                f"precision=fp8 on engine=torch with {what}: it was tested on decoders whose weights are all "
+                "trained; use bf16"
+            )
     return None
 
 
@@ -95,7 +98,7 @@ def fp8_tokens(w: Workload) -> str | None:
     tokens = w.layout.micro_batch_size * w.job.seq_length
     if w.job.precision == "fp8" and w.job.objective == "pretrain" and tokens % FP8_MULTIPLE:
         return (
-            f"precision=fp8 on engine=torch with micro_batch_size·seq_length={tokens}, which is no multiple of "
+            f"precision=fp8 on engine=torch with micro_batch_size·seq_length={tokens}, which is not a multiple of "
             f"{FP8_MULTIPLE}: the GEMM that sums over tokens needs it; use seq_length="
             f"{-(-w.job.seq_length // FP8_MULTIPLE) * FP8_MULTIPLE}"
         )

@@ -98,7 +98,7 @@ def open_checkpoint(path: Path, model: str | None = None) -> _Opened:
         spec = load_model(str(path))
         return _Opened("hf", spec, START, {StateKind.MASTER: HfDirectory(path)})
     raise CheckpointError(
-        f"{path} is no checkpoint: neither {EXCHANGE_JSON} nor config.json (Hugging Face) nor .metadata or "
+        f"{path} is not a checkpoint: neither {EXCHANGE_JSON} nor config.json (Hugging Face) nor .metadata or "
         f"{_TRACKER} (Megatron) is in it"
     )
 

@@ -84,7 +84,7 @@ class RunLength:
         if logged is not None and logged != counters.samples_seen:
             raise CheckpointError(
                 f"{checkpoint} says samples_seen={counters.samples_seen} and {metrics} has {logged} at step "
-                f"{counters.step}; they are not of one run: resume from another checkpoint of it"
+                f"{counters.step}; they belong to different runs: resume from another checkpoint of it"
             )
         if logged is None and same_plan and (expected := self.samples_after(counters.step)) != counters.samples_seen:
             raise CheckpointError(

@@ -75,7 +75,7 @@ def records_from_json(data: Any) -> dict[str, FileRecord]:
         raise ValueError("files must list at least one file")
     for name, record in data.items():
         if Path(name).is_absolute() or ".." in Path(name).parts:
-            raise ValueError(f"{name} lies outside the checkpoint")
+            raise ValueError(f"{name} is outside the checkpoint")
         if not isinstance(record, dict) or sorted(record) != ["bytes", "xxh3_128"]:
             raise ValueError(f"files.{name} must have exactly bytes and xxh3_128")
         if type(record["bytes"]) is not int or record["bytes"] < 0:

@@ -89,7 +89,7 @@ class IndexedTokens:
         self._tokens = np.memmap(bin_path, mode="r", dtype=dtype).view(np.ndarray)
         if self.sidecar is not None and self.sidecar.num_tokens != len(self._tokens):
             raise DataError(
-                f"{self.prefix}.json speaks of {self.sidecar.num_tokens} tokens where {self.prefix}.bin has "
+                f"{self.prefix}.json says {self.sidecar.num_tokens} tokens where {self.prefix}.bin has "
                 f"{len(self._tokens)}; it belongs to another pair: tokenise again"
             )
 

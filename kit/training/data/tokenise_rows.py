@@ -134,7 +134,8 @@ def chat_parts(tokenizer: Any, messages: Sequence[Mapping[str, str]], where: str
         after = _render(tokenizer, template, messages[: place + 1], False, where)
         if not (after.startswith(before) and text.startswith(after)):
             raise DataError(
-                f"{where}: the tokenizer's chat template writes a turn otherwise once another follows; give rows that "
+                f"{where}: the tokenizer's chat template writes a turn differently when another follows; give rows "
+                "that "
                 "end with their only assistant turn"
             )
         bounds += [len(before), len(after)]

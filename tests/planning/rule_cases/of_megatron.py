@@ -70,7 +70,7 @@ CASES = [
     Case(
         "ring_needs_fused_attention",
         megatron(cp=2, cp_comm_type="p2p"),
-        "no flash kernel computes",
+        "there is no flash kernel",
         megatron(cp=2),
         model="gemma-2-9b",
     ),

@@ -68,11 +68,11 @@ CASES = [
         "zero_quantized_weights=true on engine=torch",
         torch(zero_stage=3),
     ),
-    Case("torch_tp_needs_fsdp2", torch(tp=2), "goes with FSDP2", torch(tp=2, zero_stage=3)),
+    Case("torch_tp_needs_fsdp2", torch(tp=2), "needs FSDP2", torch(tp=2, zero_stage=3)),
     Case(
         "torch_tp_family",
         torch(tp=2, zero_stage=3),
-        "it is done for llama, mistral, qwen2",
+        "tensor parallelism is implemented for llama, mistral, qwen2",
         torch(zero_stage=3),
         model="gpt2",
         change={"seq_length": 1024},
@@ -170,14 +170,14 @@ CASES = [
     Case(
         "fp8_whole_decoders",
         torch(zero_stage=3, tp=2),
-        "with tp=2: it was tried with whole decoders",
+        "with tp=2: it was tested on decoders",
         torch(zero_stage=3),
         change={"precision": "fp8"},
     ),
     Case(
         "fp8_whole_decoders",
         torch(),
-        "with job.lora: it was tried",
+        "with job.lora: it was tested",
         torch(zero_stage=2),
         change={"precision": "fp8", "lora": LoraSpec()},
         good_change={"lora": None},
@@ -204,7 +204,7 @@ CASES = [
     Case(
         "attention_kernel_bits",
         torch(zero_stage=3, attention_kernel="cudnn"),
-        "in fp32: cuDNN computes 16 bits",
+        "in fp32: cuDNN's attention needs a GPU and 16 bits",
         torch(zero_stage=3, attention_kernel="cudnn"),
         change={"precision": "fp32"},
         good_change={"precision": "bf16"},
@@ -212,7 +212,7 @@ CASES = [
     Case(
         "attention_kernel_family",
         torch(zero_stage=3, attention_kernel="cudnn"),
-        "whose attention no kernel computes",
+        "whose attention has no fused kernel",
         torch(zero_stage=3),
         model="gemma-2-2b",
     ),
