@@ -117,5 +117,7 @@ def _machines(hosts: Path | None, plan: Path | None, port: int | None, bandwidth
         typer.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:
         typer.echo(table(results, time.monotonic() - begin))
+        if rundir is not None and (line := rundir.memory_after_edits()):
+            typer.echo(line)
     if any(result.state == "failure" for result in results):
         raise typer.Exit(1)

@@ -66,6 +66,8 @@ def train(
         raise SpecError(f"{overrides[0]!r}: a run directory is changed by changing its recipe and emitting again")
     else:
         rundir = RunDirectory.open(target)
+    if line := rundir.memory_after_edits():
+        typer.echo(line)
     try:
         preflight(rundir, None if resume in (None, "auto") else Path(resume))
     except RunDirectoryError as error:

@@ -10,10 +10,11 @@ Not written, on purpose: ``activation_checkpointing``, which only a call of ``de
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kit.cost.memory import deepspeed_sizes as sizes
+from kit.cost.memory import deepspeed_sizes
 from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
@@ -193,7 +194,8 @@ def _zero_section(plan: Plan) -> dict[str, Any]:
     layout, stage = plan.layout, plan.layout.zero_stage
     if stage == 0:
         return {"stage": 0}
-    bucket = sizes.reduce_bucket(plan.model, plan.cluster, layout)
+    sizes = deepspeed_sizes.buffer_sizes(plan.model, plan.cluster, layout)
+    bucket = sizes["reduce_bucket_size"]
     zero: dict[str, Any] = {
         "stage": stage,
         # Reduce a bucket while backward computes the next. CPU processes have no streams: only a second buffer.
@@ -206,8 +208,8 @@ def _zero_section(plan: Plan) -> dict[str, Any]:
         # Elements gathered at once after a step; the same message size serves. Even, as stage_1_and_2.py asserts.
         zero["allgather_bucket_size"] = bucket + bucket % 2
     else:
-        zero |= _stage3(plan)
-    return zero | _offload(plan)
+        zero |= _stage3(plan, sizes)
+    return zero | _offload(plan, sizes)
 
 
 def _accumulation_dtype(plan: Plan) -> str | None:
@@ -223,16 +225,15 @@ def _accumulation_dtype(plan: Plan) -> str | None:
     return "fp32" if sixteen_bit and layout.zero_stage >= 1 and layout.gradient_accumulation_steps > 1 else None
 
 
-def _stage3(plan: Plan) -> dict[str, Any]:
-    model, cluster, layout = plan.model, plan.cluster, plan.layout
+def _stage3(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
+    layout = plan.layout
     zero: dict[str, Any] = {
         # The next weights are on their way while these are multiplied.
-        "stage3_prefetch_bucket_size": sizes.prefetch_bucket(model, cluster, layout),
-        # Norms and biases (a few hidden sizes each) stay whole: gathering them is latency alone. No matrix is so small.
-        "stage3_param_persistence_threshold": 10 * model.hidden_size,
+        "stage3_prefetch_bucket_size": sizes["stage3_prefetch_bucket_size"],
+        "stage3_param_persistence_threshold": sizes["stage3_param_persistence_threshold"],
         # What may stay gathered, so that backward finds the last layers of forward still there.
-        "stage3_max_live_parameters": sizes.live_parameters(model, cluster, layout),
-        "stage3_max_reuse_distance": sizes.live_parameters(model, cluster, layout),
+        "stage3_max_live_parameters": sizes["stage3_max_live_parameters"],
+        "stage3_max_reuse_distance": sizes["stage3_max_live_parameters"],
         # Without it save_16bit_model writes empty tensors (engine.py, _zero3_consolidated_16bit_state_dict).
         "stage3_gather_16bit_weights_on_model_save": True,
     }
@@ -242,9 +243,9 @@ def _stage3(plan: Plan) -> dict[str, Any]:
         zero["zero_quantized_weights"] = True
     if layout.zero_quantized_gradients:
         zero["zero_quantized_gradients"] = True
-    if layout.uses_nvme:
+    if "sub_group_size" in sizes:
         # What is stepped, read and written at a time, and what the pinned buffers hold.
-        zero["sub_group_size"] = sizes.sub_group_size(layout)
+        zero["sub_group_size"] = sizes["sub_group_size"]
     if layout.offload_param == "nvme":
         # A gathered weight keeps its swap buffer until it is released, and all that is used again within this distance
         # stays: with DeepSpeed's default, 1e9, the first forward pass ends with "Not enough buffers".
@@ -252,7 +253,7 @@ def _stage3(plan: Plan) -> dict[str, Any]:
     return zero
 
 
-def _offload(plan: Plan) -> dict[str, Any]:
+def _offload(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Offload sections. The directory on NVMe belongs to the run, not to the plan: the engine adds it
     (run.nvme_path)."""
     layout = plan.layout
@@ -262,13 +263,13 @@ def _offload(plan: Plan) -> dict[str, Any]:
     if layout.offload_optimizer != "none":
         zero["offload_optimizer"] = {"device": layout.offload_optimizer, "pin_memory": pin_memory}
     if layout.offload_optimizer == "nvme":
-        zero["offload_optimizer"]["buffer_count"] = sizes.OPTIMIZER_BUFFERS
+        zero["offload_optimizer"]["buffer_count"] = sizes["optimizer_buffer_count"]
     if layout.offload_param != "none":
         zero["offload_param"] = {"device": layout.offload_param, "pin_memory": pin_memory}
     if layout.offload_param == "nvme":
         zero["offload_param"] |= {
-            "buffer_count": sizes.PARAM_BUFFERS,
-            "buffer_size": sizes.nvme_param_buffer(plan.model, layout),
+            "buffer_count": sizes["param_buffer_count"],
+            "buffer_size": sizes["param_buffer_size"],
             # How many parameters may stay in host memory after all; DeepSpeed's default, 1e9, keeps most models there.
             "max_in_cpu": 0,
         }
@@ -282,9 +283,9 @@ def _aio_section(plan: Plan) -> dict[str, Any]:
     many threads as keep them busy (``kit.cost.memory.deepspeed_sizes``). CPU rehearsals share two cores.
     """
     return {
-        "block_size": sizes.NVME_BLOCK_BYTES,
-        "queue_depth": sizes.nvme_queue_depth(plan.cluster),
-        "intra_op_parallelism": sizes.nvme_threads(plan.cluster),
+        "block_size": deepspeed_sizes.NVME_BLOCK_BYTES,
+        "queue_depth": deepspeed_sizes.nvme_queue_depth(plan.cluster),
+        "intra_op_parallelism": deepspeed_sizes.nvme_threads(plan.cluster),
         "single_submit": False,
         "overlap_events": True,
     }

@@ -26,12 +26,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.offload import host_ram_gib_per_node
+from kit.cost.memory.peak import peak_gib
+from kit.cost.workload import Workload
 from kit.emit import accelerate, deepspeed, deepspeed_rationale, launch, megatron, pretrain_gpt, slurm, trainer
 from kit.emit.deepspeed_rationale import flat
 from kit.emit.derived_file import DerivedFile
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
+from kit.specs.layout import ZERO_KEYS
 from kit.specs.run import RunSpec, absolute_paths, run_paths, with_paths
 from kit.specs.text import check_line
 
@@ -88,6 +93,27 @@ class RunDirectory:
             megatron=_parse(path / "megatron.yaml") if megatron.applies(plan) else {},
             edits=edits,
         )
+
+    @property
+    def edited_workload(self) -> Workload:
+        """The plan's, with the sizes of buffers that an edit of ds_config.json states."""
+        names = {f"zero_optimization.{key}": name for name, key in ZERO_KEYS.items()}
+        found = {names[edit.key]: edit.found for edit in self.edits if edit.key in names}
+        sizes = {name: int(size) for name, size in found.items() if isinstance(size, int | float) and size >= 0}
+        return self.plan.workload.with_layout(self.plan.layout.with_sizes(sizes))
+
+    def memory_after_edits(self) -> str:
+        """A line with the peak that follows from edited sizes; empty where no edit changes one."""
+        edited = self.edited_workload
+        if edited == self.plan.workload:
+            return ""
+        gpu, planned = peak_gib(edited), peak_gib(self.plan.workload)
+        usable = usable_gib(self.plan.cluster.gpu)
+        host, host_planned = host_ram_gib_per_node(edited), host_ram_gib_per_node(self.plan.workload)
+        line = f"with the edits of ds_config.json: {gpu:.1f} GiB per GPU ({planned:.1f} planned, {usable:.1f} usable)"
+        if host != host_planned:
+            line += f", {host:.1f} GiB of host memory per node ({host_planned:.1f} planned)"
+        return f"{line}; it does not fit" if gpu > usable else line
 
     def record_edits(self) -> None:
         """Write ``edits.json``: which hand-made changes this run was started with."""

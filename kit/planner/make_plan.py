@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kit.cost.estimate import predict
+from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.errors import PlanError
 from kit.planner.calibration import NONE, Calibration, corrected
 from kit.planner.explain.decisions import decisions
@@ -32,7 +33,8 @@ def make_plan(
     result = search(request)
     if result.best is None:
         raise PlanError(nothing_fits(request, result) if result.considered else nothing_legal(request))
-    workload = request.workload(result.best.layout)
+    best = result.best.layout
+    workload = request.workload(best.with_sizes(buffer_sizes(model, cluster, best)))
     price = cluster.price_per_node_hour_usd
     hourly = None if price is None else price * cluster.num_nodes
     predicted = predict(workload)

@@ -16,10 +16,11 @@ from kit.specs import strict_yaml
 from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import Layout, Pins
+from kit.specs.layout import ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+"""2: plans without sizes of DeepSpeed's buffers in their layout; kit chooses them as it did then."""
 
 __all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction", "StageMemory"]
 
@@ -44,7 +45,7 @@ class Plan:
 
     __pydantic_config__ = SPEC  # where one is read from a file
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     model: ModelSpec
     cluster: ClusterSpec
     job: JobSpec
@@ -61,6 +62,7 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 over model, cluster, job and layout: equal means the same computation on the same machines."""
         decisive = {key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")}
+        decisive["layout"] = _without_absent_sizes(decisive["layout"])
         return _digest(decisive)
 
     @property
@@ -71,7 +73,8 @@ class Plan:
 
     def to_yaml(self) -> str:
         """The text of ``plan.yaml``: one deterministic spelling."""
-        return strict_yaml.dump(strict_yaml.to_plain(self))
+        plain = strict_yaml.to_plain(self)
+        return strict_yaml.dump(plain | {"layout": _without_absent_sizes(plain["layout"])})
 
     def save(self, path: str | Path) -> None:
         """Write it as YAML; an existing file is not overwritten. Raises ``SpecError``."""
@@ -90,12 +93,17 @@ class Plan:
         """Read what ``save`` wrote, every value validated again. Raises ``SpecError``."""
         document = strict_yaml.read(Path(path))
         version = document.data.get("schema_version")
-        if version != SCHEMA_VERSION:
+        if version not in (2, SCHEMA_VERSION):
             raise SpecError(
                 f"{document.where(('schema_version',))}: schema_version={version!r}; "
-                f"this kit reads {SCHEMA_VERSION}: plan again"
+                f"this kit reads 2 and {SCHEMA_VERSION}: plan again"
             )
-        return strict_yaml.parse(cls, document.data, document)
+        return strict_yaml.parse(cls, document.data | {"schema_version": SCHEMA_VERSION}, document)
+
+
+def _without_absent_sizes(layout: dict[str, Any]) -> dict[str, Any]:
+    """Sizes that the engine does not read are not written, and plans of version 2 keep their digest."""
+    return {name: value for name, value in layout.items() if value is not None or name not in ZERO_KEYS}
 
 
 def _digest(data: dict[str, Any]) -> str:

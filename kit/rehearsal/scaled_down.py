@@ -14,7 +14,7 @@ from kit.planner.plan import Plan
 from kit.specs.catalog import parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec, LoraSpec, Precision
-from kit.specs.layout import Layout, Pins
+from kit.specs.layout import ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
 
 VOCAB_SIZE = 256
@@ -69,7 +69,8 @@ def scaled_down(plan: Plan) -> ScaledDown:
 
 def _small(layout: Layout) -> tuple[Layout, list[str]]:
     replaced: list[str] = []
-    changes: dict[str, Any] = {name: min(2, getattr(layout, name)) for name in ("tp", "cp", "ep", "etp", "vp")}
+    changes: dict[str, Any] = dict.fromkeys(ZERO_KEYS)
+    changes |= {name: min(2, getattr(layout, name)) for name in ("tp", "cp", "ep", "etp", "vp")}
     changes["pp"] = layout.pp if layout.pp == 1 else 4 if layout.vp > 1 else 2
     uneven = layout.first_stage_layers or layout.last_stage_layers
     if uneven:

@@ -46,9 +46,13 @@ class Flag:
     """Engines that take another value than the default; a rule refuses it elsewhere."""
     text: str | FrozenMap = ""
     """How ``describe`` prints another value than the default: with ``{value}`` in it, or by value; empty: not here."""
+    zero_key: str = ""
+    """For a size: its key below ``zero_optimization`` in ds_config.json."""
 
 
 Size = Annotated[int, Field(gt=0)]
+Elements = Annotated[int, Field(ge=0, le=10**15)]
+"""Of a buffer; DeepSpeed's own examples go up to 10¹⁴, which means everything."""
 _HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
 _WEIGHTS_ON_HOST = FrozenMap({"cpu": "parameters on host", "nvme": "parameters on NVMe"})
 
@@ -117,6 +121,32 @@ class Layout:
     micro_batch_size: Size = 1
     """Sequences per data-parallel rank and forward pass."""
     gradient_accumulation_steps: Size = 1
+    # DeepSpeed's sizes, in elements. A plan has those that its stage and its offload read; null: not read, or, in a
+    # candidate, what ``kit.cost.memory.deepspeed_sizes`` chooses.
+    reduce_bucket_size: Annotated[Elements | None, Flag(("deepspeed",), zero_key="reduce_bucket_size")] = None
+    """Gradients in one reduction."""
+    stage3_prefetch_bucket_size: Annotated[
+        Elements | None, Flag(("deepspeed",), zero_key="stage3_prefetch_bucket_size")
+    ] = None
+    """Weights that are gathered ahead of their use."""
+    stage3_max_live_parameters: Annotated[
+        Elements | None, Flag(("deepspeed",), zero_key="stage3_max_live_parameters")
+    ] = None
+    """Weights that may stay gathered."""
+    stage3_param_persistence_threshold: Annotated[
+        Elements | None, Flag(("deepspeed",), zero_key="stage3_param_persistence_threshold")
+    ] = None
+    """Parameters up to this size are never split over ranks."""
+    sub_group_size: Annotated[Elements | None, Flag(("deepspeed",), zero_key="sub_group_size")] = None
+    """Stage 3: parameters of a rank that are stepped at a time."""
+    optimizer_buffer_count: Annotated[Size | None, Flag(("deepspeed",), zero_key="offload_optimizer.buffer_count")] = (
+        None
+    )
+    """Host buffers, each as large as a sub group, through which optimizer state goes to NVMe."""
+    param_buffer_count: Annotated[Size | None, Flag(("deepspeed",), zero_key="offload_param.buffer_count")] = None
+    """Host buffers through which weights go to NVMe."""
+    param_buffer_size: Annotated[Elements | None, Flag(("deepspeed",), zero_key="offload_param.buffer_size")] = None
+    """Elements of each."""
 
     @property
     def world_size(self) -> int:
@@ -138,6 +168,11 @@ class Layout:
         """Sequences per optimizer step."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp
 
+    def with_sizes(self, sizes: Mapping[str, int | None]) -> Layout:
+        """The same with these sizes of DeepSpeed's buffers (see ``ZERO_KEYS``)."""
+        changes: dict[str, Any] = dict(sizes)
+        return dataclasses.replace(self, **changes)
+
 
 _HINTS = get_type_hints(Layout, include_extras=True)
 DEFAULTS: Mapping[str, Any] = {
@@ -148,6 +183,8 @@ FLAGS: Mapping[str, Flag] = {
     name: flag for name, hint in _HINTS.items() for flag in get_args(hint)[1:] if isinstance(flag, Flag)
 }
 """Field of a layout → its columns; a field without them is every engine's, and is printed in its own way."""
+ZERO_KEYS: Mapping[str, str] = {name: flag.zero_key for name, flag in FLAGS.items() if flag.zero_key}
+"""Field of a layout that is a size of DeepSpeed → its key below ``zero_optimization`` in ds_config.json."""
 PINNABLE = tuple(name for name in _HINTS if name not in ("dp", "gradient_accumulation_steps"))
 """What a user may decide. Data parallelism and accumulation follow from it."""
 

@@ -11,11 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from kit.cost.memory.deepspeed_sizes import (
+    buffer_sizes,
     largest_layer_matrix,
-    live_parameters,
     nvme_queue_depth,
     nvme_threads,
-    reduce_bucket,
 )
 from kit.emit.deepspeed import PLAN_OWNED_KEYS, ds_config
 from kit.specs.catalog import load_model, parse_cluster
@@ -248,10 +247,8 @@ def test_sizes_follow_links_and_memory():
         gpus: dataclasses.replace(layout, dp=parse_cluster(gpus).num_gpus)
         for gpus in ("8xA100-40", "8xA100-80", "64xA100-80", "512xA100-80")
     }
-    sizes = {
-        gpus: (reduce_bucket(shape, parse_cluster(gpus), on_it), live_parameters(shape, parse_cluster(gpus), on_it))
-        for gpus, on_it in fabrics.items()
-    }
+    chosen = {gpus: buffer_sizes(shape, parse_cluster(gpus), on_it) for gpus, on_it in fabrics.items()}
+    sizes = {gpus: (of["reduce_bucket_size"], of["stage3_max_live_parameters"]) for gpus, of in chosen.items()}
     matrix = largest_layer_matrix(shape)
     assert sizes["8xA100-80"][0] == matrix  # within a node latency is short: a matrix fills the link
     assert matrix <= sizes["64xA100-80"][0] < sizes["512xA100-80"][0]  # a longer ring needs longer messages

@@ -1,5 +1,7 @@
 """Contract 1: the run directory is the only road, and what the plan decides cannot be changed behind its back."""
 
+import dataclasses
+import hashlib
 import json
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import kit
 from kit.emit.run_directory import RunDirectory, files_of, write
 from kit.errors import RunDirectoryError, SpecError
 from kit.specs import strict_yaml
+from kit.specs.layout import ZERO_KEYS
 from kit.specs.recipe import load_recipe
 from kit.specs.run import DataSpec, RunSpec
 
@@ -89,6 +92,41 @@ def test_any_other_edit_is_honoured_and_recorded(tmp_path: Path) -> None:
     assert {e.key for e in again.edits} == {"steps_per_print", "wall_clock_breakdown"}
     again.record_edits()
     assert len(json.loads((rundir.path / "edits.json").read_text())) == 2
+
+
+def test_an_edited_bucket_moves_the_memory_prediction(tmp_path: Path) -> None:
+    pins = kit.Pins(engine="deepspeed", zero_stage=3)
+    rundir = write(kit.plan("llama-3.1-8b", "8xH100", pins=pins), RUN, tmp_path / "run")
+    assert rundir.memory_after_edits() == ""
+    edit(rundir.path / "ds_config.json", ("steps_per_print",), 7)
+    assert RunDirectory.open(rundir.path).memory_after_edits() == ""
+    planned = rundir.plan.layout.reduce_bucket_size
+    edit(rundir.path / "ds_config.json", ("zero_optimization", "reduce_bucket_size"), planned + 2**30)
+    line = RunDirectory.open(rundir.path).memory_after_edits()
+    # Stage 3 keeps one bucket, here of bf16.
+    peak = rundir.plan.predicted.peak_gib
+    assert f"{peak + 2:.1f} GiB per GPU ({peak:.1f} planned" in line
+    again = kit.plan(
+        "llama-3.1-8b", "8xH100", pins=dataclasses.replace(pins, reduce_bucket_size=planned + 2**30, micro_batch_size=1)
+    )
+    assert again.layout.reduce_bucket_size == planned + 2**30
+    assert files_of(again)["ds_config.json"].count(str(planned + 2**30)) == 1
+
+
+def test_a_run_directory_of_the_former_plan_version_is_read(tmp_path: Path) -> None:
+    """Version 2 had no sizes: kit chooses them as it did then, and its checkpoints' plan hash stays."""
+    rundir = write(plan_for("deepspeed"), RUN, tmp_path / "run")
+    plan = rundir.plan
+    former = dataclasses.replace(plan, layout=dataclasses.replace(plan.layout, **dict.fromkeys(ZERO_KEYS)))
+    text = former.to_yaml().replace("schema_version: 3", "schema_version: 2")
+    assert "reduce_bucket_size" not in text
+    (rundir.path / "plan.yaml").write_text(text)
+    manifest = json.loads((rundir.path / "manifest.json").read_text())
+    manifest["files"]["plan.yaml"] = hashlib.sha256(text.encode()).hexdigest()
+    (rundir.path / "manifest.json").write_text(json.dumps(manifest))
+    again = RunDirectory.open(rundir.path)
+    assert again.edits == ()
+    assert again.plan.digest == former.digest != plan.digest
 
 
 def test_run_yaml_is_the_users_to_edit(rundir: RunDirectory) -> None:

@@ -9,6 +9,7 @@ import pytest
 import kit
 from kit.cost.memory import deepspeed_sizes as sizes
 from kit.cost.memory.offload import host_ram_gib_per_node, nvme_gib_per_node
+from kit.cost.memory.peak import peak_gib
 from kit.cost.model.params import count
 from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
@@ -54,14 +55,57 @@ def test_host_memory_is_buffers_and_summed_gradients() -> None:
     )
     # A model smaller than a sub group is one sub group.
     small = load_model("gpt2")
-    assert sizes.largest_sub_group(small, layout()) == -(-count(small).total // 8)
+    assert sizes.largest_sub_group(small, layout(), 10**8) == -(-count(small).total // 8)
 
 
 def test_a_buffer_holds_the_largest_weight() -> None:
     for name in ("llama-3.1-8b", "llama-3-70b", "gpt2", "qwen2.5-7b"):
         model = load_model(name)
-        assert sizes.nvme_param_buffer(model, layout()) * 8 >= model.vocab_size * model.hidden_size
-        assert sizes.nvme_param_buffer(model, layout()) * 8 >= model.hidden_size * model.ffn_hidden_size
+        assert sizes.least_param_buffer(model, layout()) * 8 >= model.vocab_size * model.hidden_size
+        assert sizes.least_param_buffer(model, layout()) * 8 >= model.hidden_size * model.ffn_hidden_size
+
+
+def test_pinned_sizes_are_what_is_counted() -> None:
+    def workload(**changes):
+        return Workload(LLAMA, NODE, job(precision="bf16"), layout(optimizer="none", param="none", **changes))
+
+    chosen = sizes.buffer_sizes(LLAMA, NODE, layout(optimizer="none", param="none"))
+    plain, same = workload(), workload(**chosen)
+    assert peak_gib(same) == peak_gib(plain)
+    assert step_time_components_s(same) == step_time_components_s(plain)
+    for name, bytes_each in (("reduce_bucket_size", 2), ("stage3_max_live_parameters", 2)):
+        more = workload(**{name: chosen[name] + 2**30})
+        assert peak_gib(more) - peak_gib(plain) == pytest.approx(bytes_each), name
+    # Key and value matrices (4096 x 1024) stay whole on every rank, and are gathered no more.
+    whole = workload(stage3_param_persistence_threshold=5_000_000)
+    kept = 2 * 32 * 4096 * 1024
+    assert peak_gib(whole) - peak_gib(plain) == pytest.approx(2 * kept / 2**30)
+
+
+def test_small_buckets_wait_for_a_long_ring() -> None:
+    """On 512 ranks a matrix is too short a message for the fabric, and the bucket that is chosen holds more."""
+    many = parse_cluster("512xA100-80")
+
+    def step_s(**changes):
+        wide = layout(optimizer="none", param="none", dp=512, gradient_accumulation_steps=1, **changes)
+        return sum(step_time_components_s(Workload(LLAMA, many, job(precision="bf16"), wide)).values())
+
+    chosen = sizes.buffer_sizes(LLAMA, many, layout(optimizer="none", param="none", dp=512))["reduce_bucket_size"]
+    assert step_s(reduce_bucket_size=chosen) == step_s()
+    assert step_s() < step_s(reduce_bucket_size=chosen // 4) < step_s(reduce_bucket_size=1000)
+
+
+def test_pinned_nvme_buffers_take_host_memory() -> None:
+    def host(**changes):
+        return host_ram_gib_per_node(Workload(LLAMA, NODE, job(precision="bf16"), layout(**changes)))
+
+    part = sizes.least_param_buffer(LLAMA, layout())
+    group = sizes.NVME_SUB_GROUP + part
+    assert host(optimizer_buffer_count=5) - host() == pytest.approx(8 * 4 * group / 2**30)
+    assert host(param_buffer_count=7) - host() == pytest.approx(8 * 2 * 2 * part / 2**30)
+    assert host(param_buffer_size=2 * part) - host() == pytest.approx(8 * 5 * 2 * part / 2**30)
+    smaller = 4 * 4 * (sizes.NVME_SUB_GROUP // 2) + 2 * 8 * (sizes.NVME_SUB_GROUP // 2)
+    assert host() - host(sub_group_size=sizes.NVME_SUB_GROUP // 2) == pytest.approx(8 * smaller / 2**30)
 
 
 def test_rules() -> None:

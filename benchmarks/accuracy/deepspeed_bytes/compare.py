@@ -41,7 +41,7 @@ def terms(case: Case, measured: dict[str, Held]) -> list[Term]:
     host, nvme = offload.host_state_bytes(layout, precision), offload.nvme_state_bytes(layout, precision)
     in_step = device.gradients if device.gradients_in_step is None else device.gradients_in_step
     between = device.gradients_between_steps
-    buffers = offload.device_buffer_bytes(plan.model, plan.cluster, layout, precision)
+    buffers = offload.device_buffer_bytes(plan.workload)
     predicted = {
         ("weights.device", "step"): device.weights,
         ("optimizer.device", "step"): device.optimizer,
@@ -52,7 +52,7 @@ def terms(case: Case, measured: dict[str, Held]) -> list[Term]:
         ("optimizer.host", "step"): host.optimizer,
         ("gradients.host", "backward"): host.gradients,
         ("gradients.host", "step"): host.gradients,
-        ("buffers.host", "step"): offload.host_buffer_bytes(plan.model, layout, precision) / parameters,
+        ("buffers.host", "step"): offload.host_buffer_bytes(plan.workload) / parameters,
         ("files.nvme", "step"): nvme.total,
         ("other", "backward"): 0.0,
         ("other", "step"): 0.0,

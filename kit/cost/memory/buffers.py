@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from kit.cost.memory import deepspeed_sizes, offload
 from kit.cost.model.params import count
-from kit.specs.cluster import ClusterSpec
-from kit.specs.job import Precision
+from kit.cost.workload import Workload
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
 
-def engine_buffers(
-    model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision
-) -> tuple[float, tuple[float, float, float]]:
+def engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, float]]:
     """(what stays, what comes and goes: in the loss, in a layer's backward, at the end of backward): gathered weights,
     and buckets; Megatron's and DDP's hold the gradients."""
+    model, layout, precision = workload.model, workload.layout, workload.job.precision
     if layout.engine == "megatron" or layout.zero_stage == 0:
         return 0.0, (0.0, 0.0, 0.0)
     element = 4.0 if precision == "fp32" else 2.0
@@ -22,16 +20,20 @@ def engine_buffers(
         return 0.0, _fsdp_buffers(model, layout, element)
     if layout.autocast:
         element = 4.0
-    kept = offload.device_buffer_bytes(model, cluster, layout, precision)
+    sizes = deepspeed_sizes.buffer_sizes(model, workload.cluster, layout)
+    kept = offload.device_buffer_bytes(workload)
     if layout.zero_stage < 3:
         # double buffering: contiguous_gradients with overlap_comm
-        buckets = 2 * deepspeed_sizes.reduce_bucket(model, cluster, layout) * element
+        buckets = 2 * sizes["reduce_bucket_size"] * element
         return kept, (0.0, buckets, buckets)
-    prefetched = deepspeed_sizes.prefetch_bucket(model, cluster, layout) / layout.tp
-    live = deepspeed_sizes.live_parameters(model, cluster, layout) / layout.tp + prefetched
+    largest = deepspeed_sizes.largest_parameter(model)
+    prefetched = sizes["stage3_prefetch_bucket_size"] / layout.tp
+    # What is in use is whole, however little may stay so.
+    live = max(sizes["stage3_max_live_parameters"], largest) / layout.tp + prefetched
     if layout.offload_param == "nvme":
         # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
-        live = min(live, deepspeed_sizes.largest_parameter(model) + 2 * prefetched)
+        live = min(live, largest + 2 * prefetched)
+    live += deepspeed_sizes.persistent_parameters(model, sizes["stage3_param_persistence_threshold"]) / layout.tp
     # hpZ keeps weights once more, spread over the ranks of a node, from their first gather of a step until its end.
     second_copy = element * count(model).total / layout.tp / layout.zero_hpz if layout.zero_hpz > 1 else 0.0
     held = live * element + second_copy

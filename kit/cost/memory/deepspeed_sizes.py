@@ -1,6 +1,7 @@
-"""Sizes that kit writes into ds_config.json, in elements: the emitter writes, the cost model counts.
+"""Sizes of DeepSpeed's buffers, in elements: pinned, or chosen here. The plan states them, the emitter writes them,
+and the cost model counts them.
 
-Each follows from the model and the layout. DeepSpeed's own defaults (5e8-element buckets, 1e9-element sub groups,
+A choice follows from the model and the layout. DeepSpeed's own defaults (5e8-element buckets, 1e9-element sub groups,
 1e8-element NVMe buffers) fit one size of model and one size of GPU.
 """
 
@@ -10,9 +11,9 @@ import math
 
 from kit.cost.hardware import shared
 from kit.cost.model.params import count
-from kit.cost.time.collectives import group
+from kit.cost.time.collectives import fills_the_link
 from kit.specs.cluster import ClusterSpec
-from kit.specs.layout import Layout
+from kit.specs.layout import ZERO_KEYS, Layout
 from kit.specs.model import ModelSpec
 from kit.units import GIB
 
@@ -28,22 +29,39 @@ a sub group, not for its part of them (stage3.py, largest_partition_numel takes 
 partitions)."""
 LEAST_NVME_SUB_GROUP = 10_000_000
 """Reads of 40 MB are bandwidth still."""
-OPTIMIZER_BUFFERS = 4
+_OPTIMIZER_BUFFERS = 4
 """A master, its gradient and two moments are in host memory at once (partitioned_optimizer_swapper.py,
 swap_in_optimizer_state: one buffer per state tensor and one for gradients)."""
-PARAM_BUFFERS = 5
+_PARAM_BUFFERS = 5
 """A module of a transformer has one matrix, which is being gathered; the four that follow are read meanwhile
 (partitioned_param_coordinator.py, __prefetch_nvme_param_partitions, as far as buffers are free)."""
 
-LATENCIES = 10
-"""A message this many times longer than the link's latency is bandwidth, within a tenth."""
-BUCKET_SHARE, LIVE_SHARE = 0.02, 0.05
-"""Parts of a GPU's memory for a bucket and for gathered weights."""
+LIVE_SHARE = 0.05
+"""Part of a GPU's memory for gathered weights."""
 NVME_LATENCY_S = 100e-6
 """Latency of a read from a data-centre NVMe drive: an order of magnitude, assumed. ``ds_nvme_tune`` measures a
 machine's best values; those below keep a faster disk busy too."""
 NVME_BYTES_PER_THREAD_S = 2e9
 """What one thread submits with direct I/O: assumed; below one drive's rate, so that a drive gets two threads."""
+
+
+def buffer_sizes(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> dict[str, int]:
+    """Field of ``Layout`` → size, of those that the stage and the offload read, and of those that are pinned."""
+    chosen: dict[str, int] = {}
+    if layout.engine == "deepspeed" and layout.zero_stage > 0:
+        chosen["reduce_bucket_size"] = _reduce_bucket(model, cluster, layout)
+    if layout.engine == "deepspeed" and layout.zero_stage == 3:
+        chosen["stage3_prefetch_bucket_size"] = _prefetch_bucket(model, cluster, layout)
+        chosen["stage3_max_live_parameters"] = _live_parameters(model, cluster)
+        # Norms and biases (a few hidden sizes each) stay whole: gathering them is latency alone. No matrix is so small.
+        chosen["stage3_param_persistence_threshold"] = 10 * model.hidden_size
+    if layout.uses_nvme:
+        chosen["sub_group_size"] = _sub_group_size(layout)
+    if layout.offload_optimizer == "nvme":
+        chosen["optimizer_buffer_count"] = _OPTIMIZER_BUFFERS
+    if layout.offload_param == "nvme":
+        chosen |= {"param_buffer_count": _PARAM_BUFFERS, "param_buffer_size": least_param_buffer(model, layout)}
+    return chosen | {name: size for name in ZERO_KEYS if (size := getattr(layout, name)) is not None}
 
 
 def nvme_queue_depth(cluster: ClusterSpec) -> int:
@@ -78,22 +96,22 @@ def largest_parameter(model: ModelSpec) -> int:
     return max(largest_layer_matrix(model), model.vocab_size * model.hidden_size, experts)
 
 
-def reduce_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
+def _reduce_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
     """Gradient elements in a reduction: the largest matrix of a layer, which is then reduced through the bucket and not
     alone, and as many as fill the link, as far as there is memory for them.
 
     DeepSpeed's own default, 5e8, holds 1 GB, twice with overlap.
     """
-    return max(largest_layer_matrix(model), _fills_the_link(cluster, layout))
+    return max(largest_layer_matrix(model), fills_the_link(cluster, layout))
 
 
-def prefetch_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
+def _prefetch_bucket(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
     """Elements of weights under way: the next matrix; more, up to a layer, where a matrix alone does not fill the link.
     DeepSpeed's default is 5e7."""
-    return max(largest_layer_matrix(model), min(count(model).layer.total, _fills_the_link(cluster, layout)))
+    return max(largest_layer_matrix(model), min(count(model).layer.total, fills_the_link(cluster, layout)))
 
 
-def live_parameters(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> int:
+def _live_parameters(model: ModelSpec, cluster: ClusterSpec) -> int:
     """Elements of weights that may stay gathered at once, and within which one that is used again is not released.
 
     A twentieth of the GPU's memory, in 16 bits: 1.1e9 on 40 GiB, 2.1e9 on 80 (DeepSpeed: 1e9 everywhere). At least the
@@ -103,36 +121,41 @@ def live_parameters(model: ModelSpec, cluster: ClusterSpec, layout: Layout) -> i
     return min(count(model).total, max(least, int(LIVE_SHARE * cluster.gpu.memory_gib * GIB / 2)))
 
 
-def _fills_the_link(cluster: ClusterSpec, layout: Layout) -> int:
-    """Elements of 2 bytes whose ring takes ten times as long as its latency: more gains less than a tenth. At most a
-    fiftieth of the GPU's memory; DeepSpeed holds two such buckets."""
-    ring = group(cluster, layout.dp * layout.cp, layout.tp)
-    elements = int(LATENCIES * ring.latency_s * ring.bytes_per_s / 2)
-    return min(elements, int(BUCKET_SHARE * cluster.gpu.memory_gib * GIB / 2))
+def persistent_parameters(model: ModelSpec, threshold: int) -> int:
+    """Elements of the matrices that are small enough to stay whole on every rank; norms and biases are not counted."""
+    counts, hidden, layers = count(model), model.hidden_size, model.num_layers + model.encoder_layers
+    keys, queries = (hidden * model.head_dim * n for n in (model.num_key_value_heads, model.num_attention_heads))
+    matrices = (
+        (keys, 2 * keys * layers),
+        (queries, 2 * queries * layers),
+        (hidden * model.mlp_width, counts.layer.mlp * layers),
+        (hidden * model.vocab_size, counts.embedding + counts.head),
+    )
+    return sum(together for each, together in matrices if each <= threshold)
 
 
-def partition(elements: int, layout: Layout) -> int:
+def _partition(elements: int, layout: Layout) -> int:
     """Elements of a parameter that one rank keeps in stage 3, padded so that ranks are equal."""
     return -(-elements // (layout.dp * layout.cp))
 
 
-def nvme_param_buffer(model: ModelSpec, layout: Layout) -> int:
+def least_param_buffer(model: ModelSpec, layout: Layout) -> int:
     """Elements of a buffer through which weights go to NVMe: a rank's part of the largest weight.
 
     Larger ones stop the run (partitioned_param_swapper.py, get_buffer), so this is the least that works.
     """
-    return partition(largest_parameter(model), layout)
+    return _partition(largest_parameter(model), layout)
 
 
-def sub_group_size(layout: Layout) -> int:
+def _sub_group_size(layout: Layout) -> int:
     """Parameters of a rank that are read, stepped and written at a time where NVMe is involved."""
     if layout.offload_param != "nvme":
         return NVME_SUB_GROUP
     return min(NVME_SUB_GROUP, max(LEAST_NVME_SUB_GROUP, NVME_SUB_GROUP_OF_ALL_RANKS // layout.dp))
 
 
-def largest_sub_group(model: ModelSpec, layout: Layout) -> int:
+def largest_sub_group(model: ModelSpec, layout: Layout, sub_group_size: int) -> int:
     """Elements in the largest sub group: a group is closed by the parameter that reaches the size asked for
     (stage3.py, _create_fp16_sub_groups), so it may exceed it by that one."""
-    share = partition(count(model).total, layout)
-    return min(share, sub_group_size(layout) + nvme_param_buffer(model, layout))
+    share = _partition(count(model).total, layout)
+    return min(share, sub_group_size + least_param_buffer(model, layout))

@@ -22,8 +22,8 @@ from kit.specs.job import LoraSpec, OptimizerName
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
-ZERO3_SUB_GROUP = 10**9
-"""Parameters that a stage-3 step converts at a time (runtime/zero/config.py: sub_group_size)."""
+_ZERO3_SUB_GROUP = 10**9
+"""Parameters that a stage-3 step converts at a time where no size is written (runtime/zero/config.py)."""
 
 
 def engine_memory(workload: Workload) -> EngineMemory:
@@ -39,12 +39,12 @@ def engine_memory(workload: Workload) -> EngineMemory:
 
 @lru_cache(maxsize=4096)
 def _engine_memory(workload: Workload) -> EngineMemory:
-    model, cluster, job, layout = workload.model, workload.cluster, workload.job, workload.layout
+    model, job, layout = workload.model, workload.job, workload.layout
     precision, optimizer, lora = job.precision, job.optimizer.name, job.lora
     dense = state_bytes(layout, precision, optimizer)
     # Experts are alike on other ranks than the rest, which changes what is sharded over.
     experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1, tp=1), precision, optimizer)
-    buffers, gathered = engine_buffers(model, cluster, layout, precision)
+    buffers, gathered = engine_buffers(workload)
     # torchao rounds fp32 weights to 8 bits and back again for each product, and keeps neither.
     in_layers = 0.0 if precision == "fp8" else 2.0 * count(model).layer_matrices
     head = 2.0 * model.vocab_size * model.hidden_size
@@ -58,7 +58,7 @@ def _engine_memory(workload: Workload) -> EngineMemory:
     memory = EngineMemory(
         dense=dense,
         experts=experts,
-        most_step_extra=_most_step_extra(model, layout),
+        most_step_extra=_most_step_extra(workload),
         buffers=buffers,
         gathered=gathered,
         root_is_last=layout.engine == "torch" and layout.zero_stage > 0,
@@ -73,11 +73,13 @@ def _engine_memory(workload: Workload) -> EngineMemory:
     return _with_adapters(memory, workload, lora)
 
 
-def _most_step_extra(model: ModelSpec, layout: Layout) -> float:
+def _most_step_extra(workload: Workload) -> float:
     """Bytes: DeepSpeed converts a sub group at a time, the torch engine a parameter."""
+    model, layout = workload.model, workload.layout
     if layout.engine == "torch":
         return 4.0 * deepspeed_sizes.largest_parameter(model) / layout.dp
-    return 4.0 * ZERO3_SUB_GROUP if layout.zero_stage == 3 else float("inf")
+    sizes = deepspeed_sizes.buffer_sizes(model, workload.cluster, layout) if layout.zero_stage == 3 else {}
+    return 4.0 * sizes.get("sub_group_size", _ZERO3_SUB_GROUP) if layout.zero_stage == 3 else float("inf")
 
 
 def _waiting_gradient(workload: Workload) -> float:

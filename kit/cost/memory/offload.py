@@ -12,10 +12,8 @@ from kit.cost.hardware import overheads
 from kit.cost.memory import deepspeed_sizes
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
-from kit.specs.cluster import ClusterSpec
 from kit.specs.job import Precision
 from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
 from kit.units import to_gib
 
 PINNED_ROUNDING = 1.5
@@ -86,33 +84,37 @@ def nvme_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
     )
 
 
-def host_buffer_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> float:
+def host_buffer_bytes(workload: Workload) -> float:
     """What passes through host memory on one rank: gradients of stages 1 and 2, and everything that goes to NVMe.
 
     Optimizer: buffers of the largest sub group (swap_tensor/optimizer_utils.py, SwapBufferManager). Weights: buffers of
     the largest weight's part (partitioned_param_swapper.py, _configure_aio), and one for the whole weights of the
     largest sub group, from which stepped ones are written (reserve_partitioned_swap_space).
     """
-    element = _element(layout, precision)
-    group = deepspeed_sizes.largest_sub_group(model, layout)
-    total = 0.0
+    model, layout = workload.model, workload.layout
+    element = _element(layout, workload.job.precision)
+    sizes = deepspeed_sizes.buffer_sizes(model, workload.cluster, layout)
+    total, group = 0.0, 0
+    if layout.uses_nvme:
+        group = deepspeed_sizes.largest_sub_group(model, layout, sizes["sub_group_size"])
     if layout.offload_optimizer == "cpu" and layout.zero_stage < 3:
         total += element * deepspeed_sizes.largest_parameter(model)  # temp_grad_buffer_for_cpu_offload
     if layout.offload_optimizer == "nvme":
-        total += deepspeed_sizes.OPTIMIZER_BUFFERS * 4.0 * group
+        total += sizes["optimizer_buffer_count"] * 4.0 * group
     if layout.offload_param == "nvme":
-        total += deepspeed_sizes.PARAM_BUFFERS * element * deepspeed_sizes.nvme_param_buffer(model, layout)
+        total += sizes["param_buffer_count"] * element * sizes["param_buffer_size"]
         total += element * group * _ranks(layout)
     return total
 
 
-def device_buffer_bytes(model: ModelSpec, cluster: ClusterSpec, layout: Layout, precision: Precision) -> float:
+def device_buffer_bytes(workload: Workload) -> float:
     """What stays on the device between steps: stage 3's bucket, and the way out of offloaded gradients below it."""
-    element = _element(layout, precision)
+    model, layout = workload.model, workload.layout
+    element = _element(layout, workload.job.precision)
     if layout.zero_stage == 3:
         # Under autocast gradients of matrices have a bucket in bf16, others one in fp32.
         element += 2.0 if layout.autocast else 0.0
-        return element * deepspeed_sizes.reduce_bucket(model, cluster, layout)
+        return element * deepspeed_sizes.buffer_sizes(model, workload.cluster, layout)["reduce_bucket_size"]
     if layout.zero_stage and layout.offload_optimizer != "none":
         return element * deepspeed_sizes.largest_parameter(model)  # temp_grad_buffer_for_gpu_offload
     return 0.0
@@ -127,7 +129,7 @@ def host_ram_gib_per_node(workload: Workload) -> float:
         # Masters too (stage_1_and_2.py, weights_partition); stage 3 leaves them pageable, as Adam leaves its moments.
         pinned += kept.optimizer / 3
     states = (kept.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total / layout.tp
-    rank = states + host_buffer_bytes(model, layout, precision)
+    rank = states + host_buffer_bytes(workload)
     return to_gib(rank * layout.world_size / cluster.num_nodes)
 
 

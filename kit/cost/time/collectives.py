@@ -10,6 +10,13 @@ from dataclasses import dataclass
 
 from kit.cost.hardware import shared
 from kit.specs.cluster import ClusterSpec
+from kit.specs.layout import Layout
+from kit.units import GIB
+
+LATENCIES = 10
+"""A message this many times longer than the link's latency is bandwidth, within a tenth."""
+BUCKET_SHARE = 0.02
+"""Part of a GPU's memory for a bucket."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +74,14 @@ def group(cluster: ClusterSpec, size: int, stride: int) -> Group:
     nodes = -(-size // on_one_node)
     hops_us = (nodes - 1) * efficiency.inter_node_hop_us + (size - nodes) * efficiency.intra_node_hop_us
     return Group(size, min(intra, inter), hops_us * 1e-6, nodes, intra, port)
+
+
+def fills_the_link(cluster: ClusterSpec, layout: Layout) -> int:
+    """Elements of 2 bytes whose ring over the data-parallel ranks takes ten times as long as its latency: more gains
+    less than a tenth. At most a fiftieth of the GPU's memory; DeepSpeed holds two such buckets."""
+    ring = group(cluster, layout.dp * layout.cp, layout.tp)
+    elements = int(LATENCIES * ring.latency_s * ring.bytes_per_s / 2)
+    return min(elements, int(BUCKET_SHARE * cluster.gpu.memory_gib * GIB / 2))
 
 
 def zero_volume(stage: int) -> int:

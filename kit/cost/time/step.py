@@ -5,6 +5,7 @@ from __future__ import annotations
 from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
 from kit.cost.model.params import count
 from kit.cost.setup import Program
+from kit.cost.time.collectives import fills_the_link, group
 from kit.cost.time.data_parallel import exposed
 from kit.cost.time.gpu import machine_of
 from kit.cost.time.pipeline_time import TIME_COMPONENTS, StepTimeModel
@@ -36,6 +37,8 @@ class StepTimer:
                 machine_of(workload.cluster, program.precision, program.attention, program.linear_layers_only)
             )
         components = clock.components_s(setup)
+        if layout.reduce_bucket_size is not None:
+            components["data_parallel"] += _small_buckets(workload, layout.reduce_bucket_size)
         if layout.offload_optimizer != "none" or layout.offload_param != "none":
             components["optimizer"] = 0.0 if layout.offload_optimizer != "none" else components["optimizer"]
             components["offload"] = _offload(workload, components)
@@ -45,6 +48,16 @@ class StepTimer:
 def step_time_components_s(workload: Workload) -> dict[str, float]:
     """Seconds by component, which add up to the step. Pipeline stages wait for the slowest one."""
     return StepTimer().components_s(workload)
+
+
+def _small_buckets(workload: Workload, size: int) -> float:
+    """Latency of the reductions that a small bucket adds; a bucket that fills the link is in the measured shares. A
+    gradient that is larger than the bucket is reduced alone: at most nine matrices and norms of each layer."""
+    model, cluster, layout = workload.model, workload.cluster, workload.layout
+    parameters, most = count(model).total / layout.tp, 9 * (model.num_layers + model.encoder_layers)
+    few, many = (min(most, parameters / max(1, each)) for each in (fills_the_link(cluster, layout), size))
+    passes = layout.gradient_accumulation_steps if layout.zero_stage >= 2 else 1
+    return passes * max(0.0, many - few) * group(cluster, layout.dp * layout.cp, layout.tp).latency_s
 
 
 def _offload(workload: Workload, components: dict[str, float]) -> float:

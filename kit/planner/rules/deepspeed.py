@@ -7,12 +7,16 @@ parallelism that trades sequence for heads by all-to-all (Ulysses: cp with cp_co
 
 from __future__ import annotations
 
+from operator import attrgetter
+
+from kit.cost.memory.deepspeed_sizes import buffer_sizes, least_param_buffer
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.common import runs_megatron_layers
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
+from kit.specs.layout import ZERO_KEYS
 
 # ---------------------------------------------------------------- precision
 
@@ -294,6 +298,55 @@ def nvme(w: Workload) -> str | None:
         return (
             f"offload needs {needed:.1f} GiB of NVMe a node, and {cluster.name} has {cluster.nvme_gib:.1f}; "
             "use more nodes, or offload to cpu"
+        )
+    return None
+
+
+# ---------------------------------------------------------------- sizes of buffers
+
+_sizes = attrgetter(*ZERO_KEYS)
+_NO_SIZES = (None,) * len(ZERO_KEYS)
+
+
+@rule("deepspeed")
+def size_is_read(w: Workload) -> str | None:
+    """runtime/zero/config.py takes every size at every stage; which stage reads it: stage_1_and_2.py, stage3.py,
+    swap_tensor."""
+    if _sizes(w.layout) == _NO_SIZES:
+        return None
+    read = set(buffer_sizes(w.model, w.cluster, w.layout.with_sizes(dict.fromkeys(ZERO_KEYS))))
+    if w.layout.zero_stage == 3:
+        read.add("sub_group_size")
+    unread = [name for name in ZERO_KEYS if getattr(w.layout, name) is not None and name not in read]
+    if not unread:
+        return None
+    given = ", ".join(f"{name}={getattr(w.layout, name)}" for name in unread)
+    return (
+        f"{given} with zero_stage={w.layout.zero_stage}, offload_optimizer={w.layout.offload_optimizer}, "
+        f"offload_param={w.layout.offload_param}: nothing reads it there; leave it out"
+    )
+
+
+@rule("deepspeed")
+def optimizer_buffers_suffice(w: Workload) -> str | None:
+    """partitioned_optimizer_swapper.py, swap_in_optimizer_state: one for each of Adam's states, one for gradients."""
+    buffers = w.layout.optimizer_buffer_count
+    if buffers is not None and buffers < 4:
+        return (
+            f"optimizer_buffer_count={buffers}: a master weight, two moments and a gradient are in memory at once; "
+            "use 4 or more"
+        )
+    return None
+
+
+@rule("deepspeed")
+def param_buffer_holds_a_weight(w: Workload) -> str | None:
+    """partitioned_param_swapper.py, get_buffer, asserts it."""
+    size, least = w.layout.param_buffer_size, least_param_buffer(w.model, w.layout)
+    if size is not None and size < least:
+        return (
+            f"param_buffer_size={size}: a rank's part of the largest weight of {w.model.name} has {least} elements; "
+            f"use {least} or more, or leave it out"
         )
     return None
 

@@ -209,6 +209,30 @@ CASES = [
         deepspeed(zero_stage=3, offload_optimizer="cpu", offload_param="cpu"),
     ),
     Case(
+        "size_is_read",
+        deepspeed(zero_stage=2, stage3_max_live_parameters=10**9),
+        "stage3_max_live_parameters=1000000000 with zero_stage=2",
+        deepspeed(zero_stage=3, stage3_max_live_parameters=10**9, sub_group_size=10**8),
+    ),
+    Case(
+        "size_is_read",
+        deepspeed(zero_stage=3, param_buffer_count=6),
+        "offload_param=none: nothing reads it there",
+        deepspeed(zero_stage=3),
+    ),
+    Case(
+        "optimizer_buffers_suffice",
+        deepspeed(zero_stage=3, offload_optimizer="nvme", optimizer_buffer_count=3),
+        "use 4 or more",
+        deepspeed(zero_stage=3, offload_optimizer="nvme", optimizer_buffer_count=5),
+    ),
+    Case(
+        "param_buffer_holds_a_weight",
+        deepspeed(zero_stage=3, offload_param="nvme", offload_optimizer="nvme", param_buffer_size=1000),
+        "use 65667072 or more",
+        deepspeed(zero_stage=3, offload_param="nvme", offload_optimizer="nvme", param_buffer_size=10**8),
+    ),
+    Case(
         "nvme_needs_zero_3",
         deepspeed(zero_stage=2, offload_optimizer="nvme"),
         "only stage 3 swaps",
