@@ -27,8 +27,9 @@ test: setup  ## all tests, on two cores in twelve minutes
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 FAST := tests/planning tests/specs tests/emit tests/diagnose/test_lint.py tests/test_proofs.py tests/test_structure.py
+SLOW := tests/planning/test_accepted.py tests/planning/test_tables.py tests/planning/test_activations.py
 test-fast: setup  ## what plans, emits and lints, without engines, in a minute and a half: for every change
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q $(FAST) --ignore tests/planning/test_accepted.py --ignore tests/planning/test_tables.py
+	@$(BIN)/python -m pytest -n 2 --dist loadgroup -q $(FAST) $(SLOW:%=--ignore %)
 
 check: lint types test  ## lint, types and tests; CI runs the demo and more (.ci/run)
 

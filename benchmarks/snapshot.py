@@ -9,18 +9,19 @@ A move of code changes nothing here. A correction changes the numbers that it is
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from benchmarks.accuracy.memory import results_of
 from benchmarks.accuracy.probe.cases import CASES
 from benchmarks.accuracy.rows import load
 from benchmarks.accuracy.throughput import result_of
+from benchmarks.program import run
 from kit.emit.generated import shipped_plan
 from kit.emit.run_directory import files_of
 from kit.specs.shipped import recipe_names
@@ -79,24 +80,23 @@ def report(rows: list[tuple[str, Any, Any]], most: int = 40) -> str:
     return "\n".join([*lines, f"{len(rows)} differ {dict(kinds) or ''}"])
 
 
-def main() -> int:
+def main(
+    out: Path | None = None,
+    data: Annotated[Path | None, typer.Option(help="a folder of published measurements, JSON")] = None,
+    compare: Annotated[tuple[Path, Path] | None, typer.Option(metavar="BEFORE AFTER")] = None,
+) -> int:
     """Write one, or compare two."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--data", type=Path, help="a folder of published measurements, JSON")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"))
-    given = parser.parse_args()
-    if given.compare:
-        before, after = (json.loads(path.read_text()) for path in given.compare)
-        rows = differences(before, after)
+    if compare:
+        rows = differences(*(json.loads(path.read_text()) for path in compare))
         print(report(rows))
         return 1 if rows else 0
     accuracy = ROOT / "tests" / "accuracy"
-    data = [accuracy / "rows.json", accuracy / "throughput_rows.json"]
-    data += sorted(given.data.glob("*.json")) if given.data else []
-    given.out.write_text(json.dumps(snapshot(data), indent=1, default=repr) + "\n")
+    files = [accuracy / "rows.json", accuracy / "throughput_rows.json", *(sorted(data.glob("*.json")) if data else [])]
+    if out is None:
+        raise typer.BadParameter("nothing to write to: give --out FILE, or --compare BEFORE AFTER")
+    out.write_text(json.dumps(snapshot(files), indent=1, default=repr) + "\n")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

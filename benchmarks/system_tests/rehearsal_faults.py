@@ -13,10 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kit.engines.base import TensorSource
+import torch
+import torch.distributed as dist
 
-ROOT = Path(__file__).resolve().parents[2]
-
+import kit.engines
+from benchmarks.page import ROOT
+from benchmarks.system_tests.parity import faults as parity
+from kit.engines.base import StateKind, TensorSource
+from kit.engines.full_tensors import full_tensors
 
 EXACT, IN_BF16 = "scaled-down", "scaled-down-bf16"
 """Run directories of a rehearsal."""
@@ -39,8 +43,6 @@ def environment(faults: Sequence[str]) -> dict[str, str]:
 
 def plant(faults: str, run_directory: str) -> None:
     """In the process of a rank, before it builds its engine: those of the faults that belong to this run."""
-    import kit.engines
-
     build = kit.engines.build_engine
     chosen = [FAULTS[name] for name in faults.split(",") if run_directory in FAULTS[name].shows]
 
@@ -55,28 +57,15 @@ def plant(faults: str, run_directory: str) -> None:
 
 def _double_gradients(engine: Any) -> None:
     """Twice the gradient: with Adam, losses hardly notice."""
-    from benchmarks.system_tests.parity.faults import FAULTS as of_engines
-
-    name = type(engine).__name__.removesuffix("Engine").lower()
-    if name == "deepspeed":
-        of_engines["deepspeed-double-gradients"].install()
-        return
-    if name == "megatron":
+    name = type(engine).__name__
+    if name == "DeepSpeedEngine":
+        parity.FAULTS["deepspeed-double-gradients"].install()
+    elif name == "MegatronEngine":
         # The engine is built, so its configuration holds the function that the parity fault would replace.
-        finalize = engine._config.finalize_model_grads_func
-
-        def twice(chunks: Any, *args: Any, **keywords: Any) -> None:
-            finalize(chunks, *args, **keywords)
-            for chunk in chunks:
-                chunk.scale_gradients(2.0)
-
-        engine._config.finalize_model_grads_func = twice
-        return
-    from kit.engines.torch import engine as of_torch
-
-    # Before the norm is taken, which comes over with the loss; the losses stay right.
-    scale = of_torch.mean_scale
-    of_torch.mean_scale = lambda tokens, ranks: 2 * scale(tokens, ranks)
+        engine._config.finalize_model_grads_func = parity.twice_the_gradients(engine._config.finalize_model_grads_func)
+    else:
+        # Before the norm is taken, which comes over with the loss; the losses stay right.
+        parity.Fault("kit.engines.torch.engine:mean_scale", lambda scale: lambda *given: 2 * scale(*given)).install()
 
 
 def _double_learning_rate(engine: Any) -> None:
@@ -87,10 +76,6 @@ def _double_learning_rate(engine: Any) -> None:
 
 def _rounded_masters(engine: Any) -> None:
     """Masters in bf16: what is smaller than a bit of a weight is lost at every step."""
-    import torch
-
-    from kit.engines.base import StateKind
-
     apply = engine.apply
 
     def rounded(learning_rate: float) -> Any:
@@ -104,10 +89,6 @@ def _rounded_masters(engine: Any) -> None:
 
 def _lost_optimizer_state(engine: Any) -> None:
     """A resumed run starts with moments of zero, as where a checkpoint forgot them."""
-    import torch
-
-    from kit.engines.base import StateKind
-
     load = engine.load
 
     def loaded(directory: Path) -> None:
@@ -135,8 +116,6 @@ def _doubled_head(engine: Any) -> None:
 
 def _change_export(engine: Any, ending: str, change: Callable[[Any], Any]) -> None:
     """``change``: block → block, of the master weights whose name ends so."""
-    from kit.engines.base import StateKind
-
     export = engine.export_blocks
 
     def changed(kinds: Any) -> Iterator[Any]:
@@ -149,10 +128,6 @@ def _change_export(engine: Any, ending: str, change: Callable[[Any], Any]) -> No
 
 def _gathered(engine: Any, kind: Any) -> dict[str, Any]:
     """All tensors of one kind, on every rank."""
-    import torch.distributed as dist
-
-    from kit.engines.full_tensors import full_tensors
-
     mine = full_tensors(engine, kind)
     everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)

@@ -15,7 +15,6 @@ recipe plans otherwise today, it counts no more.
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import os
@@ -23,8 +22,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from benchmarks.program import Names, faults, judged, run
 from benchmarks.system_tests.rehearsal_faults import FAULTS, TOGETHER, environment
 from benchmarks.tables.rehearsal_table import WHOLE, page, summary, whole_run
 from kit.emit.generated import shipped_plan
@@ -43,70 +45,55 @@ BOUNDS = {
 """Bounds of the figures that show a fault. Figures in bf16 carry their own."""
 
 
-def main() -> int:
+def main(
+    names: Names,
+    rotate: Annotated[int, typer.Option(help="so many recipes, chosen by the date")] = 0,
+    table: Annotated[bool, typer.Option("--table", help="write the table and run nothing")] = False,
+    no_write: Annotated[bool, typer.Option("--no-write", help="leave the evidence as it is")] = False,
+    plant: Annotated[str, typer.Option(help="one fault, in the recipes named")] = "",
+    plant_all: Annotated[bool, typer.Option("--plant-all", help="every fault, on one recipe of each engine")] = False,
+) -> int:
     """0 where every rehearsal held."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*")
-    parser.add_argument("--rotate", type=int, metavar="N", help="N recipes, chosen by the date")
-    parser.add_argument("--table", action="store_true", help="write the table and run nothing")
-    parser.add_argument("--no-write", action="store_true", help="leave the evidence as it is")
-    parser.add_argument("--plant", choices=sorted(FAULTS), help="one fault, in the recipes named")
-    parser.add_argument("--plant-all", action="store_true", help="every fault, on one recipe of each engine")
-    arguments = parser.parse_args()
-    if arguments.plant or arguments.plant_all:
-        return _plant(arguments)
+    if planted := faults(plant, plant_all, FAULTS):
+        sets = TOGETHER if plant_all else [planted]
+        recipes = names or PLANTED
+        return judged(
+            [seen for name in recipes for some in sets for seen in caught(some, rehearsed(name, some), name)], plant_all
+        )
     directory = recipes_directory()
     file = directory / EVIDENCE
     known: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
     evidence = {name: record for name, record in known.items() if name in (*recipe_names(), WHOLE)}
     failed, begin = 0, time.monotonic()
-    names = [] if arguments.table else _chosen(arguments)
-    for name in names:
+    some = [] if table else _chosen(names, rotate)
+    for name in some:
         record = rehearsed(name)
         failed += not record["passed"]
         said = record.get("error") or summary(record)
         print(f"{'ok    ' if record['passed'] else 'FAILED'} {name}: {said}", flush=True)
-        if not arguments.no_write:
+        if not no_write:
             evidence[name] = record
             file.write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
-    if not (arguments.names or arguments.rotate or arguments.table):
-        evidence[WHOLE] = _whole(names, evidence, failed, time.monotonic() - begin)
+    if not (names or rotate or table):
+        evidence[WHOLE] = {
+            "recipes": len(some),
+            "passed": len(some) - failed,
+            "most_processes": max(evidence.get(name, {}).get("processes", 0) for name in some),
+            "minutes": (time.monotonic() - begin) / 60,
+            "cores": len(os.sched_getaffinity(0)),
+            **_today(),
+        }
         print(whole_run(evidence[WHOLE]))
-    if not arguments.no_write:
+    if not no_write:
         file.write_text(json.dumps(evidence, indent=1, sort_keys=True) + "\n")
         (directory / "README.md").write_text(page(evidence), encoding="utf-8")
     return 1 if failed else 0
 
 
-def _chosen(arguments: argparse.Namespace) -> list[str]:
-    names = [name for name in recipe_names() if shipped_plan(name) is not None]
-    if arguments.names:
-        return list(arguments.names)
-    if arguments.rotate:
-        first = datetime.date.today().toordinal() * arguments.rotate
-        return [names[(first + index) % len(names)] for index in range(arguments.rotate)]
-    return names
-
-
-def _whole(names: list[str], evidence: dict[str, Any], failed: int, seconds: float) -> dict[str, Any]:
-    processes = [evidence[name].get("processes", 0) for name in names if name in evidence]
-    return {
-        "recipes": len(names),
-        "passed": len(names) - failed,
-        "most_processes": max(processes, default=0),
-        "minutes": seconds / 60,
-        "cores": len(os.sched_getaffinity(0)),
-        **_today(),
-    }
-
-
-def _plant(arguments: argparse.Namespace) -> int:
-    """With ``--plant`` 1 where it was caught, as a comparison that turns red; with ``--plant-all`` 0 where all were."""
-    sets = TOGETHER if arguments.plant_all else [(arguments.plant,)]
-    names = arguments.names or PLANTED
-    found = [seen for name in names for faults in sets for seen in caught(faults, rehearsed(name, faults), name)]
-    print(f"{len(found)} faults planted, {sum(found)} caught")
-    return (0 if all(found) else 1) if arguments.plant_all else int(any(found))
+def _chosen(names: list[str], rotate: int) -> list[str]:
+    known = [name for name in recipe_names() if shipped_plan(name) is not None]
+    first = datetime.date.today().toordinal() * rotate
+    return names or ([known[(first + index) % len(known)] for index in range(rotate)] if rotate else known)
 
 
 def caught(faults: Sequence[str], record: dict[str, Any], name: str) -> list[bool]:
@@ -153,4 +140,4 @@ def _today() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

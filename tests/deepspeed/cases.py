@@ -121,7 +121,7 @@ def train(
 ) -> Curve:
     """A fresh engine for some steps, or one with a fault of benchmarks.system_tests.parity in it, or with other sizes
     in ``zero``, the section zero_optimization."""
-    from benchmarks.system_tests.parity.deepspeed_faults import planted
+    from benchmarks.system_tests.parity.faults import planted
 
     with planted(fault):
         engine = build(chosen, start, directory, resized(chosen, zero))
@@ -158,7 +158,7 @@ def go_on(
     zero: Mapping[str, Any] | None = None,
 ) -> tuple[Curve, list[str]]:
     """Trains as many steps again from an exchange checkpoint. Returns what the engine did not load bit for bit, too."""
-    from benchmarks.system_tests.parity.deepspeed_faults import planted
+    from benchmarks.system_tests.parity.faults import planted
 
     with planted(fault):
         engine = build(chosen, None, directory, resized(chosen, zero))

@@ -101,15 +101,12 @@ def micro_batches(
     return [MicroBatch(*fields) for fields in zip(*own, strict=True)]
 
 
-def train_with_fault(rundir: Any, steps: int, fault: str, packed: bool = False) -> Trajectory:
-    """Inside a worker: ``train`` with a fault of ``benchmarks/system_tests/parity/faults.py`` in it."""
-    from benchmarks.system_tests.parity.faults import FAULTS, uproot
+def train_with_fault(rundir: Any, steps: int, fault: str | None, packed: bool = False) -> Trajectory:
+    """Inside a worker: ``train``, where one is named with a fault of ``benchmarks/system_tests/parity/faults.py``."""
+    from benchmarks.system_tests.parity.faults import planted
 
-    FAULTS[fault].install()
-    try:
+    with planted(fault):
         return train(rundir, steps, packed)
-    finally:
-        uproot()
 
 
 def train(rundir: Any, steps: int, packed: bool = False) -> Trajectory:

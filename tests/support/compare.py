@@ -56,6 +56,13 @@ def compare_curves(
     return CurveComparison(worst, step, len(wanted))
 
 
+def compare_runs(
+    reference: Sequence[dict[str, Any]], other: Sequence[dict[str, Any]], steps: Sequence[int] | None = None
+) -> dict[str, CurveComparison]:
+    """Loss and gradient norm of two lists of metric rows: see ``compare_curves``."""
+    return {key: compare_curves(reference, other, key, steps) for key in ("loss", "grad_norm")}
+
+
 def _relative_number(reference: float, other: float) -> float:
     difference = abs(other - reference)
     # NaN compares false with everything: it must count as a difference, not vanish in max().

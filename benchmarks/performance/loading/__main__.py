@@ -9,15 +9,17 @@ and the largest fp32 tensor: weights are read and quantised one by one.
 
 from __future__ import annotations
 
-import argparse
-import sys
+import dataclasses
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 
 import kit
 from benchmarks.performance import weights
+from benchmarks.program import run
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec
 from kit.units import to_gib
@@ -26,21 +28,21 @@ SHARE_FACTOR = 1.3
 EXPORT_FACTOR = 2.5
 
 
-def main() -> int:
+def main(
+    model: Annotated[str, typer.Option(help="a model of the catalog")] = "llama-3.2-1b",
+    qlora: Annotated[bool, typer.Option("--qlora", help="adapters on a base in four bits, plain torch")] = False,
+) -> int:
     """Exit code 1 where a rank needs more than the limit."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="llama-3.2-1b", help="a model of the catalog")
-    parser.add_argument("--qlora", action="store_true", help="adapters on a base in four bits, plain torch")
-    arguments = parser.parse_args()
-    model, qlora = load_model(arguments.model), arguments.qlora
-    lora = LoraSpec(rank=16, alpha=32, four_bit=True) if qlora else None
-    batch = 1 if qlora else 2
-    job = kit.JobSpec(seq_length=128, global_batch_size=batch, total_tokens=10_000, precision="bf16", lora=lora)
-    pins = kit.Pins(engine="torch", zero_stage=0) if qlora else kit.Pins(engine="deepspeed", zero_stage=3)
+    spec = load_model(model)
+    job = kit.JobSpec(seq_length=128, global_batch_size=2, total_tokens=10_000, precision="bf16")
+    pins = kit.Pins(engine="deepspeed", zero_stage=3)
+    if qlora:
+        job = dataclasses.replace(job, global_batch_size=1, lora=LoraSpec(rank=16, alpha=32, four_bit=True))
+        pins = kit.Pins(engine="torch", zero_stage=0)
     with tempfile.TemporaryDirectory(prefix="kit-loading-") as scratch:
-        weights.write_model(model, Path(scratch) / "model", torch.bfloat16)
-        ranks = weights.measure(model, job, pins, Path(scratch), "run", "benchmarks.performance.loading.worker")
-    _, largest = weights.sizes(model)
+        weights.write_model(spec, Path(scratch) / "model", torch.bfloat16)
+        ranks = weights.measure(spec, job, pins, Path(scratch), "run", "benchmarks.performance.loading.worker")
+    _, largest = weights.sizes(spec)
     failed = False
     for rank, found in enumerate(ranks):
         limit = (1.0 if qlora else SHARE_FACTOR) * found["kept"] + largest
@@ -54,4 +56,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -9,12 +9,11 @@ steps that stall training by at most 5 %.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 from pathlib import Path
 
 from benchmarks.performance.overhead import data, loop, saving
+from benchmarks.program import Names, chosen, run
 
 OWN_MS = 1.0
 DATA_TIMES = 20.0
@@ -23,18 +22,14 @@ OPENING_TIMES = 3.0
 STALL = 0.05
 
 
-def main() -> int:
+def main(names: Names) -> int:
     """0 where every limit is kept."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = {"loop": _loop, "data": _data, "saving": _saving}
-    parser.add_argument("parts", nargs="*", choices=[*parts, []], metavar="PART", help=", ".join(parts))
-    arguments = parser.parse_args()
     missed = []
-    for name, part in parts.items():
-        if not arguments.parts or name in arguments.parts:
-            with tempfile.TemporaryDirectory(prefix="kit-overhead-") as directory:
-                if not part(Path(directory)):
-                    missed.append(name)
+    for name in chosen(names, parts):
+        with tempfile.TemporaryDirectory(prefix="kit-overhead-") as directory:
+            if not parts[name](Path(directory)):
+                missed.append(name)
     print(f"MISSED: limits of {', '.join(missed)}" if missed else "every limit is kept")
     return 1 if missed else 0
 
@@ -85,4 +80,4 @@ def _mark(kept: bool) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

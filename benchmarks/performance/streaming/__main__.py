@@ -6,19 +6,20 @@ streaming is slower than 80 % of the plain copy, or where an offline conversion 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 import kit
 from benchmarks.page import row, table
 from benchmarks.performance import weights
+from benchmarks.program import run
 from kit.specs.catalog import load_model
 from kit.units import to_gib
 from tests.support.runs import output
@@ -34,13 +35,12 @@ CONVERT_FACTOR = 3.2
 """A conversion holds one Megatron parameter, one block as it was stored, one tensor; Megatron's may be the largest."""
 
 
-def main() -> int:
+def main(
+    model_name: Annotated[str, typer.Option("--model", help="a model of the catalog")] = "llama-3.2-1b",
+    layers: Annotated[int, typer.Option(help="of it")] = 4,
+) -> int:
     """Exit code 1 where a limit is missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="llama-3.2-1b", help="a model of the catalog")
-    parser.add_argument("--layers", type=int, default=4, help="of it")
-    arguments = parser.parse_args()
-    model = dataclasses.replace(load_model(arguments.model), num_layers=arguments.layers)
+    model = dataclasses.replace(load_model(model_name), num_layers=layers)
     total, largest = weights.sizes(model)
     print(
         f"{model.name} with {model.num_layers} layers in fp32: {to_gib(total):.2f} GiB, the largest tensor "
@@ -99,4 +99,4 @@ def conversions(directory: Path, total: int, largest: int) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -15,7 +15,7 @@ import kit
 from benchmarks.system_tests.demo import page
 from benchmarks.system_tests.demo.claims import Ledger
 from benchmarks.system_tests.demo.exports import Verdict, judge
-from benchmarks.system_tests.parity.__main__ import planted
+from benchmarks.system_tests.parity.__main__ import train_planted
 from kit.emit.run_directory import RunDirectory
 from kit.report.plan_text import render
 from tests.support import runs
@@ -185,7 +185,7 @@ def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirec
 def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
     """Swap Q and K in the weight map: the same comparison must turn red."""
     rundir = runs.emit(RECIPES["tp2"], out / "planted", ["run.steps=2"])
-    planted(rundir, "megatron-swap-qk")
+    train_planted(rundir, "megatron-swap-qk")
     name = "gradients/step-000001.safetensors"
     gradients = compare_gradients(reference.path / name, rundir.path / name)
     loss = abs(runs.metrics(rundir)[0]["loss"] / runs.metrics(reference)[0]["loss"] - 1)

@@ -8,17 +8,19 @@ machine cannot have hosts.
 
 from __future__ import annotations
 
-import argparse
+import functools
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
+from typing import Annotated
 
 import psutil
+import typer
 
-from benchmarks.page import ROOT, row, table
-from benchmarks.system_tests.hosts.cases import BOUNDS, CASES, COMMON, REFERENCE, STEPS, Case, beside, nodes
+from benchmarks.page import ROOT
+from benchmarks.program import Names, chosen, run
+from benchmarks.system_tests.hosts.cases import CASES, COMMON, REFERENCE, STEPS, Case, beside, nodes
 from kit.emit.run_directory import RunDirectory
 from tests.support import namespaces, runs
 from tests.support.assets import RECIPE, prepare
@@ -28,43 +30,27 @@ LIMIT_S = 420
 OPENMPI = {"mpirun": "openmpi-bin"}
 
 
-def main() -> int:
+def main(
+    names: Names,
+    plant: Annotated[bool, typer.Option("--plant", help="train with another rate: all comparisons must fail")] = False,
+) -> int:
     """Enter namespaces, run, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*(case.name for case in CASES), []], metavar="NAME")
-    parser.add_argument("--plant", action="store_true", help="train with another rate: every comparison must fail")
-    arguments = parser.parse_args()
-    chosen = [case for case in CASES if not arguments.names or case.name in arguments.names]
-    programs = OPENMPI if any(case.name == "openmpi" for case in chosen) else None
-    module = "benchmarks.system_tests.hosts"
-    return namespaces.main(module, lambda: run(chosen, arguments.plant), programs, before=prepare)
+    cases = chosen(names, CASES)
+    programs = OPENMPI if any(case.name == "openmpi" for case in cases) else None
+    return namespaces.main("benchmarks.system_tests.hosts", lambda: launch_all(cases, plant), programs, before=prepare)
 
 
-def run(cases: list[Case], plant: bool) -> int:
+def launch_all(cases: list[Case], plant: bool) -> int:
     """All cases beside one reference; 0 where all agree, or with ``plant`` all differ."""
-    wrong = 0
+    more = ("job.learning_rate=6.1e-3",) if plant else ()
     with tempfile.TemporaryDirectory(prefix="kit-hosts-") as scratch, namespaces.hosts(["node-0", "node-1", "node-2"]):
         root = Path(scratch)
         reference = runs.emit(RECIPE, root / "reference", [*COMMON, *REFERENCE])
-        runs.train(reference)
-        heads = ("launch", "hosts", "steps", "largest difference of loss", "of gradient norm", "seconds")
-        print(table(heads, []), flush=True)
-        for case in cases:
-            begin = time.monotonic()
-            try:
-                found = launch(case, root / case.name, ("job.learning_rate=6.1e-3",) if plant else ())
-            except runs.RunFailed as error:
-                print(f"FAILED {case.name}: {error}", flush=True)
-                wrong += 1
-                continue
-            agree, worst = beside(reference, found, STEPS)
-            wrong += agree == plant
-            print(row((case.title, case.num_hosts, STEPS, *worst, f"{time.monotonic() - begin:.0f}")), flush=True)
-    print(f"bounds {BOUNDS}; {len(cases)} launches, {wrong} {'agree in spite of the fault' if plant else 'wrong'}")
-    return 1 if wrong else 0
+        launches = {case.name: functools.partial(launch, case, root / case.name, more) for case in cases}
+        return 1 if beside(reference, launches, ("launch", "hosts"), STEPS, plant) else 0
 
 
-def launch(case: Case, directory: Path, more: tuple[str, ...]) -> RunDirectory:
+def launch(case: Case, directory: Path, more: tuple[str, ...]) -> tuple[RunDirectory, tuple[str, str]]:
     """Emit, write the hostfile, start over ssh, wait. Raises ``RunFailed``."""
     rundir = runs.emit(RECIPE, directory, [*COMMON, *case.overrides, nodes(directory, case.num_hosts), *more])
     names = [f"node-{number}" for number in range(case.num_hosts)]
@@ -77,18 +63,13 @@ def launch(case: Case, directory: Path, more: tuple[str, ...]) -> RunDirectory:
     ]
     if case.kill_rank_at_step is not None:
         _kill_a_worker(directory, case.kill_rank_at_step, processes)
-    deadline = time.monotonic() + LIMIT_S
-    for process in processes:
-        try:
-            code = process.wait(timeout=max(1.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            code = None
-        if code != 0:
-            for other in processes:
-                other.kill()
-            lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-            raise runs.RunFailed(f"{'no end' if code is None else f'exit code {code}'}:\n" + "\n".join(lines[-40:]))
-    return rundir
+    try:
+        for process in processes:
+            runs.wait(process, log, LIMIT_S)
+    finally:
+        for process in processes:  # the others of one that failed
+            process.kill()
+    return rundir, (case.title, str(case.num_hosts))
 
 
 def _start(host: str, script: str, directory: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -127,4 +108,4 @@ def _is_worker(process: psutil.Process, directory: Path) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

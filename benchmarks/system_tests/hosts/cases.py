@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.page import row, table
 from kit.emit.run_directory import RunDirectory
 from tests.support import runs
-from tests.support.compare import compare_curves
+from tests.support.compare import compare_runs
 
 STEPS = 8
 BOUNDS = {"loss": 1e-5, "grad_norm": 1e-3}
@@ -50,11 +53,34 @@ def nodes(directory: Path, number: int) -> str:
     return f"cluster={cluster}"
 
 
-def beside(reference: RunDirectory, found: RunDirectory, steps: int) -> tuple[bool, list[str]]:
-    """Whether loss and gradient norm of the first steps are within their bounds, and how far they are off."""
-    curves, wanted = [runs.metrics(each) for each in (reference, found)], range(1, steps + 1)
-    worst = {key: compare_curves(*curves, key, wanted).worst_relative_error for key in BOUNDS}
-    return all(worst[key] <= BOUNDS[key] for key in BOUNDS), [f"{error:.1e}" for error in worst.values()]
+def beside(
+    reference: RunDirectory,
+    launches: Mapping[str, Callable[[], tuple[RunDirectory, Sequence[str]]]],
+    heads: Sequence[str],
+    steps: int,
+    plant: bool = False,
+) -> int:
+    """Train the reference, launch everything else, print a line each: the cells that come with a run directory, and how
+    far loss and gradient norm of its first steps are off. Returns how many are wrong: those that fail or leave their
+    bounds, or with ``plant`` those that keep within them."""
+    runs.train(reference)
+    wrong = 0
+    print(table((*heads, "steps", "largest difference of loss", "of gradient norm", "seconds"), []), flush=True)
+    for name, launch in launches.items():
+        begin = time.monotonic()
+        try:
+            found, cells = launch()
+        except (runs.RunFailed, RuntimeError) as error:
+            print(f"FAILED {name}: {error}", flush=True)
+            wrong += 1
+            continue
+        curves = compare_runs(runs.metrics(reference), runs.metrics(found), range(1, steps + 1))
+        errors = {key: curve.worst_relative_error for key, curve in curves.items()}
+        wrong += all(errors[key] <= BOUNDS[key] for key in BOUNDS) == plant
+        figures = (f"{error:.1e}" for error in errors.values())
+        print(row((*cells, steps, *figures, f"{time.monotonic() - begin:.0f}")), flush=True)
+    print(f"bounds {BOUNDS}; {len(launches)} launches, {wrong} {'agree in spite of the fault' if plant else 'wrong'}")
+    return wrong
 
 
 _STATIC = "NODE_RANK={rank} MASTER_ADDR={first} ./launch.sh"

@@ -1,92 +1,67 @@
-"""``python -m benchmarks.system_tests.parity``: every layout, really launched, against one process of plain torch.
+"""Every layout, really launched, against one process of plain torch.
 
 python -m benchmarks.system_tests.parity                        all layouts; exit code 1 if any disagrees
 python -m benchmarks.system_tests.parity --only megatron        those whose name contains the word
-python -m benchmarks.system_tests.parity --plant megatron-swap-qk  with a fault in it: must end red, with exit code 1
+python -m benchmarks.system_tests.parity --plant megatron-swap-qk  with a fault in it: must end red, exit code 1
 python -m benchmarks.system_tests.parity --plant-all  every fault in its layout; exit code 0 if each was caught
 python -m benchmarks.system_tests.parity --rotate 3             every third of them, others every day (CI)
 """
 
 from __future__ import annotations
 
-import argparse
 import datetime
-import sys
+import functools
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
 import kit
-from benchmarks.system_tests.parity.cases import CASES, COMMON, CURVE_BOUND, FAMILIES, GRADIENT_BOUND, Case, reference
+from benchmarks.program import Item, faults, run
+from benchmarks.system_tests.parity.cases import CASES, COMMON, FAMILIES, Case, reference
+from benchmarks.system_tests.parity.cell import BOUND, Cell
 from benchmarks.system_tests.parity.faults import FAULTS
 from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
 from tests.support import runs
 from tests.support.assets import RECIPE, model_variant, prepare
-from tests.support.compare import compare_curves, compare_gradients
+from tests.support.compare import compare_gradients, compare_runs
 
 LAUNCHED = [name for name, fault in FAULTS.items() if fault.case]
 """Faults in cases that are launched; the others show on pools of processes
 (benchmarks/system_tests/parity/megatron.py)."""
-Item = TypeVar("Item")
 GRADIENTS = "gradients/step-000001.safetensors"
 
 
-@dataclass(frozen=True)
-class Result:
-    """How far a layout lies from the reference."""
-
-    name: str
-    gradient_error: float
-    worst_gradient: str
-    loss_error: float
-    norm_error: float
-
-    @property
-    def agrees(self) -> bool:
-        """Within every bound; NaN is not."""
-        return self.gradient_error <= GRADIENT_BOUND and max(self.loss_error, self.norm_error) <= CURVE_BOUND
-
-
-def main() -> int:
-    """Run, print the table, judge."""
-    arguments = _arguments()
-    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 120)
+def main(
+    only: Annotated[str, typer.Option(help="layouts whose name contains this")] = "",
+    plant: Annotated[str, typer.Option(help="one fault, in the layout where it shows")] = "",
+    plant_all: Annotated[bool, typer.Option("--plant-all", help="every fault")] = False,
+    rotate: Annotated[int, typer.Option(help="every so many of them, others every day")] = 1,
+) -> int:
+    """Run, print, judge."""
     prepare()
-    try:
-        with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:
-            if arguments.plant_all:
-                plants = [
-                    (fault, case) for fault in sorted(LAUNCHED) for case in CASES if case.name == FAULTS[fault].case
-                ]
-                if len(plants) != len(LAUNCHED):
-                    console.print("[bold red]stopped:[/bold red] a fault names a layout that is not in cases.py")
-                    return 1
-            else:
-                plants = [(arguments.plant, case) for case in _selected(arguments)]
-            plants = todays(plants, arguments.rotate)
-            results = []
-            references: dict[str, RunDirectory] = {}
-            for fault, case in plants:
-                if case.family not in references:
-                    references[case.family] = run_case(reference(case.family), Path(scratch), None)
-                rundir = run_case(case, Path(scratch), fault)
-                results.append(judge(references[case.family], rundir, f"{case.name} + {fault}" if fault else case.name))
-                console.print(f"  {_line(results[-1])}", highlight=False)
-    except (runs.RunFailed, kit.KitError) as error:
-        console.print(f"[bold red]stopped:[/bold red] {error}", highlight=False)
-        return 1
-    console.print(_table(results))
-    red = [result for result in results if not result.agrees]
-    console.print(f"{len(results)} cases, {len(red)} disagree")
-    if arguments.plant_all:
-        return 0 if results and len(red) == len(results) == len(plants) else 1
-    return 1 if red or not results else 0
+    by_name = {case.name: case for case in CASES}
+    chosen: list[tuple[str | None, Case]] = [
+        (fault, by_name[FAULTS[fault].case]) for fault in faults(plant, plant_all, LAUNCHED)
+    ] or [(None, case) for case in CASES]
+    cells = []
+    with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:
+        expected = functools.cache(lambda family: run_case(reference(family), Path(scratch), None))
+        try:
+            for fault, case in todays([pair for pair in chosen if only in pair[1].name], rotate):
+                before = expected(case.family)
+                cells.append(judge(before, run_case(case, Path(scratch), fault)).told(case.name, fault))
+        except (runs.RunFailed, kit.KitError) as error:
+            print(f"stopped: {error}")
+            return 1
+    red = sum(not cell.agrees for cell in cells)
+    print(f"{len(cells)} cases, {red} disagree")
+    if plant_all:
+        return 0 if cells and red == len(cells) else 1
+    return 1 if red or not cells else 0
 
 
 def todays(items: Sequence[Item], parts: int, day: int | None = None) -> list[Item]:
@@ -104,59 +79,25 @@ def run_case(case: Case, scratch: Path, fault: str | None) -> RunDirectory:
     rundir = runs.emit(RECIPE, scratch / f"{case.name}-{fault}", [*COMMON, *model, *case.words])
     if fault is None:
         runs.train(rundir)
-        return rundir
-    planted(rundir, fault)
+    else:
+        train_planted(rundir, fault)
     return rundir
 
 
-def planted(rundir: RunDirectory, fault: str) -> None:
+def train_planted(rundir: RunDirectory, fault: str) -> None:
     """Train a run directory on this machine with a fault in every rank."""
     words = ("benchmarks.system_tests.parity.worker", "--plant", fault, rundir.path)
     runs.run(runs.torchrun(processes_per_node(rundir.plan), *words), rundir)
 
 
-def judge(expected: RunDirectory, other: RunDirectory, name: str) -> Result:
-    """All three comparisons."""
+def judge(expected: RunDirectory, other: RunDirectory) -> Cell:
+    """Every gradient of step 1; loss and gradient norm of every step."""
     gradients = compare_gradients(expected.path / GRADIENTS, other.path / GRADIENTS)
-    loss, norm = (compare_curves(runs.metrics(expected), runs.metrics(other), key) for key in ("loss", "grad_norm"))
-    return Result(
-        name, gradients.worst_relative_error, gradients.worst_name, loss.worst_relative_error, norm.worst_relative_error
-    )
-
-
-def _selected(arguments: argparse.Namespace) -> list[Case]:
-    if arguments.plant:
-        return [case for case in CASES if case.name == FAULTS[arguments.plant].case]
-    return [case for case in CASES if arguments.only in case.name]
-
-
-def _line(result: Result) -> str:
-    verdict = "[green]agrees[/green]" if result.agrees else "[bold red]DISAGREES[/bold red]"
-    return f"{verdict} {result.name}: gradients {result.gradient_error:.1e}, loss {result.loss_error:.1e}"
-
-
-def _table(results: list[Result]) -> Table:
-    table = Table(title=f"Against plain torch; bounds: gradients {GRADIENT_BOUND:.0e}, curves {CURVE_BOUND:.0e}")
-    for column in ("layout", "worst gradient", "at", "loss", "gradient norm", ""):
-        table.add_column(column, overflow="fold")
-    for r in results:
-        verdict = "agrees" if r.agrees else "DISAGREES"
-        errors = (f"{r.gradient_error:.1e}", r.worst_gradient, f"{r.loss_error:.1e}", f"{r.norm_error:.1e}")
-        table.add_row(r.name, *errors, verdict)
-    return table
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.system_tests.parity", description=(__doc__ or "").splitlines()[0]
-    )
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--only", default="", help="layouts whose name contains this")
-    group.add_argument("--plant", choices=sorted(LAUNCHED), help="one fault, in the layout where it shows")
-    group.add_argument("--plant-all", action="store_true", help="every fault")
-    parser.add_argument("--rotate", type=int, default=1, metavar="N", help="every Nth of them, others every day")
-    return parser.parse_args()
+    curves = compare_runs(runs.metrics(expected), runs.metrics(other))
+    errors = {"gradient": gradients.worst_relative_error}
+    errors |= {key: curve.worst_relative_error for key, curve in curves.items()}
+    return Cell(dict.fromkeys(errors, BOUND), errors, {"gradient": gradients.worst_name})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

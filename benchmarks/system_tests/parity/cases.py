@@ -6,10 +6,6 @@ from dataclasses import dataclass
 
 COMMON = ("run.steps=10", "job.global_batch_size=8", "job.optimizer.eps=1e-4", "run.checkpoint.every_steps=1000")
 """Ten steps. Early Adam is sign descent: a large epsilon keeps rounding from being amplified to a full step."""
-GRADIENT_BOUND = 1e-5
-"""Largest ‖g − g_ref‖ / ‖g_ref‖ of any parameter at step 1; fp32 reductions in another order give some 1e-7."""
-CURVE_BOUND = 1e-5
-"""Largest relative difference of loss and gradient norm at any step."""
 
 
 @dataclass(frozen=True)

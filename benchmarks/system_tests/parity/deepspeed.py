@@ -1,12 +1,11 @@
-"""``python -m benchmarks.system_tests.parity.deepspeed``: every layout of the DeepSpeed engine, against transformers
-and torch.
+"""Every layout of the DeepSpeed engine, against transformers and torch.
 
-python -m benchmarks.system_tests.parity.deepspeed                       both tables; exit code 1 if anything disagrees
-python -m benchmarks.system_tests.parity.deepspeed --rows Ulysses2 --columns llama
-python -m benchmarks.system_tests.parity.deepspeed --resumes             only the changes of layout
-python -m benchmarks.system_tests.parity.deepspeed --plant hpz-stale-copy  with a fault
-python -m benchmarks.system_tests.parity.deepspeed --plant-all every fault where it must show; exit code 0 if all were
-caught python -m benchmarks.system_tests.parity.deepspeed --write docs/parity.md
+    python -m benchmarks.system_tests.parity.deepspeed                  both tables; exit code 1 if anything disagrees
+    python -m benchmarks.system_tests.parity.deepspeed --rows Ulysses2 --columns llama
+    python -m benchmarks.system_tests.parity.deepspeed --resumes        only the changes of layout
+    python -m benchmarks.system_tests.parity.deepspeed --plant hpz-stale-copy  with a fault
+    python -m benchmarks.system_tests.parity.deepspeed --plant-all      every fault; exit code 0 if all were caught
+    python -m benchmarks.system_tests.parity.deepspeed --write docs/parity.md
 
 A tiny model is trained in one process of plain transformers and torch's AdamW, then on pools of gloo processes, which
 import DeepSpeed once for all layouts of their size. Labels are masked, a different number in each sample. Compared are
@@ -16,29 +15,21 @@ the masters and moments of the checkpoint, bit for bit, and the losses and norms
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import itertools
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from transformers.utils.logging import disable_progress_bar
 
 from benchmarks.page import ROOT, write_json
-from benchmarks.system_tests.parity.deepspeed_layouts import (
-    COLUMNS,
-    EXACT,
-    PLANTED,
-    RESUMES,
-    ROWS,
-    Cell,
-    Column,
-    Row,
-)
+from benchmarks.program import faults, judged, run
+from benchmarks.system_tests.parity.cell import Cell
+from benchmarks.system_tests.parity.deepspeed_layouts import COLUMNS, EXACT, PLANTED, RESUMES, ROWS, Column, Row
 from benchmarks.system_tests.parity.deepspeed_page import page
 from tests.deepspeed import cases, plain
 from tests.training import tiny
@@ -49,54 +40,51 @@ HALF = 5
 """Steps before an exchange checkpoint, and after it."""
 LIMIT_S = 300
 RESULTS = ROOT / "benchmarks" / "results" / "deepspeed-parity.json"
+NAME_CONTAINS = "those whose name contains this"
 
 
-def main() -> int:
+def main(
+    rows: Annotated[str, typer.Option(help=NAME_CONTAINS)] = "",
+    columns: Annotated[str, typer.Option(help=NAME_CONTAINS)] = "",
+    resumes: Annotated[bool, typer.Option("--resumes", help="only the changes of layout")] = False,
+    write: Annotated[
+        Path | None, typer.Option(help="where the page goes; cells that are not run now keep their figures")
+    ] = None,
+    plant: Annotated[str, typer.Option(help="one fault, where it must show")] = "",
+    plant_all: Annotated[bool, typer.Option("--plant-all", help="every fault")] = False,
+) -> int:
     """Run, print, judge."""
-    arguments = _arguments()
     disable_progress_bar()
+    names = faults(plant, plant_all, PLANTED)
     with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:
         bench = _Bench(Path(scratch))
-        if arguments.plant or arguments.plant_all:
-            names = list(PLANTED) if arguments.plant_all else [arguments.plant]
-            planted = [bench.plant(name) for name in names]
-            caught = [not cell.agrees and not cell.failure for cell in planted]  # one that cannot run was not seen
-            print(f"{len(names)} faults planted, {sum(caught)} caught")
-            return (0 if all(caught) else 1) if arguments.plant_all else int(any(caught))
-        cells = [
-            (row, column)
-            for row in ROWS
-            for column in ROWS[row].columns
-            if arguments.rows in row and arguments.columns in column and not arguments.resumes
-        ]
-        pairs = [pair for pair in RESUMES if arguments.rows in " → ".join(pair) and arguments.columns in "llama"]
+        if names:
+            return judged([bench.measure(*PLANTED[name], name).caught for name in names], plant_all)
+        pairs = [] if resumes else [(row, column) for row in ROWS for column in ROWS[row].columns]
+        pairs = [(row, column) for row, column in pairs if rows in row and columns in column]
+        changes = [pair for pair in RESUMES if rows in " → ".join(pair) and columns in "llama"]
         found: list[Cell] = []
-        for one, other in [*cells, *pairs]:
-            began = time.monotonic()
-            run = bench.cell if other in COLUMNS else bench.resume
-            cell = dataclasses.replace(run(one, other), seconds=time.monotonic() - began)
-            found.append(cell)
-            if arguments.write:
-                _keep(one, other, cell)
-                arguments.write.write_text(page(_kept(), STEPS, HALF), encoding="utf-8")
+        for pair in [*pairs, *changes]:
+            found.append(bench.measure(*pair))
+            if write:
+                kept = _read() | {" | ".join(pair): {**found[-1].errors, "seconds": found[-1].seconds}}
+                write_json(RESULTS, kept)  # beside those of earlier runs: a run of some rows replaces theirs
+                write.write_text(page(_kept(), STEPS, HALF), encoding="utf-8")
     bad = [cell for cell in found if not cell.agrees]
-    print(f"{len(cells)} cells, {len(pairs)} resumes, {len(bad)} disagree")
+    print(f"{len(pairs)} cells, {len(changes)} resumes, {len(bad)} disagree")
     return 1 if bad or not found else 0
-
-
-def _keep(one: str, other: str, cell: Cell) -> None:
-    """Beside those of earlier runs: a run of some rows replaces theirs."""
-    measured = {key: getattr(cell, key) for key in ("gradient", "loss", "norm", "seconds")}
-    everyone = _read() | {f"{one} | {other}": measured}
-    write_json(RESULTS, everyone)
 
 
 def _kept() -> dict[tuple[str, str], Cell]:
     """What rows and resumes of today have measured; those that are gone are left out."""
     measured = _read()
-    columns = {(row, column): COLUMNS[column].bounds for row in ROWS for column in ROWS[row].columns}
-    bounds = columns | dict.fromkeys(RESUMES, EXACT)
-    return {pair: Cell(bounds[pair], **measured[" | ".join(pair)]) for pair in bounds if " | ".join(pair) in measured}
+    bounds = {(row, column): COLUMNS[column].bounds for row in ROWS for column in ROWS[row].columns}
+    bounds |= dict.fromkeys(RESUMES, EXACT)
+    return {
+        pair: Cell(bounds[pair], found, seconds=found["seconds"])
+        for pair in bounds
+        if (found := measured.get(" | ".join(pair)))
+    }
 
 
 def _read() -> dict[str, dict[str, float]]:
@@ -110,49 +98,35 @@ class _Bench:
         self._scratch, self._number = scratch, itertools.count()
         self._references: dict[Any, tuple[Path, plain.Curve]] = {}
 
-    def plant(self, fault: str) -> Cell:
-        """The cell or resume in which a fault must show, with it."""
-        row, other = PLANTED[fault]
-        return self.cell(row, other, fault) if other in COLUMNS else self.resume(row, other, fault)
+    def measure(self, row: str, other: str, fault: str | None = None) -> Cell:
+        """A cell where ``other`` is a column, a resume where it is a row; prints a line."""
+        began = time.monotonic()
+        train, join = (self._train, ", ") if other in COLUMNS else (self._resume, " → ")
+        cell = Cell(COLUMNS[other].bounds if other in COLUMNS else EXACT)
+        try:
+            cell = dataclasses.replace(cell, errors=train(row, other, fault))
+        except WorkerError as error:
+            cell = dataclasses.replace(cell, failure=str(error))
+        return dataclasses.replace(cell, seconds=time.monotonic() - began).told(f"{row}{join}{other}", fault)
 
-    def cell(self, name: str, column_name: str, fault: str | None = None) -> Cell:
-        """Train, compare, print a line."""
+    def _train(self, name: str, column_name: str, fault: str | None) -> dict[str, float]:
         row, column = ROWS[name], COLUMNS[column_name]
         start, expected = self._reference(column, STEPS)
-        try:
-            found = self._run(
-                row, cases.train, self._plan(row, column), start, self._directory(), STEPS, fault, row.zero
-            )
-        except WorkerError as error:
-            return self._say(f"{name}, {column_name}", fault, Cell(column.bounds, failure=str(error)))
+        plan = self._plan(row, column)
+        found = self._run(row, cases.train, plan, start, self._directory(), STEPS, fault, row.zero)
         if row.swaps and not found.swapped_bytes:
-            return self._say(f"{name}, {column_name}", fault, Cell(column.bounds, failure="nothing was on NVMe"))
-        cell = Cell(
-            column.bounds,
-            plain.gradient_error(found, expected),
-            plain.curve_error(found.losses, expected.losses),
-            plain.curve_error(found.norms, expected.norms),
-        )
-        return self._say(f"{name}, {column_name}", fault, cell)
+            raise WorkerError("nothing was on NVMe")
+        return _errors(plain.gradient_error(found, expected), found, expected, 0)
 
-    def resume(self, before: str, after: str, fault: str | None = None) -> Cell:
+    def _resume(self, before: str, after: str, fault: str | None) -> dict[str, float]:
         """HALF steps on one row, an exchange checkpoint, HALF on another: those of plain torch without a break."""
         first, then, directory = ROWS[before], ROWS[after], self._directory()
         column = COLUMNS["wide" if first.swaps or then.swaps else "llama"]
         start, expected = self._reference(column, 2 * HALF)
-        try:
-            self._run(first, cases.leave, self._plan(first, column), start, directory, HALF, first.zero)
-            exchange, plan = directory / "exchange", self._plan(then, column)
-            found, different = self._run(then, cases.go_on, plan, exchange, directory, HALF, fault, then.zero)
-        except WorkerError as error:
-            return self._say(f"{before} → {after}", fault, Cell(EXACT, failure=str(error)))
-        cell = Cell(
-            EXACT,
-            float("inf") if different else 0.0,
-            plain.curve_error(found.losses, expected.losses[HALF:]),
-            plain.curve_error(found.norms, expected.norms[HALF:]),
-        )
-        return self._say(f"{before} → {after}", fault, cell)
+        self._run(first, cases.leave, self._plan(first, column), start, directory, HALF, first.zero)
+        exchange, plan = directory / "exchange", self._plan(then, column)
+        found, different = self._run(then, cases.go_on, plan, exchange, directory, HALF, fault, then.zero)
+        return _errors(float("inf") if different else 0.0, found, expected, HALF)
 
     def _run(self, row: Row, case: Any, *arguments: Any) -> Any:
         # Megatron's processes have its table of patches for the CPU, DeepSpeed's have not.
@@ -182,26 +156,12 @@ class _Bench:
         directory.mkdir()
         return directory
 
-    @staticmethod
-    def _say(what: str, fault: str | None, cell: Cell) -> Cell:
-        verdict = "agrees   " if cell.agrees else "DISAGREES"
-        errors = cell.failure or f"gradient {cell.gradient:.1e}, loss {cell.loss:.1e}, norm {cell.norm:.1e}"
-        print(f"{verdict} {what}{f' + {fault}' if fault else ''}: {errors}", flush=True)
-        return cell
 
-
-def _arguments() -> argparse.Namespace:
-    summary = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.system_tests.parity.deepspeed", description=summary)
-    parser.add_argument("--rows", default="", help="those whose name contains this")
-    parser.add_argument("--columns", default="", help="those whose name contains this")
-    parser.add_argument("--resumes", action="store_true", help="only the changes of layout")
-    parser.add_argument("--write", type=Path, help="where the page goes; cells that are not run now keep their figures")
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--plant", choices=sorted(PLANTED), help="one fault, where it must show")
-    group.add_argument("--plant-all", action="store_true", help="every fault")
-    return parser.parse_args()
+def _errors(gradient: float, found: plain.Curve, expected: plain.Curve, after: int) -> dict[str, float]:
+    """``after``: steps of the reference before the first that was found."""
+    loss = plain.curve_error(found.losses, expected.losses[after:])
+    return {"gradient": gradient, "loss": loss, "norm": plain.curve_error(found.norms, expected.norms[after:])}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

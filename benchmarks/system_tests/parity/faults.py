@@ -1,63 +1,68 @@
 """Planted faults: proof that the comparison can fail. Nothing in the kit package knows of them.
 
-A fault is installed in a rank's process before its engine is built, by replacing one function of an engine with a
-wrong one. Each names the layout in which it must show (``benchmarks/system_tests/parity/cases.py``).
+A fault replaces one function of an engine with a wrong one, in a rank's process before its engine is built. Each names
+the launched layout in which it must show (``cases.py``); the cells and resumes in which it must show on pools of
+processes stand in ``deepspeed_layouts.py`` and ``megatron_layouts.py``.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kit.engines.base import IGNORE_INDEX, StateKind
 
 
 @dataclass(frozen=True)
 class Fault:
     """One mistake."""
 
-    case: str
-    """Name of the parity case that must turn red; empty: a cell of ``megatron_layouts.py`` only."""
-    install: Callable[[], None]
-    """Plants it in this process."""
+    replaces: str
+    """``module:name`` or ``module:Class.name``."""
+    wrong: Callable[[Any], Any]
+    """What stands there → what is put in its place."""
+    case: str = ""
+    """Name of the launched parity case that must turn red; empty: it shows on pools of processes only."""
+
+    def install(self) -> Callable[[], None]:
+        """Plant it in this process. Returns what takes it out again."""
+        module, _, path = self.replaces.partition(":")
+        *owners, name = path.split(".")
+        # The module by import: megatron-core hides some behind functions of the same name.
+        owner = functools.reduce(getattr, owners, importlib.import_module(module))
+        right = getattr(owner, name)
+        setattr(owner, name, self.wrong(right))
+        return functools.partial(setattr, owner, name, right)
 
 
-_replaced: list[tuple[Any, str, Any]] = []
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    _replaced.append((owner, name, getattr(owner, name)))
-    setattr(owner, name, value)
-
-
-def uproot() -> None:
-    """Undo what was planted through ``_replace``: for tests, whose processes live on."""
-    while _replaced:
-        setattr(*_replaced.pop())
+@contextmanager
+def planted(fault: str | None) -> Iterator[None]:
+    """A fault while the block runs, none for None: for processes that live on."""
+    take_out = FAULTS[fault].install() if fault else lambda: None
+    try:
+        yield
+    finally:
+        take_out()
 
 
 # ---------------------------------------------------------------------- DeepSpeed
 
 
-def _deepspeed_double_gradients() -> None:
+def _twice_the_loss(backward):
     """Doubles gradients, as if the division by the number of ranks were cancelled twice. Losses stay right."""
-    import deepspeed
-
-    backward = deepspeed.DeepSpeedEngine.backward
-
-    def doubled(self, loss, **keywords):
-        return backward(self, loss * 2, **keywords)
-
-    _replace(deepspeed.DeepSpeedEngine, "backward", doubled)
+    return lambda self, loss, **keywords: backward(self, loss * 2, **keywords)
 
 
-def _deepspeed_repeated_data() -> None:
+def _data_of_rank_0(forward_backward):
     """Every rank trains on the samples of rank 0, as with a sampler that does not know its rank."""
-    import torch.distributed as dist
-
-    from kit.engines.deepspeed.engine import DeepSpeedEngine
-
-    forward_backward = DeepSpeedEngine.forward_backward
 
     def repeated(self, micro_batches):
         for micro_batch in micro_batches:
@@ -65,32 +70,76 @@ def _deepspeed_repeated_data() -> None:
             dist.broadcast(micro_batch.labels, src=0)
         return forward_backward(self, micro_batches)
 
-    _replace(DeepSpeedEngine, "forward_backward", repeated)
+    return repeated
 
 
-def _deepspeed_local_token_count() -> None:
+def _tokens_of_this_rank(_):
     """The loss is divided by the tokens of this rank instead of those of all."""
-    import torch
+    return lambda micro_batches, device, group: sum((each.labels != IGNORE_INDEX).sum() for each in micro_batches).to(
+        device
+    )
 
-    from kit.engines.base import IGNORE_INDEX
-    from kit.engines.deepspeed import engine
 
-    def local_tokens(micro_batches, device: torch.device, group) -> torch.Tensor:
-        return sum((micro_batch.labels != IGNORE_INDEX).sum() for micro_batch in micro_batches).to(device)
+def _local_positions(build):
+    """Each rank counts the positions of its part of the sequence from 0."""
 
-    _replace(engine, "global_tokens", local_tokens)
+    def first(self, settings):
+        model = build(self, settings)
+        forward = model.forward
+        model.forward = lambda *args, position_ids, **rest: forward(
+            *args, position_ids=position_ids - position_ids[:, :1], **rest
+        )
+        return model
+
+    return first
+
+
+def _one_average(_):
+    """Stage 3 treated as the stages below it, whose gradients are not divided by the sequence-parallel ranks."""
+    return property(lambda self: self.dp_size)
+
+
+def _own_heads_of_norms(_):
+    """Norms of single heads keep the gradient of their own rank's heads."""
+    return lambda self, model: None
+
+
+def _own_part_of_norms(_):
+    """Gradients of norms stay those of one rank's part of the sequence."""
+    return lambda group, gradient: gradient
+
+
+def _rounded_frequencies(init):
+    """zero.Init makes bf16 of everything, RoPE's frequencies too. That becomes of a dtype of fp32 on CPUs without
+    fp16 (partition_parameters.py, _set_dtype); on others it would not show."""
+    from kit.engines.deepspeed.over_megatron import DeepSpeedTensorOverride as Override
+
+    overrides = {"tensor_overrides": [Override.device, Override.dtype], "dtype": torch.bfloat16}
+    return lambda **keywords: init(**(keywords | overrides))
+
+
+def _stale_copy(_):
+    """The second copy of the weights stays what it was before they were set."""
+    return lambda self: None
+
+
+def _without_mask(call_arguments):
+    """The decoder attends to what pads its source."""
+    return lambda batch, device: {
+        key: value for key, value in call_arguments(batch, device).items() if key != "attention_mask"
+    }
+
+
+def _masters_alone(import_state):
+    """A resumed optimizer begins with empty moments."""
+    return lambda self, kind, source: import_state(self, kind, source) if kind is StateKind.MASTER else None
 
 
 # ---------------------------------------------------------------------- Megatron
 
 
-def _megatron_swap_qk() -> None:
+def _keys_before_queries(slices):
     """Keys before queries in each group of the fused projection, in both directions of the weight map."""
-    import dataclasses
-
-    from kit.engines.megatron.weights.sharding import QKV
-
-    slices = QKV.slices
 
     def swapped(self, shapes, model, tp, rank):
         query, key, value = shapes
@@ -98,180 +147,158 @@ def _megatron_swap_qk() -> None:
         found = slices(self, (key, query, value), model, tp, rank)
         return [dataclasses.replace(piece, tensor=other[piece.tensor]) for piece in found]
 
-    _replace(QKV, "slices", swapped)
+    return swapped
 
 
-def _megatron_skip_sequence_parallel_reduction() -> None:
+def _no_reduction(_):
     """Gradients of norms stay those of one rank's part of the sequence."""
-
-    # The package hides this module behind the function of the same name.
-    module = importlib.import_module("megatron.core.distributed.finalize_model_grads")
-    _replace(module, "_allreduce_non_tensor_model_parallel_grads", lambda *_, **__: None)
+    return lambda *_, **__: None
 
 
-def _megatron_double_gradients() -> None:
-    """Twice the gradient: with Adam, losses and weights hardly notice."""
-    from kit.engines.megatron import engine
-
-    finalize = engine.finalize_model_grads
+def twice_the_gradients(finalize):
+    """Doubles gradients: with Adam, losses and weights hardly notice."""
 
     def doubled(chunks, *args, **keywords):
         finalize(chunks, *args, **keywords)
         for chunk in chunks:
             chunk.scale_gradients(2.0)
 
-    _replace(engine, "finalize_model_grads", doubled)
+    return doubled
 
 
-def _megatron_batched_interleaving() -> None:
+def _batched_exchange(transformer_config):
     """The interleaved schedule with megatron-core's default way of exchanging activations."""
-    from kit.engines.megatron import engine
-
-    build = engine.transformer_config
-
-    def batched(settings):
-        return build({**settings, "overlap_p2p_comm": False, "batch_p2p_comm": True})
-
-    _replace(engine, "transformer_config", batched)
+    return lambda settings: transformer_config({**settings, "overlap_p2p_comm": False, "batch_p2p_comm": True})
 
 
-def _megatron_shifted_stages() -> None:
-    """Each stage holds the layers from one further on."""
-    from kit.engines.megatron.resharding import huggingface
+def _renumbered(part: str, number: Callable[[int, Any], int]) -> Callable[[Any], Any]:
+    """In the names of all parameters, the number after ``part``: ``number`` of it and the configuration."""
 
-    names = huggingface._global_names
+    def wrong(global_names):
+        def renamed(config, chunks):
+            def other(name):
+                parts = name.split(".")
+                if part in parts[:-1]:
+                    place = parts.index(part) + 1
+                    parts[place] = str(number(int(parts[place]), config))
+                return ".".join(parts)
 
-    def shifted(config, chunks):
-        def later(name):
-            parts = name.split(".")
-            if parts[:2] == ["decoder", "layers"]:
-                parts[2] = str((int(parts[2]) + 1) % config.num_layers)
-            return ".".join(parts)
+            return {other(name): param for name, param in global_names(config, chunks).items()}
 
-        return {later(name): param for name, param in names(config, chunks).items()}
+        return renamed
 
-    _replace(huggingface, "_global_names", shifted)
+    return wrong
 
 
-def _megatron_ring_forgets_a_part() -> None:
+def _other_ranks_parts_lost(kernel_backward):
     """The gradients of a part of the keys and values go on before they are added to."""
-    from kit.engines.megatron.model import cp_ring
-
-    backward = cp_ring._kernel_backward
 
     def forgetful(*tensors_and_how):
-        of_query, *of_part = backward(*tensors_and_how)
+        of_query, *of_part = kernel_backward(*tensors_and_how)
         own = tensors_and_how[5]
         return of_query, *(gradient if own else 0 * gradient for gradient in of_part)
 
-    _replace(cp_ring, "_kernel_backward", forgetful)
+    return forgetful
 
 
-def _megatron_shared_key_of_own_heads() -> None:
+def _without_sum(gather):
     """Latent attention: the gradient of the key that all heads share is that of this rank's heads, as megatron-core has
     it without Transformer Engine."""
-    from kit.engines.megatron.model import mla
-
-    gather = mla.gather_from_sequence_parallel_region
-
-    def without_sum(tensor, tensor_parallel_output_grad, group):
-        return gather(tensor, tensor_parallel_output_grad=False, group=group)
-
-    _replace(mla, "gather_from_sequence_parallel_region", without_sum)
+    return lambda tensor, tensor_parallel_output_grad, group: gather(
+        tensor, tensor_parallel_output_grad=False, group=group
+    )
 
 
-def _megatron_forgotten_correction() -> None:
+def _scores_alone(choose):
     """DeepSeek-V3's router chooses experts by their scores alone."""
-    from megatron.core.transformer.moe import router
-
-    choose = router.topk_routing_with_score_function
-    changed = lambda *args, **kwargs: choose(*args, **(kwargs | {"expert_bias": None}))  # noqa: E731
-    _replace(router, "topk_routing_with_score_function", changed)
+    return lambda *args, **keywords: choose(*args, **(keywords | {"expert_bias": None}))
 
 
-def _megatron_summed_expert_biases() -> None:
+def _summed_biases(_):
     """Under sequence parallelism the gradient of an expert's bias is added to those of other ranks' experts, as
     megatron-core has it."""
     from megatron.core.tensor_parallel.layers import RowParallelLinear
 
-    from kit.engines.megatron.model import layers
-
-    _replace(layers, "ExpertRowParallelLinear", RowParallelLinear)
+    return RowParallelLinear
 
 
-def _megatron_joined_documents() -> None:
+def _across_documents(attend):
     """Attention does not stop at the end of a document."""
-    from kit.engines.megatron.model import cp_all_gather
-
-    attend = cp_all_gather.causal_attention
-    _replace(cp_all_gather, "causal_attention", lambda *tensors_and_how: attend(*tensors_and_how[:4]))
+    return lambda *tensors_and_how: attend(*tensors_and_how[:4])
 
 
-def _megatron_running_positions() -> None:
+def _running_positions(forward):
     """Positions go on counting where a document begins. Rotary ones matter by their differences only: learned ones."""
-    import torch
-
-    from kit.engines.megatron.model.build import LanguageModel
-
-    forward = LanguageModel.forward
 
     def running(self, input_ids, position_ids, *args, **keywords):
         positions = torch.arange(position_ids.shape[1]).expand_as(position_ids)
         return forward(self, input_ids, positions, *args, **keywords)
 
-    _replace(LanguageModel, "forward", running)
+    return running
 
 
-def _megatron_unbalanced_context() -> None:
+def _neighbouring_parts(_):
     """Ranks take neighbouring parts of the sequence, while attention believes in the zig-zag order."""
-    from kit.engines.megatron import microbatches
-
-    _replace(microbatches, "local_part", lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()])
+    return lambda tensor, dim, group: tensor.chunk(group.size(), dim)[group.rank()]
 
 
-def _megatron_swapped_experts() -> None:
-    """Each two neighbouring experts swapped, in both directions, while the router keeps its order."""
-    from kit.engines.megatron.resharding import huggingface
-
-    global_names = huggingface._global_names
-
-    def swapped(config, chunks):
-        def neighbour(name):
-            parts = name.split(".")
-            if "local_experts" in parts:
-                place = parts.index("local_experts") + 1
-                parts[place] = str(int(parts[place]) ^ 1)
-            return ".".join(parts)
-
-        return {neighbour(name): param for name, param in global_names(config, chunks).items()}
-
-    _replace(huggingface, "_global_names", swapped)
-
-
-def _megatron_decayed_norms() -> None:
+def _decayed_norms(_):
     """Weight decay on norms too: megatron-core leaves the exception to a scheduler that is not used here."""
-    import megatron.core.optimizer
+    return lambda config: {}
 
-    _replace(megatron.core.optimizer, "get_standard_config_overrides", lambda config: {})
 
+_DEEPSPEED, _MEGATRON = "kit.engines.deepspeed", "kit.engines.megatron"
+_GLOBAL_NAMES = f"{_MEGATRON}.resharding.huggingface:_global_names"
+_ZERO_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
+_FINALIZE = "megatron.core.distributed.finalize_model_grads"
 
 FAULTS: dict[str, Fault] = {
-    "deepspeed-double-gradients": Fault("deepspeed-zero3", _deepspeed_double_gradients),
-    "deepspeed-repeated-data": Fault("deepspeed-zero2-accumulation", _deepspeed_repeated_data),
-    "deepspeed-local-token-count": Fault("deepspeed-zero1", _deepspeed_local_token_count),
-    "megatron-swap-qk": Fault("megatron-tp2", _megatron_swap_qk),
-    "megatron-skip-sequence-parallel-reduction": Fault("megatron-tp2-sp", _megatron_skip_sequence_parallel_reduction),
-    "megatron-double-gradients": Fault("megatron-dp2-distributed-optimizer", _megatron_double_gradients),
-    "megatron-batched-interleaving": Fault("megatron-pp2-interleaved", _megatron_batched_interleaving),
-    "megatron-shifted-stages": Fault("megatron-pp2", _megatron_shifted_stages),
-    "megatron-ring-forgets-a-part": Fault("", _megatron_ring_forgets_a_part),
-    "megatron-shared-key-of-own-heads": Fault("", _megatron_shared_key_of_own_heads),
-    "megatron-forgotten-correction": Fault("", _megatron_forgotten_correction),
-    "megatron-summed-expert-biases": Fault("", _megatron_summed_expert_biases),
-    "megatron-joined-documents": Fault("", _megatron_joined_documents),
-    "megatron-running-positions": Fault("", _megatron_running_positions),
-    "megatron-decayed-norms": Fault("megatron-tp2", _megatron_decayed_norms),
-    "megatron-swapped-experts": Fault("megatron-ep2-mixtral", _megatron_swapped_experts),
-    "megatron-unbalanced-context": Fault("megatron-cp2", _megatron_unbalanced_context),
+    "deepspeed-double-gradients": Fault("deepspeed:DeepSpeedEngine.backward", _twice_the_loss, "deepspeed-zero3"),
+    "deepspeed-repeated-data": Fault(
+        f"{_DEEPSPEED}.engine:DeepSpeedEngine.forward_backward", _data_of_rank_0, "deepspeed-zero2-accumulation"
+    ),
+    "deepspeed-local-token-count": Fault(f"{_DEEPSPEED}.engine:global_tokens", _tokens_of_this_rank, "deepspeed-zero1"),
+    "ulysses-local-positions": Fault(f"{_DEEPSPEED}.ulysses:UlyssesSequenceParallel.build", _local_positions),
+    "ulysses-one-average": Fault(f"{_DEEPSPEED}.ulysses:UlyssesSequenceParallel.averaged_over", _one_average),
+    "autotp-partial-norms": Fault(
+        "deepspeed.module_inject.auto_tp:AutoTP.register_replicated_grad_hooks", _own_heads_of_norms
+    ),
+    "over-megatron-partial-norms": Fault(f"{_DEEPSPEED}.over_megatron:_sum_over", _own_part_of_norms),
+    "over-megatron-rounded-frequencies": Fault(f"{_DEEPSPEED}.over_megatron:deepspeed.zero.Init", _rounded_frequencies),
+    "hpz-stale-copy": Fault(f"{_ZERO_3}.invalidate_secondary_tensor", _stale_copy),
+    "pairs-see-padding": Fault(f"{_DEEPSPEED}.data_parallel:call_arguments", _without_mask),
+    "exchange-forgets-moments": Fault(f"{_DEEPSPEED}.engine:DeepSpeedEngine.import_state", _masters_alone),
+    "megatron-swap-qk": Fault(f"{_MEGATRON}.weights.sharding:QKV.slices", _keys_before_queries, "megatron-tp2"),
+    "megatron-skip-sequence-parallel-reduction": Fault(
+        f"{_FINALIZE}:_allreduce_non_tensor_model_parallel_grads", _no_reduction, "megatron-tp2-sp"
+    ),
+    "megatron-double-gradients": Fault(
+        f"{_MEGATRON}.engine:finalize_model_grads", twice_the_gradients, "megatron-dp2-distributed-optimizer"
+    ),
+    "megatron-batched-interleaving": Fault(
+        f"{_MEGATRON}.engine:transformer_config", _batched_exchange, "megatron-pp2-interleaved"
+    ),
+    # Each stage holds the layers from one further on.
+    "megatron-shifted-stages": Fault(
+        _GLOBAL_NAMES, _renumbered("layers", lambda layer, config: (layer + 1) % config.num_layers), "megatron-pp2"
+    ),
+    "megatron-ring-forgets-a-part": Fault(f"{_MEGATRON}.model.cp_ring:_kernel_backward", _other_ranks_parts_lost),
+    "megatron-shared-key-of-own-heads": Fault(
+        f"{_MEGATRON}.model.mla:gather_from_sequence_parallel_region", _without_sum
+    ),
+    "megatron-forgotten-correction": Fault(
+        "megatron.core.transformer.moe.router:topk_routing_with_score_function", _scores_alone
+    ),
+    "megatron-summed-expert-biases": Fault(f"{_MEGATRON}.model.layers:ExpertRowParallelLinear", _summed_biases),
+    "megatron-joined-documents": Fault(f"{_MEGATRON}.model.cp_all_gather:causal_attention", _across_documents),
+    "megatron-running-positions": Fault(f"{_MEGATRON}.model.build:LanguageModel.forward", _running_positions),
+    "megatron-decayed-norms": Fault(
+        "megatron.core.optimizer:get_standard_config_overrides", _decayed_norms, "megatron-tp2"
+    ),
+    # Each two neighbouring experts swapped, in both directions, while the router keeps its order.
+    "megatron-swapped-experts": Fault(
+        _GLOBAL_NAMES, _renumbered("local_experts", lambda expert, config: expert ^ 1), "megatron-ep2-mixtral"
+    ),
+    "megatron-unbalanced-context": Fault(f"{_MEGATRON}.microbatches:local_part", _neighbouring_parts, "megatron-cp2"),
 }
 """Name → fault."""

@@ -12,15 +12,16 @@ code 1 where a curve leaves its bound or a job takes another way, 3 where this m
 
 from __future__ import annotations
 
-import argparse
+import functools
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks.page import ROOT, row, table
-from benchmarks.system_tests.hosts.cases import BOUNDS, beside, nodes
+from benchmarks.page import ROOT
+from benchmarks.program import Names, chosen, run
+from benchmarks.system_tests.hosts.cases import beside, nodes
 from benchmarks.system_tests.slurm.cluster import PROGRAMS, Slurm, start
 from kit.emit.run_directory import RunDirectory
 from kit.rehearsal.processes import metrics
@@ -41,37 +42,25 @@ ENDED_S, SETTLED_S = 10, 8
 """A job that is in one of these states for so long stays there."""
 
 
-def main() -> int:
+def main(names: Names) -> int:
     """Enter namespaces, start Slurm, run, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*CASES, []], metavar="NAME")
-    chosen = parser.parse_args().names or list(CASES)
-    return namespaces.main("benchmarks.system_tests.slurm", lambda: run(chosen), PROGRAMS, before=prepare)
+    jobs = chosen(names, CASES)
+    return namespaces.main("benchmarks.system_tests.slurm", lambda: run_all(jobs), PROGRAMS, before=prepare)
 
 
-def run(chosen: Sequence[str]) -> int:
-    """The chosen jobs beside one reference; 0 where all agree."""
-    wrong = 0
+def run_all(jobs: Sequence[str]) -> int:
+    """These jobs beside one reference; 0 where all agree."""
     with tempfile.TemporaryDirectory(prefix="kit-slurm-") as scratch, namespaces.hosts(["node-0", "node-1"]) as hosts:
         root = Path(scratch)
         slurm = start(hosts, root)
         reference = runs.emit(RECIPE, root / "reference", [*COMMON, f"run.steps={STEPS}"])
-        runs.train(reference)
-        heads = ("job", "way", "steps", "difference of loss", "of gradient norm", "seconds")
-        print(table(heads, []), flush=True)
-        for name in chosen:
-            begin = time.monotonic()
-            try:
-                found, way = CASES[name](slurm, root)
-            except (runs.RunFailed, RuntimeError) as error:
-                print(f"FAILED {name}: {error}", flush=True)
-                wrong += 1
-                continue
-            agree, worst = beside(reference, found, STEPS)
-            wrong += not agree
-            print(row((name, way, STEPS, *worst, f"{time.monotonic() - begin:.0f}")), flush=True)
-    print(f"bounds {BOUNDS}; {len(chosen)} jobs, {wrong} wrong")
-    return 1 if wrong else 0
+        launches = {name: functools.partial(_named, name, slurm, root) for name in jobs}
+        return 1 if beside(reference, launches, ("job", "way"), STEPS) else 0
+
+
+def _named(name: str, slurm: Slurm, root: Path) -> tuple[RunDirectory, tuple[str, str]]:
+    rundir, way = CASES[name](slurm, root)
+    return rundir, (name, way)
 
 
 def limited(slurm: Slurm, root: Path) -> tuple[RunDirectory, str]:
@@ -205,4 +194,4 @@ def _log(rundir: RunDirectory) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
