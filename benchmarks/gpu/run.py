@@ -6,7 +6,6 @@ is a row that says so. What the time is not enough for is skipped by name. Resul
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -14,11 +13,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal
 
+import typer
+
+from benchmarks import program
 from benchmarks.gpu import devices
 from benchmarks.gpu.cases import CASES
 from benchmarks.gpu.machine import describe
@@ -101,26 +103,33 @@ class Run:
             attempt.replace(self.out.with_suffix(suffix))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(
+    device: Literal["cuda", "cpu"] = "cuda",
+    minutes: Annotated[float, typer.Option(help="time for everything")] = 8.0,
+    only: Annotated[str, typer.Option(help="rows whose `section: name` contains this")] = "",
+    without: Annotated[list[str] | None, typer.Option(help="not these; may be given more than once")] = None,
+    add: Annotated[
+        bool, typer.Option("--add", help="go on with the results that are there: keep rows that are ok")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="where results go, without suffix")] = None,
+    scratch: Annotated[Path | None, typer.Option(help="a directory on the disk to be measured (40 GiB)")] = None,
+) -> int:
     """0 where devices agree and nothing failed that was begun; rows without memory or time are no failures."""
-    arguments = _arguments(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
-    about = describe(arguments.device)
-    if arguments.device == "cuda" and about["hardware"] is None:
-        print("error: torch sees no CUDA device; use --device cpu for a dry run with tiny shapes", file=sys.stderr)
-        return 2
-    out = arguments.out or ROOT / "benchmarks" / "results" / f"gpu-{arguments.device}-{about['date'][:10]}"
-    with tempfile.TemporaryDirectory(prefix="kit-gpu-", dir=arguments.scratch) as scratch:
-        run = Run(arguments.device, Path(scratch), began + 60 * arguments.minutes, out.with_suffix(""))
-        asked = {"minutes": arguments.minutes, "only": arguments.only, "without": arguments.without}
-        part = {**about, **asked, "seconds": 0.0, "doctor": ""}
-        run.result = {"parts": [part], "rows": {}}
-        if arguments.add:
-            run.result = kept(run.out.with_suffix(".json"), about)
-            run.result["parts"].append(part)
+    part = describe(device) | {"minutes": minutes, "only": only, "without": without or [], "seconds": 0.0, "doctor": ""}
+    if device == "cuda" and part["hardware"] is None:
+        raise _refused("torch sees no CUDA device; use --device cpu for a dry run with tiny shapes")
+    out = (out or ROOT / "benchmarks" / "results" / f"gpu-{device}-{part['date'][:10]}").with_suffix("")
+    with tempfile.TemporaryDirectory(prefix="kit-gpu-", dir=scratch) as directory:
+        run = Run(device, Path(directory), began + 60 * minutes, out)
+        run.result = kept(out.with_suffix(".json"), part) if add else {"parts": [], "rows": {}}
+        run.result["parts"].append(part)
         part["doctor"] = doctor()
-        for index, job in enumerate(jobs(arguments, Path(scratch))):
+        for index, job in enumerate(jobs(device, Path(directory))):
+            title = f"{job.section}: {job.name}"
+            if only not in title or any(word in title for word in part["without"]):
+                continue
             rows = run.result["rows"].setdefault(job.section, [])
             if any(row["name"] == job.name for row in rows):
                 continue
@@ -133,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             run.save()
         in_order(run.result["rows"])
         run.save()
-    print(f"{part['seconds']} s; {out.with_suffix('.json').name} and .md")
+    print(f"{part['seconds']} s; {out.name}.json and .md")
     rows = [row for section in run.result["rows"].values() for row in section]
     bad = [row["name"] for row in rows if row["status"] == "failed" or row.get("agrees") is False]
     if bad:
@@ -148,20 +157,24 @@ def kept(file: Path, about: dict[str, Any]) -> dict[str, Any]:
         return {"parts": [], "rows": {}}
     earlier: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     if about["changed"]:
-        _refuse(f"--add: tracked files differ from commit {about['commit']}, so rows cannot be of one version; commit")
+        raise _refused(
+            f"--add: tracked files differ from commit {about['commit']}, so rows cannot be of one version; commit"
+        )
     for part in earlier.get("parts", [{}]):
         for key in ("commit", "changed", "hardware", "device"):
             if part.get(key) != about[key]:
-                _refuse(f"--add: {file.name} has {key}={part.get(key)}, this is {about[key]}; give another --out")
+                raise _refused(
+                    f"--add: {file.name} has {key}={part.get(key)}, this is {about[key]}; give another --out"
+                )
     rows = {section: [row for row in some if row["status"] == "ok"] for section, some in earlier["rows"].items()}
     if len(rows.get("devices", [])) < CURVES:
         rows.pop("devices", None)
     return {"parts": earlier["parts"], "rows": rows}
 
 
-def _refuse(why: str) -> NoReturn:
+def _refused(why: str) -> SystemExit:
     print(f"error: {why}", file=sys.stderr)
-    raise SystemExit(2)
+    return SystemExit(2)
 
 
 def in_order(rows: dict[str, list[dict[str, Any]]]) -> None:
@@ -171,26 +184,22 @@ def in_order(rows: dict[str, list[dict[str, Any]]]) -> None:
         rows.get(section, []).sort(key=lambda row: order.index(row["name"]))
 
 
-def jobs(arguments: argparse.Namespace, scratch: Path) -> Iterator[Job]:
+def jobs(device: str, scratch: Path) -> list[Job]:
     """What users ask first comes first: peaks, the recipe by each engine, peers, parity; then all other cases."""
     peers = [Job("side by side", name, {"kind": "peer", "name": name}, PEER_LIMIT_S) for name in PEERS]
     ops = Job("compiled ops", "DeepSpeed's ops", {"kind": "ops"}, OPS_LIMIT_S)
     cases = [Job("predicted", case.name, {"kind": "case", "name": case.name}, case.limit_s) for case in CASES]
-    everything = [
+    return [
         Job("peaks", "peaks", {"kind": "peaks"}, 60.0),
         *cases[:1],
         ops,
         *cases[1:5],
         *peers[:4],
-        *_curves(arguments.device, scratch),
+        *_curves(device, scratch),
         *cases[5:16],
         *peers[4:],
         *cases[16:],
     ]
-    for job in everything:
-        title = f"{job.section}: {job.name}"
-        if arguments.only in title and not any(word in title for word in arguments.without):
-            yield job
 
 
 def _curves(device: str, scratch: Path) -> Iterator[Job]:
@@ -241,19 +250,5 @@ def _line(row: dict[str, Any]) -> str:
     return ", ".join([*told, row.get("why", "")]).rstrip(", ")
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="benchmarks/gpu/run.sh", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--minutes", type=float, default=8.0, help="time for everything (default 8)")
-    parser.add_argument("--only", default="", help="rows whose `section: name` contains this")
-    parser.add_argument("--without", action="append", default=[], help="not these; may be given more than once")
-    parser.add_argument(
-        "--add", action="store_true", help="go on with the results that are there: keep rows that are ok"
-    )
-    parser.add_argument("--out", type=Path, default=None, help="where results go, without suffix")
-    parser.add_argument("--scratch", type=Path, default=None, help="a directory on the disk to be measured (40 GiB)")
-    return parser.parse_args(argv)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    program.run(main)

@@ -8,7 +8,6 @@ A tracker whose package is not installed is a failure here: pip install tensorbo
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import struct
@@ -17,7 +16,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from benchmarks.program import Names, chosen, run
 from kit.training.logging.trackers import FOLDER, PACKAGES, missing
 
 KEYS = ("loss", "grad_norm", "learning_rate")
@@ -28,19 +31,15 @@ Curve = dict[int, float]
 """Step → value."""
 
 
-def main() -> int:
+def main(names: Names, here: Annotated[bool, typer.Option("--here", help="one, in this process")] = False) -> int:
     """Exit code 1 where one is missing or tells other values."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*PACKAGES, []], metavar="NAME", help=", ".join(PACKAGES))
-    parser.add_argument("--here", action="store_true", help="one, in this process")
-    arguments = parser.parse_args()
-    if arguments.here:
-        return _run(arguments.names[0])
-    names = arguments.names or sorted(PACKAGES)
+    some = chosen(names, sorted(PACKAGES))
+    if here:
+        return _run(some[0])
     environment = os.environ | OFFLINE  # each leaves threads, servers and variables behind: a process of its own
     words = [sys.executable, "-m", "benchmarks.system_tests.trackers", "--here"]
-    wrong = sum(subprocess.run([*words, name], env=environment).returncode != 0 for name in names)
-    print(f"{len(names)} trackers, {wrong} wrong")
+    wrong = sum(subprocess.run([*words, name], env=environment).returncode != 0 for name in some)
+    print(f"{len(some)} trackers, {wrong} wrong")
     return 1 if wrong else 0
 
 
@@ -57,8 +56,8 @@ def _run(name: str) -> int:
         runs.run(rundir)
         found = READERS[name](rundir.path / FOLDER)
         rows = runs.metrics(rundir)
-    expected = {key: {row["step"]: row[key] for row in rows} for key in KEYS}
-    far = max((_distance(found.get(key, {}), curve) for key, curve in expected.items()), default=float("inf"))
+    curves = [(found.get(key, {}), {row["step"]: row[key] for row in rows}) for key in KEYS]
+    far = max(_distance(*pair) for pair in curves)
     print(f"{'ok    ' if far <= SINGLE else 'wrong '} {name}: {len(rows)} steps of {', '.join(KEYS)}, off by {far:.0e}")
     return 0 if far <= SINGLE else 1
 
@@ -137,4 +136,4 @@ READERS: dict[str, Callable[[Path], Mapping[str, Curve]]] = {
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -30,7 +30,7 @@ def run_all(tmp_path, monkeypatch, seconds, minutes):
     monkeypatch.setattr(run, "doctor", lambda: "")
     monkeypatch.setattr(run, "LEAST_S", 0.5)
     began = time.monotonic()
-    code = run.main(["--device", "cpu", "--minutes", str(minutes), "--out", str(tmp_path / "out")])
+    code = run.main(device="cpu", minutes=minutes, out=tmp_path / "out")
     took_s = time.monotonic() - began
     assert code == 0
     result = json.loads((tmp_path / "out.json").read_text())
@@ -41,8 +41,7 @@ def run_all(tmp_path, monkeypatch, seconds, minutes):
 @pytest.fixture
 def names():
     """Names of all rows, in the order in which they run."""
-    arguments = run._arguments(["--device", "cpu"])
-    return [(job.section, job.name) for job in run.jobs(arguments, run.Path())]
+    return [(job.section, job.name) for job in run.jobs("cpu", run.Path())]
 
 
 def test_rows_that_the_time_is_not_enough_for_are_not_begun_and_named(tmp_path, monkeypatch, names):

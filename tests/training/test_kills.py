@@ -4,7 +4,6 @@ must find."""
 from __future__ import annotations
 
 import random
-from argparse import Namespace
 
 import pytest
 
@@ -19,8 +18,7 @@ def data(tmp_path_factory):
 
 @pytest.mark.parametrize("plant", [False, True])
 def test_killed_twice_it_comes_to_the_same(tmp_path, data, plant):
-    arguments = Namespace(kills=2, steps=16)
-    outcome = torment(CASES[0], tmp_path / "case", data, arguments, random.Random(3), plant=plant)
+    outcome = torment(CASES[0], tmp_path / "case", data, 2, 16, random.Random(3), plant)
     assert len(outcome.phases) == 2
     if plant:
         assert outcome.differs.startswith("step "), "a sample was left out and nobody saw it"

@@ -3,11 +3,14 @@ real parsers."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
+from typing import Annotated, NoReturn
 
+import typer
+
+from benchmarks.program import run
 from benchmarks.system_tests.accepted.cases import emitted, problems, random_plan
 from benchmarks.system_tests.accepted.parsers import (
     refused_by_accelerate,
@@ -16,21 +19,18 @@ from benchmarks.system_tests.accepted.parsers import (
     refused_by_megatron,
 )
 from kit.specs import strict_yaml
+from kit.training.__main__ import leave
 
 
-def main() -> int:
-    """0 where nothing was refused."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--cases", type=int, default=20000)
-    parser.add_argument("--first", type=int, default=0, help="first seed")
-    given = parser.parse_args()
+def main(cases: int = 20000, first: Annotated[int, typer.Option(help="first seed")] = 0) -> NoReturn:
+    """Leave with 0 where nothing was refused."""
     start = time.process_time()
     found: list[str] = []
     plans = 0
     deepspeed: dict[str, tuple[dict[str, object], int]] = {}
     accelerate: set[str] = set()
     megatron: dict[str, dict[str, object]] = {}
-    for seed in range(given.first, given.first + given.cases):
+    for seed in range(first, first + cases):
         plan = random_plan(seed)
         if plan is None:
             continue
@@ -45,7 +45,7 @@ def main() -> int:
             else:
                 megatron[text] = config
     drawn = time.process_time() - start
-    print(f"{given.cases} cases, {plans} with a plan, {drawn:.0f} s of processor time; {len(found)} problems")
+    print(f"{cases} cases, {plans} with a plan, {drawn:.0f} s of processor time; {len(found)} problems")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}.items():
         os.environ.setdefault(name, value)
@@ -60,10 +60,8 @@ def main() -> int:
     )
     for line in [*found, *refused][:40]:
         print(f"  {line}")
-    return 1 if found or refused else 0
+    leave(1 if found or refused else 0)
 
 
 if __name__ == "__main__":
-    from kit.training.__main__ import leave
-
-    leave(main())
+    run(main)

@@ -8,12 +8,14 @@ did.
 
 from __future__ import annotations
 
-import argparse
-import sys
 import time
 from collections.abc import Sequence
+from typing import Annotated
+
+import typer
 
 from benchmarks.page import Section, table
+from benchmarks.program import chosen, run
 from benchmarks.system_tests.examples.cases import LAYOUTS, SCRIPTS, ExampleError, Facts, alone, launched
 from benchmarks.system_tests.examples.inputs import STEPS, prepare
 from benchmarks.system_tests.examples.plain import plain_torch
@@ -22,36 +24,36 @@ LOSS_BOUND, NORM_BOUND = 1e-5, 1e-4
 """Relative, of each step: processes add in another order. Doubled gradients move norms by one, losses hardly."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.system_tests.examples", description=__doc__)
-    parser.add_argument("--script", choices=SCRIPTS, action="append", help="only this one; repeatable")
-    parser.add_argument("--layout", choices=LAYOUTS, action="append", help="only this one; repeatable")
-    arguments = parser.parse_args()
-    scripts, layouts = arguments.script or SCRIPTS, arguments.layout or list(LAYOUTS)
+Only = Annotated[list[str], typer.Option(help="only this one; repeatable", default_factory=list)]
+
+
+def main(script: Only, layout: Only) -> int:
+    """0 where every cell agrees."""
+    scripts, layouts = chosen(script, SCRIPTS), chosen(layout, LAYOUTS)
     directory, failed, begin = prepare(), False, time.monotonic()
     rows: dict[str, dict[str, tuple[float, float]]] = {}
-    for script in scripts:
-        rows[script] = {}
+    for name in scripts:
+        rows[name] = {}
         try:
-            reference = alone(script, directory)
-            if script == "accelerate_loop":
+            reference = alone(name, directory)
+            if name == "accelerate_loop":
                 errors = compared(reference, plain_torch(directory), "one process")
-                print(f"  {script:16} {'one process':22} {_said(errors)} of plain torch", flush=True)
+                print(f"  {name:16} {'one process':22} {_said(errors)} of plain torch", flush=True)
         except ExampleError as error:
             failed = True
-            print(f"  {script:16} {'one process':22} FAILED: {error}", flush=True)
+            print(f"  {name:16} {'one process':22} FAILED: {error}", flush=True)
             continue
-        for layout in layouts:
+        for way in layouts:
             try:
-                rows[script][layout] = compared(launched(script, layout, directory), reference, layout)
-                print(f"  {script:16} {layout:22} {_said(rows[script][layout])} of one process", flush=True)
+                rows[name][way] = compared(launched(name, way, directory), reference, way)
+                print(f"  {name:16} {way:22} {_said(rows[name][way])} of one process", flush=True)
             except ExampleError as error:
                 failed = True
-                print(f"  {script:16} {layout:22} FAILED: {error}", flush=True)
+                print(f"  {name:16} {way:22} FAILED: {error}", flush=True)
     agree = sum(len(cells) for cells in rows.values())
     minutes = (time.monotonic() - begin) / 60
     print(f"{agree} of {len(scripts) * len(layouts)} cells agree, in {minutes:.1f} minutes", flush=True)
-    if not failed and not arguments.script and not arguments.layout:
+    if not failed and not script and not layout:
         Section("docs/own-scripts.md", "figures", lambda: figures(rows)).write()
     return int(failed)
 
@@ -84,4 +86,4 @@ def figures(rows: dict[str, dict[str, tuple[float, float]]]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

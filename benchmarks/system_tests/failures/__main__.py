@@ -8,7 +8,6 @@ code 1 where a cause was not provoked or not found first, or on another rank, in
 
 from __future__ import annotations
 
-import argparse
 import os
 import subprocess
 import sys
@@ -17,8 +16,12 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from benchmarks.page import row, table
+from benchmarks.program import Names, chosen, run
 from benchmarks.system_tests.failures import kit_run, memory
 from kit.diagnose.logs import Cause, diagnose
 from kit.planner.plan import Plan
@@ -74,38 +77,32 @@ FAILURES = (
 )
 
 
-def main() -> int:
+def main(
+    names: Names, keep: Annotated[Path | None, typer.Option(help="leave the logs in this new directory")] = None
+) -> int:
     """0 where every cause was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [failure.name for failure in FAILURES]
-    parser.add_argument("names", nargs="*", choices=[*known, []], metavar="NAME", help=f"of {', '.join(known)}")
-    parser.add_argument("--keep", type=Path, help="leave the logs in this new directory")
-    arguments = parser.parse_args()
-    chosen = [failure for failure in FAILURES if not arguments.names or failure.name in arguments.names]
+    some = chosen(names, FAILURES)
     begin, missed = time.monotonic(), 0
     print(table(("provoked", "found first", "on rank", "said"), []), flush=True)
     with tempfile.TemporaryDirectory(prefix="kit-failures-") as scratch:
-        logs = arguments.keep or Path(scratch) / "logs"
+        logs = keep or Path(scratch) / "logs"
         logs.mkdir(parents=True)
-        for failure in chosen:
+        for failure in some:
             try:
                 causes = provoke(failure, logs / failure.name)
             except (namespaces.NoNamespaces, subprocess.TimeoutExpired) as error:
                 print(f"NOT PROVOKED {failure.name}: {error}", flush=True)
                 missed += 1
                 continue
-            right = found(failure, causes)
-            missed += not right
             if causes:
                 first = causes[0]
                 where = ", ".join([*map(str, first.ranks), *filter(None, (first.phase, first.when))]) or "–"
                 print(row((failure.planted, f"`{first.cause}`", where, first.meaning)), flush=True)
-            if not right:
-                print(
-                    f"MISSED {failure.name}: {failure.planted}\n  {causes[0] if causes else 'nothing found'}",
-                    flush=True,
-                )
-    print(f"{len(chosen)} failures provoked, {missed} missed, {time.monotonic() - begin:.0f} s")
+            if not found(failure, causes):
+                missed += 1
+                told = causes[0] if causes else "nothing found"
+                print(f"MISSED {failure.name}: {failure.planted}\n  {told}", flush=True)
+    print(f"{len(some)} failures provoked, {missed} missed, {time.monotonic() - begin:.0f} s")
     return 1 if missed else 0
 
 
@@ -163,7 +160,7 @@ def _job(name: str, directory: Path) -> str:
                 disk.mkdir()
         except OSError as error:
             raise namespaces.NoNamespaces(f"no small disk: {error}") from None
-        run = subprocess.run(
+        done = subprocess.run(
             torchrun(2, "benchmarks.system_tests.failures.worker", name, disk),
             capture_output=True,
             text=True,
@@ -171,8 +168,8 @@ def _job(name: str, directory: Path) -> str:
             timeout=LIMIT_S,
             env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200", "KIT_SMALL_GROUP": group},
         )
-    return run.stdout + run.stderr
+    return done.stdout + done.stderr
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    run(main)

@@ -10,21 +10,21 @@ layout). Exit code 1 where one does not. ``--plant skip`` resumes with one sampl
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
-import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import torch
+import typer
 
+from benchmarks.program import Names, chosen, faults, run
 from benchmarks.system_tests.kills.cases import CASES, STEPS, Case, emit, prepare
 from benchmarks.system_tests.kills.processes import WORLD_SIZE, Job
 from kit.engines.base import StateKind
@@ -39,63 +39,58 @@ COMPARED = ("step", "loss", "grad_norm", "learning_rate", "tokens", "samples_see
 class Outcome:
     """Result of one case."""
 
-    case: Case
     phases: list[str] = field(default_factory=list)
     """What each kill met."""
     differs: str = ""
-    seconds: float = 0.0
 
 
-def main() -> int:
+def main(
+    names: Names,
+    kills: Annotated[int, typer.Option(help="of each case")] = 4,
+    seed: int = 0,
+    steps: int = STEPS,
+    keep: Annotated[Path | None, typer.Option(help="leave the run directories in this new directory")] = None,
+    plant: Annotated[str, typer.Option(help="`skip` spoils one resume: the comparison must fail")] = "",
+) -> int:
     """0 where every curve and every tensor is equal."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*(case.name for case in CASES), []], metavar="CASE")
-    parser.add_argument("--kills", type=int, default=4, help="of each case")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--keep", type=Path, help="leave the run directories in this new directory")
-    parser.add_argument("--plant", choices=["skip"], help="spoil one resume: the comparison must fail")
-    arguments = parser.parse_args()
-    chosen = [case for case in CASES if not arguments.names or case.name in arguments.names]
-    directory = arguments.keep or Path(tempfile.mkdtemp(prefix="kit-kills-"))
+    spoil, wrong = faults(plant, False, ["skip"]), []
+    phases: list[str] = []
+    cases = chosen(names, CASES)
+    directory = keep or Path(tempfile.mkdtemp(prefix="kit-kills-"))
     data = prepare(directory / "data")
-    outcomes = []
-    for index, case in enumerate(chosen):
-        generator = random.Random(f"{arguments.seed} {case.name}")
-        outcome = torment(case, directory / case.name, data, arguments, generator, plant=arguments.plant and index == 0)
-        outcomes.append(outcome)
+    for case in cases:
+        began, generator = time.monotonic(), random.Random(f"{seed} {case.name}")
+        outcome = torment(case, directory / case.name, data, kills, steps, generator, bool(spoil and case is cases[0]))
+        wrong += [case.name] if outcome.differs else []
+        phases += outcome.phases
         met = ", ".join(f"{count} {phase}" for phase, count in sorted(Counter(outcome.phases).items()))
         verdict = f"DIFFERS: {outcome.differs}" if outcome.differs else "equal bit for bit"
-        print(f"{case.name:24} {len(outcome.phases)} kills ({met}): {verdict}, {outcome.seconds:.0f} s", flush=True)
-    kills = [phase for outcome in outcomes for phase in outcome.phases]
-    wrong = [outcome.case.name for outcome in outcomes if outcome.differs]
+        print(f"{case.name:24} {kills} kills ({met}): {verdict}, {time.monotonic() - began:.0f} s", flush=True)
     print(
-        f"{len(kills)} kills over {len(outcomes)} cases (seed {arguments.seed}), {kills.count('saving')} of them while "
-        f"a checkpoint was being written; {len(outcomes) - len(wrong)} of {len(outcomes)} curves equal bit for bit"
+        f"{len(phases)} kills over {len(cases)} cases (seed {seed}), {phases.count('saving')} of them while a "
+        f"checkpoint was being written; {len(cases) - len(wrong)} of {len(cases)} curves equal bit for bit"
         + (f"; WRONG: {', '.join(wrong)}" if wrong else "")
     )
-    if arguments.keep is None:
+    if keep is None:
         shutil.rmtree(directory, ignore_errors=True)
     return 1 if wrong else 0
 
 
 def torment(
-    case: Case, directory: Path, data: Path, arguments: argparse.Namespace, generator: random.Random, plant: bool
+    case: Case, directory: Path, data: Path, kills: int, steps: int, generator: random.Random, plant: bool
 ) -> Outcome:
     """One run that is let be, and one that is killed."""
-    outcome, began = Outcome(case), time.monotonic()
-    whole = emit(case, directory / "whole", data, arguments.steps).path
-    run = emit(case, directory / "run", data, arguments.steps).path
+    outcome = Outcome()
+    whole, run = (emit(case, directory / name, data, steps).path for name in ("whole", "run"))
     started = time.monotonic()
     if any(Job.start(whole).wait()):
-        outcome.differs = f"the uninterrupted run failed: {tail(whole)}"
-        return outcome
+        return Outcome(differs=f"the uninterrupted run failed: {tail(whole)}")
     whole_s = time.monotonic() - started
-    for number in range(arguments.kills):
+    for number in range(kills):
         while (phase := _kill_once(run, whole_s, generator, while_saving=number % 2 == 1)) is None:
             # It came to its end first, faster than the run before: kill another one, earlier.
             shutil.rmtree(run)
-            run = emit(case, run, data, arguments.steps).path
+            emit(case, run, data, steps)
             whole_s *= 0.7
         outcome.phases.append(phase)
     if plant:
@@ -103,7 +98,6 @@ def torment(
         _skip_a_sample(run)
     codes = Job.start(run, "--resume", "auto").wait()
     outcome.differs = f"the resumed run failed: {tail(run)}" if any(codes) else compare(whole, run)
-    outcome.seconds = time.monotonic() - began
     return outcome
 
 
@@ -154,23 +148,18 @@ def compare(whole: Path, run: Path) -> str:
     """Where the two runs first differ; empty where nowhere."""
     theirs, ours = ([{key: row[key] for key in COMPARED} for row in metrics(path)] for path in (whole, run))
     for expected, found in zip(theirs, ours, strict=False):
-        if expected != found:
-            return f"step {expected['step']}: {_difference(expected, found)}"
+        differs = [f"{key} {found[key]!r}, not {expected[key]!r}" for key in COMPARED if expected[key] != found[key]]
+        if differs:
+            return f"step {expected['step']}: {', '.join(differs)}"
     if len(theirs) != len(ours):
         return f"{len(ours)} steps where there should be {len(theirs)}"
-    first, second = (
-        ExchangeCheckpoint(sorted((path / "checkpoints").glob("exchange-step-*"))[-1]) for path in (whole, run)
-    )
+    last = [ExchangeCheckpoint(max((path / "checkpoints").glob("exchange-step-*"))) for path in (whole, run)]
     for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
-        expected_source, found_source = first.source(kind), second.source(kind)
+        expected_source, found_source = (checkpoint.source(kind) for checkpoint in last)
         for name in expected_source.names():
             if not torch.equal(expected_source.read(name), found_source.read(name)):
                 return f"{kind.value} of {name} at the end"
     return ""
-
-
-def _difference(expected: dict[str, Any], found: dict[str, Any]) -> str:
-    return ", ".join(f"{key} {found[key]!r}, not {expected[key]!r}" for key in COMPARED if expected[key] != found[key])
 
 
 def _reach_a_checkpoint(run: Path) -> None:
@@ -191,4 +180,4 @@ def _skip_a_sample(run: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -13,7 +13,6 @@ Exit code 1 where a run does not come to the same curve.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -24,6 +23,8 @@ from pathlib import Path
 
 import psutil
 
+from benchmarks import program
+from benchmarks.program import Names, chosen
 from benchmarks.system_tests.kills.__main__ import compare
 from benchmarks.system_tests.kills.cases import CASES, emit, prepare
 from kit.rehearsal import processes
@@ -38,7 +39,7 @@ CASE = CASES[0]
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"
 
 
-def main() -> int:
+def main(names: Names) -> int:
     """0 where every way comes to the same."""
     ways: dict[str, Callable[[Path], str]] = {
         "restart": restart,
@@ -46,29 +47,21 @@ def main() -> int:
         "sigterm": lambda run: stop(run, signal.SIGTERM),
         "sigusr1": lambda run: stop(run, signal.SIGUSR1),
     }
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("ways", nargs="*", choices=[*ways, []], metavar="WAY", help=", ".join(ways))
-    arguments = parser.parse_args()
-    wrong: list[str] = []
-    done = 0
+    some, wrong = chosen(names, ways), []
     with tempfile.TemporaryDirectory(prefix="kit-launched-") as scratch:
         directory = Path(scratch)
         data = prepare(directory / "data")
         whole = emit(CASE, directory / "whole", data, STEPS).path
         _finish(torchrun(whole), whole)
-        for name, way in ways.items():
-            if arguments.ways and name not in arguments.ways:
-                continue
+        for name in some:
             run = emit(CASE, directory / name, data, STEPS).path
-            told = way(run)
-            differs = compare(whole, run)
-            wrong += [name] if differs else []
-            done += 1
-            print(
-                f"{'DIFFERS' if differs else 'equal  '} {name}: {told}{'; ' + differs if differs else ''}", flush=True
-            )
+            told = ways[name](run)
+            if differs := compare(whole, run):
+                wrong.append(name)
+                told = f"{told}; {differs}"
+            print(f"{'DIFFERS' if differs else 'equal  '} {name}: {told}", flush=True)
     told = f"; WRONG: {', '.join(wrong)}" if wrong else ""
-    print(f"{done - len(wrong)} of {done} interrupted runs equal bit for bit{told}")
+    print(f"{len(some) - len(wrong)} of {len(some)} interrupted runs equal bit for bit{told}")
     return 1 if wrong else 0
 
 
@@ -144,4 +137,4 @@ def _resumes(run: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.run(main)

@@ -38,8 +38,8 @@ class Cell:
 
     def told(self, what: str, fault: str | None = None) -> Cell:
         """Itself, after a line about it is printed."""
-        figures = [f"{quantity} {self[quantity]:.1e}" for quantity in self.bounds]
-        figures += [f"{quantity} at {place}" for quantity, place in self.places.items()]
+        at = {quantity: f" ({place})" for quantity, place in self.places.items()}
+        figures = [f"{quantity} {self[quantity]:.1e}{at.get(quantity, '')}" for quantity in self.bounds]
         verdict = "agrees   " if self.agrees else "DISAGREES"
         planted = f" + {fault}" if fault else ""
         print(f"{verdict} {what}{planted}: {self.failure or ', '.join(figures)}", flush=True)

@@ -9,7 +9,6 @@ is not named on its host, 3 without namespaces.
 
 from __future__ import annotations
 
-import argparse
 import glob
 import importlib.metadata
 import json
@@ -23,11 +22,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+import typer
 
 from benchmarks.page import ROOT, row, table
+from benchmarks.program import Names, chosen, run
 from kit.emit.run_directory import RunDirectory, write
 from kit.planner.make_plan import make_plan
 from kit.preflight.remote import SOCKETS
@@ -76,17 +77,13 @@ FAULTS = (
 stopped from outside."""
 
 
-def main() -> int:
+def main(names: Names, bandwidth: Annotated[bool, typer.Option("--bandwidth")] = False) -> int:
     """Enter namespaces, plant, ask."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*(fault.name for fault in FAULTS), []], metavar="NAME")
-    parser.add_argument("--bandwidth", action="store_true")
-    arguments = parser.parse_args()
-    chosen = tuple(fault for fault in FAULTS if not arguments.names or fault.name in arguments.names)
-    return namespaces.main("benchmarks.system_tests.preflight", lambda: run(chosen, arguments.bandwidth))
+    some = chosen(names, FAULTS)
+    return namespaces.main("benchmarks.system_tests.preflight", lambda: plant_all(some, bandwidth))
 
 
-def run(chosen: Sequence[Fault], bandwidth: bool) -> int:
+def plant_all(faults: Sequence[Fault], bandwidth: bool) -> int:
     """Plant one after the other; 0 where the doctor named each on its host, and nothing where nothing was wrong."""
     wrong = 0
     with (
@@ -97,9 +94,9 @@ def run(chosen: Sequence[Fault], bandwidth: bool) -> int:
         rundir = _prepare(root)
         found, seconds = ask(root, rundir)
         failures = [row for row in found if row["state"] == "failure"]
-        wrong += bool(failures) or (chosen == FAULTS and seconds > LONGEST_S)
+        wrong += bool(failures) or (len(faults) == len(FAULTS) and seconds > LONGEST_S)
         print(table(("planted", "named", "on", "seconds"), [("nothing", failures or "nothing", "–", f"{seconds:.1f}")]))
-        for fault in chosen:
+        for fault in faults:
             host = hosts[fault.host]
             _do(host, fault.script, root, hosts[0].address)
             try:
@@ -196,4 +193,4 @@ def _do(host: namespaces.Host, script: str, root: Path, first: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)
