@@ -12,7 +12,7 @@ from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.recipe import load_recipe
 from kit.specs.shipped import headline, recipe_names, recipe_path
 
-HEADS = ("recipe", "layout", "GiB a GPU", "tokens/s", "days", "cost", "checkpoint", "evidence", "date", "again")
+HEADS = ("recipe", "layout", "GiB a GPU", "tokens/s", "days", "cost", "checkpoint", "evidence", "date", "command")
 WHOLE = "all of them"
 """Key of the last whole run in the evidence."""
 
@@ -23,7 +23,7 @@ def page(evidence: dict[str, Any]) -> str:
     for name in recipe_names():
         plan = shipped_plan(name)
         if plan is None:
-            rows.append((f"[{name}]({name}.yaml)", "has no plan yet: see its head", *[""] * 8))
+            rows.append((f"[{name}]({name}.yaml)", "has no plan: see the comment in its file", *[""] * 8))
         else:
             rows.append(_row(name, plan, evidence.get(name)))
     last = (
@@ -33,21 +33,26 @@ def page(evidence: dict[str, Any]) -> str:
     )
     what = "\n".join(f"- **{name}**: {headline(recipe_path(name))}" for name in recipe_names())
     return f"""{header("Recipes", "make prove NAME=rehearse-all")}
-`kit recipes copy NAME DIR` gives a directory to run from, `kit rehearse NAME` proves a recipe again.
+`kit recipes copy NAME DIR` writes a directory to run from. `kit rehearse NAME` repeats the proof of a recipe.
 
-{last}Evidence, in rising order: *accepted*: every engine's own parser took its files. *rehearsed*: its scaled-down
-copy (same engine, kinds of parallelism, ZeRO stage, offload and recompute, tiny) trained on CPU processes, was killed,
-resumed on plain torch's curve in fp32, and its export loaded in transformers: loss, gradient norm, loss of the export
-and exported weights differ by the parts given. Then it trained once more in the recipe's own precision, bf16 (for fp16
-too: a CPU has none), and came as near to that curve as rounding allows ("in bf16": loss, gradient norm, Adam's first
-moments, what was added to the weights). `kit rehearse` lists what was replaced, and `make prove NAME=rehearse-faults`
-shows that each figure can turn red. *measured*: ran at full size on the named hardware; none has yet. Memory, speed
-and cost are predictions ([how good they are](../docs/accuracy.md)). Hardware that has no price, as a DGX box, costs
-what the cheapest node with the same GPU in the catalog does, by the GPU; "–" where no such node has a price.
+{last}The evidence of a recipe is one of these, the weakest first:
+
+- *accepted*: every engine's own parser took its files.
+- *rehearsed*: its scaled-down copy trained on CPU processes. The copy keeps the engine, the kinds of parallelism, the
+  ZeRO stage, offload and recompute. It was killed, resumed, and compared with plain torch in fp32; transformers loaded
+  its export. The table gives the relative differences of loss, gradient norm, loss of the export and exported weights.
+  Then the copy trained in the recipe's own precision, or in bf16 for fp16, which a CPU does not have. "In bf16" gives
+  the relative differences of loss, gradient norm, Adam's first moments and the update of the weights; rounding must
+  explain them.
+- *measured*: it ran at full size on the named hardware. No recipe has this evidence yet.
+
+`kit rehearse` lists what the copy replaces. `make prove NAME=rehearse-faults` shows that a fault turns each figure red.
+Memory, speed and cost are predictions ([how good they are](../docs/accuracy.md)). Hardware without a price, such as a
+DGX box, is priced per GPU like the cheapest catalog node with the same GPU; "–" means that no such node has a price.
 
 {table(HEADS, rows)}
 
-## What each is for
+## Purpose of each recipe
 
 {what}
 """
@@ -86,7 +91,7 @@ def _evidence(plan: Plan, record: dict[str, Any] | None) -> tuple[str, str]:
         return "accepted", ""
     when = f"{record['date']} at {record['commit']}"
     if not record["passed"]:
-        return "accepted; its rehearsal differs, see evidence.json", when
+        return "accepted; its rehearsal failed, see evidence.json", when
     return f"rehearsed: {summary(record)}", when
 
 

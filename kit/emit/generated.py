@@ -62,42 +62,47 @@ def _with_nvme_path(config: dict[str, Any], path: str) -> dict[str, Any]:
 TEMPLATES = (
     Template(
         "zero1",
-        "everything fits but the optimizer's state; the least communication",
+        "everything fits except the optimizer state; the least communication",
         "8xH100",
         {"zero_stage": 1},
         model="llama-3.2-1b",
     ),
-    Template("zero2", "weights fit whole on a GPU, gradients and optimizer state do not", "8xH100", {"zero_stage": 2}),
+    Template("zero2", "the weights fit on one GPU; gradients and optimizer state do not", "8xH100", {"zero_stage": 2}),
     Template(
         "zero2-offload",
-        "weights fit whole, and host memory is larger than the GPUs'",
+        "the weights fit on one GPU; the optimizer state needs host memory",
         "8xA100-40",
         {"zero_stage": 2, "offload_optimizer": "cpu"},
     ),
-    Template("zero3", "weights do not fit whole: each layer is gathered when needed", "8xA100-80", {"zero_stage": 3}),
+    Template(
+        "zero3",
+        "the weights do not fit on one GPU: each layer is gathered when it is needed",
+        "8xA100-80",
+        {"zero_stage": 3},
+    ),
     Template(
         "zero3-offload",
-        "state of all GPUs together does not fit, host memory does",
+        "the training state does not fit on all GPUs together, but in host memory",
         "8xA100-40",
         {"zero_stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu"},
         model="llama-2-13b",
     ),
     Template(
         "zero-infinity-nvme",
-        "host memory does not hold it either: optimizer state and weights on the node's own disks",
+        "the training state does not fit in host memory either: optimizer state and weights on the node's disks",
         "dgx-h100",
         {"zero_stage": 3, "offload_optimizer": "nvme", "offload_param": "nvme"},
         model="llama-3-70b",
     ),
     Template(
         "zero++",
-        "ZeRO-3 over slow links: weights gathered inside a node and in int8, gradients reduced in int4",
+        "links between nodes are slow: ZeRO-3 gathers weights inside a node and in int8, and reduces gradients in int4",
         "16xA100-80",
         {"zero_stage": 3, "zero_hpz": 8, "zero_quantized_weights": True, "zero_quantized_gradients": True},
     ),
     Template(
         "ulysses",
-        "sequences longer than a GPU holds, by exchanging heads; for deepspeed.initialize, not for the Trainer",
+        "sequences are too long for one GPU: all-to-alls split the heads; not for the Trainer",
         "8xH100",
         {"zero_stage": 3, "cp": 8, "cp_comm_type": "a2a"},
         seq_length=131072,
@@ -179,16 +184,17 @@ Written by `kit emit --write-shipped`, checked by `kit emit --check`; do not edi
 
 ## Templates, for the Hugging Face Trainer
 
-`"auto"` is filled in by the Trainer from its arguments. The numbers belong to the model that each was planned for (8B
-mostly): `kit emit` makes those of yours.
+The Trainer fills in `"auto"` from its arguments. The numbers fit the model that each template was planned for (mostly
+8B). `kit emit` computes them for your model.
 
 | file | when |
 |---|---|
 {templates}
 
-## Of the recipes
+## Configurations of the recipes
 
-Numbers throughout, for `deepspeed.initialize`, an `Accelerator`, or kit's own loop; how to start each is in `launch/`.
+They hold numbers only, for `deepspeed.initialize`, an `Accelerator`, or kit's own loop. `launch/` has the commands that
+start each.
 
 | file | layout | reasons |
 |---|---|---|
