@@ -19,23 +19,26 @@ WHOLE = "all of them"
 
 def page(evidence: dict[str, Any]) -> str:
     """``recipes/README.md``."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for name in recipe_names():
         plan = shipped_plan(name)
         if plan is None:
             rows.append((f"[{name}]({name}.yaml)", "has no plan: see the comment in its file", *[""] * 8))
         else:
             rows.append(_row(name, plan, evidence.get(name)))
-    last = (
-        f"The last whole run of `make prove NAME=rehearse-all`: {whole_run(evidence[WHOLE])}.\n\n"
-        if WHOLE in evidence
-        else ""
-    )
+    shown = [row[HEADS.index("evidence")].split(":")[0] for row in rows]
+    last = f"{shown.count('rehearsed')} of {len(rows)} recipes are rehearsed in the layout that the table shows."
+    if "accepted" in shown:
+        last += f" {shown.count('accepted')} are accepted: their layout is not the one that was rehearsed."
+    if WHOLE in evidence:
+        last += f" The last run of all (`make prove NAME=rehearse-all`): {whole_run(evidence[WHOLE])}."
     what = "\n".join(f"- **{name}**: {headline(recipe_path(name))}" for name in recipe_names())
     return f"""{header("Recipes", "make prove NAME=rehearse-all")}
 `kit recipes copy NAME DIR` writes a directory to run from. `kit rehearse NAME` repeats the proof of a recipe.
 
-{last}The evidence of a recipe is one of these, the weakest first:
+{last}
+
+The evidence of a recipe is one of these, the weakest first:
 
 - *accepted*: every engine's own parser took its files.
 - *rehearsed*: its scaled-down copy trained on CPU processes. The copy keeps the engine, the kinds of parallelism, the
@@ -117,7 +120,7 @@ def summary(record: dict[str, Any]) -> str:
 def whole_run(record: dict[str, Any]) -> str:
     """One line: how long all of them took."""
     return (
-        f"{record['passed']} of {record['recipes']} recipes rehearsed, 1 to {record['most_processes']} processes each, "
+        f"{record['passed']} of {record['recipes']} passed, 1 to {record['most_processes']} processes each, "
         f"in {record['minutes']:.0f} minutes on {record['cores']} cores, {record['date']} at {record['commit']}"
     )
 

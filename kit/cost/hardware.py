@@ -49,8 +49,6 @@ class GpuRates:
     """Kernel → share of the 16-bit peak, causal, forward and backward."""
     peak_over_bf16: Mapping[str, float]
     """Precision → data-sheet peak over that of bf16."""
-    generation: str
-    """NVIDIA's: volta, turing, ampere, ada, hopper, blackwell; or unknown."""
     measured: bool
     """Whether published step times of it are known."""
     multiprocessors: int
@@ -76,6 +74,16 @@ def gpu_rates(name: str) -> GpuRates:
     gpus: dict[str, dict[str, Any]] = rows("efficiency")["gpus"]
     row = gpus.get(name, gpus["default"])
     return GpuRates(**{key: row[key] for key in GpuRates.__dataclass_fields__})
+
+
+def has_rates(gpu: GpuSpec) -> bool:
+    """Whether the catalog has rates of this GPU; otherwise those of ``default`` are assumed."""
+    return gpu.name in rows("efficiency")["gpus"]
+
+
+def generation_of(gpu: GpuSpec) -> str:
+    """``unknown`` for a GPU that neither says it nor has a row in the catalog."""
+    return gpu.generation or str(rows("gpus").get(gpu.name, {}).get("generation", "unknown"))
 
 
 def usable_gib(gpu: GpuSpec) -> float:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.hardware import GpuRates, gpu_rates
+from kit.cost.hardware import generation_of, gpu_rates, has_rates
 from kit.cost.workload import Workload
 from kit.specs.catalog.rows import rows
 from kit.specs.layout import Layout
@@ -27,23 +27,28 @@ class Evidence:
 def step_time_evidence(workload: Workload) -> Evidence:
     """Looks up the band by the code that computes a layer: one implementation's figures are never used for another."""
     model, cluster, layout = workload.model, workload.cluster, workload.layout
-    gpu = gpu_rates(cluster.gpu.name)
-    if not gpu.measured:
-        return Evidence(None, f"no measurements on {cluster.gpu.name}")
+    generation = generation_of(cluster.gpu)
+    if not gpu_rates(cluster.gpu.name).measured:
+        assumed = "" if has_rates(cluster.gpu) else "; what its kernels reach is assumed (efficiency.yaml, default)"
+        return Evidence(None, f"no published run on {cluster.gpu.name} to compare with{assumed}")
     what = "experts" if model.num_experts else "dense"
     if layout.implementation == "transformer_engine":
-        return _own(_by_generation(f"transformer_engine, {what}", gpu))
+        return _own(_by_generation(f"transformer_engine, {what}", generation))
     if layout.offload_optimizer != "none" or layout.offload_param != "none":
         return _offloaded(layout)
     if layout.implementation == "local":
         like = rows("bands-elsewhere").get(f"torch's kernels with megatron, {what}")
-        if like and layout.engine == "megatron" and gpu.generation == "ampere":  # where others measured it
-            return Evidence(float(like["width"]), f"80 % of {like['rows']} published runs of code like it lie within")
-        regime = _by_generation(f"transformer_engine, {what}", gpu)
-        return _borrowed("local", regime, "Transformer Engine's kernels")
+        if like and layout.engine == "megatron" and generation == "ampere":  # where others measured it
+            return Evidence(float(like["width"]), f"holds for 80 % of {like['rows']} published runs of similar code")
+        regime = _by_generation(f"transformer_engine, {what}", generation)
+        return _borrowed("Megatron's local layers", regime, "with Transformer Engine")
     if layout.engine == "deepspeed" and what == "dense":
         return _own("huggingface with deepspeed, dense")
-    return _borrowed(f"huggingface with {layout.engine}", f"other programs with fsdp, {what}", "other FSDP programs")
+    return _borrowed(
+        f"Hugging Face layers with engine={layout.engine}",
+        f"other programs with fsdp, {what}",
+        "of other FSDP programs",
+    )
 
 
 OFFLOADED_RUNS, OFFLOADED_TIMES = 6, (1.9, 2.2)
@@ -53,28 +58,28 @@ and how many times as long as predicted the best and the worst of them took: too
 
 def _offloaded(layout: Layout) -> Evidence:
     least, most = OFFLOADED_TIMES
-    took = f"took {least} to {most} times as long as predicted"
-    host = f"{OFFLOADED_RUNS} published runs with the optimizer on the host {took}"
+    runs = f"{OFFLOADED_RUNS} published runs with the optimizer on the host"
+    host = f"{runs} took {least} to {most} times as long as predicted"
     if "nvme" in (layout.offload_optimizer, layout.offload_param):
-        return Evidence(None, f"no measurements of offload to disks; {host}")
-    return Evidence(None, f"no band: {host}")
+        return Evidence(None, f"no published run offloads to disks; {host}")
+    return Evidence(None, host)
 
 
-def _by_generation(regime: str, gpu: GpuRates) -> str:
+def _by_generation(regime: str, generation: str) -> str:
     """The band of the GPU's generation where there are rows enough for one, else of all."""
-    own = f"{regime}, {'Blackwell' if gpu.generation == 'blackwell' else 'up to Hopper'}"
+    own = f"{regime}, {'Blackwell' if generation == 'blackwell' else 'up to Hopper'}"
     return own if own in rows("bands") else regime
 
 
 def _own(regime: str) -> Evidence:
     row = rows("bands").get(regime)
     if row is None:
-        return Evidence(None, "no measurements of this kind")
-    return Evidence(float(row["width"]), f"80 % of {row['rows']} published runs of the same code lie within")
+        return Evidence(None, "no published run of this kind to compare with")
+    return Evidence(float(row["width"]), f"holds for 80 % of {row['rows']} published runs of the same code")
 
 
 def _borrowed(own: str, regime: str, whose: str) -> Evidence:
     row = rows("bands").get(regime)
     if row is None:
-        return Evidence(None, f"no measurements of {own}")
-    return Evidence(None, f"no measurements of {own}; ± {row['width']:.0%} on {row['rows']} runs of {whose}")
+        return Evidence(None, f"no published run of {own}")
+    return Evidence(None, f"no published run of {own}; ± {row['width']:.0%} for 80 % of {row['rows']} runs {whose}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from kit.cost.hardware import gpu_rates
+from kit.cost.hardware import generation_of
 from kit.cost.model.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.optimizers import MOMENTS
@@ -51,7 +51,7 @@ class Workload:
     @cached_property
     def generation(self) -> str:
         """Generation of the GPU."""
-        return gpu_rates(self.cluster.gpu.name).generation
+        return generation_of(self.cluster.gpu)
 
     @cached_property
     def autocast(self) -> bool:

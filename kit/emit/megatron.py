@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kit.cost.hardware import gpu_rates
+from kit.cost.hardware import generation_of
 from kit.cost.model.pipeline import chunk_layers
 from kit.emit.derived_file import DerivedFile
 from kit.planner.plan import Plan
@@ -118,7 +118,7 @@ def _fp8(plan: Plan) -> dict[str, Any]:
     values themselves; before it one scale a tensor, of the tensor at hand rather than of past steps (delayed)."""
     if plan.job.precision != "fp8":
         return {}
-    if gpu_rates(plan.cluster.gpu.name).generation == "blackwell":
+    if generation_of(plan.cluster.gpu) == "blackwell":
         return {"fp8": "e4m3", "fp8_recipe": "mxfp8"}
     return {"fp8": "hybrid", "fp8_recipe": "tensorwise"}
 

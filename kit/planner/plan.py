@@ -62,6 +62,7 @@ class Plan:
     def digest(self) -> str:
         """SHA-256 over model, cluster, job and layout: equal means the same computation on the same machines."""
         decisive = {key: strict_yaml.to_plain(getattr(self, key)) for key in ("model", "cluster", "job", "layout")}
+        del decisive["cluster"]["gpu"]["generation"]  # of the GPU's name; plans of version 2 do not say it
         decisive["layout"] = _without_absent_sizes(decisive["layout"])
         return _digest(decisive)
 

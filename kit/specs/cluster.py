@@ -18,6 +18,9 @@ class GpuSpec:
     """Catalog name, for example ``H100``."""
     device: Literal["cuda", "cpu"] = "cuda"
     """What torch calls it; ``cpu`` for rehearsals: gloo instead of NCCL."""
+    generation: Text | None = None
+    """volta, turing, ampere, ada, hopper, blackwell, cdna2, cdna3, cpu: decides kernels, workspaces and recipes of 8
+    bits; null: that of the catalog's GPU of this name."""
     memory_gib: float = Field(gt=0)
     """Memory that the driver reports, GiB."""
     bf16_tflops: float = Field(ge=0)

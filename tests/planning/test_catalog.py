@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
+import kit
+from kit.cost.hardware import generation_of
 from kit.cost.model.params import count
 from kit.errors import SpecError
 from kit.specs.catalog import gpu_names, load_gpu, load_model, model_names, node_names, parse_cluster
@@ -112,6 +116,21 @@ def test_every_efficiency_says_where_it_was_read() -> None:
     gpus = rows("efficiency")["gpus"]
     assert "default" in gpus
     assert [name for name, row in gpus.items() if not row.get("source")] == []
+
+
+def test_a_plan_says_where_what_kernels_reach_is_assumed() -> None:
+    known, assumed = (kit.plan("llama-3.2-1b", gpus).predicted.step_time_evidence for gpus in ("1xRTX-4090", "1xL40S"))
+    assert known == "no published run on RTX-4090 to compare with"
+    assert assumed == (
+        "no published run on L40S to compare with; what its kernels reach is assumed (efficiency.yaml, default)"
+    )
+
+
+def test_the_generation_is_the_catalogs_where_a_gpu_does_not_say_it() -> None:
+    h100 = load_gpu("H100")
+    assert h100.generation == generation_of(dataclasses.replace(h100, generation=None)) == "hopper"
+    assert generation_of(dataclasses.replace(h100, generation="ada")) == "ada"
+    assert generation_of(dataclasses.replace(h100, name="own", generation=None)) == "unknown"
 
 
 WANTED = {
