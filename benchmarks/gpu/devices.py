@@ -5,19 +5,22 @@ The reference is plain torch on the CPU. On ``--device cpu`` it is repeated, and
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
 import kit
 from benchmarks.gpu.cases import machine
+from benchmarks.gpu.measured import built_engine
 from benchmarks.system_tests.parity.cases import COMMON, FAMILIES
 from kit.emit.run_directory import write
+from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
-from kit.training.__main__ import process_group
+from kit.training.data.loader import DataLoader
 from tests.support.assets import RECIPE, model_variant, prepare
-from tests.support.compare import compare_curves, compare_gradients
+from tests.support.compare import compare_gradients, compare_runs
 
 BOUND = 1e-4
 """Largest relative error of any parameter's gradient, and of any loss: other kernels, other orders of sums, the same
@@ -34,11 +37,6 @@ def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[
 
     ``on``: device of this run; ``device``: of the whole program, which decides how many models there are.
     """
-    from safetensors.torch import save_file
-
-    from kit.engines.base import StateKind
-    from kit.training.data.loader import DataLoader
-
     prepare()
     for family in models(device) if engine == "torch" else ("llama",):
         words = list(COMMON)
@@ -52,18 +50,13 @@ def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[
         rundir = write(plan, recipe.run, scratch / f"parity-{family}")
         where = out / family
         where.mkdir(parents=True)
-        with process_group(rundir):
-            from kit.engines import build_engine
-
-            built = build_engine(rundir)
-            with contextlib.closing(built):
-                feed, rows = DataLoader.open(plan, recipe.run, built), []
-                for step in range(recipe.run.steps or 0):
-                    batch = feed.step(step * plan.layout.global_batch_size)
-                    loss = built.forward_backward(batch).mean
-                    if step == 0:
-                        save_file(full_tensors(built, StateKind.GRADIENT), where / "gradients.safetensors")
-                    rows.append({"step": step + 1, "loss": loss, "norm": built.apply(1e-3).gradient})
+        with built_engine(rundir) as engine:
+            feed, rows = DataLoader.open(plan, recipe.run, engine), []
+            for step in range(recipe.run.steps or 0):
+                loss = engine.forward_backward(feed.step(step * plan.layout.global_batch_size)).mean
+                if step == 0:
+                    save_file(full_tensors(engine, StateKind.GRADIENT), where / "gradients.safetensors")
+                rows.append({"step": step + 1, "loss": loss, "grad_norm": engine.apply(1e-3).gradient})
         (where / "curve.json").write_text(json.dumps(rows), encoding="utf-8")
     return {"models": [path.name for path in sorted(out.iterdir())]}
 
@@ -76,7 +69,7 @@ def agreement(reference: Path, other: Path, device: str) -> list[dict[str, Any]]
         expected = reference / folder.name
         gradients = compare_gradients(expected / "gradients.safetensors", folder / "gradients.safetensors")
         curve = [json.loads((path / "curve.json").read_text(encoding="utf-8")) for path in (expected, folder)]
-        loss, norm = (compare_curves(curve[0], curve[1], key).worst_relative_error for key in ("loss", "norm"))
+        loss, norm = (each.worst_relative_error for each in compare_runs(*curve).values())
         rows.append(
             {
                 "model": folder.name,

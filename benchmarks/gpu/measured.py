@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 import kit
 from benchmarks.gpu.cases import BY_NAME, planned
 from kit.cost.model.flops import model_flops_per_token
 from kit.emit.run_directory import RunDirectory, write
+from kit.engines import build_engine
+from kit.engines.base import Engine, MicroBatch
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.__main__ import process_group
+from kit.training.data.loader import pin
 from kit.units import TFLOP, to_gib
 from tests.support.host_syncs import waits_on_this_device
-
-if TYPE_CHECKING:
-    from kit.engines.base import Engine, MicroBatch
 
 STEPS, WARM_UP = 8, 3
 """The first steps compile, choose kernels and grow the allocator's pools."""
@@ -30,21 +34,21 @@ def measure(name: str, device: str, scratch: Path) -> dict[str, Any]:
     """A row; raises KitError where the case cannot be planned or built."""
     case = BY_NAME[name]
     plan = planned(case, device, scratch)
-    rundir = run_directory(plan, scratch)
-    with process_group(rundir):
-        from kit.engines import build_engine
-
-        began = time.monotonic()
-        engine = build_engine(rundir)
-        try:
-            built_s = time.monotonic() - began
-            times, loss = engine_steps(engine, plan)
-            memory = measured_memory(engine, device)
-            waits = waits_on_this_device(engine, batches(plan, STEPS), device)
-        finally:
-            engine.close()
+    began = time.monotonic()
+    with built_engine(run_directory(plan, scratch)) as engine:
+        built_s = time.monotonic() - began
+        times, loss = engine_steps(engine, plan)
+        memory = measured_memory(engine, device)
+        waits = waits_on_this_device(engine, batches(plan, STEPS), device)
     row = described(plan) | beside_prediction(plan, times, memory) | {"built_s": built_s, "last_loss": loss}
     return row | {"waits": sum(waits.values()), "waits_at": dict(waits.most_common(8))}
+
+
+@contextlib.contextmanager
+def built_engine(rundir: RunDirectory) -> Iterator[Engine]:
+    """The engine of a run directory in a process group of its own, closed at the end."""
+    with process_group(rundir), contextlib.closing(build_engine(rundir)) as engine:
+        yield engine
 
 
 def run_directory(plan: kit.Plan, scratch: Path, **run: Any) -> RunDirectory:
@@ -60,31 +64,29 @@ def run_directory(plan: kit.Plan, scratch: Path, **run: Any) -> RunDirectory:
 
 def random_weights(plan: kit.Plan, directory: Path) -> Path:
     """A Hugging Face directory of the plan's shape in 16 bits, made once a run of all cases."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from kit.engines.huggingface.models import hf_config
-
     found = directory / plan.model.name
     if not found.exists():
         attempt = found.with_suffix(".incomplete")
-        with torch.device(plan.cluster.gpu.device):
-            model = AutoModelForCausalLM.from_config(hf_config(plan.model), dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
-        model.save_pretrained(attempt)
+        random_model(plan, torch.bfloat16).save_pretrained(attempt)
         attempt.rename(found)
-        del model
         if plan.cluster.gpu.device == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
     return found
 
 
+def random_model(plan: kit.Plan, dtype: torch.dtype) -> Any:
+    """The plan's shape on its device, as transformers builds it."""
+    from transformers import AutoModelForCausalLM
+
+    from kit.engines.huggingface.models import hf_config
+
+    with torch.device(plan.cluster.gpu.device):
+        return AutoModelForCausalLM.from_config(hf_config(plan.model), dtype=dtype)
+
+
 def random_batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
     """A step's micro batches; speed and memory do not depend on what tokens say."""
-    import torch
-
-    from kit.engines.base import MicroBatch
-
     generator = torch.Generator().manual_seed(step)
     shape = (plan.layout.micro_batch_size, plan.job.seq_length + 1)
     drawn = [
@@ -96,8 +98,6 @@ def random_batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
 
 def batches(plan: kit.Plan, step: int) -> list[MicroBatch]:
     """A step's micro batches as kit's loop hands them to an engine: page-locked where there is a GPU to copy to."""
-    from kit.training.data.loader import pin
-
     drawn = random_batches(plan, step)
     return [pin(batch) for batch in drawn] if plan.cluster.gpu.device == "cuda" else drawn
 
@@ -116,22 +116,22 @@ def engine_steps(engine: Engine, plan: kit.Plan) -> tuple[list[float], float]:
 
 def timed_steps(one: Callable[[int], None], device: str, steps: int = STEPS) -> list[float]:
     """Seconds of each call, the device waited for."""
-    import torch
-
-    times = []
+    ends = [now(device)]
     for step in range(steps):
-        began = time.perf_counter()
         one(step)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return times
+        ends.append(now(device))
+    return [after - before for before, after in itertools.pairwise(ends)]
+
+
+def now(device: str) -> float:
+    """Seconds on a clock, once the device has done what it was given."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def measured_memory(engine: Engine | None, device: str) -> dict[str, Any]:
     """Peaks of this process so far, and what lies on a disk; on a CPU what the engine holds between steps."""
-    import torch
-
     held = engine.held_bytes() if engine is not None else {}
     swapped = {"on_disk_gib": to_gib(held["nvme"])} if held.get("nvme") else {}
     if device == "cuda":

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.cases import machine
+from benchmarks.gpu.measured import timed_steps
 from kit.cost.hardware import shared
 
 SIDE = {"cuda": 8192, "cpu": 512}
@@ -82,14 +83,7 @@ def _disk(scratch: Path, size: int, catalog: float) -> list[dict[str, Any]]:
 
 def _best(work: Callable[[], Any], device: str, repeats: int = 10) -> float:
     """Seconds of the fastest of some calls, after two that do not count."""
-    times = []
-    for _ in range(repeats + 2):
-        began = time.perf_counter()
-        work()
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return min(times[2:])
+    return min(timed_steps(lambda _: work(), device, repeats + 2)[2:])
 
 
 def _row(name: str, measured: float, unit: str, catalog: float | None, note: str) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.nn.functional as F
+
 import kit
 from benchmarks.gpu.cases import PLAIN, PLAIN_DEEPSPEED, RECIPES, Case, peers_plan, planned
 from benchmarks.gpu.measured import (
@@ -21,10 +24,13 @@ from benchmarks.gpu.measured import (
     STEPS,
     WARM_UP,
     beside_prediction,
+    built_engine,
     described,
     engine_steps,
     measured_memory,
+    now,
     random_batches,
+    random_model,
     run_directory,
     speed,
     timed_steps,
@@ -32,6 +38,8 @@ from benchmarks.gpu.measured import (
 from kit.rehearsal.processes import metrics
 from kit.specs.run import DataSpec, LoggingSpec, ScheduleSpec
 from kit.training.__main__ import process_group
+from kit.training.data.indexed import IndexedWriter
+from kit.training.loop import train
 
 
 class Skipped(Exception):
@@ -44,7 +52,6 @@ def measure(name: str, device: str, scratch: Path) -> dict[str, Any]:
 
 
 def _hugging_face(device: str, scratch: Path, best: bool) -> dict[str, Any]:
-    import torch
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     plan = peers_plan(device, scratch)
@@ -69,10 +76,10 @@ def _hugging_face(device: str, scratch: Path, best: bool) -> dict[str, Any]:
         began, times = 0.0, []
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.began = _now(device)
+            self.began = now(device)
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.times.append(_now(device) - self.began)
+            self.times.append(now(device) - self.began)
 
     rows = [
         {"input_ids": row, "labels": row}
@@ -81,7 +88,7 @@ def _hugging_face(device: str, scratch: Path, best: bool) -> dict[str, Any]:
         for row in batch.input_ids
     ]
     stopwatch = Stopwatch()
-    model = _model(plan)
+    model = random_model(plan, torch.float32)
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[stopwatch])
     trainer.train()
     if not all(torch.isfinite(parameter).all() for parameter in model.parameters()):
@@ -91,11 +98,8 @@ def _hugging_face(device: str, scratch: Path, best: bool) -> dict[str, Any]:
 
 def _plain(device: str, scratch: Path, compiled: bool) -> dict[str, Any]:
     """What a careful person writes in thirty lines."""
-    import torch
-    import torch.nn.functional as F
-
     plan = peers_plan(device, scratch)
-    model = _model(plan).to(device).train()
+    model = random_model(plan, torch.float32).to(device).train()
     backend: dict[str, Any] = _compiler(device, "backend")
     call = torch.compile(model, **backend) if compiled else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=device == "cuda")
@@ -120,9 +124,6 @@ def _bare_deepspeed(device: str, scratch: Path) -> dict[str, Any]:
     plan = peers_plan(device, scratch, PLAIN_DEEPSPEED)
     rundir = run_directory(plan, scratch)
     with process_group(rundir):
-        import torch
-        import torch.nn.functional as F
-
         from kit.engines.deepspeed.build import build_deepspeed  # imports deepspeed once the device is known
 
         engine, _ = build_deepspeed(rundir)
@@ -148,18 +149,11 @@ def _transformer_engine(device: str, scratch: Path) -> dict[str, Any]:
         raise Skipped("Transformer Engine has kernels for GPUs alone")
     if importlib.util.find_spec("transformer_engine") is None:
         raise Skipped("transformer-engine is not installed")
-    case: Case = RECIPES[2]
-    case = dataclasses.replace(case, pins=case.pins | {"implementation": "transformer_engine"})
-    plan = planned(case, device, scratch)
-    rundir = run_directory(plan, scratch)
-    with process_group(rundir):
-        from kit.engines import build_engine
-
-        engine = build_engine(rundir)
+    flags = {"implementation": "transformer_engine"}
+    plan = planned(dataclasses.replace(RECIPES[2], pins=RECIPES[2].pins | flags), device, scratch)
+    with built_engine(run_directory(plan, scratch)) as engine:
         times, _ = engine_steps(engine, plan)
-        row = described(plan) | beside_prediction(plan, times, measured_memory(engine, device))
-        engine.close()
-    return row | {"flags": {"implementation": "transformer_engine"}}
+        return described(plan) | beside_prediction(plan, times, measured_memory(engine, device)) | {"flags": flags}
 
 
 def _kit(engine_name: str, like: Case | None = None) -> Callable[[str, Path], dict[str, Any]]:
@@ -174,14 +168,9 @@ def _kit(engine_name: str, like: Case | None = None) -> Callable[[str, Path], di
         data = _tokens_on_disk(plan, scratch / "tokens")
         schedule, logging = ScheduleSpec(kind="constant"), LoggingSpec(every_steps=1)
         rundir = run_directory(plan, scratch, data=data, schedule=schedule, logging=logging)
-        with process_group(rundir):
-            from kit.engines import build_engine
-            from kit.training.loop import train
-
-            engine = build_engine(rundir)
+        with built_engine(rundir) as engine:
             train(engine, rundir, export_at_end=False)
             memory = measured_memory(engine, device)
-            engine.close()
         rows = metrics(rundir.path)
         # A turn's own remainder is known, and told, in the turn after it.
         turns = [row["step_time_s"] + after["loop_s"] for row, after in itertools.pairwise(rows)]
@@ -223,25 +212,12 @@ def sizes_of(plan: kit.Plan) -> dict[str, int]:
     return {"micro_batch_size": layout.micro_batch_size, "gradient_accumulation_steps": accumulation}
 
 
-def _model(plan: kit.Plan) -> Any:
-    """The plan's shape in fp32, as transformers builds it."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from kit.engines.huggingface.models import hf_config
-
-    with torch.device(plan.cluster.gpu.device):
-        return AutoModelForCausalLM.from_config(hf_config(plan.model), dtype=torch.float32)  # type: ignore[no-untyped-call]
-
-
 def _compiler(device: str, key: str) -> dict[str, str]:
     """The CPU's run shows that the road is whole, not how fast it is: no C++ is generated there."""
     return {key: "aot_eager"} if device == "cpu" else {}
 
 
 def _tokens_on_disk(plan: kit.Plan, prefix: Path) -> DataSpec:
-    from kit.training.data.indexed import IndexedWriter
-
     with IndexedWriter(prefix, tokenizer="random", vocab_size=plan.model.vocab_size) as writer:
         for step in range(STEPS + 1):
             for batch in random_batches(plan, step):
@@ -261,13 +237,3 @@ def _row(plan: kit.Plan, times: list[float], flags: dict[str, Any]) -> dict[str,
 def _timed(plan: kit.Plan, times: list[float]) -> dict[str, Any]:
     step_s = statistics.median(times[WARM_UP:])
     return {"measured_step_s": step_s, "steps_s": times, **speed(plan, step_s)}
-
-
-def _now(device: str) -> float:
-    import time
-
-    import torch
-
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()

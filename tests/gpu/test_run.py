@@ -154,7 +154,7 @@ def test_a_wrong_gradient_disagrees(tmp_path):
         folder = tmp_path / name / "llama"
         folder.mkdir(parents=True)
         save_file({"weight": torch.full((4,), factor)}, folder / "gradients.safetensors")
-        (folder / "curve.json").write_text(json.dumps([{"step": 1, "loss": 7.0, "norm": 1.0}]))
+        (folder / "curve.json").write_text(json.dumps([{"step": 1, "loss": 7.0, "grad_norm": 1.0}]))
     agreed = [
         devices.agreement(tmp_path / "reference", tmp_path / name, "cuda")[0]["agrees"]
         for name in ("torch", "megatron")

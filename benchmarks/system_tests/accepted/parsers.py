@@ -7,10 +7,11 @@ import logging
 import os
 import tempfile
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import yaml
 
@@ -27,21 +28,19 @@ def refused_by_deepspeed(configs: Iterable[tuple[dict[str, Any], int]]) -> list[
     heard = _Heard()
     logger = logging.getLogger("DeepSpeed")
     logger.addHandler(heard)
-    found = []
-    for config, dp in configs:
-        mpu = SimpleNamespace(get_data_parallel_world_size=lambda dp=dp: dp)
+
+    def read(given: tuple[dict[str, Any], int]) -> list[str]:
+        config, dp = given
         heard.messages.clear()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")
-                parsed = DeepSpeedConfig(dict(config), mpu)
-        except Exception as error:  # whatever a parser raises is a refusal
-            found.append(f"DeepSpeed at dp={dp}: {error!r}"[:400])
-            continue
-        batch = parsed.train_batch_size
-        if batch != config["train_batch_size"] or parsed.world_size != dp:
-            found.append(f"DeepSpeed reads batch {batch} on {parsed.world_size} ranks")
-        found += [f"DeepSpeed warns: {message}" for message in heard.messages if _names_a_key(message, config)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            parsed = DeepSpeedConfig(dict(config), SimpleNamespace(get_data_parallel_world_size=lambda: dp))
+        problems = [f"warns: {message}" for message in heard.messages if _names_a_key(message, config)]
+        if (parsed.train_batch_size, parsed.world_size) != (config["train_batch_size"], dp):
+            problems.append(f"reads batch {parsed.train_batch_size} on {parsed.world_size} ranks at dp={dp}")
+        return problems
+
+    found = _refusals("DeepSpeed", configs, read)
     logger.removeHandler(heard)
     return found
 
@@ -64,16 +63,11 @@ def refused_by_accelerate(texts: Iterable[str]) -> list[str]:
     """What accelerate's loader says against YAML texts."""
     from accelerate.commands.config.config_args import load_config_from_file
 
-    found = []
-    with tempfile.TemporaryDirectory(prefix="kit-accelerate-") as directory:
-        file = Path(directory) / "accelerate.yaml"
-        for text in texts:
-            file.write_text(text, encoding="utf-8")
-            try:
-                load_config_from_file(str(file))
-            except Exception as error:  # whatever a parser raises is a refusal
-                found.append(f"accelerate: {error!r}"[:400])
-    return found
+    def read(file: Path) -> list[str]:
+        load_config_from_file(str(file))
+        return []
+
+    return _refusals("accelerate", _files(texts), read)
 
 
 def refused_by_fsdp_plugin(texts: Iterable[str]) -> list[str]:
@@ -82,24 +76,33 @@ def refused_by_fsdp_plugin(texts: Iterable[str]) -> list[str]:
     from accelerate.commands.launch import _validate_launch_command, launch_command_parser, prepare_multi_gpu_env
     from accelerate.utils import FullyShardedDataParallelPlugin
 
-    found = []
+    def read(file: Path) -> list[str]:
+        with mock.patch.dict(os.environ):  # as it is now, again afterwards
+            arguments = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
+            os.environ.update(prepare_multi_gpu_env(_validate_launch_command(arguments)[0]))
+            plugin = FullyShardedDataParallelPlugin()
+        return _unlike(plugin, yaml.safe_load(file.read_text(encoding="utf-8"))["fsdp_config"])
+
+    return _refusals("accelerate's FSDP plugin", _files(texts), read)
+
+
+def _files(texts: Iterable[str]) -> Iterator[Path]:
+    """The texts as files, one after the other under one name."""
     with tempfile.TemporaryDirectory(prefix="kit-accelerate-") as directory:
-        file = Path(directory) / "accelerate.yaml"
         for text in texts:
+            file = Path(directory) / "accelerate.yaml"
             file.write_text(text, encoding="utf-8")
-            asked = yaml.safe_load(text)["fsdp_config"]
-            before = dict(os.environ)
-            try:
-                arguments = launch_command_parser().parse_args(["--config_file", str(file), "train.py"])
-                os.environ.update(prepare_multi_gpu_env(_validate_launch_command(arguments)[0]))
-                plugin = FullyShardedDataParallelPlugin()
-            except Exception as error:  # whatever a parser raises is a refusal
-                found.append(f"accelerate's FSDP plugin: {error!r}"[:400])
-                continue
-            finally:
-                os.environ.clear()
-                os.environ.update(before)
-            found += [f"accelerate's FSDP plugin: {problem}" for problem in _unlike(plugin, asked)]
+            yield file
+
+
+def _refusals(reader: str, given: Iterable[Any], read: Callable[[Any], Iterable[str]]) -> list[str]:
+    """What ``read`` says against each, and what it raises: whatever a parser raises is a refusal."""
+    found: list[str] = []
+    for each in given:
+        try:
+            found += [f"{reader}: {problem}" for problem in read(each)]
+        except Exception as error:
+            found.append(f"{reader}: {error!r}"[:400])
     return found
 
 
@@ -126,15 +129,13 @@ def refused_by_megatron(all_settings: Iterable[dict[str, Any]]) -> list[str]:
     from kit.engines.megatron.model.build import transformer_config
     from kit.engines.megatron.optimizer import optimizer_config
 
-    found = []
-    for settings in all_settings:
-        try:
-            inspect.signature(initialize_model_parallel).bind(**settings["parallel_state"])
-            inspect.signature(GPTModel.__init__).bind(None, None, None, **settings["model"])
-            if "distributed_data_parallel" in settings:  # not where DeepSpeed reduces and steps
-                DistributedDataParallelConfig(**settings["distributed_data_parallel"])
-                optimizer_config(settings["optimizer"])
-            transformer_config(settings["transformer_config"])
-        except Exception as error:  # whatever a parser raises is a refusal
-            found.append(f"megatron-core: {error!r}"[:400])
-    return found
+    def read(settings: dict[str, Any]) -> list[str]:
+        inspect.signature(initialize_model_parallel).bind(**settings["parallel_state"])
+        inspect.signature(GPTModel.__init__).bind(None, None, None, **settings["model"])
+        if "distributed_data_parallel" in settings:  # not where DeepSpeed reduces and steps
+            DistributedDataParallelConfig(**settings["distributed_data_parallel"])
+            optimizer_config(settings["optimizer"])
+        transformer_config(settings["transformer_config"])
+        return []
+
+    return _refusals("megatron-core", all_settings, read)
