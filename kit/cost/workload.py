@@ -46,7 +46,13 @@ class Workload:
 
     def with_layout(self, layout: Layout) -> Workload:
         """Replaces the layout; the work stays the same."""
-        return replace(self, layout=layout)
+        return Workload(self.model, self.cluster, self.job, layout)
+
+    @cached_property
+    def with_least_micro_batches(self) -> Workload:
+        """The same with micro batches of one sequence, and with two of them in a step where there are more."""
+        steps = min(2, self.layout.gradient_accumulation_steps)
+        return self.with_layout(replace(self.layout, micro_batch_size=1, gradient_accumulation_steps=steps))
 
     @cached_property
     def generation(self) -> str:

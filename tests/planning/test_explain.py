@@ -207,8 +207,8 @@ def test_a_checkpoint_of_adapters_is_theirs_alone() -> None:
 
 def test_tiles_and_waves() -> None:
     gpu = Processor(flops_per_s=200e12, bytes_per_s=1.6e12, multiprocessors=100, input_bytes=2)
-    assert tile_share(gpu, 2560, 1280) == 1.0  # 100 tiles: one full wave
-    assert tile_share(gpu, 2560, 1281) < 0.85  # ten tiles more need another one
+    assert tile_share(gpu.multiprocessors, 2560, 1280) == 1.0  # 100 tiles: one full wave
+    assert tile_share(gpu.multiprocessors, 2560, 1281) < 0.85  # ten tiles more need another one
     slow = Processor(flops_per_s=200e12, bytes_per_s=0.1e12, multiprocessors=100, input_bytes=2)
     bound_by_memory = (64 + 6400) * 8192 * 2 / 0.1e12 + 64 * 6400 * 2 / 0.1e12
     assert matmul_s(slow, 64, 6400, 8192) == pytest.approx(bound_by_memory)

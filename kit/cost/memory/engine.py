@@ -29,12 +29,7 @@ _ZERO3_SUB_GROUP = 10**9
 def engine_memory(workload: Workload) -> EngineMemory:
     """Memory that the engine takes on every rank. Only whether there are several micro batches matters, so layouts
     share results."""
-    layout = workload.layout
-    several = min(2, layout.gradient_accumulation_steps)
-    if (layout.micro_batch_size, layout.gradient_accumulation_steps) != (1, several):
-        layout = replace(layout, micro_batch_size=1, gradient_accumulation_steps=several)
-        return engine_memory(workload.with_layout(layout))
-    return _engine_memory(workload)
+    return _engine_memory(workload.with_least_micro_batches)
 
 
 @lru_cache(maxsize=4096)

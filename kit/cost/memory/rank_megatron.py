@@ -62,14 +62,15 @@ def kept_activations(setup: TrainingSetup, stage: int) -> float:
     """Saved for backward of all micro batches in flight."""
     total = 0.0
     kept: dict[bool, float] = {}
+    output = layer_input(setup) if setup.keeps_outputs else 0.0
     for virtual, (layers, count) in enumerate(zip(chunks(setup, stage), chunks_in_flight(setup, stage), strict=True)):
         one = _chunk_kept(setup, layers, kept)
         if stage == 0 and virtual == 0 and setup.shape.hidden_dropout:
             one += setup.shape.hidden_size * setup.shard_tokens
         if stage == setup.pp - 1 and virtual == setup.vp - 1:
             one += _after_last_layer(setup)
-        elif setup.keeps_outputs:
-            one += layer_input(setup)
+        else:
+            one += output
         total += one * count
     return total
 

@@ -9,6 +9,7 @@ under it in the kernels considered here; a product that moves more than it compu
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import ceil
 
 TILES = ((256, 128, 1.0), (128, 128, 0.80), (128, 64, 0.6), (64, 64, 0.4))
@@ -35,18 +36,20 @@ def matmul_s(
     """Seconds of ``count`` products of rows×inner by inner×columns in one launch."""
     if rows < 1 or columns < 1 or count <= 0:
         return 0.0
-    busy = 2.0 * rows * columns * inner * count / gpu.flops_per_s / tile_share(gpu, rows, columns, count)
+    share = tile_share(gpu.multiprocessors, rows, columns, count)
+    busy = 2.0 * rows * columns * inner * count / gpu.flops_per_s / share
     stored = rows * columns * count * output_bytes / gpu.bytes_per_s
     loaded = (rows + columns) * inner * count * gpu.input_bytes / gpu.bytes_per_s
     return max(busy, loaded) + stored
 
 
-def tile_share(gpu: Processor, rows: float, columns: float, count: float = 1) -> float:
+@lru_cache(maxsize=4096)
+def tile_share(multiprocessors: int, rows: float, columns: float, count: float = 1) -> float:
     """Share of the best rate that the best tile size reaches on this output."""
     best = 0.0
     for height, width, rate in TILES:
         tiles = ceil(rows / height) * ceil(columns / width) * count
         filled = rows * columns * count / (tiles * height * width)
-        waves = tiles / gpu.multiprocessors
+        waves = tiles / multiprocessors
         best = max(best, rate * filled * waves / ceil(waves))
     return best
