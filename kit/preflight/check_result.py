@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,6 +49,13 @@ def failure(check: str, said: str, fix: str, host: str = HERE) -> CheckResult:
 def skipped(check: str, said: str, host: str = HERE) -> CheckResult:
     """There is nothing to look at; ``said`` says what is missing."""
     return CheckResult(check, "skipped", (host,), said)
+
+
+def judge(check: str, good: str, *rules: tuple[bool, Callable[[str, str, str], CheckResult], str, str]) -> CheckResult:
+    """The result of the first broken rule; ok with ``good`` where none is broken.
+
+    ``rules``: (whether it is broken, ``failure`` or ``warning``, what was found, the fix)."""
+    return next((make(check, said, fix) for broken, make, said, fix in rules if broken), ok(check, good))
 
 
 def require(*results: CheckResult | None) -> None:

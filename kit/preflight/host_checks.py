@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 
-from kit.preflight.check_result import CheckResult, failure, ok, skipped, warning
+from kit.preflight.check_result import CheckResult, failure, judge, ok, skipped, warning
 from kit.preflight.facts import Facts
 from kit.preflight.requirements import Requirements
 from kit.units import to_gib
@@ -27,9 +27,9 @@ def packages(facts: Facts, required: Requirements | None) -> CheckResult:
     """What the engine imports is installed."""
     wanted = required.packages if required else ("torch",)
     missing = [name for name in wanted if not facts["packages"].get(name)]
-    if missing:
-        return failure("packages", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)} there")
-    return ok("packages", ", ".join(f"{name} {facts['packages'][name]}" for name in wanted))
+    there = ", ".join(f"{name} {facts['packages'].get(name)}" for name in wanted)
+    fix = f"pip install {' '.join(missing)} there"
+    return judge("packages", there, (bool(missing), failure, f"not installed: {', '.join(missing)}", fix))
 
 
 def compilers(facts: Facts, required: Requirements | None) -> CheckResult:
@@ -42,9 +42,9 @@ def compilers(facts: Facts, required: Requirements | None) -> CheckResult:
         absent.append("apt-get install libaio-dev (Red Hat: libaio-devel)")
     if required.cuda and not tools["nvcc"]:
         absent.append(f"the CUDA toolkit {facts['torch_cuda']} (nvcc)")
-    if absent:
-        return failure("compilers", "DeepSpeed's operators cannot be compiled", "; ".join(absent))
-    return ok("compilers", f"g++ {tools['g++']}, ninja {tools['ninja']}")
+    said = "DeepSpeed's operators cannot be compiled"
+    good = f"g++ {tools['g++']}, ninja {tools['ninja']}"
+    return judge("compilers", good, (bool(absent), failure, said, "; ".join(absent)))
 
 
 def cuda(facts: Facts, required: Requirements | None) -> CheckResult:
@@ -77,15 +77,24 @@ def gpu_count(facts: Facts, required: Requirements | None) -> CheckResult:
     gpus = facts["gpus"]
     if required is None or not required.cuda or not isinstance(gpus, list):
         return skipped("gpus", "no plan for GPUs, or no GPU")
-    if len(gpus) < required.gpus_per_node:
-        fix = "look for a GPU that fell off the bus (dmesg, Xid 79); drain the node, or plan for fewer"
-        return failure("gpus", f"{len(gpus)} GPUs, the plan has {required.gpus_per_node} a node", fix)
-    smallest = min(gpu["memory_total_mib"] or 0.0 for gpu in gpus) / 1024
-    if smallest < required.gpu_gib:
-        fix = "plan for the GPUs that are there: kit plan RECIPE cluster=local"
-        said = f"{gpus[0]['name']} has {smallest:.1f} GiB, the plan's peak is {required.gpu_gib:.1f}"
-        return failure("gpus", said, fix)
-    return ok("gpus", f"{len(gpus)} x {gpus[0]['name']}, {smallest:.1f} GiB")
+    name = gpus[0]["name"] if gpus else "no GPU"
+    smallest = min((gpu["memory_total_mib"] or 0.0 for gpu in gpus), default=0.0) / 1024
+    return judge(
+        "gpus",
+        f"{len(gpus)} x {name}, {smallest:.1f} GiB",
+        (
+            len(gpus) < required.gpus_per_node,
+            failure,
+            f"{len(gpus)} GPUs, the plan has {required.gpus_per_node} a node",
+            "look for a GPU that fell off the bus (dmesg, Xid 79); drain the node, or plan for fewer",
+        ),
+        (
+            smallest < required.gpu_gib,
+            failure,
+            f"{name} has {smallest:.1f} GiB, the plan's peak is {required.gpu_gib:.1f}",
+            "plan for the GPUs that are there: kit plan RECIPE cluster=local",
+        ),
+    )
 
 
 def gpu_health(facts: Facts, required: Requirements | None) -> CheckResult:
@@ -157,41 +166,44 @@ def gpu_memory(facts: Facts, required: Requirements | None) -> CheckResult:
 
 def host_memory(facts: Facts, required: Requirements | None) -> CheckResult:
     """Enough is available for what is offloaded."""
-    available = to_gib(facts["memory"]["MemAvailable"])
-    if required is not None and available < required.host_gib:
-        fix = "end other programs, use more nodes, or offload to nvme"
-        return failure("host-memory", f"{available:.1f} GiB available, the plan takes {required.host_gib:.1f}", fix)
-    return ok(
+    available, needed = to_gib(facts["memory"]["MemAvailable"]), required.host_gib if required else 0.0
+    return judge(
         "host-memory",
-        f"{available:.1f} GiB available" + (f" of {required.host_gib:.1f} needed" if required else ""),
+        f"{available:.1f} GiB available" + (f" of {needed:.1f} needed" if required else ""),
+        (
+            available < needed,
+            failure,
+            f"{available:.1f} GiB available, the plan takes {needed:.1f}",
+            "end other programs, use more nodes, or offload to nvme",
+        ),
     )
 
 
 def shared_memory(facts: Facts, required: Requirements | None) -> CheckResult:
     """/dev/shm, where NCCL and data workers pass data between processes."""
     free = to_gib(facts["shm_free_bytes"])
-    if free < LEAST_SHM_GIB:
-        fix = "mount -o remount,size=16G /dev/shm; in Docker --shm-size=16g or --ipc=host"
-        return failure("shm", f"/dev/shm has {free:.2f} GiB free; processes die of SIGBUS when it is full", fix)
-    return ok("shm", f"{free:.1f} GiB free")
+    said = f"/dev/shm has {free:.2f} GiB free; processes die of SIGBUS when it is full"
+    fix = "mount -o remount,size=16G /dev/shm; in Docker --shm-size=16g or --ipc=host"
+    return judge("shm", f"{free:.1f} GiB free", (free < LEAST_SHM_GIB, failure, said, fix))
 
 
 def limits(facts: Facts, required: Requirements | None) -> CheckResult:
     """ulimits: open files, and locked memory where there is RDMA."""
     files, locked = facts["limits"]["nofile"], facts["limits"]["memlock"]
-    if 0 <= files < 4096:
-        return failure("ulimits", f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit")
-    if (
-        isinstance(facts["gpus"], list)
-        and required is not None
-        and required.num_nodes > 1
-        and 0 <= locked < MEMLOCK_GIB * 2**30
-    ):
-        fix = "ulimit -l unlimited, in limits.conf, slurmd's unit (LimitMEMLOCK) or --ulimit memlock=-1"
-        return failure("ulimits", f"{locked >> 20} MiB of locked memory: RDMA cannot register its buffers", fix)
-    if 0 <= files < LEAST_FILES:
-        return warning("ulimits", f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit")
-    return ok("ulimits", f"{files} open files")
+    said, fix = f"{files} open files", f"ulimit -n {LEAST_FILES}, in limits.conf or the unit"
+    rdma = isinstance(facts["gpus"], list) and required is not None and required.num_nodes > 1
+    return judge(
+        "ulimits",
+        said,
+        (0 <= files < 4096, failure, said, fix),
+        (
+            rdma and 0 <= locked < MEMLOCK_GIB * 2**30,
+            failure,
+            f"{locked >> 20} MiB of locked memory: RDMA cannot register its buffers",
+            "ulimit -l unlimited, in limits.conf, slurmd's unit (LimitMEMLOCK) or --ulimit memlock=-1",
+        ),
+        (0 <= files < LEAST_FILES, warning, said, fix),
+    )
 
 
 def own_name(facts: Facts, required: Requirements | None) -> CheckResult:
@@ -211,18 +223,17 @@ def own_name(facts: Facts, required: Requirements | None) -> CheckResult:
 def port(facts: Facts, required: Requirements | None) -> CheckResult:
     """Nothing listens on the rendezvous port yet."""
     taken = [number for number, free in facts["ports"].items() if not free]
-    if taken:
-        fix = "ss -ltnp shows whose it is, often a former run's; end it, or set another MASTER_PORT"
-        return failure("port", f"port {', '.join(taken)} is taken", fix)
-    return ok("port", f"{', '.join(facts['ports'])} free")
+    fix = "ss -ltnp shows whose it is, often a former run's; end it, or set another MASTER_PORT"
+    good = f"{', '.join(facts['ports'])} free"
+    return judge("port", good, (bool(taken), failure, f"port {', '.join(taken)} is taken", fix))
 
 
 def hub(facts: Facts, required: Requirements | None) -> CheckResult:
     """Ranks that download while others wait are a classic time-out; kit's runs read local files alone."""
-    if required is None:
-        said = "a token is there" if facts["hub_token"] else "no token: gated models cannot be downloaded"
-        return ok("hub", said) if facts["hub_token"] else warning("hub", said, "hf auth login, or HF_TOKEN")
-    return ok("hub", "not needed: model and data are local files")
+    if required is not None:
+        return ok("hub", "not needed: model and data are local files")
+    said = "no token: gated models cannot be downloaded"
+    return judge("hub", "a token is there", (not facts["hub_token"], warning, said, "hf auth login, or HF_TOKEN"))
 
 
 def directories(facts: Facts, required: Requirements | None) -> CheckResult:

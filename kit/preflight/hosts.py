@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.emit.run_directory import RunDirectory
-from kit.preflight.check_result import HERE, CheckResult, State, merged, ok
+from kit.preflight.check_result import HERE, CheckResult, State, failure, merged, ok, warning
 from kit.preflight.facts import Facts
 from kit.preflight.host_checks import check_host
 from kit.preflight.remote import Place, all_facts, clock_skews, connections
@@ -53,9 +53,7 @@ def examine(hosts: Sequence[str], rundir: RunDirectory | None, port: int = PORT)
             results += reach(connections(reached, port), port)
     if required is not None and len(places) not in (1, required.num_nodes):
         said = f"{len(places)} hosts, and the plan has {required.num_nodes} nodes"
-        results.append(
-            CheckResult("hosts", "failure", (HERE,), said, "the hostfile of this job, or plan for these nodes")
-        )
+        results.append(failure("hosts", said, "the hostfile of this job, or plan for these nodes"))
     return merged(results)
 
 
@@ -125,43 +123,42 @@ def contents(facts: Mapping[str, Facts]) -> list[CheckResult]:
 
 def names(facts: Mapping[str, Facts]) -> list[CheckResult]:
     """Every host knows every other's name, by an address that is not its own loopback."""
-    found = []
-    for host, own in facts.items():
-        bad = [
+    unknown = {
+        host: [
             name
             for name, addresses in own["names"].items()
-            if name != host and (not addresses or all(address.startswith("127.") for address in addresses))
+            if name != host and all(address.startswith("127.") for address in addresses)
         ]
-        if bad:
-            said = f"does not know {', '.join(bad)}"
-            found.append(
-                CheckResult("names", "failure", (host,), said, "add them to /etc/hosts or DNS, or use addresses")
-            )
+        for host, own in facts.items()
+    }
+    fix = "add them to /etc/hosts or DNS, or use addresses"
+    found = [failure("names", f"does not know {', '.join(bad)}", fix, host) for host, bad in unknown.items() if bad]
     return found or [_same("names", facts, "every host knows the others")]
 
 
 def clocks(skew_s: Mapping[str, float]) -> list[CheckResult]:
     """Seconds that each host's clock is ahead of this one's."""
-    found = []
-    for host, skew in skew_s.items():
-        if abs(skew) > CLOCK_WARNING_S:
-            state: State = "failure" if abs(skew) > CLOCK_FAILURE_S else "warning"
-            said = f"its clock is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}"
-            found.append(
-                CheckResult("clock", state, (host,), said, "chronyc tracking; start chronyd or systemd-timesyncd")
-            )
+    fix = "chronyc tracking; start chronyd or systemd-timesyncd"
+    found = [
+        (failure if abs(skew) > CLOCK_FAILURE_S else warning)(
+            "clock", f"its clock is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}", fix, host
+        )
+        for host, skew in skew_s.items()
+        if abs(skew) > CLOCK_WARNING_S
+    ]
     worst = max((abs(skew) for skew in skew_s.values()), default=0.0)
     return found or [CheckResult("clock", "ok", tuple(skew_s), f"within {worst:.2f} s")]
 
 
 def reach(connections: Mapping[str, Mapping[str, str | None]], port: int) -> list[CheckResult]:
     """Who reaches whom on the rendezvous port: ``connections[from][to]`` is why not, or None."""
-    found = []
-    for host, targets in connections.items():
-        for target, why in targets.items():
-            if why is not None:
-                fix = "open it between the nodes (security group, firewalld), and all high ports for NCCL and gloo"
-                found.append(CheckResult("reach", "failure", (host,), f"cannot reach {target} port {port}: {why}", fix))
+    fix = "open it between the nodes (security group, firewalld), and all high ports for NCCL and gloo"
+    found = [
+        failure("reach", f"cannot reach {target} port {port}: {why}", fix, host)
+        for host, targets in connections.items()
+        for target, why in targets.items()
+        if why is not None
+    ]
     return found or [CheckResult("reach", "ok", tuple(connections), f"port {port} of each other")]
 
 

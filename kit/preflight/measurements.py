@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 BLOCK_BYTES = 8 << 20
@@ -68,17 +69,11 @@ def measure_collectives(size_bytes: int, seconds: float) -> None:
             continue
         whole = torch.zeros(size_bytes // 4 // size * size, device=device)
         part = torch.zeros(whole.numel() // size, device=device)
-
-        def reduce(whole: torch.Tensor = whole, group: dist.ProcessGroup | None = group) -> None:
-            dist.all_reduce(whole, group=group)
-
-        def gather(
-            whole: torch.Tensor = whole, part: torch.Tensor = part, group: dist.ProcessGroup | None = group
-        ) -> None:
-            dist.all_gather_into_tensor(whole, part, group=group)
-
         moved = (size - 1) / size * whole.numel() * 4
-        for name, collective, volume in (("all_reduce", reduce, 2 * moved), ("all_gather", gather, moved)):
+        for name, collective, volume in (
+            ("all_reduce", partial(dist.all_reduce, whole, group=group), 2 * moved),
+            ("all_gather", partial(dist.all_gather_into_tensor, whole, part, group=group), moved),
+        ):
             found[f"{name}_{where}"] = volume / _seconds_each(collective, seconds) / 1e9
     if on_gpus:
         found |= _host_copy(seconds)
@@ -90,7 +85,7 @@ def measure_collectives(size_bytes: int, seconds: float) -> None:
     os._exit(0)  # gloo's threads can abort a process that finalises
 
 
-def _seconds_each(collective: Callable[[], None], seconds: float) -> float:
+def _seconds_each(collective: Callable[[], object], seconds: float) -> float:
     """Mean seconds of one collective, after a warm-up. Rank 0 decides the number of rounds for all ranks."""
     import torch
     import torch.distributed as dist

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from kit.cost.reliability import checkpoint_bytes
 from kit.emit.copy_recipe import convert_data
 from kit.emit.run_directory import RunDirectory
 from kit.errors import KitError
-from kit.preflight.check_result import CheckResult, failure, require
+from kit.preflight.check_result import CheckResult, failure, judge, require
 from kit.preflight.facts import free_bytes
 from kit.preflight.requirements import (
     PACKAGES,
@@ -57,11 +56,6 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
         _asynchronous(rundir),
         _checkpoint(rundir, resume_from),
     )
-
-
-def _first_failure(check: str, rules: Iterable[tuple[bool, str, str]]) -> CheckResult | None:
-    """``rules``: (whether it is broken, what was found, the fix)."""
-    return next((failure(check, said, fix) for broken, said, fix in rules if broken), None)
 
 
 def _packages(rundir: RunDirectory) -> list[CheckResult]:
@@ -132,19 +126,20 @@ def _model(rundir: RunDirectory) -> CheckResult | None:
         for field in _SHAPE
         if getattr(found, field) != getattr(planned, field)
     ]
-    return _first_failure(
+    return judge(
         "model",
+        f"{path} is the planned model",
         (
-            (
-                bool(other),
-                f"run.model_path={path}: {', '.join(other)}",
-                "plan that model (model: its directory) or give the planned one",
-            ),
-            (
-                tokens > planned.vocab_size,
-                f"{path}/tokenizer.json has {tokens} tokens and the model's vocab_size is {planned.vocab_size}",
-                "use the model's own tokenizer, or a model with a larger embedding",
-            ),
+            bool(other),
+            failure,
+            f"run.model_path={path}: {', '.join(other)}",
+            "plan that model (model: its directory) or give the planned one",
+        ),
+        (
+            tokens > planned.vocab_size,
+            failure,
+            f"{path}/tokenizer.json has {tokens} tokens and the model's vocab_size is {planned.vocab_size}",
+            "use the model's own tokenizer, or a model with a larger embedding",
         ),
     )
 
@@ -178,29 +173,35 @@ def _data(key: str, prefix: str | None, rundir: RunDirectory) -> CheckResult | N
         return failure("data", f"{key}={prefix}: {name}.json cannot be read ({error})", "tokenise again")
     written_for, longest = facts.get("objective", "pretrain"), facts.get("longest", 0)
     is_text = job.objective == "pretrain"
-    rules = (
+    about = f"{key}={prefix}"
+    return judge(
+        "data",
+        f"{about}: {facts['num_tokens']} tokens",
         (
             facts["max_token_id"] >= vocab_size,
-            f"holds token {facts['max_token_id']} and the model's vocab_size is {vocab_size}",
+            failure,
+            f"{about}: holds token {facts['max_token_id']} and the model's vocab_size is {vocab_size}",
             "tokenise the text with this model's tokenizer",
         ),
         (
             written_for != job.objective,
-            f"was written for objective={written_for} and the job has {job.objective}",
+            failure,
+            f"{about}: was written for objective={written_for} and the job has {job.objective}",
             f"write it with: kit convert data … --objective {job.objective}",
         ),
         (
             not is_text and longest > job.seq_length + (job.objective == "sft"),
-            f"its longest row has {longest} tokens and job.seq_length={job.seq_length}",
+            failure,
+            f"{about}: its longest row has {longest} tokens and job.seq_length={job.seq_length}",
             "raise it, or cut rows with: kit convert data … --seq-length",
         ),
         (
             is_text and facts["num_tokens"] <= job.seq_length,
-            f"{facts['num_tokens']} tokens make no sample of job.seq_length={job.seq_length}",
+            failure,
+            f"{about}: {facts['num_tokens']} tokens make no sample of job.seq_length={job.seq_length}",
             "give more text or shorter sequences",
         ),
     )
-    return _first_failure("data", ((broken, f"{key}={prefix}: {said}", fix) for broken, said, fix in rules))
 
 
 def _disk(rundir: RunDirectory) -> CheckResult | None:
