@@ -109,8 +109,12 @@ def _mixed_precision(plan: Plan) -> str:
     return "no" if plan.job.precision == "fp32" else "bf16"
 
 
-def _text(plan: Plan) -> str:
-    return strict_yaml.dump(accelerate_config(plan))
-
-
-FILES = (DerivedFile("accelerate.yaml", _text, applies, PLAN_OWNED_KEYS, committed=True),)
+FILES = (
+    DerivedFile(
+        "accelerate.yaml",
+        lambda plan: strict_yaml.dump(accelerate_config(plan)),
+        applies,
+        PLAN_OWNED_KEYS,
+        committed=True,
+    ),
+)

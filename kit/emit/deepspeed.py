@@ -9,13 +9,12 @@ Not written, on purpose: ``activation_checkpointing``, which only a call of ``de
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kit.cost.memory import deepspeed_sizes
-from kit.emit.derived_file import DerivedFile
+from kit.emit.derived_file import DerivedFile, chosen, json_text
 from kit.planner.plan import Plan
 from kit.specs.run import RunSpec
 
@@ -69,12 +68,11 @@ def ds_config(plan: Plan) -> dict[str, Any]:
         # product (__init__.py, initialize): it multiplies the other two itself.
         del config["train_batch_size"]
     dtype = _accumulation_dtype(plan)
-    if dtype is not None:
-        config["data_types"] = {"grad_accum_dtype": dtype}
-    if layout.gradient_compression != "none":
-        config["communication_data_type"] = layout.gradient_compression
-    if layout.uses_nvme:
-        config["aio"] = _aio_section(plan)
+    config |= chosen(
+        ("data_types", dtype is not None, {"grad_accum_dtype": dtype}),
+        ("communication_data_type", layout.gradient_compression != "none", layout.gradient_compression),
+        ("aio", layout.uses_nvme, _aio_section(plan)),
+    )
     # The training loop logs. DeepSpeed's timers synchronise the device around every phase, and its progress line would
     # be a second log: null turns it off (engine.py, _take_model_step).
     return config | {"wall_clock_breakdown": False, "steps_per_print": None}
@@ -119,9 +117,7 @@ def _adamw(plan: Plan) -> dict[str, Any]:
         "eps": optimizer.eps,
         "weight_decay": optimizer.weight_decay,
     }
-    if _torch_adam(plan):
-        params["torch_adam"] = True
-    return params
+    return params | chosen(("torch_adam", _torch_adam(plan), True))
 
 
 def _torch_adam(plan: Plan) -> bool:
@@ -178,15 +174,14 @@ def _loss_scaling(plan: Plan) -> dict[str, Any]:
 def _parallelism(plan: Plan) -> dict[str, Any]:
     """AutoTP and Ulysses. ZeRO over Megatron is told by an argument (``mpu``), not by a key."""
     layout = plan.layout
-    config: dict[str, Any] = {}
-    if layout.tp > 1 and layout.implementation == "huggingface":
+    auto_tp = layout.tp > 1 and layout.implementation == "huggingface"
+    return chosen(
         # Whole logits on every rank: the loss is computed from them outside of the model.
-        config["tensor_parallel"] = {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}
-    if layout.cp > 1:
-        config["sequence_parallel_size"] = layout.cp
+        ("tensor_parallel", auto_tp, {"autotp_size": layout.tp, "vocab_parallel_lm_head": False}),
+        ("sequence_parallel_size", layout.cp > 1, layout.cp),
         # With sequence parallelism DeepSpeed reduces in fp32 by default (engine.py, _configure_distributed_model).
-        config["seq_parallel_communication_data_type"] = plan.job.precision
-    return config
+        ("seq_parallel_communication_data_type", layout.cp > 1, plan.job.precision),
+    )
 
 
 def _zero_section(plan: Plan) -> dict[str, Any]:
@@ -237,20 +232,16 @@ def _stage3(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
         # Without it save_16bit_model writes empty tensors (engine.py, _zero3_consolidated_16bit_state_dict).
         "stage3_gather_16bit_weights_on_model_save": True,
     }
-    if layout.zero_hpz > 1:
-        zero["zero_hpz_partition_size"] = layout.zero_hpz
-    if layout.zero_quantized_weights:
-        zero["zero_quantized_weights"] = True
-    if layout.zero_quantized_gradients:
-        zero["zero_quantized_gradients"] = True
-    if "sub_group_size" in sizes:
+    return zero | chosen(
+        ("zero_hpz_partition_size", layout.zero_hpz > 1, layout.zero_hpz),
+        ("zero_quantized_weights", layout.zero_quantized_weights, True),
+        ("zero_quantized_gradients", layout.zero_quantized_gradients, True),
         # What is stepped, read and written at a time, and what the pinned buffers hold.
-        zero["sub_group_size"] = sizes["sub_group_size"]
-    if layout.offload_param == "nvme":
+        ("sub_group_size", "sub_group_size" in sizes, sizes.get("sub_group_size")),
         # A gathered weight keeps its swap buffer until it is released, and all that is used again within this distance
         # stays: with DeepSpeed's default, 1e9, the first forward pass ends with "Not enough buffers".
-        zero["stage3_max_reuse_distance"] = 0
-    return zero
+        ("stage3_max_reuse_distance", layout.offload_param == "nvme", 0),
+    )
 
 
 def _offload(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
@@ -259,21 +250,20 @@ def _offload(plan: Plan, sizes: Mapping[str, int]) -> dict[str, Any]:
     layout = plan.layout
     # Page-locked memory is what a GPU's copy engines need; a CPU process would only lock it away.
     pin_memory = plan.cluster.gpu.device == "cuda"
-    zero: dict[str, Any] = {}
-    if layout.offload_optimizer != "none":
-        zero["offload_optimizer"] = {"device": layout.offload_optimizer, "pin_memory": pin_memory}
-    if layout.offload_optimizer == "nvme":
-        zero["offload_optimizer"]["buffer_count"] = sizes["optimizer_buffer_count"]
-    if layout.offload_param != "none":
-        zero["offload_param"] = {"device": layout.offload_param, "pin_memory": pin_memory}
-    if layout.offload_param == "nvme":
-        zero["offload_param"] |= {
-            "buffer_count": sizes["param_buffer_count"],
-            "buffer_size": sizes["param_buffer_size"],
-            # How many parameters may stay in host memory after all; DeepSpeed's default, 1e9, keeps most models there.
-            "max_in_cpu": 0,
-        }
-    return zero
+    optimizer: dict[str, Any] = {"device": layout.offload_optimizer, "pin_memory": pin_memory}
+    optimizer |= chosen(("buffer_count", layout.offload_optimizer == "nvme", sizes.get("optimizer_buffer_count")))
+    to_nvme = layout.offload_param == "nvme"
+    param: dict[str, Any] = {"device": layout.offload_param, "pin_memory": pin_memory}
+    param |= chosen(
+        ("buffer_count", to_nvme, sizes.get("param_buffer_count")),
+        ("buffer_size", to_nvme, sizes.get("param_buffer_size")),
+        # How many parameters may stay in host memory after all; DeepSpeed's default, 1e9, keeps most models there.
+        ("max_in_cpu", to_nvme, 0),
+    )
+    return chosen(
+        ("offload_optimizer", layout.offload_optimizer != "none", optimizer),
+        ("offload_param", layout.offload_param != "none", param),
+    )
 
 
 def _aio_section(plan: Plan) -> dict[str, Any]:
@@ -296,8 +286,4 @@ def runs_deepspeed(plan: Plan) -> bool:
     return plan.layout.engine == "deepspeed"
 
 
-def _text(plan: Plan) -> str:
-    return json.dumps(ds_config(plan), indent=2) + "\n"
-
-
-FILES = (DerivedFile("ds_config.json", _text, runs_deepspeed, PLAN_OWNED_KEYS),)
+FILES = (DerivedFile("ds_config.json", lambda plan: json_text(ds_config(plan)), runs_deepspeed, PLAN_OWNED_KEYS),)

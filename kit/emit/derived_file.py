@@ -3,8 +3,10 @@ lists the targets."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from kit.planner.plan import Plan
 
@@ -26,3 +28,13 @@ class DerivedFile:
     any other edit is honoured and recorded."""
     committed: bool = False
     """Whether ``launch/RECIPE/`` of a checkout shows it (``kit emit --check``)."""
+
+
+def chosen(*settings: tuple[str, object, Any]) -> dict[str, Any]:
+    """Key → value of the settings that are wanted; ``settings``: (key, whether it is wanted, value)."""
+    return {key: value for key, wanted, value in settings if wanted}
+
+
+def json_text(data: Mapping[str, Any]) -> str:
+    """JSON as it stands in emitted files."""
+    return json.dumps(data, indent=2) + "\n"

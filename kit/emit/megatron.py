@@ -17,7 +17,7 @@ from typing import Any
 
 from kit.cost.hardware import generation_of
 from kit.cost.model.pipeline import chunk_layers
-from kit.emit.derived_file import DerivedFile
+from kit.emit.derived_file import DerivedFile, chosen
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.job import JobSpec
@@ -172,14 +172,21 @@ def _experts(model: ModelSpec, layout: Layout) -> dict[str, Any]:
         # The correction of scores comes with the weights and stays (kit/engines/huggingface/buffers.py): a rate of 0.
         settings |= {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}
         settings |= {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": 0.0}
-    if model.router_groups > 1:
-        settings |= {"moe_router_num_groups": model.router_groups, "moe_router_group_topk": model.router_top_groups}
-    if model.routed_scaling_factor != 1:
-        settings["moe_router_topk_scaling_factor"] = model.routed_scaling_factor
-    if model.num_shared_experts:
-        settings["moe_shared_expert_intermediate_size"] = model.num_shared_experts * model.moe_ffn_hidden_size
-    if model.first_dense_layers:
-        settings["moe_layer_freq"] = [int(model.has_experts(layer)) for layer in range(model.num_layers)]
+    settings |= chosen(
+        ("moe_router_num_groups", model.router_groups > 1, model.router_groups),
+        ("moe_router_group_topk", model.router_groups > 1, model.router_top_groups),
+        ("moe_router_topk_scaling_factor", model.routed_scaling_factor != 1, model.routed_scaling_factor),
+        (
+            "moe_shared_expert_intermediate_size",
+            model.num_shared_experts,
+            model.num_shared_experts * model.moe_ffn_hidden_size,
+        ),
+        (
+            "moe_layer_freq",
+            model.first_dense_layers,
+            [int(model.has_experts(layer)) for layer in range(model.num_layers)],
+        ),
+    )
     return settings | _expert_parallel(layout)
 
 
@@ -215,39 +222,36 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
     }
     if model.num_experts:
         settings |= _experts(model, layout)
-    if model.sliding_window is not None and model.windowed(job.seq_length):
-        settings["window_size"] = [model.sliding_window - 1, 0]  # the token itself is not counted
-        if model.full_attention_every:
-            settings["window_attn_skip_freq"] = model.full_attention_every
-    if model.traits.activation == "clamped_swiglu":
-        settings |= {"activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0}
-    if model.traits.zero_centred_norm:
-        settings["layernorm_zero_centered_gamma"] = True
-    if model.query_pre_attn_scalar is not None:
-        settings["softmax_scale"] = model.query_pre_attn_scalar**-0.5
-    if layout.cp > 1:
-        settings["cp_comm_type"] = layout.cp_comm_type
-    if layout.pp > 1:
-        settings["pipeline_dtype"] = dtype
-    if layout.pp > 1 and layout.vp == 1:
+    windowed = model.sliding_window is not None and model.windowed(job.seq_length)
+    clamped, scalar = model.traits.activation == "clamped_swiglu", model.query_pre_attn_scalar
+    recomputes_all = layout.recompute == "full"
+    return settings | chosen(
+        ("window_size", windowed, [(model.sliding_window or 0) - 1, 0]),  # the token itself is not counted
+        ("window_attn_skip_freq", windowed and model.full_attention_every, model.full_attention_every),
+        ("activation_func_clamp_value", clamped, 7.0),
+        ("glu_linear_offset", clamped, 1.0),
+        ("layernorm_zero_centered_gamma", model.traits.zero_centred_norm, True),
+        ("softmax_scale", scalar is not None, (scalar or 1.0) ** -0.5),
+        ("cp_comm_type", layout.cp > 1, layout.cp_comm_type),
+        ("pipeline_dtype", layout.pp > 1, dtype),
         # Frees what a stage has sent. Not with overlapped sends: gloo still reads the tensor then, and the losses
         # are wrong without a word.
-        settings["deallocate_pipeline_outputs"] = True
-    if layout.vp > 1:
+        ("deallocate_pipeline_outputs", layout.pp > 1 and layout.vp == 1, True),
         # With the batched default, two stages interleaved compute wrong losses without a word: each pair of ranks
         # exchanges two messages at a time, and they cross.
-        settings |= {
-            "virtual_pipeline_model_parallel_size": layout.vp,
-            "overlap_p2p_comm": True,
-            "batch_p2p_comm": False,
-        }
-    if layout.first_stage_layers or layout.last_stage_layers:
-        settings["pipeline_model_parallel_layout"] = _stages(model, layout)
-    if layout.recompute == "full":
-        settings |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
-    if layout.recompute == "selective":
-        settings |= {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
-    return settings
+        ("virtual_pipeline_model_parallel_size", layout.vp > 1, layout.vp),
+        ("overlap_p2p_comm", layout.vp > 1, True),
+        ("batch_p2p_comm", layout.vp > 1, False),
+        (
+            "pipeline_model_parallel_layout",
+            layout.first_stage_layers or layout.last_stage_layers,
+            _stages(model, layout),
+        ),
+        ("recompute_granularity", layout.recompute in ("full", "selective"), layout.recompute),
+        ("recompute_method", recomputes_all, "uniform"),
+        ("recompute_num_layers", recomputes_all, 1),
+        ("recompute_modules", layout.recompute == "selective", ["core_attn"]),
+    )
 
 
 def _stages(model: ModelSpec, layout: Layout) -> str:
@@ -286,8 +290,12 @@ def _dtype(job: JobSpec) -> str:
     return {"fp32": "float32", "bf16": "bfloat16", "fp8": "bfloat16"}[job.precision]
 
 
-def _text(plan: Plan) -> str:
-    return strict_yaml.dump(megatron_settings(plan))
-
-
-FILES = (DerivedFile("megatron.yaml", _text, applies, PLAN_OWNED_KEYS, committed=True),)
+FILES = (
+    DerivedFile(
+        "megatron.yaml",
+        lambda plan: strict_yaml.dump(megatron_settings(plan)),
+        applies,
+        PLAN_OWNED_KEYS,
+        committed=True,
+    ),
+)

@@ -32,7 +32,7 @@ from kit.cost.memory.peak import peak_gib
 from kit.cost.workload import Workload
 from kit.emit import accelerate, deepspeed, deepspeed_rationale, launch, megatron, pretrain_gpt, slurm, trainer
 from kit.emit.deepspeed_rationale import flat
-from kit.emit.derived_file import DerivedFile
+from kit.emit.derived_file import DerivedFile, json_text
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
@@ -85,11 +85,13 @@ class RunDirectory:
             )
         edits = tuple(edit for file in DERIVED_FILES for edit in _edits(path, file, plan, hashes))
         _refuse_plan_owned(path, edits)
+        document = strict_yaml.read(path / "run.yaml")  # the user's to edit: it never changes the plan
+        own_file = {"deepspeed": "ds_config.json", "megatron": "megatron.yaml"}.get(plan.layout.engine)
         return cls(
             path=path,
             plan=plan,
-            run=_read_run(path),
-            settings=_engine_settings(path, plan),
+            run=absolute_paths(strict_yaml.parse(RunSpec, document.data, document), path),
+            settings=_parse(path / own_file) if own_file else {},
             megatron=_parse(path / "megatron.yaml") if megatron.applies(plan) else {},
             edits=edits,
         )
@@ -156,7 +158,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
         "plan_hash": plan.digest,
         "files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in sorted(files.items())},
     }
-    files[MANIFEST] = json.dumps(manifest, indent=2) + "\n"
+    files[MANIFEST] = json_text(manifest)
     staging = path.with_name(f".{path.name}.tmp-{os.getpid()}")
     try:
         staging.mkdir(parents=True)
@@ -192,18 +194,6 @@ def _read_manifest(path: Path) -> dict[str, str]:
     if missing:
         raise RunDirectoryError(f"{path.name} lacks {', '.join(missing)}, which its manifest names; emit again")
     return files
-
-
-def _read_run(path: Path) -> RunSpec:
-    """run.yaml is the user's to edit: it never changes the plan."""
-    document = strict_yaml.read(path / "run.yaml")
-    run = strict_yaml.parse(RunSpec, document.data, document)
-    return absolute_paths(run, path)
-
-
-def _engine_settings(path: Path, plan: Plan) -> Mapping[str, Any]:
-    name = {"deepspeed": "ds_config.json", "megatron": "megatron.yaml"}.get(plan.layout.engine)
-    return {} if name is None else _parse(path / name)
 
 
 def _edits(path: Path, derived: DerivedFile, plan: Plan, hashes: Mapping[str, str]) -> list[Edit]:

@@ -8,11 +8,10 @@ take h² and 0.9·h², less than a matrix of the MLP, and it never fills in allg
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from kit.emit.deepspeed import ds_config, runs_deepspeed
-from kit.emit.derived_file import DerivedFile
+from kit.emit.derived_file import DerivedFile, chosen, json_text
 from kit.planner.plan import Plan
 
 AUTO = "auto"
@@ -58,17 +57,11 @@ def training_arguments(plan: Plan) -> dict[str, Any]:
         "adam_epsilon": job.optimizer.eps,
         "weight_decay": job.optimizer.weight_decay,
     }
-    if job.precision != "fp32" and not layout.autocast:
-        arguments[job.precision] = True
-    if layout.recompute == "full":
-        arguments["gradient_checkpointing"] = True
-    if plan.cluster.gpu.device == "cpu":
-        arguments["use_cpu"] = True
-    return arguments
+    return arguments | chosen(
+        (job.precision, job.precision != "fp32" and not layout.autocast, True),
+        ("gradient_checkpointing", layout.recompute == "full", True),
+        ("use_cpu", plan.cluster.gpu.device == "cpu", True),
+    )
 
 
-def _text(plan: Plan) -> str:
-    return json.dumps(trainer_config(plan), indent=2) + "\n"
-
-
-FILES = (DerivedFile("ds_config.trainer.json", _text, for_trainer),)
+FILES = (DerivedFile("ds_config.trainer.json", lambda plan: json_text(trainer_config(plan)), for_trainer),)
