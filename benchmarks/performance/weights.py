@@ -12,25 +12,19 @@ import torch.distributed as dist
 
 import kit
 from kit.emit.run_directory import write
-from kit.engines.huggingface.models import hf_config, parameter_shapes
-from kit.engines.io.sharded_safetensors import ShardWriter
+from kit.engines.huggingface.models import parameter_shapes
+from kit.engines.megatron.weights.random import RandomSource
 from kit.specs.catalog import parse_cluster
 from kit.specs.model import ModelSpec
 from kit.specs.run import DataSpec, RunSpec
+from kit.training.checkpoint.to_huggingface import write_hf
 from kit.units import GIB
 from tests.support.runs import output, torchrun
 
 
-def write_model(model: ModelSpec, directory: Path, dtype: torch.dtype) -> None:
+def write_model(model: ModelSpec, directory: Path, dtype: str) -> None:
     """A Hugging Face directory with random weights, a tensor at a time, 1 GiB a file."""
-    directory.mkdir()
-    hf_config(model).save_pretrained(directory)
-    writer = ShardWriter(directory, "model", shard_bytes=GIB)
-    generator = torch.Generator().manual_seed(0)
-    for name, shape in parameter_shapes(model).items():
-        writer.add(name, torch.empty(shape, dtype=dtype).normal_(0, 0.02, generator=generator))
-    index = {"metadata": {}, "weight_map": writer.finish()}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    write_hf(model, RandomSource(model, seed=0), directory, dtype, shard_bytes=GIB)
 
 
 def measure(

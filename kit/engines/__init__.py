@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
 
+from kit.emit.run_directory import RunDirectory
+from kit.engines.base import Engine
 from kit.errors import EngineError
 from kit.planner.rules import violations
-
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
-    from kit.engines.base import Engine
 
 # transformers imports torchao wherever it is installed, and it tells every process of kernels for other machines and of
 # torch's next version.

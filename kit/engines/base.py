@@ -118,6 +118,21 @@ class TensorSource(ABC):
         return self._last[1]
 
 
+class GeneratedSource(TensorSource):
+    """Tensors made from a seed and their names alone, so that runs on different layouts start from the same point."""
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
+        self._shapes, self._seed = shapes, seed
+
+    def names(self) -> Sequence[str]:
+        """Names of all tensors."""
+        return list(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the tensor."""
+        return self._shapes[name]
+
+
 @dataclass(frozen=True)
 class StateBlock:
     """Some rows and columns of one full tensor; a vector is a matrix of one column."""
@@ -135,7 +150,7 @@ class StateBlock:
 
     @classmethod
     def whole(cls, kind: StateKind, name: str, tensor: torch.Tensor) -> StateBlock:
-        """A full tensor as one block."""
+        """A full tensor, of one or two dimensions and any dtype, as one block; ``values`` is a view of it."""
         return cls(
             kind, name, tuple(tensor.shape), 0, 0, tensor.unsqueeze(1) if tensor.ndim == 1 else tensor.flatten(1)
         )
@@ -178,7 +193,8 @@ class Engine(Protocol):
         the process group given as its second argument; it may run in a thread while training goes on."""
 
     def load(self, directory: Path) -> None:
-        """Read what ``save`` wrote, for the same layout."""
+        """Read what ``save`` wrote, for the same layout. May raise CheckpointError on one rank alone: the caller tells
+        the others."""
 
     @property
     def owners(self) -> Mapping[str, int]:

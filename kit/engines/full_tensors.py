@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 
@@ -10,7 +12,8 @@ from kit.engines.base import Engine, StateBlock, StateKind
 
 def full_tensors(engine: Engine, kind: StateKind) -> dict[str, torch.Tensor]:
     """Collective. Hugging Face name → full fp32 CPU tensor of one kind of state, on rank 0; empty on other ranks."""
-    own = [_on_host(block) for block in engine.export_blocks([kind])]
+    blocks = engine.export_blocks([kind])
+    own = [replace(block, values=block.values.to("cpu", torch.float32, copy=True)) for block in blocks]
     gathered: list[list[StateBlock]] = [[] for _ in range(dist.get_world_size())]
     dist.gather_object(own, gathered if dist.get_rank() == 0 else None)
     found: dict[str, torch.Tensor] = {}
@@ -20,8 +23,3 @@ def full_tensors(engine: Engine, kind: StateKind) -> dict[str, torch.Tensor]:
         rows, columns = block.values.shape
         matrix[block.row : block.row + rows, block.column : block.column + columns] = block.values
     return found if dist.get_rank() == 0 else {}
-
-
-def _on_host(block: StateBlock) -> StateBlock:
-    values = block.values.to("cpu", torch.float32, copy=True)
-    return StateBlock(block.kind, block.name, block.shape, block.row, block.column, values)

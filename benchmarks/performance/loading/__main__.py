@@ -14,7 +14,6 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
 import kit
@@ -40,7 +39,7 @@ def main(
         job = dataclasses.replace(job, global_batch_size=1, lora=LoraSpec(rank=16, alpha=32, four_bit=True))
         pins = kit.Pins(engine="torch", zero_stage=0)
     with tempfile.TemporaryDirectory(prefix="kit-loading-") as scratch:
-        weights.write_model(spec, Path(scratch) / "model", torch.bfloat16)
+        weights.write_model(spec, Path(scratch) / "model", "bfloat16")
         ranks = weights.measure(spec, job, pins, Path(scratch), "run", "benchmarks.performance.loading.worker")
     _, largest = weights.sizes(spec)
     failed = False

@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 import kit
@@ -59,7 +58,7 @@ def main(
     failed = False
     stalls = []
     with tempfile.TemporaryDirectory(prefix="kit-streaming-") as directory:
-        weights.write_model(model, Path(directory) / "model", torch.float32)
+        weights.write_model(model, Path(directory) / "model", "float32")
         for number, (name, layout) in enumerate(LAYOUTS.items()):
             pins = kit.Pins(engine="megatron", **layout)
             worker = "benchmarks.performance.streaming.worker"

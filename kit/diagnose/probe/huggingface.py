@@ -38,7 +38,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     # A frozen base is in the precision of the computation (kit/engines/huggingface/adapters.py, freeze).
     whole_precision = job.precision == "fp32" or (layout.engine == "torch" and job.lora is None)
     dtype = torch.float32 if whole_precision else torch.bfloat16
-    model = models._random_model(plan.model, 0, dtype, torch.device("cpu"))
+    model = models.random_model(plan.model, 0, dtype)
     if job.lora is not None:
         adapters.adapt(model, job.lora)
         if layout.engine == "deepspeed" and dtype == torch.bfloat16:

@@ -7,7 +7,7 @@ zero.Init would partition over ranks of which only some hold the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deepspeed
 import torch
@@ -15,15 +15,12 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups
 
-from kit.engines.base import StateKind
+from kit.emit.run_directory import RunDirectory
+from kit.engines.base import StateKind, TensorSource
 from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.state import ParameterState
-from kit.engines.huggingface import experts
 from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
-
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
 
 _RECORD = "ds_autotp_universal_checkpoint_meta"
 
@@ -64,19 +61,17 @@ class AutoTensorParallel(DataParallel):
         return tuple(shape)
 
     def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """Collective: this rank's slice → the whole parameter, slices of all tensor-parallel ranks concatenated."""
+        """Collective: this rank's slice → the whole parameter, of ``shape(name)`` and the same dtype: slices of all
+        tensor-parallel ranks, concatenated."""
         cut = self._cuts[name]
         if cut is None:
             return held
         dim, sizes = cut
-        shapes = [[*held.shape[:dim], size, *held.shape[dim + 1 :]] for size in sizes]
-        slices = [held.new_empty(shape) for shape in shapes]
+        slices = [held.new_empty(*held.shape[:dim], size, *held.shape[dim + 1 :]) for size in sizes]
         dist.all_gather(slices, held.contiguous(), group=self.tensor_group)
         return torch.cat(slices, dim)
 
-    def load_param(
-        self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.FusedExpertsSource
-    ) -> None:
+    def load_param(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: TensorSource) -> None:
         """Set this rank's slice from the whole tensor."""
         whole, cut = source.read(name).float(), self._cuts[name]
         if cut is not None:

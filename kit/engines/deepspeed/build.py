@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deepspeed
 import torch
@@ -19,6 +19,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from deepspeed.utils import groups
 
 from kit.emit.deepspeed import monitor_sections
+from kit.emit.run_directory import RunDirectory
 from kit.engines.deepspeed import nvme, ops
 from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.deepspeed.nvme_state import NvmeState
@@ -27,17 +28,17 @@ from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState, P
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.errors import EngineError
 
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
-
 
 def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, ModelParallelStrategy]:
     """Model with random weights, optimizer and DeepSpeed engine. Raises EngineError where they are not as planned."""
     settings = copy.deepcopy(dict(rundir.settings))
     _check_settings(settings)
     _complete_environment()
-    _quieten()
-    _skip_unused_op()
+    # DeepSpeed 0.19.8 calls collectives by names that torch 2.13 warns of at every step. Nobody here can act on it.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
+    # On CPU DeepSpeed compiles a shared-memory all-reduce before anything else (comm/torch.py, build_shm_op): half a
+    # minute and a compiler, for a function that only inference calls. Its table of usable ops can say no.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
     ops.prepare_builds()
@@ -125,17 +126,6 @@ def _complete_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def _quieten() -> None:
-    """DeepSpeed 0.19.8 calls collectives by names that torch 2.13 warns of at every step. Nobody here can act on it."""
-    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
-
-
-def _skip_unused_op() -> None:
-    """On CPU DeepSpeed compiles a shared-memory all-reduce before anything else (comm/torch.py, build_shm_op): half a
-    minute and a compiler, for a function that only inference calls. Its table of usable ops can say no."""
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
 def _check_settings(settings: dict[str, Any]) -> None:
     """Refuse hand-made edits that DeepSpeed accepts and that would make this engine wrong without a word."""
     if settings.get("zero_optimization", {}).get("round_robin_gradients"):
@@ -160,32 +150,21 @@ def _check_engine(engine: Any, rundir: RunDirectory) -> None:
     """Launchers and wrappers around DeepSpeed fall back to other engines, devices and world sizes in silence."""
     layout, cluster = rundir.plan.layout, rundir.plan.cluster
     offload = {"cpu": "cpu", "nvme": "nvme", "none": None}
-    found = {
-        "engine": type(engine).__name__,
-        "zero_stage": int(engine.zero_optimization_stage()),
-        "dp": int(engine.seq_dp_world_size) // int(engine.sequence_parallel_size),
-        "world_size": dist.get_world_size(),
-        "device": get_accelerator().device_name(),
-        "precision": _precision(engine),
-        "autocast": bool(engine.torch_autocast_enabled()),
-        "offload_optimizer": _offload_device(engine.zero_offload_optimizer()),
-        "offload_param": _offload_device(engine.zero_offload_param()),
+    found_and_planned = {
+        "engine": (type(engine).__name__, "DeepSpeedEngine"),
+        "zero_stage": (int(engine.zero_optimization_stage()), layout.zero_stage),
+        "dp": (int(engine.seq_dp_world_size) // int(engine.sequence_parallel_size), layout.dp),
+        "world_size": (dist.get_world_size(), layout.world_size),
+        "device": (get_accelerator().device_name(), cluster.gpu.device),
+        "precision": (_precision(engine), rundir.plan.job.precision),
+        "autocast": (bool(engine.torch_autocast_enabled()), layout.autocast),
+        "offload_optimizer": (_offload_device(engine.zero_offload_optimizer()), offload[layout.offload_optimizer]),
+        "offload_param": (_offload_device(engine.zero_offload_param()), offload[layout.offload_param]),
     }
-    planned = {
-        "engine": "DeepSpeedEngine",
-        "zero_stage": layout.zero_stage,
-        "dp": layout.dp,
-        "world_size": layout.world_size,
-        "device": cluster.gpu.device,
-        "precision": rundir.plan.job.precision,
-        "autocast": layout.autocast,
-        "offload_optimizer": offload[layout.offload_optimizer],
-        "offload_param": offload[layout.offload_param],
-    }
-    for what, value in planned.items():
-        if found[what] != value:
+    for what, (found, planned) in found_and_planned.items():
+        if found != planned:
             raise EngineError(
-                f"{what}={found[what]} was started where the plan has {value}; "
+                f"{what}={found} was started where the plan has {planned}; "
                 "start the run with launch.sh, and DS_ACCELERATOR=cpu on a machine without GPUs"
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import deepspeed
 import torch
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
+from kit.emit.run_directory import RunDirectory
 from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import FullyPartitionedState, ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
@@ -20,15 +21,11 @@ from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import build_frozen, freeze_partitioned, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
-from kit.engines.huggingface.models import build_model, check_names, check_shape
+from kit.engines.huggingface.models import build_model, check_shape, source_for_model
 from kit.engines.huggingface.packed_attention import attend_by_document
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.compiled_blocks import compile_layers
 from kit.engines.kernels.loss import summed_cross_entropy
-
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
-
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,13 +55,13 @@ class DataParallel(ModelParallelStrategy):
         partitioned = layout.zero_stage == 3 and not (lora and lora.four_bit)
         with _zero3_announced(settings, partitioned):
             if lora is not None and not partitioned:
-                model = build_frozen(self.rundir, device)
+                model = build_frozen(self.rundir, lora, device)
             else:
                 model = build_model(self.rundir, DTYPES[precision], device)
         if layout.recompute == "full":
             model.activation_checkpointing_enable({"use_reentrant": False})
         if lora is not None and partitioned:
-            freeze_partitioned(model, self.rundir)
+            freeze_partitioned(model, self.rundir, lora)
         if self.rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
             attend_by_document(model, self._spec)
         if layout.compile_layers:
@@ -93,9 +90,8 @@ class DataParallel(ModelParallelStrategy):
     @property
     def owners(self) -> Mapping[str, int]:
         """ZeRO gathers every tensor on every rank: the ranks export them in turn."""
-        ranks = dist.get_world_size()
         return {
-            on_disk: number % ranks
+            on_disk: number % dist.get_world_size()
             for number, name in enumerate(self.parameters)
             for on_disk in experts.names_on_disk(self._spec, name)
         } | dict.fromkeys(self.buffers.shapes, 0)
@@ -114,16 +110,12 @@ class DataParallel(ModelParallelStrategy):
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """Raises CheckpointError where names or shapes are not the model's."""
         shapes = {name: self.shape(name) for name in self.parameters}
-        source = experts.FusedExpertsSource(self._spec, source, list(shapes))
-        check_names(shapes | self.buffers.shapes, source)
-        self.buffers.load(kind, source)
+        source = source_for_model(self._spec, source, shapes, self.buffers, kind)
         for name, parameter in self.parameters.items():
             check_shape(name, shapes[name], source.shape(name))
             self.load_param(name, parameter, kind, source)
 
-    def load_param(
-        self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: experts.FusedExpertsSource
-    ) -> None:
+    def load_param(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: TensorSource) -> None:
         """Set one parameter from ``source``; at stage 3 only this rank's part is read."""
         if isinstance(self.state, FullyPartitionedState):
             part = source.read_flat(name, *self.state.rank_range(parameter))

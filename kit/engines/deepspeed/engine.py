@@ -14,11 +14,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from kit.emit.run_directory import RunDirectory
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed import grad_norm, reading
 from kit.engines.deepspeed.build import build_deepspeed, parameter_state, release
@@ -26,11 +26,8 @@ from kit.engines.deepspeed.memory_checkpoint import copy_checkpoint
 from kit.engines.deepspeed.nvme_state import NvmeState
 from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
 from kit.engines.huggingface.models import HfDirectory
-from kit.engines.kernels.loss import global_tokens, mean_scale, to_host
+from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, to_host
 from kit.errors import CheckpointError, EngineError
-
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
 
 _TAG = "native"
 """Name of the folder that DeepSpeed makes inside a checkpoint's directory."""
@@ -131,15 +128,8 @@ class DeepSpeedEngine(Engine):
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         micro_batches = [self._strategy.shard_batch(micro_batch) for micro_batch in micro_batches]
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._engine.eval()
-        with torch.no_grad():
-            for micro_batch in micro_batches:
-                loss_sum += self._strategy.loss_sum(micro_batch)
-        self._engine.train()
-        dist.all_reduce(loss_sum, group=self._strategy.tokens_group)
-        tokens = global_tokens(micro_batches, self._device, self._strategy.tokens_group)
-        return to_host(loss_sum, tokens)[0]
+        group = self._strategy.tokens_group
+        return evaluation_loss(self._engine, self._strategy.loss_sum, micro_batches, self._device, group)
 
     # ------------------------------------------------------------------ state
 

@@ -31,8 +31,8 @@ from kit.engines.deepspeed.strategy import ModelParallelStrategy
 
 @torch.no_grad()
 def scaled_norm(engine: DeepSpeedEngine, strategy: ModelParallelStrategy) -> torch.Tensor | float:
-    """Collective. The norm that the optimizer's ``step`` would compute, with fp16's loss scale in it; not finite or
-    negative where any gradient is not finite."""
+    """Collective. The norm that the optimizer's ``step`` would compute, a scalar with fp16's loss scale in it; not
+    finite or negative where any gradient is not finite."""
     optimizer: Any = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):  # stage3.py, step
         return combine_grad_norm_groups(optimizer._get_norm_groups())
@@ -50,14 +50,15 @@ def scaled_norm(engine: DeepSpeedEngine, strategy: ModelParallelStrategy) -> tor
 
 
 def unscaled_norm(norm: torch.Tensor | float, loss_scale: float) -> float:
-    """The norm without the loss scale; infinite where it is not finite."""
+    """The norm, a scalar of any dtype, without the loss scale; infinite where it is not finite."""
     value = float(norm) / loss_scale  # the one place where the host waits for it
     return value if math.isfinite(value) and value >= 0 else math.inf
 
 
 @contextmanager
 def precomputed_norm(engine: DeepSpeedEngine, norm: torch.Tensor | float | None) -> Iterator[None]:
-    """While entered, ZeRO's optimizers use ``norm`` as their scaled norm; None: they compute it."""
+    """While entered, ZeRO's optimizers use ``norm`` (a scalar, of ``scaled_norm``) as their own; None: they compute
+    it."""
     optimizer: Any = engine.optimizer
     answer: Any
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):

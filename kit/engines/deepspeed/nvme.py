@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch.distributed as dist
 
+from kit.emit.run_directory import RunDirectory
 from kit.engines.deepspeed import ops
 from kit.preflight.check_result import require
 from kit.preflight.requirements import check_host_memory, check_nvme, swap_directory
-
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
 
 
 def prepare_swapping(rundir: RunDirectory, settings: dict[str, Any]) -> None:

@@ -40,8 +40,7 @@ class NvmeState(FullyPartitionedState):
         group, start, length = self._position(parameter)
         gradient = self._swap_in(group).grad
         assert gradient is not None
-        gradient = gradient.narrow(0, start, length).float()
-        return self._optimizer._fp32_state_allgather(parameter, gradient)
+        return self._optimizer._fp32_state_allgather(parameter, gradient.narrow(0, start, length).float())
 
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
         return self._optimizer._fp32_state_allgather(parameter, self._part(parameter, kind))
@@ -51,15 +50,6 @@ class NvmeState(FullyPartitionedState):
         whole[: part.numel()].copy_(part)
         whole[part.numel() :].zero_()
         self._changed = True
-
-    def update_model(self) -> None:
-        self._optimizer._partition_all_parameters()
-        for index in range(len(self._optimizer.fp16_groups)):
-            self._swap_in(index)
-            self._optimizer._reassign_or_swap_out_partitioned_parameters(index)
-        self.release_buffers()
-        if self._optimizer.persistent_parameters:
-            self._optimizer.persistent_parameters[0].all_gather(self._optimizer.persistent_parameters)
 
     def release_buffers(self) -> None:
         """Give the buffers back, which the next step needs; what was put is written first."""
@@ -72,18 +62,9 @@ class NvmeState(FullyPartitionedState):
         self._resident, self._changed = None, False
 
     def create_moments(self) -> None:
-        groups = self._adam.param_groups
-        for index, group_id in enumerate(self._group_ids()):
+        for index, group in enumerate(self._groups()):
             master = self._swap_in(index)
-            if self._adam.state.get(master):
-                continue
-            gradient, master.grad = master.grad, torch.zeros_like(master)
-            self._adam.param_groups = [{**groups[group_id], "params": [master], "lr": 0.0}]
-            self._adam.step()
-            master.grad = gradient
-            self._set_step(self._adam.state[master], 0)
-            self._changed = True
-            self._adam.param_groups = groups
+            self._changed |= self._create_moments_of(master, group)
         self.release_buffers()
 
     def held_bytes(self) -> dict[str, int]:
@@ -128,22 +109,20 @@ class NvmeState(FullyPartitionedState):
 
     def _position(self, parameter: Parameter) -> tuple[int, int, int]:
         """Sub group, and where in it this rank's part of the parameter is."""
-        group, start, length = self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
-        return group, start, length
+        return self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
 
     def _swap_in(self, group: int) -> torch.Tensor:
-        """The flat master of a sub group, in memory with its moments until ``release_buffers`` or another group."""
+        """See FullyPartitionedState; with its moments, until ``release_buffers`` or another group."""
         if group != self._resident and self._optimizer._swappable_optimizer_subgroup(group):
             self.release_buffers()
             self._optimizer._optimizer_states_and_gradient_swap_in(group)
             self._resident = group
-        return self._optimizer.fp32_partitioned_groups_flat[group]
+        return super()._swap_in(group)
 
     def _tensors(self, group: int) -> dict[StateKind, torch.Tensor]:
         master = self._swap_in(group)
-        moments = self._adam.state[master]
-        found = {kind: moments[kind.value] for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)}
-        return {StateKind.MASTER: master.data, **found}
+        moments = {kind: self._adam.state[master][kind.value] for kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)}
+        return {StateKind.MASTER: master.data, **moments}
 
     def _part(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
         group, start, length = self._position(parameter)
@@ -162,9 +141,8 @@ class NvmeState(FullyPartitionedState):
                 yield swapper.partitioned_swap_buffer
 
     def _file_bytes(self) -> int:
-        swappers: list[Any] = [self._optimizer.optimizer_swapper, self._weight_swapper()]
-        folders = [Path(swapper.swap_folder) for swapper in swappers if swapper is not None]
-        return sum(file.stat().st_size for folder in folders for file in folder.glob("*.swp"))
+        swappers = filter(None, (self._optimizer.optimizer_swapper, self._weight_swapper()))
+        return sum(file.stat().st_size for each in swappers for file in Path(each.swap_folder).glob("*.swp"))
 
     def _weight_swapper(self) -> Any:
         return getattr(self._optimizer.fp16_groups[0][0], "nvme_swapper", None)

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import deepspeed
 import torch
@@ -21,6 +22,7 @@ from deepspeed.runtime.zero.partition_parameters import DeepSpeedTensorOverride
 from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from kit.emit.run_directory import RunDirectory
 from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
@@ -31,23 +33,23 @@ from kit.engines.megatron.resharding.groups import ShardGroups
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights.random import RandomSource
 
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
+_GROUP_FUNCTIONS = (
+    "get_tensor_model_parallel_rank",
+    "get_tensor_model_parallel_world_size",
+    "get_tensor_model_parallel_group",
+    "get_pipeline_model_parallel_world_size",
+    "get_data_parallel_rank",
+    "get_data_parallel_world_size",
+    "get_data_parallel_group",
+)
+"""Names by which DeepSpeed asks for groups (utils/groups.py, engine.py), answered by megatron-core. Tensor parallelism
+also has an older name, model parallelism."""
 
 
-class _TensorParallelUnit:
-    """The names by which DeepSpeed asks for groups (utils/groups.py, engine.py), answered by megatron-core."""
-
-    get_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
-    get_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
-    get_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
-    get_tensor_model_parallel_rank = staticmethod(parallel_state.get_tensor_model_parallel_rank)
-    get_tensor_model_parallel_world_size = staticmethod(parallel_state.get_tensor_model_parallel_world_size)
-    get_tensor_model_parallel_group = staticmethod(parallel_state.get_tensor_model_parallel_group)
-    get_pipeline_model_parallel_world_size = staticmethod(parallel_state.get_pipeline_model_parallel_world_size)
-    get_data_parallel_rank = staticmethod(parallel_state.get_data_parallel_rank)
-    get_data_parallel_world_size = staticmethod(parallel_state.get_data_parallel_world_size)
-    get_data_parallel_group = staticmethod(parallel_state.get_data_parallel_group)
+def _tensor_parallel_unit() -> SimpleNamespace:
+    """What ``deepspeed.initialize`` takes as ``mpu``."""
+    answers = {name: getattr(parallel_state, name) for name in _GROUP_FUNCTIONS}
+    return SimpleNamespace(**answers, **{name.replace("tensor_", ""): answers[name] for name in _GROUP_FUNCTIONS[:3]})
 
 
 class MegatronTensorParallel(ModelParallelStrategy):
@@ -59,7 +61,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
         self._rundir, self._settings = rundir, rundir.megatron
         parallel_state.initialize_model_parallel(**self._settings["parallel_state"])
         model_parallel_cuda_manual_seed(rundir.run.seed)
-        self.mpu = _TensorParallelUnit()
+        self.mpu = _tensor_parallel_unit()
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.tokens_group = parallel_state.get_data_parallel_group()
@@ -121,8 +123,8 @@ class MegatronTensorParallel(ModelParallelStrategy):
         under sequence parallelism norms and biases of row-parallel layers, and always norms of single heads."""
         if self._config.tensor_model_parallel_size == 1:
             return False
-        of_heads = self._config.qk_layernorm and ("q_layernorm" in name or "k_layernorm" in name)
-        return of_heads or getattr(parameter, "sequence_parallel", False)
+        is_head_norm = self._config.qk_layernorm and ("q_layernorm" in name or "k_layernorm" in name)
+        return is_head_norm or getattr(parameter, "sequence_parallel", False)
 
 
 class _Shards:

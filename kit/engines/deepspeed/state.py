@@ -7,13 +7,13 @@
         └── NvmeState            its state on NVMe (nvme_state.py)
 
 All methods are collective. ``get`` and ``gradient`` return the whole fp32 tensor on every rank, on the engine's
-device; ``put`` takes the whole tensor on every rank and keeps this rank's part.
+device; ``set`` takes the whole tensor on every rank and keeps this rank's part.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -45,17 +45,18 @@ class ParameterState(ABC):
         self._optimizer: Any = engine.optimizer
         self._adam: torch.optim.Optimizer = engine.basic_optimizer
 
-    @abstractmethod
     def gradient(self, parameter: Parameter) -> torch.Tensor:
-        """Full gradient, between backward and step."""
+        """The parameter's gradient, between backward and step: fp32, of the whole parameter's shape."""
+        return safe_get_full_grad(parameter).float()
 
     @abstractmethod
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        """MASTER, EXP_AVG or EXP_AVG_SQ."""
+        """MASTER, EXP_AVG or EXP_AVG_SQ: fp32, of the whole parameter's shape."""
 
     @abstractmethod
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        """Moments must exist (``create_moments``); master weights show in the model after ``update_model``."""
+        """Set one kind of state; ``value``: fp32, of the whole parameter's shape. Moments must exist
+        (``create_moments``); master weights show in the model after ``update_model``."""
 
     @abstractmethod
     def update_model(self) -> None:
@@ -67,11 +68,11 @@ class ParameterState(ABC):
 
     @abstractmethod
     def master_weights(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
-        """What Adam updates on this rank, each with its parameter group."""
+        """What Adam updates on this rank, each with its parameter group: fp32, flat where ZeRO partitions it."""
 
-    @abstractmethod
-    def gradient_tensors(self) -> Iterator[torch.Tensor | None]:
-        """Tensors that hold gradients now."""
+    def _optimizer_gradients(self) -> Iterable[torch.Tensor | None]:
+        """Tensors in which the optimizer holds gradients now, beside the parameters' own."""
+        return ()
 
     def release_buffers(self) -> None:  # noqa: B027 (nothing to give back unless state is swapped)
         """Give back what reading and writing state has taken; call it before the engine goes on."""
@@ -81,16 +82,20 @@ class ParameterState(ABC):
 
         The moments are then zero and the weights what they were, bit for bit. No-op where state exists.
         """
-        groups = self._adam.param_groups
         for group, master in self.master_weights():
-            if self._adam.state.get(master):
-                continue
-            gradient, master.grad = master.grad, torch.zeros_like(master)
-            self._adam.param_groups = [{**group, "params": [master], "lr": 0.0}]
-            self._adam.step()
-            master.grad = gradient
-            self._set_step(self._adam.state[master], 0)
-        self._adam.param_groups = groups
+            self._create_moments_of(master, group)
+
+    def _create_moments_of(self, master: torch.Tensor, group: dict[str, Any]) -> bool:
+        """See ``create_moments``; whether there were none."""
+        if self._adam.state.get(master):
+            return False
+        groups, gradient = self._adam.param_groups, master.grad
+        master.grad = torch.zeros_like(master)
+        self._adam.param_groups = [{**group, "params": [master], "lr": 0.0}]
+        self._adam.step()
+        self._adam.param_groups, master.grad = groups, gradient
+        self._set_step(self._adam.state[master], 0)
+        return True
 
     @property
     def optimizer_steps(self) -> int:
@@ -114,15 +119,14 @@ class ParameterState(ABC):
     def held_bytes(self) -> dict[str, int]:
         """Bytes of this rank's weights, gradients, and optimizer (master weights and moments); shared storage counts
         once."""
-        weights = [
-            tensor for p in self._engine.module.parameters() for tensor in (p.data, getattr(p, "ds_tensor", None))
-        ]
+        parameters = list(self._engine.module.parameters())
+        weights = [tensor for p in parameters for tensor in (p.data, getattr(p, "ds_tensor", None))]
         optimizer = [master for _, master in self.master_weights()]
         optimizer += [t for state in self._adam.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
         seen: set[int] = set()
         return {
             "weights": new_bytes(weights, seen),
-            "gradients": new_bytes(self.gradient_tensors(), seen),
+            "gradients": new_bytes([*(p.grad for p in parameters), *self._optimizer_gradients()], seen),
             "optimizer": new_bytes(optimizer, seen),
         }
 
@@ -132,11 +136,14 @@ class UnshardedState(ParameterState):
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         super().__init__(engine)
-        self._master = dict(_master_pairs(engine))
+        self._master: dict[Parameter, torch.Tensor] = {p: p for p in engine.module.parameters() if p.requires_grad}
+        """Model weight → what Adam updates."""
         if isinstance(self._optimizer, FP16_UnfusedOptimizer):
+            groups = zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True)
+            self._master = {key: value for pair in groups for key, value in zip(*pair, strict=True)}
             # It takes a real step to make Adam's state (unfused_optimizer.py, initialize_optimizer_states): master
-            # weights
-            # lose lr·weight_decay, and bias correction is a step ahead for good; 3 % in the gradient norm by step 10.
+            # weights lose lr·weight_decay, and bias correction is a step ahead for good; 3 % in the gradient norm by
+            # step 10.
             self._optimizer.refresh_fp32_params()
             self.set_optimizer_steps(0)
 
@@ -144,10 +151,11 @@ class UnshardedState(ParameterState):
         return parameter.grad.float()
 
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        return self._tensor(parameter, kind)
+        master = self._master[parameter]
+        return master if kind is StateKind.MASTER else self._adam.state[master][kind.value]
 
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        self._tensor(parameter, kind).data.copy_(value)
+        self.get(parameter, kind).data.copy_(value)
 
     def update_model(self) -> None:
         for parameter, master in self._master.items():
@@ -159,19 +167,9 @@ class UnshardedState(ParameterState):
     def master_weights(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
         return [(group, master) for group in self._adam.param_groups for master in group["params"]]
 
-    def gradient_tensors(self) -> Iterator[torch.Tensor | None]:
-        return (parameter.grad for parameter in self._engine.module.parameters())
-
-    def _tensor(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        master = self._master[parameter]
-        return master if kind is StateKind.MASTER else self._adam.state[master][kind.value]
-
 
 class PartitionedState(ParameterState):
     """DeepSpeedZeroOptimizer, or BF16_Optimizer (stage 1 with fp32 accumulation)."""
-
-    def gradient(self, parameter: Parameter) -> torch.Tensor:
-        return safe_get_full_grad(parameter).float()
 
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
         if kind is StateKind.MASTER:
@@ -209,8 +207,7 @@ class PartitionedState(ParameterState):
     def master_weights(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
         return [(group, group["params"][0]) for group in self._adam.param_groups]
 
-    def gradient_tensors(self) -> Iterator[torch.Tensor | None]:
-        yield from (parameter.grad for parameter in self._engine.module.parameters())
+    def _optimizer_gradients(self) -> Iterable[torch.Tensor | None]:
         yield from (master.grad for _, master in self.master_weights())
         if isinstance(self._optimizer, BF16_Optimizer):
             yield from self._optimizer.fp32_groups_gradients_flat
@@ -225,9 +222,6 @@ class PartitionedState(ParameterState):
 
 class FullyPartitionedState(ParameterState):
     """DeepSpeedZeroOptimizer_Stage3: every parameter has a padded slice on every rank of its group."""
-
-    def gradient(self, parameter: Parameter) -> torch.Tensor:
-        return safe_get_full_grad(parameter).float()
 
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
         if kind is StateKind.MASTER:
@@ -244,7 +238,7 @@ class FullyPartitionedState(ParameterState):
         return length * dist.get_rank(parameter.ds_process_group), length
 
     def set_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
-        """Set this rank's part, which may be shorter than its range at the end."""
+        """Set this rank's part; ``part``: fp32, one dimension, maybe shorter than the rank's range at the end."""
         # The setters of whole tensors slice beyond the end where ranks do not divide the elements (stage3.py,
         # set_full_hp_param): hand over this rank's slice, padded.
         part = torch.nn.functional.pad(part, (0, parameter.partition_numel() - part.numel()))
@@ -259,39 +253,34 @@ class FullyPartitionedState(ParameterState):
         optimizer._partition_all_parameters()
         optimizer.invalidate_secondary_tensor()  # of hpZ: made anew from the master weights in the next forward
         for index in range(len(optimizer.fp16_groups)):
+            self._swap_in(index)
             optimizer._reassign_or_swap_out_partitioned_parameters(index)
+        self.release_buffers()
         if optimizer.persistent_parameters:
             optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
 
+    def _swap_in(self, group: int) -> torch.Tensor:
+        """The flat master weight of a sub group, in memory."""
+        return self._optimizer.fp32_partitioned_groups_flat[group]
+
     def clear_gradients(self) -> None:
-        optimizer = self._optimizer
-        optimizer._offload_boundary_param_ids = set()
-        optimizer._overflow_clean_up(optimizer.loss_scale)
+        self._optimizer._offload_boundary_param_ids = set()
+        self._optimizer._overflow_clean_up(self._optimizer.loss_scale)
 
     def master_weights(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
-        groups = [self._adam.param_groups[i] for i in self._group_ids()]
-        return list(zip(groups, self._optimizer.fp32_partitioned_groups_flat, strict=True))
+        return list(zip(self._groups(), self._optimizer.fp32_partitioned_groups_flat, strict=True))
 
-    def gradient_tensors(self) -> Iterator[torch.Tensor | None]:
-        yield from (parameter.grad for parameter in self._engine.module.parameters())
-        yield from (master.grad for _, master in self.master_weights())
-        yield self._optimizer.grad_partitions_flat_buffer
+    def _optimizer_gradients(self) -> Iterable[torch.Tensor | None]:
+        return (*(master.grad for _, master in self.master_weights()), self._optimizer.grad_partitions_flat_buffer)
 
-    def _group_ids(self) -> list[int]:
-        return [self._optimizer.sub_group_to_group_id[i] for i in range(len(self._optimizer.fp16_groups))]
-
-
-def _master_pairs(engine: DeepSpeedEngine) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """(model weight, what Adam updates)."""
-    optimizer = engine.optimizer
-    if isinstance(optimizer, FP16_UnfusedOptimizer):
-        groups = zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True)
-        return [pair for weights, masters in groups for pair in zip(weights, masters, strict=True)]
-    return [(parameter, parameter) for parameter in engine.module.parameters() if parameter.requires_grad]
+    def _groups(self) -> list[dict[str, Any]]:
+        """Parameter group of each sub group."""
+        of_sub_group = self._optimizer.sub_group_to_group_id
+        return [self._adam.param_groups[of_sub_group[i]] for i in range(len(self._optimizer.fp16_groups))]
 
 
 def new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:
-    """Bytes of storages not yet seen, and remember them."""
+    """Bytes of storages not yet seen, of tensors of any shape and dtype; remembers their addresses in ``seen``."""
     total = 0
     for tensor in tensors:
         if tensor is None or tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in seen:

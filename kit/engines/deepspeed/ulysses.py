@@ -7,7 +7,8 @@ over the ranks of all groups.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,47 +16,37 @@ from deepspeed.runtime.sequence_parallel import parallel_state_sp
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kit.emit.run_directory import RunDirectory
 from kit.engines.base import MicroBatch
 from kit.engines.deepspeed.data_parallel import DataParallel
 from kit.engines.kernels.loss import summed_cross_entropy
 
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
-
 _ATTENTION = "sdpa"
+_GROUP_FUNCTIONS = (
+    "initialize_sequence_parallel",  # DeepSpeed recognises Ulysses by this name (utils/groups.py)
+    "get_sequence_parallel_group",
+    "get_sequence_parallel_world_size",
+    "get_sequence_parallel_rank",
+    "get_sequence_data_parallel_group",
+    "get_sequence_data_parallel_world_size",
+    "get_sequence_data_parallel_rank",
+)
+"""What DeepSpeed asks its unit of sequence parallelism for."""
 
 
-class _SequenceParallelUnit:
-    """DeepSpeed's own unit (parallel_state_sp.py), but for model parallelism, of which there is none.
+def _sequence_parallel_unit() -> SimpleNamespace:
+    """Collective. DeepSpeed's own unit (parallel_state_sp.py), but for model parallelism, of which there is none.
 
     It calls sequence-parallel ranks model-parallel too. The ZeRO optimizers know and do not ask; BF16_Optimizer (stage
     1 with accumulation) does, and leaves all but the first rank of a group out of the norm: it fails on the others.
     """
-
-    initialize_sequence_parallel = staticmethod(parallel_state_sp.initialize_sequence_parallel)
-    """DeepSpeed recognises Ulysses by this attribute (utils/groups.py)."""
-    get_sequence_parallel_group = staticmethod(parallel_state_sp.get_sequence_parallel_group)
-    get_sequence_parallel_world_size = staticmethod(parallel_state_sp.get_sequence_parallel_world_size)
-    get_sequence_parallel_rank = staticmethod(parallel_state_sp.get_sequence_parallel_rank)
-    get_sequence_data_parallel_group = staticmethod(parallel_state_sp.get_sequence_data_parallel_group)
-    get_sequence_data_parallel_world_size = staticmethod(parallel_state_sp.get_sequence_data_parallel_world_size)
-    get_sequence_data_parallel_rank = staticmethod(parallel_state_sp.get_sequence_data_parallel_rank)
-
-    def __init__(self) -> None:
-        """Collective."""
-        self._alone, _ = dist.new_subgroups(group_size=1)
-
-    def get_model_parallel_rank(self) -> int:
-        """No other rank holds another part."""
-        return 0
-
-    def get_model_parallel_world_size(self) -> int:
-        """No model parallelism."""
-        return 1
-
-    def get_model_parallel_group(self) -> dist.ProcessGroup | None:
-        """A group of this rank alone."""
-        return self._alone
+    alone, _ = dist.new_subgroups(group_size=1)
+    return SimpleNamespace(
+        **{name: getattr(parallel_state_sp, name) for name in _GROUP_FUNCTIONS},
+        get_model_parallel_rank=lambda: 0,
+        get_model_parallel_world_size=lambda: 1,
+        get_model_parallel_group=lambda: alone,
+    )
 
 
 class UlyssesSequenceParallel(DataParallel):
@@ -85,7 +76,7 @@ class UlyssesSequenceParallel(DataParallel):
             micro_batch_size=self._layout.micro_batch_size,
             seq_length_is_variable=True,
         )
-        self.mpu = _SequenceParallelUnit()
+        self.mpu = _sequence_parallel_unit()
         return model
 
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:

@@ -9,29 +9,26 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from kit.engines.base import StateKind, TensorSource
-from kit.engines.huggingface import experts
+from kit.emit.run_directory import RunDirectory
+from kit.engines.base import GeneratedSource, StateKind, TensorSource
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.models import (
     HfDirectory,
     build_skeleton,
-    check_names,
     check_shape,
     fill_buffers,
+    source_for_model,
     tensor_shapes,
 )
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
-
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
 
 PREFIX = "base_model.model."
 """What peft puts before a model's own names."""
@@ -41,38 +38,24 @@ _ATTENTION = ("attn", "attention", "Attention")
 """Parts of the names of transformers' attention modules."""
 
 
-def build_frozen(rundir: RunDirectory, device: torch.device) -> PreTrainedModel:
+def build_frozen(rundir: RunDirectory, lora: LoraSpec, device: torch.device) -> PreTrainedModel:
     """The plan's model on ``device`` with the weights of ``run.model_path``, frozen, and adapters.
 
     Tensor by tensor from disk, in the computation's precision or nf4: beside what stays, no more than one weight is
-    held at a time. Raises EngineError without a path: adapters on random weights are of no use.
+    held at a time. Raises EngineError without a path: adapters on random weights are of no use; CheckpointError where
+    names or shapes are not the model's.
     """
     model = build_skeleton(rundir.plan.model)
     fill_buffers(model, device)
-    dtype = torch.bfloat16 if rundir.plan.job.precision == "bf16" else torch.float32
-    lora = _lora(rundir)
-    load_frozen(model, rundir.plan.model, _source(rundir), device, dtype, lora.four_bit)
+    _load_whole(model, rundir, device, lora.four_bit)
     adapt(model, lora)
     return model
 
 
-def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory) -> None:
+def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory, lora: LoraSpec) -> None:
     """``build_frozen`` for a model that zero.Init has partitioned: each rank reads its part of every weight."""
-    load_partitioned(model, rundir.plan.model, _source(rundir))
-    adapt(model, _lora(rundir))
-
-
-def _source(rundir: RunDirectory) -> HfDirectory:
-    if rundir.run.model_path is None:
-        raise EngineError(
-            "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
-        )
-    return HfDirectory(rundir.run.model_path)
-
-
-def _lora(rundir: RunDirectory) -> LoraSpec:
-    assert rundir.plan.job.lora is not None
-    return rundir.plan.job.lora
+    _load_partitioned(model, rundir)
+    adapt(model, lora)
 
 
 def adapt(model: PreTrainedModel, lora: LoraSpec) -> None:
@@ -121,11 +104,10 @@ def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
     """Adapters by their names on disk; without any, all parameters by their own."""
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return {name_on_disk(name): parameter for name, parameter in named.items()}
+    return {_name_on_disk(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def name_on_disk(name: str) -> str:
+def _name_on_disk(name: str) -> str:
     """A parameter's name in memory → in peft's files; those that are no adapter's keep theirs."""
     middle = f".{_ADAPTER}."
     return PREFIX + name.replace(middle, ".") if middle in name else name
@@ -143,16 +125,8 @@ def checkpoint_shapes(model: ModelSpec, lora: LoraSpec | None) -> dict[str, tupl
     return tensor_shapes(model) if lora is None else adapter_shapes(model, lora)
 
 
-class InitialAdapters(TensorSource):
-    """A ``TensorSource`` of adapters as they start: B zero, A as peft draws it (Kaiming with a = √5: uniform within
-    1/√inputs), from a seed and the name alone, so that every layout starts from the same ones."""
-
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
-        self._shapes, self._seed = shapes, seed
-
-    def names(self) -> Sequence[str]:
-        """Names of all adapters."""
-        return list(self._shapes)
+class InitialAdapters(GeneratedSource):
+    """Adapters as they start: B zero, A as peft draws it (Kaiming with a = √5: uniform within 1/√inputs)."""
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, fp32, on the CPU."""
@@ -162,27 +136,14 @@ class InitialAdapters(TensorSource):
         generator = torch.Generator().manual_seed(self._seed * 2**32 + zlib.crc32(name.encode()))
         return (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(shape[1])
 
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the adapter."""
-        return self._shapes[name]
-
 
 @torch.no_grad()
-def load_frozen(
-    model: PreTrainedModel,
-    spec: ModelSpec,
-    source: TensorSource,
-    device: torch.device,
-    dtype: torch.dtype,
-    four_bit: bool = False,
-) -> None:
-    """Give every parameter of a model without memory (on meta) its value, in ``dtype`` on ``device``; the weights of
-    linear layers but the head in nf4 where ``four_bit``. Raises CheckpointError where names or shapes are not the
-    model's."""
+def _load_whole(model: PreTrainedModel, rundir: RunDirectory, device: torch.device, four_bit: bool) -> None:
+    """Give every parameter of a model without memory (on meta) its value on ``device``, in the computation's precision;
+    the weights of linear layers but the head in nf4 where ``four_bit``."""
+    dtype = torch.bfloat16 if rundir.plan.job.precision == "bf16" else torch.float32
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    fused, buffers = experts.FusedExpertsSource(spec, source, list(shapes)), SavedBuffers(model)
-    check_names(shapes | buffers.shapes, fused)
-    buffers.load(StateKind.MASTER, fused)
+    source = _frozen_source(model, rundir, shapes)
     owners: dict[int, list[tuple[torch.nn.Module, str]]] = {}
     for module in model.modules():
         for key, parameter in module.named_parameters(recurse=False):
@@ -190,8 +151,8 @@ def load_frozen(
     quantised = _to_quantise(model) if four_bit else set()
     # Quantised weights last: their modules are replaced, and take the biases with them.
     for name, parameter in sorted(model.named_parameters(), key=lambda named: named[0] in quantised):
-        check_shape(name, shapes[name], fused.shape(name))
-        value = fused.read(name).to(device=device, dtype=dtype, copy=True)  # what is read is a view of the file
+        check_shape(name, shapes[name], source.shape(name))
+        value = source.read(name).to(device=device, dtype=dtype, copy=True)  # what is read is a view of the file
         if name in quantised:
             _quantise(model, name.removesuffix(".weight"), value, dtype)
             continue
@@ -201,19 +162,25 @@ def load_frozen(
 
 
 @torch.no_grad()
-def load_partitioned(model: PreTrainedModel, spec: ModelSpec, source: TensorSource) -> None:
-    """Set all weights of a model under zero.Init: each rank reads its own part. Raises like ``load_frozen``."""
+def _load_partitioned(model: PreTrainedModel, rundir: RunDirectory) -> None:
+    """Set all weights of a model under zero.Init: each rank reads its own part."""
     parameters: dict[str, Any] = dict(model.named_parameters())  # with what zero.Init gave them
     shapes = {name: tuple(parameter.ds_shape) for name, parameter in parameters.items()}
-    fused, buffers = experts.FusedExpertsSource(spec, source, list(shapes)), SavedBuffers(model)
-    check_names(shapes | buffers.shapes, fused)
-    buffers.load(StateKind.MASTER, fused)
+    source = _frozen_source(model, rundir, shapes)
     for name, parameter in parameters.items():
-        check_shape(name, shapes[name], fused.shape(name))
+        check_shape(name, shapes[name], source.shape(name))
         length = parameter.partition_numel()
-        start = length * torch.distributed.get_rank(parameter.ds_process_group)
-        part = fused.read_flat(name, start, length)
+        part = source.read_flat(name, length * torch.distributed.get_rank(parameter.ds_process_group), length)
         parameter.ds_tensor.data[: part.numel()].copy_(part)
+
+
+def _frozen_source(model: PreTrainedModel, rundir: RunDirectory, shapes: Mapping[str, tuple[int, ...]]) -> TensorSource:
+    if rundir.run.model_path is None:
+        raise EngineError(
+            "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
+        )
+    directory = HfDirectory(rundir.run.model_path)
+    return source_for_model(rundir.plan.model, directory, shapes, SavedBuffers(model), StateKind.MASTER)
 
 
 def scale_bytes(model: torch.nn.Module) -> int:
@@ -223,9 +190,8 @@ def scale_bytes(model: torch.nn.Module) -> int:
 
 
 def _to_quantise(model: PreTrainedModel) -> set[str]:
-    head = model.get_output_embeddings()
-    modules = model.named_modules()
-    return {f"{name}.weight" for name, module in modules if isinstance(module, torch.nn.Linear) and module is not head}
+    linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    return {f"{name}.weight" for name, module in linear.items() if module is not model.get_output_embeddings()}
 
 
 def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dtype: torch.dtype) -> None:

@@ -26,29 +26,27 @@ class SavedBuffers:
     """The saved buffers of one transformers model; every rank has all of them."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._owners = {name: name.rpartition(".")[0] for name, _ in model.named_buffers() if is_buffer(name)}
-        self._modules = {owner: model.get_submodule(owner) for owner in self._owners.values()}
+        names = [name for name, _ in model.named_buffers() if is_buffer(name)]
+        self._modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name → shape."""
-        return {name: tuple(self._tensor(name).shape) for name in self._owners}
+        return {name: tuple(self._tensor(name).shape) for name in self._modules}
 
     def export(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, fp32 CPU copy) of each buffer; zeros for gradients and moments."""
-        for name in self._owners:
-            tensor = self._tensor(name).detach()
-            copied = tensor.to("cpu", torch.float32, copy=True)
+        for name in self._modules:
+            copied = self._tensor(name).detach().to("cpu", torch.float32, copy=True)
             yield name, copied if kind is StateKind.MASTER else torch.zeros_like(copied)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
         """Set them, in fp32 whatever the model was cast to."""
         if kind is not StateKind.MASTER:
             return
-        for name, owner in self._owners.items():
+        for name, module in self._modules.items():
             value = source.read(name).to(self._tensor(name).device, torch.float32, copy=True)
-            setattr(self._modules[owner], name.rpartition(".")[2], value)
+            setattr(module, name.rpartition(".")[2], value)
 
     def _tensor(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = getattr(self._modules[self._owners[name]], name.rpartition(".")[2])
-        return tensor
+        return getattr(self._modules[name], name.rpartition(".")[2])

@@ -11,74 +11,62 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from kit.engines.base import TensorSource
 from kit.engines.huggingface import fused_experts
+from kit.engines.huggingface.fused_experts import ExpertSlice
 from kit.specs.model import ModelSpec
 
-
-@dataclass(frozen=True)
-class _Names:
-    """One family's names on disk, below ``model.layers.N.``."""
-
-    block: str
-    gate: str
-    up: str
-    down: str
-
-
-_QWEN2_MOE = _Names("mlp", "gate_proj", "up_proj", "down_proj")
-_NAMES = {
-    "mixtral": _Names("block_sparse_moe", "w1", "w3", "w2"),
+_QWEN2_MOE = ("mlp", {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
+_NAMES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
+    "mixtral": ("block_sparse_moe", {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}),
     "qwen3_moe": _QWEN2_MOE,
     "deepseek_v2": _QWEN2_MOE,
     "deepseek_v3": _QWEN2_MOE,
 }
-
+"""Family → its name on disk of ``model.layers.N.mlp``; fused tensor → the names of an expert's matrices in it."""
 
 _RENAMED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 """Parameters of one tensor that have another name on disk."""
+
+
+def expert_slices(model: ModelSpec, name: str) -> dict[str, ExpertSlice]:
+    """Name on disk → part of the parameter ``name`` of transformers, expert by expert; empty where it is one tensor on
+    disk too."""
+    if model.traits.interleaved_experts:
+        return fused_experts.interleaved_slices(name, model.num_experts)
+    layer, _, fused = name.partition(".mlp.experts.")
+    block, matrices = _NAMES.get(model.family, _QWEN2_MOE)
+    names = matrices.get(fused, ())
+    return {
+        f"{layer}.{block}.experts.{expert}.{matrix}.weight": ExpertSlice(expert, index, len(names), interleaved=False)
+        for expert in range(model.num_experts)
+        for index, matrix in enumerate(names)
+    }
 
 
 def names_on_disk(model: ModelSpec, name: str) -> list[str]:
     """The tensors on disk of one parameter of transformers: itself, or the matrices of all experts in order."""
     if renamed := _RENAMED.get(model.family, {}).get(name):
         return [renamed]
-    if model.traits.interleaved_experts:
-        return list(fused_experts.parts(name, model.num_experts)) or [name]
-    if model.family not in _NAMES or ".mlp." not in name:
-        return [name]
-    names = _NAMES[model.family]
-    layer, _, rest = name.partition(".mlp.")
-    block = f"{layer}.{names.block}"
-    matrices = {"experts.gate_up_proj": (names.gate, names.up), "experts.down_proj": (names.down,)}.get(rest)
-    if matrices is None:
-        return [f"{block}.{rest}"]
-    return [f"{block}.experts.{i}.{matrix}.weight" for i in range(model.num_experts) for matrix in matrices]
+    block, _ = _NAMES.get(model.family, _QWEN2_MOE)
+    return list(expert_slices(model, name)) or [name.replace(".mlp.", f".{block}.", 1)]
 
 
 def shapes_on_disk(model: ModelSpec, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     """Names and shapes on disk of one parameter of transformers."""
-    names = names_on_disk(model, name)
-    if model.traits.interleaved_experts and (parts := fused_experts.parts(name, model.num_experts)):
-        return {each: part.shape(shape) for each, part in parts.items()}
-    if len(shape) < 3:
-        return dict.fromkeys(names, shape)
-    experts, rows, columns = shape
-    return dict.fromkeys(names, (rows * experts // len(names), columns))
+    slices = expert_slices(model, name)
+    return {each: part.shape(shape) for each, part in slices.items()} or {names_on_disk(model, name)[0]: shape}
 
 
 def split_experts(model: ModelSpec, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
     """One parameter (or its gradient or moment) → names on disk and tensors, which are views."""
-    names = names_on_disk(model, name)
-    if len(names) > 1 and model.traits.interleaved_experts:
-        yield from fused_experts.split_fused(name, tensor)
-        return
-    parts = [tensor] if tensor.ndim < 3 else tensor.flatten(0, 1).chunk(len(names))
-    yield from zip(names, parts, strict=True)
+    if slices := expert_slices(model, name):
+        yield from ((each, part.of(tensor)) for each, part in slices.items())
+    else:
+        yield names_on_disk(model, name)[0], tensor
 
 
 class FusedExpertsSource(TensorSource):
@@ -91,7 +79,8 @@ class FusedExpertsSource(TensorSource):
         wanted = {name: names_on_disk(model, name) for name in names}
         self._parts = {name: parts for name, parts in wanted.items() if present.issuperset(parts)}
         self._parts |= {name: [name] for name in present - {part for parts in self._parts.values() for part in parts}}
-        self._rank_three = {name for name, parts in wanted.items() if len(parts) > 1}
+        slices = {name: expert_slices(model, name) for name in names}
+        self._slices = {name: of_name for name, of_name in slices.items() if of_name}
         self._experts = model.num_experts
         self._interleaved = model.traits.interleaved_experts
 
@@ -101,24 +90,18 @@ class FusedExpertsSource(TensorSource):
 
     def read(self, name: str) -> torch.Tensor:
         """The whole parameter, on the CPU, in the dtype on disk."""
-        if self._interleaved and name in self._rank_three:
-            return fused_experts.join(name, self._experts, self._source.read)
-        tensors = [self._source.read(part) for part in self._parts[name]]
-        if name not in self._rank_three:
-            return tensors[0]
-        return torch.cat(tensors).unflatten(0, (self._experts, -1))
+        if name in self._slices:
+            return fused_experts.join(self._slices[name], self._experts, self._source.read)
+        return self._source.read(self._parts[name][0])
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the whole parameter."""
-        parts = [self._source.shape(part) for part in self._parts[name]]
-        if name not in self._rank_three:
-            return parts[0]
-        if self._interleaved:
-            return fused_experts.joined_shape(parts[0], self._experts, len(parts) // self._experts)
-        return (self._experts, sum(rows for rows, _ in parts) // self._experts, parts[0][1])
+        one = self._source.shape(self._parts[name][0])
+        slices = self._slices.get(name)
+        return one if slices is None else next(iter(slices.values())).fused_shape(one, self._experts)
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        if self._interleaved and name in self._rank_three:
+        if self._interleaved and name in self._slices:
             return super().read_flat(name, start, length)
         found, position = [], 0
         for part in self._parts[name]:

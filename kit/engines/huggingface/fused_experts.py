@@ -8,7 +8,7 @@ of it. Each is a view of the fused tensor, so that one function serves both dire
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,63 +25,64 @@ _INFIX = ".mlp.experts."
 
 @dataclass(frozen=True)
 class ExpertSlice:
-    """One matrix or bias of one expert, as part of the fused tensor."""
+    """One matrix or bias of one expert, as part of the tensor that holds those of all experts."""
 
     expert: int
-    first: int
-    step: int
-    """Outputs ``first``, ``first + step``, …"""
+    index: int
+    count: int
+    """It is number ``index`` of the ``count`` that the tensor has of each expert."""
+    interleaved: bool
+    """True: (expert, input, output), and the outputs of the ``count`` take turns. False: (expert, output, input), and
+    they lie one after the other."""
 
     def of(self, fused: torch.Tensor) -> torch.Tensor:
-        """A view: (output, input), or (output)."""
-        one = fused[self.expert][..., self.first :: self.step]
+        """A view: (output, input), or (output) of a bias."""
+        one = fused[self.expert]
+        if not self.interleaved:
+            return one.chunk(self.count)[self.index]
+        one = one[..., self.index :: self.count]
         return one.t() if one.ndim == 2 else one
 
     def shape(self, fused: tuple[int, ...]) -> tuple[int, ...]:
         """Shape of the view; ``fused``: shape of the fused tensor."""
-        outputs = fused[-1] // self.step
-        return (outputs, fused[1]) if len(fused) == 3 else (outputs,)
+        if not self.interleaved:
+            return (fused[1] // self.count, fused[2])
+        return (fused[-1] // self.count, *fused[1:-1])
+
+    def fused_shape(self, one: tuple[int, ...], experts: int) -> tuple[int, ...]:
+        """Shape of the fused tensor of which this is a part of the shape ``one``."""
+        if not self.interleaved:
+            return (experts, one[0] * self.count, one[1])
+        return (experts, *one[1:], one[0] * self.count)
 
     def read_block(self, fused: Any, dim: int, start: int, length: int) -> torch.Tensor:
-        """Rows (``dim`` 0) or columns (1) of the view; ``fused`` is a slice of a safetensors file, of which no more is
-        read."""
-        outputs = slice(start * self.step, (start + length) * self.step) if dim == 0 else slice(None)
+        """Rows (``dim`` 0) or columns (1) of the view of an interleaved tensor; ``fused`` is a slice of a safetensors
+        file, of which no more is read."""
+        outputs = slice(start * self.count, (start + length) * self.count) if dim == 0 else slice(None)
         if len(fused.get_shape()) == 2:
-            return fused[self.expert, outputs][self.first :: self.step]
+            return fused[self.expert, outputs][self.index :: self.count]
         inputs = slice(None) if dim == 0 else slice(start, start + length)
-        found: torch.Tensor = fused[self.expert, inputs, outputs][:, self.first :: self.step]
-        return found.t()
+        return fused[self.expert, inputs, outputs][:, self.index :: self.count].t()
 
 
-def parts(name: str, experts: int) -> dict[str, ExpertSlice]:
+def interleaved_slices(name: str, experts: int) -> dict[str, ExpertSlice]:
     """Name → part of the fused tensor ``name``, expert by expert; empty for any other tensor."""
     layer, infix, matrix = name.partition(_INFIX)
-    if not infix or matrix not in _MATRICES:
-        return {}
-    names = _MATRICES[matrix]
+    names = _MATRICES.get(matrix, ()) if infix else ()
     return {
-        f"{layer}{_INFIX}{expert}.{each}": ExpertSlice(expert, index, len(names))
+        f"{layer}{_INFIX}{expert}.{each}": ExpertSlice(expert, index, len(names), interleaved=True)
         for expert in range(experts)
         for index, each in enumerate(names)
     }
 
 
-def split_fused(name: str, fused: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, view) of all parts."""
-    yield from ((each, part.of(fused)) for each, part in parts(name, fused.shape[0]).items())
-
-
-def join(name: str, experts: int, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """The fused tensor (expert, input, output), from the tensors that ``read`` returns by name."""
-    fused = torch.empty(0)
-    for number, (each, part) in enumerate(parts(name, experts).items()):
-        value = read(each)
-        if number == 0:
-            fused = torch.empty(joined_shape(tuple(value.shape), experts, part.step), dtype=value.dtype)
+def join(slices: Mapping[str, ExpertSlice], experts: int, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
+    """The fused tensor, from the tensors that ``read`` returns by name, in their dtype."""
+    fused: torch.Tensor | None = None
+    for name, part in slices.items():
+        value = read(name)
+        if fused is None:
+            fused = torch.empty(part.fused_shape(tuple(value.shape), experts), dtype=value.dtype)
         part.of(fused).copy_(value)
+    assert fused is not None
     return fused
-
-
-def joined_shape(one: tuple[int, ...], experts: int, step: int) -> tuple[int, ...]:
-    """Shape of the fused tensor whose parts have the shape ``one``."""
-    return (experts, *one[1:], one[0] * step)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from kit.engines.base import TensorSource
+from kit.emit.run_directory import RunDirectory
+from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface import encoder_decoder, fused_experts
-from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.experts import shapes_on_disk
+from kit.engines.huggingface.buffers import SavedBuffers, is_buffer
+from kit.engines.huggingface.experts import FusedExpertsSource, shapes_on_disk
 from kit.engines.huggingface.fused_experts import ExpertSlice
 from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
@@ -23,9 +24,6 @@ from kit.specs.families import families_where
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
 from kit.specs.model import ENCODER_DECODER, ModelSpec
-
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
 
 
 def hf_config(model: ModelSpec) -> PreTrainedConfig:
@@ -52,17 +50,34 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
     The same seed, dtype and kind of device give the same weights on every rank; the caller's random state is left
     as it was. Nothing is downloaded. ``device="meta"`` allocates nothing.
     """
-    return _random_model(rundir.plan.model, rundir.run.seed, dtype, torch.device(device))
+    return random_model(rundir.plan.model, rundir.run.seed, dtype, device)
 
 
-def random_model(model: ModelSpec, seed: int) -> PreTrainedModel:
-    """A model of this shape with random weights, fp32, on the CPU."""
-    return _random_model(model, seed, torch.float32, torch.device("cpu"))
+def random_model(
+    model: ModelSpec, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> PreTrainedModel:
+    """A model of this shape with random weights, in train mode; see ``build_model``."""
+    device = torch.device(device)
+    cuda_devices = (
+        [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
+    )
+    with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
+        torch.manual_seed(seed)
+        attention = "sdpa" if model.traits.fused_attention else "eager"
+        config, options = hf_config(model), {"dtype": dtype, "attn_implementation": attention}
+        if model.family == "t5" and not model.tied_embeddings:
+            built = encoder_decoder.UntiedT5._from_config(config, **options)  # type: ignore[no-untyped-call]
+        elif model.is_encoder_decoder:
+            built = AutoModelForSeq2SeqLM.from_config(config, **options)
+        else:
+            built = AutoModelForCausalLM.from_config(config, **options)
+    built.train()
+    return built
 
 
 def build_skeleton(model: ModelSpec) -> PreTrainedModel:
     """The model without any memory: its modules, and the names and shapes of its parameters."""
-    return _random_model(model, 0, torch.float32, torch.device("meta"))
+    return random_model(model, seed=0, device="meta")
 
 
 @torch.no_grad()
@@ -80,24 +95,21 @@ def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name → shape of every tensor that transformers saves (a tied one once). Allocates nothing.
-
-    Experts have the names they have on disk (``kit/engines/huggingface/experts.py``).
-    """
-    return _parameter_shapes(model, build_skeleton(model))
+    """``tensor_shapes`` without the buffers."""
+    return {name: shape for name, shape in tensor_shapes(model).items() if not is_buffer(name)}
 
 
 def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """``parameter_shapes`` and the buffers that are saved beside them (``kit/engines/huggingface/buffers.py``)."""
+    """Hugging Face name → shape of every tensor that transformers saves: parameters (a tied one once), and the buffers
+    that are saved beside them (``kit/engines/huggingface/buffers.py``). Allocates nothing.
+
+    Experts have the names they have on disk (``kit/engines/huggingface/experts.py``).
+    """
     skeleton = build_skeleton(model)
-    return _parameter_shapes(model, skeleton) | SavedBuffers(skeleton).shapes
-
-
-def _parameter_shapes(model: ModelSpec, skeleton: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in skeleton.named_parameters():
         shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
-    return shapes
+    return shapes | SavedBuffers(skeleton).shapes
 
 
 def transformer_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -127,6 +139,23 @@ def check_shape(name: str, expected: tuple[int, ...], found: tuple[int, ...]) ->
             f"tensor {name} has shape {list(found)} in the checkpoint and {list(expected)} in the model; "
             f"use a checkpoint of the same model"
         )
+
+
+def source_for_model(
+    model: ModelSpec,
+    source: TensorSource,
+    shapes: Mapping[str, tuple[int, ...]],
+    buffers: SavedBuffers,
+    kind: StateKind,
+) -> TensorSource:
+    """``source`` under the names of transformers' own parameters, those of ``shapes``; ``buffers`` are read from it.
+
+    Raises CheckpointError unless it has exactly these parameters and buffers; their shapes are not looked at.
+    """
+    fused = FusedExpertsSource(model, source, list(shapes))
+    check_names({**shapes, **buffers.shapes}, fused)
+    buffers.load(kind, fused)
+    return fused
 
 
 class HfDirectory(SafetensorsSource):
@@ -161,9 +190,13 @@ class HfDirectory(SafetensorsSource):
             renames.pop("lm_head.weight", None)
         self._parts: dict[str, ExpertSlice] = {}
         if family in families_where("interleaved_experts"):
-            _check_not_quantised(directory, files)
+            if quantised := next((name for name in files if name.endswith("_blocks")), None):
+                raise CheckpointError(
+                    f"{quantised} in {directory} is quantised (mxfp4), which is not trained; save the model again "
+                    "after from_pretrained(…, quantization_config=Mxfp4Config(dequantize=True))"
+                )
             for name in list(renames):
-                parts = fused_experts.parts(name, int(config["num_local_experts"]))
+                parts = fused_experts.interleaved_slices(name, int(config["num_local_experts"]))
                 renames |= dict.fromkeys(parts, renames[name])
                 self._parts |= parts
                 if parts:
@@ -175,8 +208,7 @@ class HfDirectory(SafetensorsSource):
     def read(self, name: str) -> torch.Tensor:
         if name not in self._parts:
             return super().read(name)
-        found: torch.Tensor = self._get(name, lambda file, stored: self._parts[name].of(file.get_tensor(stored)))
-        return found
+        return self._get(name, lambda file, stored: self._parts[name].of(file.get_tensor(stored)))
 
     def shape(self, name: str) -> tuple[int, ...]:
         stored = super().shape(name)
@@ -192,18 +224,7 @@ class HfDirectory(SafetensorsSource):
         if name not in self._parts:
             return super().read_block(name, dim, start, length)
         part = self._parts[name]
-        found: torch.Tensor = self._get(
-            name, lambda file, stored: part.read_block(file.get_slice(stored), dim, start, length)
-        )
-        return found
-
-
-def _check_not_quantised(directory: Path, files: Mapping[str, Path]) -> None:
-    if quantised := next((name for name in files if name.endswith("_blocks")), None):
-        raise CheckpointError(
-            f"{quantised} in {directory} is quantised (mxfp4), which is not trained; save the model again after "
-            "from_pretrained(…, quantization_config=Mxfp4Config(dequantize=True))"
-        )
+        return self._get(name, lambda file, stored: part.read_block(file.get_slice(stored), dim, start, length))
 
 
 _PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox.", "t5": ""}
@@ -230,21 +251,3 @@ def _weight_files(directory: Path) -> dict[str, Path]:
         f"{directory} has neither model.safetensors nor its index; pickled weights (.bin, .pt) are not read: "
         f"convert them with transformers' save_pretrained"
     )
-
-
-def _random_model(model: ModelSpec, seed: int, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    cuda_devices = (
-        [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
-    )
-    with torch.random.fork_rng(devices=cuda_devices), torch.device(device):
-        torch.manual_seed(seed)
-        attention = "sdpa" if model.traits.fused_attention else "eager"
-        config, options = hf_config(model), {"dtype": dtype, "attn_implementation": attention}
-        if model.family == "t5" and not model.tied_embeddings:
-            built = encoder_decoder.UntiedT5._from_config(config, **options)  # type: ignore[no-untyped-call]
-        elif model.is_encoder_decoder:
-            built = AutoModelForSeq2SeqLM.from_config(config, **options)
-        else:
-            built = AutoModelForCausalLM.from_config(config, **options)
-    built.train()
-    return built

@@ -28,14 +28,12 @@ It is in the module, not in the call: recompute runs the layers again while back
 before the next micro batch."""
 
 
-def attend_by_document(model: PreTrainedModel, spec: ModelSpec) -> bool:
-    """Let ``model`` compute packed rows so; False where it goes on by transformers' masks: with sliding windows, which
-    are masks themselves, and where attention is not one operator."""
-    if not spec.traits.packed_attention or spec.sliding_window is not None or not spec.traits.fused_attention:
-        return False
-    AttentionInterface.register(NAME, _attention)
-    model.config._attn_implementation = NAME  # a name that masks are not made for (masking_utils.py)
-    return True
+def attend_by_document(model: PreTrainedModel, spec: ModelSpec) -> None:
+    """Let ``model`` compute packed rows so. It goes on by transformers' masks with sliding windows, which are masks
+    themselves, and where attention is not one operator."""
+    if spec.traits.packed_attention and spec.sliding_window is None and spec.traits.fused_attention:
+        AttentionInterface.register(NAME, _attention)
+        model.config._attn_implementation = NAME  # a name that masks are not made for (masking_utils.py)
 
 
 def set_documents(micro_batch: MicroBatch) -> None:
@@ -60,10 +58,9 @@ def _attention(
     """transformers' sdpa: (batch, heads, sequence, width) each, fewer heads of keys and values; → (batch, sequence,
     heads, width)."""
     if _lengths is None:
-        result: tuple[torch.Tensor, None] = sdpa_attention_forward(
+        return sdpa_attention_forward(
             module, query, key, value, None, dropout=dropout, scaling=scaling, is_causal=True, **others
         )
-        return result
     rows = []
     for row, lengths in enumerate(_lengths):
         parts = [tensor[row : row + 1].split(lengths, dim=2) for tensor in (query, key, value)]

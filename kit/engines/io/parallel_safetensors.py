@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,21 +20,13 @@ _HASHED_WORDS = 2**18
 _WORD = np.dtype(np.uint32)
 
 
-@dataclass(frozen=True)
 class ParallelFile:
-    """One file of fp32 tensors, known before anything is in it."""
+    """One file of fp32 tensors, known before anything is in it; ``starts``: where each tensor begins, in bytes."""
 
-    path: Path
-    shapes: Mapping[str, Sequence[int]]
-    """Name → shape, in the order of the file."""
-    _head: bytes = field(init=False, repr=False)
-    starts: Mapping[str, int] = field(init=False, repr=False)
-    """First byte of each tensor."""
-
-    def __post_init__(self) -> None:
-        head, starts = header({name: (torch.float32, shape) for name, shape in self.shapes.items()})
-        object.__setattr__(self, "_head", head)
-        object.__setattr__(self, "starts", starts)
+    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
+        """``shapes``: name → shape, in the order of the file."""
+        self.path, self.shapes = path, shapes
+        self._head, self.starts = header({name: (torch.float32, shape) for name, shape in shapes.items()})
 
     def create(self) -> int:
         """Create the file with its header and room for the rest; returns the sum of its words. Raises OSError."""

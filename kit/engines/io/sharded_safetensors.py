@@ -1,4 +1,4 @@
-"""Named tensors in sharded safetensors files: a reader of parts of tensors, and writers."""
+"""Named tensors in sharded safetensors files: a reader of parts of tensors, and a writer."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import contextlib
 import json
 import math
 import os
-import threading
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
 from kit.engines.base import TensorSource
 from kit.errors import CheckpointError
@@ -50,7 +49,8 @@ class SafetensorsSource(TensorSource):
         return self._get(name, lambda file, stored: tuple(file.get_slice(stored).get_shape()))
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """Elements ``start`` … of the flattened tensor, at most ``length`` of them; only their rows are read."""
+        """Elements ``start`` … of the flattened tensor, at most ``length`` of them, in the dtype on disk; only their
+        rows are read."""
 
         def read(file: Any, stored: str) -> torch.Tensor:
             part = file.get_slice(stored)
@@ -61,14 +61,12 @@ class SafetensorsSource(TensorSource):
                 return part[0:0].flatten()
             return part[first:last].flatten()[start - first * row :][:length]
 
-        found: torch.Tensor = self._get(name, read)
-        return found
+        return self._get(name, read)
 
     def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
         """Rows or columns of a tensor: a view of the mapped file, without memory of its own until it is copied."""
         index = (slice(None),) * dim + (slice(start, start + length),)
-        found: torch.Tensor = self._get(name, lambda file, stored: file.get_slice(stored)[index])
-        return found
+        return self._get(name, lambda file, stored: file.get_slice(stored)[index])
 
     def _get(self, name: str, what: Any) -> Any:
         if name not in self._files:
@@ -127,11 +125,14 @@ class SafetensorsWriter:
         self._hash = xxhash.xxh3_128()
         self._bytes = 0
         self._file = open(path, "wb")  # noqa: SIM115 - closed by finish
-        self._flusher = _Flusher(self._file.fileno())
+        # The disk works while the next bytes are copied and hashed: else finish() would wait for all of it.
+        self._disk = ThreadPoolExecutor(max_workers=1)
+        self._flushing: Future[None] | None = None
+        self._unflushed = 0
         self._put(memoryview(text))
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """The next tensor, on the CPU; nothing of it is kept. Raises OSError."""
+        """The next tensor, on the CPU, of the dtype and shape announced; nothing of it is kept. Raises OSError."""
         expected, (dtype, shape) = self._expected.pop()
         assert (name, tensor.dtype, tuple(tensor.shape)) == (expected, dtype, tuple(shape)), (name, expected)
         data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
@@ -142,51 +143,30 @@ class SafetensorsWriter:
         """Make it durable; returns its size and XXH3 hash. Raises OSError."""
         assert not self._expected
         self._file.flush()
-        self._flusher.stop()
-        os.fsync(self._file.fileno())
+        self._disk.shutdown()
+        os.fsync(self._file.fileno())  # meets an error of the flushes before it too, and reports it
         self._file.close()
         return self._bytes, self._hash.hexdigest()
 
     def abandon(self) -> None:
         """Close what a failure left; the caller removes the file."""
-        self._flusher.stop()
+        self._disk.shutdown()
         with contextlib.suppress(OSError):
             self._file.close()
 
     def _put(self, data: memoryview) -> None:
         self._file.write(data)
         self._bytes += len(data)
-        self._flusher.wrote(len(data))
         self._hash.update(data)
+        self._unflushed += len(data)
+        if self._unflushed >= _FLUSH_BYTES and (self._flushing is None or self._flushing.done()):
+            self._flushing = self._disk.submit(os.fdatasync, self._file.fileno())
+            self._unflushed = 0
 
 
 _CHUNK_BYTES = 8 * 2**20
 _FLUSH_BYTES = 64 * 2**20
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
-
-
-class _Flusher:
-    """Has the disk work while the next bytes are copied and hashed; the kernel would wait for the fsync at the end."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._unflushed = 0
-        self._thread: threading.Thread | None = None
-
-    def wrote(self, count: int) -> None:
-        self._unflushed += count
-        if self._unflushed >= _FLUSH_BYTES and (self._thread is None or not self._thread.is_alive()):
-            self._thread = threading.Thread(target=self._flush, daemon=True)
-            self._thread.start()
-            self._unflushed = 0
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-
-    def _flush(self) -> None:
-        with contextlib.suppress(OSError):  # the fsync of finish() meets the same error, and reports it
-            os.fdatasync(self._descriptor)
 
 
 def plan_files(
@@ -203,45 +183,6 @@ def plan_files(
         files[-1].append(name)
         held += num_bytes
     return files
-
-
-class ShardWriter:
-    """Collects tensors and writes ``<stem>-00001.safetensors``, … whenever a shard is full.
-
-    Holds at most ``shard_bytes`` of tensors, or one tensor if that is larger. Files are fsynced. Errors of the
-    file system (a full disk) surface as OSError or SafetensorError: the caller knows what is half-written.
-    """
-
-    def __init__(self, directory: Path, stem: str, shard_bytes: int = DEFAULT_SHARD_BYTES) -> None:
-        self._directory, self._stem, self._shard_bytes = directory, stem, shard_bytes
-        self._tensors: dict[str, torch.Tensor] = {}
-        self._held_bytes = 0
-        self.weight_map: dict[str, str] = {}
-        """Name of each tensor written → name of its file."""
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Take one tensor (CPU); it must not be modified before ``finish``."""
-        num_bytes = tensor.numel() * tensor.element_size()
-        if self._tensors and self._held_bytes + num_bytes > self._shard_bytes:
-            self._flush()
-        self._tensors[name] = tensor.contiguous()
-        self._held_bytes += num_bytes
-
-    def finish(self) -> dict[str, str]:
-        """Write what is left; returns ``weight_map``."""
-        if self._tensors:
-            self._flush()
-        return self.weight_map
-
-    def _flush(self) -> None:
-        number = len(set(self.weight_map.values())) + 1
-        file_name = f"{self._stem}-{number:05d}.safetensors"
-        path = self._directory / file_name
-        save_file(self._tensors, path, metadata={"format": "pt"})
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-        self.weight_map |= dict.fromkeys(self._tensors, file_name)
-        self._tensors, self._held_bytes = {}, 0
 
 
 def read_weight_map(index: Path) -> dict[str, str]:

@@ -43,5 +43,4 @@ def liger_cross_entropy(
         flat, weight, labels.reshape(-1), bias, None, IGNORE_INDEX, 0.0, 0.0, reduction, softcap, False, accumulated_in,
         False, False, False, None, None, budget,
     )  # fmt: skip
-    found: torch.Tensor = loss[0]
-    return found
+    return loss[0]

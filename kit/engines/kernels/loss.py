@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,30 @@ def to_host(loss_sum: torch.Tensor, tokens: torch.Tensor, *more: torch.Tensor) -
     if count == 0:
         raise EngineError("no label of this step counts (all are masked); check the data's label masks")
     return LossSum(loss_sum=nats, tokens=int(count)), rest
+
+
+@torch.no_grad()
+def evaluation_loss(
+    model: torch.nn.Module,
+    loss_of: Callable[[MicroBatch], torch.Tensor],
+    micro_batches: Sequence[MicroBatch],
+    device: torch.device,
+    group: dist.ProcessGroup | None,
+) -> LossSum:
+    """Collective. The loss of ``model`` without gradients; ``loss_of``: the scalar fp32 sum of one micro batch.
+
+    ``group``: ranks that have different tokens, all for None. Raises EngineError where no label counts.
+    """
+    tokens = global_tokens(micro_batches, device, group)
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
+    model.eval()
+    try:
+        for micro_batch in micro_batches:
+            loss_sum += loss_of(micro_batch)
+    finally:
+        model.train()
+    dist.all_reduce(loss_sum, group=group)
+    return to_host(loss_sum, tokens)[0]
 
 
 def global_tokens(

@@ -72,8 +72,8 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-def _itself(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return tensor
+def _itself(first: Any, *_: Any, **__: Any) -> Any:
+    return first
 
 
 def _type_as_on_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,14 +112,8 @@ def _resolve(path: str) -> Any:
 class _Stream:
     """A CUDA stream or event where nothing runs asynchronously."""
 
-    def wait_stream(self, *_: Any) -> None:
-        return None
-
-    def record_event(self, *_: Any) -> _Stream:
-        return self
-
-    def synchronize(self) -> None:
-        return None
+    wait_stream = synchronize = _nothing
+    record_event = _itself
 
 
 _the_stream = _Stream()

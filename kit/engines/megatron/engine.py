@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
+from kit.emit.run_directory import RunDirectory
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface.models import HfDirectory
 from kit.engines.megatron.checkpoint import engine_checkpoint
@@ -25,9 +26,6 @@ from kit.engines.megatron.resharding.groups import shard_groups
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.resharding.optimizer_state import LocalState
 from kit.engines.megatron.weights.random import RandomSource
-
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
 
 
 class MegatronEngine(Engine):
@@ -53,7 +51,10 @@ class MegatronEngine(Engine):
         """Norm of the current gradients, once it was computed."""
         self._config.finalize_model_grads_func = finalize_model_grads
         if ddp_config.overlap_grad_reduce:
-            self._overlap_gradients()
+            # Gradients are reduced during backward, but of the last micro batch only (megatron.training's wiring).
+            no_sync, start_sync = zip(*((chunk.no_sync, chunk.start_grad_sync) for chunk in self._chunks), strict=True)
+            self._config.no_sync_func = list(no_sync) if len(no_sync) > 1 else no_sync[0]
+            self._config.grad_sync_func = list(start_sync) if len(start_sync) > 1 else start_sync[0]
 
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.dp_size = parallel_state.get_data_parallel_world_size()
@@ -112,10 +113,10 @@ class MegatronEngine(Engine):
 
     def save(self, directory: Path) -> None:
         """Write megatron-core's torch_dist format into an existing empty directory."""
-        self._snapshot(copy=False).write(directory)
+        engine_checkpoint.snapshot(self._resharder, self._optimizer.param_groups, copy=False)(directory, None)
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        return self._snapshot(copy=True).write
+        return engine_checkpoint.snapshot(self._resharder, self._optimizer.param_groups, copy=True)
 
     def load(self, directory: Path) -> None:
         """Read what ``save`` wrote, on this layout or another. Raises CheckpointError."""
@@ -165,16 +166,6 @@ class MegatronEngine(Engine):
         """Forget the model and megatron-core's process groups."""
         del self._resharder, self._states, self._optimizer, self._chunks
         parallel_state.destroy_model_parallel()
-
-    def _snapshot(self, copy: bool) -> engine_checkpoint.Snapshot:
-        return engine_checkpoint.snapshot(self._resharder, self._optimizer.param_groups, copy)
-
-    def _overlap_gradients(self) -> None:
-        """Reduce gradients during backward, but of the last micro batch only (megatron.training's wiring)."""
-        no_sync = [chunk.no_sync for chunk in self._chunks]
-        start_sync = [chunk.start_grad_sync for chunk in self._chunks]
-        self._config.no_sync_func = no_sync if len(no_sync) > 1 else no_sync[0]
-        self._config.grad_sync_func = start_sync if len(start_sync) > 1 else start_sync[0]
 
     def _run(self, micro_batches: Sequence[MicroBatch], forward_only: bool) -> LossSum:
         micro_batches = pad_to_longest(micro_batches, length_unit(self._config))

@@ -42,13 +42,11 @@ class Adam(torch.optim.Optimizer):
         """One step. Every group counts, also one that holds no parameter on this rank."""
         assert closure is None
         for group in self.param_groups:
-            self._step_group(group)
+            if params := [param for param in group["params"] if param.grad is not None]:
+                self._step_params(params, group)
             group["step"] += 1
 
-    def _step_group(self, group: dict[str, Any]) -> None:
-        params = [param for param in group["params"] if param.grad is not None]
-        if not params:
-            return
+    def _step_params(self, params: list[Any], group: dict[str, Any]) -> None:
         for param in params:
             self.initialize(param)
         beta1, beta2 = group["betas"]
@@ -72,7 +70,7 @@ class Adam(torch.optim.Optimizer):
         )
 
     def initialize(self, param: torch.Tensor) -> None:
-        """Zero moments for a parameter that has none."""
+        """Zero moments, of the parameter's shape and dtype, for one that has none."""
         if not self.state[param]:
             self.state[param] = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
 

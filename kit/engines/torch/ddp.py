@@ -85,7 +85,7 @@ class DdpModel:
         self._compression.resume_at(steps)
 
     def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
-        """Logits. Evaluation goes around DDP, which has nothing to do there."""
+        """Logits (batch, sequence, vocabulary). Evaluation goes around DDP, which has nothing to do there."""
         module = self._ddp if training and self._ddp is not None else self._model
         return module(**arguments).logits
 
@@ -96,18 +96,6 @@ class DdpModel:
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
         """L2 norm of all gradients: a scalar on the device."""
         return torch.nn.utils.get_total_norm(gradients)
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The whole tensor, which every rank holds."""
-        return tensor
-
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself: every rank holds all of it."""
-        return tensor
-
-    def fill(self, target: torch.Tensor, full: torch.Tensor) -> None:
-        """Set ``target`` from the whole tensor."""
-        target.copy_(full)
 
 
 def _wrap(model: torch.nn.Module) -> DistributedDataParallel:

@@ -133,5 +133,4 @@ def _table(signed: bool, device: torch.device) -> torch.Tensor:
     """Made when it is first read: the probe of memory holds tensors that have no values."""
     import bitsandbytes.functional as F
 
-    table: torch.Tensor = F.create_dynamic_map(signed=signed)
-    return table.to(device)
+    return F.create_dynamic_map(signed=signed).to(device)

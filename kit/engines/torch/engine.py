@@ -10,32 +10,30 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from kit.emit.run_directory import RunDirectory
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, StateKind, TensorSource
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
-from kit.engines.huggingface.models import HfDirectory, build_model, check_names, check_shape
+from kit.engines.huggingface.models import HfDirectory, build_model, check_names, check_shape, source_for_model
 from kit.engines.huggingface.packed_attention import attend_by_document
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.compiled_blocks import compile_layers, prefer_cudnn
 from kit.engines.kernels.fp8 import convert
-from kit.engines.kernels.loss import global_tokens, mean_scale, summed_cross_entropy, to_host
+from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, summed_cross_entropy, to_host
 from kit.engines.torch.ddp import Compression, DdpModel
-from kit.engines.torch.engine_checkpoint import RankCheckpoint
-from kit.engines.torch.fsdp import FsdpModel, build_mesh, keep_gradients_in_bf16
+from kit.engines.torch.engine_checkpoint import write_rank_state
+from kit.engines.torch.fsdp import FsdpModel, build_mesh, fill, full_tensor, keep_gradients_in_bf16, local_shard
 from kit.engines.torch.optimizer import Optimizer
 from kit.errors import CheckpointError, EngineError
-
-if TYPE_CHECKING:
-    from kit.emit.run_directory import RunDirectory
 
 
 class TorchEngine(Engine):
@@ -51,8 +49,11 @@ class TorchEngine(Engine):
         self._lora = plan.job.lora
         self._optimizer_name = plan.job.optimizer.name
         init_device = _init_device(rundir, self._device)
-        frozen = self._lora is not None
-        self._model = build_frozen(rundir, init_device) if frozen else build_model(rundir, torch.float32, init_device)
+        self._model = (
+            build_model(rundir, torch.float32, init_device)
+            if self._lora is None
+            else build_frozen(rundir, self._lora, init_device)
+        )
         if plan.job.precision == "fp8":
             # Rows have lengths of their own in every objective but pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
@@ -60,9 +61,11 @@ class TorchEngine(Engine):
             self._model.activation_checkpointing_enable({"use_reentrant": False})
         if plan.layout.compile_layers:
             compile_layers(self._model)
-        compiled = plan.layout.compile_layers
-        kernel = plan.layout.loss_kernel
-        self._chunked = ChunkedLoss(self._model, compiled=compiled, kernel=kernel) if plan.layout.chunked_loss else None
+        self._chunked: ChunkedLoss | None = None
+        if plan.layout.chunked_loss:
+            self._chunked = ChunkedLoss(
+                self._model, compiled=plan.layout.compile_layers, kernel=plan.layout.loss_kernel
+            )
         if rundir.run.data.packing:
             attend_by_document(self._model, plan.model)
         if plan.layout.attention_kernel == "cudnn":
@@ -125,7 +128,7 @@ class TorchEngine(Engine):
             coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
             for gradient in self._gradients():
                 if gradient.dtype is torch.float32:
-                    self._parallel.local(gradient).mul_(coefficient)
+                    local_shard(gradient).mul_(coefficient)
         self._optimizer.step(learning_rate, coefficient)
         self.discard()
         return Norms(gradient=known)
@@ -146,43 +149,33 @@ class TorchEngine(Engine):
     def _gradients(self) -> list[torch.Tensor]:
         return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
 
-    @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Raises EngineError where no label counts."""
-        tokens = global_tokens(micro_batches, self._device, self._parallel.tokens_group)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._model.eval()
-        try:
-            for micro_batch in micro_batches:
-                loss_sum += self._loss(micro_batch, training=False)
-        finally:
-            self._model.train()
-        dist.all_reduce(loss_sum, group=self._parallel.tokens_group)
-        return to_host(loss_sum, tokens)[0]
+        loss_of = partial(self._loss, training=False)
+        return evaluation_loss(self._model, loss_of, micro_batches, self._device, self._parallel.tokens_group)
 
     def save(self, directory: Path) -> None:
         """What each rank holds, by the main rank alone where all hold the same. Raises OSError or SafetensorError."""
-        self._rank_checkpoint(copy=False).write(directory)
+        self._checkpoint_writer(copy=False)(directory, None)
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        return self._rank_checkpoint(copy=True).write
+        return self._checkpoint_writer(copy=True)
 
-    def _rank_checkpoint(self, copy: bool) -> RankCheckpoint:
-        """``copy``: on the host and apart from the live state, so that training can go on at once."""
-
+    def _checkpoint_writer(self, copy: bool) -> Callable[[Path, dist.ProcessGroup | None], None]:
+        """``copy``: tensors are copied to the host, apart from the live state, so that training can go on at once."""
         tensors = None
         if self.is_main or self._parallel.local_state_differs:
             tensors = {
                 kind: {name: tensor.to("cpu", copy=True) if copy else tensor for name, tensor in of_kind.items()}
                 for kind, of_kind in self._local_state().items()
             }
-        return RankCheckpoint(rank=self._rank, optimizer_steps=self.optimizer_steps, tensors=tensors)
+        return partial(write_rank_state, rank=self._rank, optimizer_steps=self.optimizer_steps, tensors=tensors)
 
     def _local_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """This rank's live tensors: kind → name → tensor; ``master`` and the kinds of ``Optimizer.local_state``."""
         own: dict[str, dict[str, torch.Tensor]] = {}
         for name, parameter in self._parameters.items():
-            master = {StateKind.MASTER.value: self._parallel.local(parameter.detach())}
+            master = {StateKind.MASTER.value: local_shard(parameter.detach())}
             for kind, tensor in (master | dict(self._optimizer.local_state(parameter))).items():
                 own.setdefault(kind, {})[name] = tensor
         return own
@@ -213,7 +206,7 @@ class TorchEngine(Engine):
         """Blocks of all tensors: the main rank exports full tensors."""
         for kind in kinds:
             for name in self._parameters:
-                full = self._parallel.full(self._state(kind, name).detach())  # collective
+                full = full_tensor(self._state(kind, name).detach())  # collective
                 if self.is_main:
                     for on_disk, tensor in experts.split_experts(self._spec, name, full):
                         yield StateBlock.whole(kind, on_disk, tensor)
@@ -224,14 +217,12 @@ class TorchEngine(Engine):
     @torch.no_grad()
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
         """Raises CheckpointError for missing or foreign names and wrong shapes."""
-        source = experts.FusedExpertsSource(self._spec, source, list(self._shapes))
-        check_names(self._shapes | self._buffers.shapes, source)
-        self._buffers.load(kind, source)
+        source = source_for_model(self._spec, source, self._shapes, self._buffers, kind)
         for name, shape in self._shapes.items():
             tensor = source.read(name)
             check_shape(name, shape, tuple(tensor.shape))
             target = self._state(kind, name)
-            self._parallel.fill(target, tensor)
+            fill(target, tensor)
             if kind in (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
                 self._optimizer.store_moment(kind, self._parameters[name], target)
 
@@ -248,7 +239,7 @@ class TorchEngine(Engine):
 
     def held_bytes(self) -> dict[str, int]:
         def num_bytes(tensors: Iterable[torch.Tensor | None]) -> int:
-            return sum(self._parallel.local(tensor).nbytes for tensor in tensors if tensor is not None)
+            return sum(local_shard(tensor).nbytes for tensor in tensors if tensor is not None)
 
         parameters = list(self._parameters.values())
         held = {

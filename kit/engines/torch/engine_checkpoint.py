@@ -3,34 +3,41 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 
-from kit.engines.io.sharded_safetensors import ShardWriter
+from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
 
 
-@dataclass(frozen=True)
-class RankCheckpoint:
-    """Live tensors, or copies of them in host memory."""
+def write_rank_state(
+    directory: Path,
+    group: dist.ProcessGroup | None,
+    *,
+    rank: int,
+    optimizer_steps: int,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]] | None,
+) -> None:
+    """Write this rank's tensors into an existing directory; nothing here is collective. Raises OSError or
+    SafetensorError.
 
-    rank: int
-    optimizer_steps: int
-    tensors: Mapping[str, Mapping[str, torch.Tensor]] | None
-    """Kind of state → name; None on a rank that holds nothing of its own."""
-
-    def write(self, directory: Path, group: dist.ProcessGroup | None = None) -> None:
-        """Into an existing directory; nothing here is collective. Raises OSError or SafetensorError."""
-        if self.tensors is None:
-            return
-        weight_map = {}
-        for kind, tensors in self.tensors.items():
-            writer = ShardWriter(directory, f"{kind}-rank{self.rank:05d}")
-            for name, tensor in tensors.items():
-                writer.add(name, tensor.cpu())
-            weight_map[kind] = writer.finish()
-        index = {"optimizer_steps": self.optimizer_steps, "weight_map": weight_map}
-        (directory / f"state-rank{self.rank:05d}.json").write_text(json.dumps(index), encoding="utf-8")
+    ``tensors``: kind of state → name → live tensor or copy in host memory, of any shape and dtype; None on a rank
+    without any of its own.
+    """
+    if tensors is None:
+        return
+    weight_map: dict[str, dict[str, str]] = {kind: {} for kind in tensors}
+    for kind, of_kind in tensors.items():
+        num_bytes = {name: (tensor.nbytes,) for name, tensor in of_kind.items()}
+        for number, names in enumerate(plan_files(of_kind, num_bytes, 1, DEFAULT_SHARD_BYTES), 1):
+            path = directory / f"{kind}-rank{rank:05d}-{number:05d}.safetensors"
+            save_file({name: of_kind[name].cpu().contiguous() for name in names}, path, metadata={"format": "pt"})
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+            weight_map[kind] |= dict.fromkeys(names, path.name)
+    index = {"optimizer_steps": optimizer_steps, "weight_map": weight_map}
+    (directory / f"state-rank{rank:05d}.json").write_text(json.dumps(index), encoding="utf-8")

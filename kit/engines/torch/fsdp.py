@@ -78,28 +78,8 @@ class FsdpModel:
         for gradient in gradients:
             mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
             by_mesh.setdefault((mesh, gradient.dtype), []).append(gradient)
-        norms = [self.full(_norm(group)) for group in by_mesh.values()]
+        norms = [full_tensor(_norm(group)) for group in by_mesh.values()]
         return torch.linalg.vector_norm(torch.stack(norms))
-
-    def full(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Collective: gathers the whole tensor on every rank."""
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-    def local(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The slice that this rank holds."""
-        return local_shard(tensor)
-
-    def fill(self, target: torch.Tensor, full: torch.Tensor) -> None:
-        """Each rank takes its slice of what it read itself: no communication."""
-        assert isinstance(target, DTensor)
-        # From the innermost mesh dimension on: tensor parallelism has cut first, FSDP shards what that left.
-        for dimension in reversed(range(target.device_mesh.ndim)):
-            placement = target.placements[dimension]
-            if isinstance(placement, Replicate):
-                continue
-            size, rank = target.device_mesh.size(dimension), target.device_mesh.get_local_rank(dimension)
-            full = _part(full, size, rank, placement.dim)  # type: ignore[attr-defined] # also of strided shards
-        target.to_local().copy_(full)
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
@@ -136,5 +116,24 @@ def _part(tensor: torch.Tensor, parts: int, rank: int, dim: int) -> torch.Tensor
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, which may be spread over ranks or not."""
+    """What this rank holds of a tensor, in its dtype: a slice where it is spread over ranks, else the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """Collective: the whole tensor on every rank, in its dtype; gathered where it is spread over ranks."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def fill(target: torch.Tensor, full: torch.Tensor) -> None:
+    """Set ``target`` from the whole tensor (of any dtype and its global shape), of which each rank takes what it holds:
+    no communication."""
+    if isinstance(target, DTensor):
+        # From the innermost mesh dimension on: tensor parallelism has cut first, FSDP shards what that left.
+        for dimension in reversed(range(target.device_mesh.ndim)):
+            placement = target.placements[dimension]
+            if isinstance(placement, Replicate):
+                continue
+            size, rank = target.device_mesh.size(dimension), target.device_mesh.get_local_rank(dimension)
+            full = _part(full, size, rank, placement.dim)  # type: ignore[attr-defined] # also of strided shards
+    local_shard(target).copy_(full)

@@ -58,8 +58,7 @@ class Optimizer:
     def moment(self, kind: StateKind, parameter: torch.nn.Parameter) -> torch.Tensor:
         """EXP_AVG or EXP_AVG_SQ, fp32, cut as the parameter is: the state itself, or a copy of what is in 8 bits."""
         if self.eight_bit is None or parameter not in self.eight_bit.moments:
-            found: torch.Tensor = self._of_adamw(parameter)[kind.value]
-            return found
+            return self._of_adamw(parameter)[kind.value]
         values = self.eight_bit.moments[parameter][kind].read()
         if not isinstance(parameter, DTensor):
             return values
@@ -73,7 +72,8 @@ class Optimizer:
         )
 
     def store_moment(self, kind: StateKind, parameter: torch.nn.Parameter, moment: torch.Tensor) -> None:
-        """Take ``moment`` over, after it was filled: into 8 bits, or not at all, where it is the state itself."""
+        """Take ``moment`` (fp32, of the parameter's shape) over, after it was filled: into 8 bits, or not at all, where
+        it is the state itself."""
         if self.eight_bit is not None and parameter in self.eight_bit.moments:
             self.eight_bit.moments[parameter][kind].write(local_shard(moment))
 
@@ -90,8 +90,7 @@ class Optimizer:
 
     def _of_adamw(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
         assert self.adamw is not None
-        state: dict[str, Any] = self.adamw.state[parameter]
-        return state
+        return self.adamw.state[parameter]
 
     def _counters(self) -> list[torch.Tensor]:
         return [] if self.adamw is None else [state["step"] for state in self.adamw.state.values()]

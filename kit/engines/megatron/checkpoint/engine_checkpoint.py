@@ -9,7 +9,6 @@ data-parallel ranks that share a parameter's state send it to the one whose turn
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,23 +28,15 @@ from kit.engines.megatron.weights.sharding import Block, VocabParallel, whole_sh
 from kit.errors import CheckpointError
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """What this rank writes of a checkpoint."""
-
-    blocks: list[WriteBlock]
-    common: dict[str, Any]
-
-    def write(self, directory: Path, group: dist.ProcessGroup | None = None) -> None:
-        """Collective over ``group``; see ``torch_dist.write_blocks``."""
-        torch_dist.write_blocks(directory, self.blocks, self.common, group)
-
-
 @torch.no_grad()
-def snapshot(resharder: HfResharder, param_groups: list[dict[str, Any]], copy: bool) -> Snapshot:
-    """Collective. ``copy``: on the host and apart from the live state, so that training can go on at once."""
+def snapshot(
+    resharder: HfResharder, param_groups: list[dict[str, Any]], copy: bool
+) -> Callable[[Path, dist.ProcessGroup | None], None]:
+    """Collective. What writes this rank's part of a checkpoint into a directory, collectively over a group.
+
+    ``copy``: tensors are copied to the host first, apart from the live state, so that training can go on at once.
+    """
     sender = P2PSender()
-    keep = _HostCopies(copy)
     found = [
         WriteBlock(
             key=where.key,
@@ -53,37 +44,28 @@ def snapshot(resharder: HfResharder, param_groups: list[dict[str, Any]], copy: b
             offsets=where.index + offsets,
             sizes=(1,) * len(where.index) + tuple(tensor.shape),
             dtype=tensor.dtype,
-            read=partial(_itself, keep(tensor)),
+            read=partial(_itself, _on_host(tensor, copy)),
         )
         for mapped, kind, offsets, tensor in _own_blocks(resharder, sender)
         for where in [stored_location(mapped.megatron, kind, resharder.model)]
     ]
     sender.wait()
-    keep.finish()
-    return Snapshot(found, _common(param_groups))
+    torch.cuda.synchronize()  # until the copies are there
+    return partial(torch_dist.write_blocks, blocks=found, common=_common(param_groups))
 
 
 @torch.no_grad()
 def load_checkpoint(directory: Path, resharder: HfResharder) -> int:
-    """Collective. Read what ``snapshot`` wrote on any layout; returns Adam's step count. Raises CheckpointError."""
-    problem = steps = None
-    try:
-        checkpoint = torch_dist.Checkpoint(directory)
-        steps = checkpoint.optimizer_steps()
-        if steps is None:
-            raise CheckpointError(
-                f"{directory} does not say how many steps its optimizer has made; convert it to an exchange "
-                "checkpoint or a Hugging Face model and start from that"
-            )
-        checkpoint.read(_wanted(resharder))
-    except CheckpointError as error:
-        problem = str(error)
-    problems: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
-    for each in problems:
-        if each is not None:
-            raise CheckpointError(each)
-    assert steps is not None
+    """Read what ``snapshot`` wrote on any layout; returns Adam's step count. Raises CheckpointError, maybe on one rank
+    alone."""
+    checkpoint = torch_dist.Checkpoint(directory)
+    steps = checkpoint.optimizer_steps()
+    if steps is None:
+        raise CheckpointError(
+            f"{directory} does not say how many steps its optimizer has made; convert it to an exchange checkpoint or "
+            "a Hugging Face model and start from that"
+        )
+    checkpoint.read(_wanted(resharder))
     return steps
 
 
@@ -118,8 +100,7 @@ def _wanted(resharder: HfResharder) -> Iterator[ReadBlock]:
     for mapped in resharder.mapped_params:
         state = resharder.shard_groups(mapped).state
         shape = whole_shape(mapped.sharding, resharder.shapes(mapped), resharder.model)
-        params = [resharder.parameters[name] for name in (mapped.megatron, mapped.copy) if name in resharder.parameters]
-        for param in params:
+        for param in resharder.held(mapped):
             for kind in (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ):
                 if not state.wants(kind, param):
                     continue
@@ -163,17 +144,8 @@ def _itself(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class _HostCopies:
-    """Tensors for a checkpoint: the live ones, or copies in host memory that a GPU copies to by itself."""
-
-    def __init__(self, copy: bool) -> None:
-        self._copy = copy
-
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        if not self._copy:
-            return tensor.cpu()
-        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return kept.copy_(tensor, non_blocking=True)
-
-    def finish(self) -> None:
-        torch.cuda.synchronize()
+def _on_host(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
+    """The live tensor, or a copy of it, which a GPU makes by itself while the host goes on."""
+    if not copy:
+        return tensor.cpu()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -44,10 +44,9 @@ def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
     parts = name.split(".")
     index: list[int] = []
     counts: list[int] = []
-    dense_layer = False
-    if parts[:2] == ["decoder", "layers"]:
-        dense_layer = not model.has_experts(int(parts[2]))
-    if parts[:2] == ["decoder", "layers"] and not model.first_dense_layers:
+    in_layer = parts[:2] == ["decoder", "layers"]
+    in_dense_layer = in_layer and not model.has_experts(int(parts[2]))
+    if in_layer and not model.first_dense_layers:
         index, counts = [int(parts.pop(2))], [model.num_layers]
     if "local_experts" in parts:
         place = parts.index("local_experts")
@@ -57,6 +56,6 @@ def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
     key = ".".join(parts)
     for plain, fused in _FUSED_NORMS.items():
         # In front of experts Transformer Engine has nothing to fuse the norm with.
-        if key.startswith("decoder.layers.") and (dense_layer or not plain.startswith("pre_mlp")):
+        if in_layer and (in_dense_layer or not plain.startswith("pre_mlp")):
             key = key.replace(f".{plain}", f".{fused}")
     return StoredLocation(_PREFIXES[kind] + key, tuple(index), tuple(counts))

@@ -16,7 +16,7 @@ import torch
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.checkpoint import torch_dist
-from kit.engines.megatron.checkpoint.names import WEIGHT, StoredLocation, stored_location
+from kit.engines.megatron.checkpoint.names import WEIGHT, stored_location
 from kit.engines.megatron.checkpoint.torch_dist import Checkpoint, ReadBlock, WriteBlock
 from kit.engines.megatron.weights import MappedParam, mapped_params, weight_map
 from kit.engines.megatron.weights.sharding import Shape, VocabParallel, whole_shape
@@ -66,7 +66,9 @@ class MegatronSource(TensorSource):
         if self._held is not None and self._held[0] == mapped.megatron:
             return self._held[1]
         self._held = None  # before the next one is there
-        where = self._stored_location(mapped)
+        where = stored_location(mapped.megatron, self._kind, self._model)
+        if where.key not in self._checkpoint.tensors and self._kind is StateKind.MASTER:
+            where = stored_location(mapped.megatron, WEIGHT, self._model)  # there are no master weights
         shape = whole_shape(mapped.sharding, shapes, self._model)
         if mapped.frozen and self._kind is not StateKind.MASTER:
             return torch.zeros(shape)
@@ -96,19 +98,11 @@ class MegatronSource(TensorSource):
         self._held = mapped.megatron, whole[0]
         return whole[0]
 
-    def _stored_location(self, mapped: MappedParam) -> StoredLocation:
-        """Masters, or where there are none the model's own weights."""
-        where = stored_location(mapped.megatron, self._kind, self._model)
-        if where.key not in self._checkpoint.tensors and self._kind is StateKind.MASTER:
-            return stored_location(mapped.megatron, WEIGHT, self._model)
-        return where
-
 
 def has_moments(checkpoint: Checkpoint, model: ModelSpec) -> bool:
     """Whether Adam's state is in the checkpoint."""
-    first = weight_map(model)[0].megatron
-    kinds = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-    return all(stored_location(first, kind, model).key in checkpoint.tensors for kind in kinds)
+    first, moments = weight_map(model)[0].megatron, (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
+    return all(stored_location(first, kind, model).key in checkpoint.tensors for kind in moments)
 
 
 def write_checkpoint(
@@ -128,7 +122,7 @@ def write_checkpoint(
     kinds: list[tuple[str, StateKind, torch.dtype]] = [(WEIGHT, StateKind.MASTER, dtype)]
     if len(sources) > 1:
         kinds += [(kind.value, kind, torch.float32) for kind in sources]
-    torch_dist.write_blocks(directory, list(_blocks(model, shapes, sources, kinds)), common)
+    torch_dist.write_blocks(directory, blocks=list(_blocks(model, shapes, sources, kinds)), common=common)
 
 
 def _blocks(

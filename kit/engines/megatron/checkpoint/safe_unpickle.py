@@ -15,6 +15,7 @@ import torch
 
 from kit.engines import closed_list
 
+_METADATA = "torch.distributed.checkpoint.metadata"
 _CONTENTS = {
     ("torch", "Size"),
     ("torch", "device"),
@@ -25,9 +26,6 @@ _CONTENTS = {
     ("pathlib", "Path"),
     ("pathlib._local", "PosixPath"),
     ("builtins", "getattr"),
-}
-_METADATA = "torch.distributed.checkpoint.metadata"
-_CONTENTS |= {
     (_METADATA, "BytesStorageMetadata"),
     (_METADATA, "ChunkStorageMetadata"),
     (_METADATA, "Metadata"),

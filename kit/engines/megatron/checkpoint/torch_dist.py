@@ -68,9 +68,10 @@ class ReadBlock:
 
 def write_blocks(
     directory: Path,
+    group: dist.ProcessGroup | None = None,
+    *,
     blocks: Sequence[WriteBlock],
     common: Mapping[str, Any],
-    group: dist.ProcessGroup | None = None,
 ) -> None:
     """Collective over ``group`` (None: all ranks; without torch.distributed: this process). Write a checkpoint.
 
@@ -103,8 +104,7 @@ class Checkpoint:
         self.directory = directory
         self._reader = filesystem.FileSystemReader(directory)
         try:
-            data = (directory / ".metadata").read_bytes()
-            self._metadata: Metadata = MetadataUnpickler(io.BytesIO(data)).load()
+            self._metadata: Metadata = MetadataUnpickler(io.BytesIO((directory / ".metadata").read_bytes())).load()
             self.tensors: dict[str, TensorStorageMetadata] = {
                 key: found
                 for key, found in self._metadata.state_dict_metadata.items()
@@ -196,8 +196,7 @@ class _LoadPlanner(DefaultLoadPlanner):
         self.items += items
 
     def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
-        dtype = self._tensors[read_item.dest_index.fqn].properties.dtype
-        return torch.empty(read_item.lengths, dtype=dtype)
+        return torch.empty(read_item.lengths, dtype=self._tensors[read_item.dest_index.fqn].properties.dtype)
 
     def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
         index = read_item.dest_index

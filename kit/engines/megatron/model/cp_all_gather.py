@@ -16,7 +16,8 @@ from kit.engines.megatron.model.attention import Scores, causal_attention
 
 
 def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The two chunks of this rank, concatenated along ``dim``; ``tensor`` holds whole sequences along ``dim``."""
+    """The two chunks of this rank, concatenated along ``dim``: the shape of ``tensor``, which holds whole sequences
+    along ``dim``, but for that dimension divided by cp; same dtype."""
     if group.size() == 1:
         return tensor
     chunks = tensor.chunk(2 * group.size(), dim)

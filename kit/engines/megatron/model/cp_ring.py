@@ -138,14 +138,18 @@ def _kernel(
 def flash_forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, ...]:
-    """(result, log-sum-exp, …) of CUDA's kernel; on a CPU another stands here (cpu.py)."""
+    """(result, log-sum-exp, …) of CUDA's kernel, of tensors (batch, heads, sequence, head_dim); the log-sum-exp is fp32
+    (batch, heads, sequence). On a CPU another stands here (cpu.py)."""
     return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
 
 
 def flash_backward(
     tensors: tuple[torch.Tensor, ...], total: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of query, key and value; ``tensors``: gradient, query, key, value, result. Of CUDA's kernel too."""
+    """Gradients of query, key and value by CUDA's kernel, each of its tensor's shape and dtype.
+
+    ``tensors``: gradient, query, key, value, result, each (batch, heads, sequence, head_dim); ``total``: log-sum-exp.
+    """
     query, key = tensors[1], tensors[2]
     lengths = query.shape[2], key.shape[2]
     random = torch.empty(2, dtype=torch.uint64, device=query.device), torch.empty((), device=query.device)

@@ -65,8 +65,7 @@ class DualRotaryEmbedding(torch.nn.Module):
     @property
     def positions(self) -> torch.Tensor | None:
         """Positions of the tokens (``HfRotaryEmbedding.positions``)."""
-        found: torch.Tensor | None = self._both[0].positions
-        return found
+        return self._both[0].positions
 
     @positions.setter
     def positions(self, positions: torch.Tensor | None) -> None:

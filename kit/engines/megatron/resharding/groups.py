@@ -31,7 +31,9 @@ class ShardState(Protocol):
         """Whether this rank keeps any of it."""
 
     def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
-        """Set rows (``dim`` 0) or columns (1) of the shard from ``at`` on; blocks cover it, each element once."""
+        """Set rows (``dim`` 0) or columns (1) of the shard from ``at`` on.
+
+        ``block``: any dtype, the shard's shape but for ``dim``. Blocks cover the shard, each element once."""
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,7 @@ class HfResharder:
         check_names(self._shapes, source)
         for mapped in self.mapped_params:
             groups = self.shard_groups(mapped)
-            mine = [self.parameters[name] for name in (mapped.megatron, mapped.copy) if name in self.parameters]
-            mine = [param for param in mine if groups.state.wants(kind, param)]
+            mine = [param for param in self.held(mapped) if groups.state.wants(kind, param)]
             if not mine:
                 continue
             for name in mapped.hugging_face:
@@ -61,6 +60,10 @@ class HfResharder:
                     groups.state.put(kind, param, piece.dim, piece.at, block)
             for param in mine:
                 _clear_padding(groups, kind, param, slices)
+
+    def held(self, mapped: MappedParam) -> list[torch.nn.Parameter]:
+        """This rank's parameters of it: none, one, or where it is tied two."""
+        return [self.parameters[name] for name in (mapped.megatron, mapped.copy) if name in self.parameters]
 
     def shard_groups(self, mapped: MappedParam) -> ShardGroups:
         """Who holds it."""

@@ -19,7 +19,8 @@ class P2PSender:
         self._pending: list[tuple[dist.Work | None, torch.Tensor]] = []
 
     def send(self, flat: torch.Tensor, to: int) -> None:
-        """Send a contiguous tensor of one dimension to a global rank; it must not change before ``wait``."""
+        """Send a contiguous tensor of one dimension and any dtype to a global rank; it must not change before
+        ``wait``."""
         self._pending += [(dist.isend(message, dst=to), message) for message in _messages(flat)]
 
     def wait(self) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 
 from kit.engines.megatron.weights.mapping import ParamMapping
 from kit.errors import EngineError
 from kit.specs.families import FAMILIES, families_where
 from kit.specs.model import ModelSpec
-
-_WeightMap = Callable[[ModelSpec], tuple[ParamMapping, ...]]
 
 
 def weight_map(model: ModelSpec) -> tuple[ParamMapping, ...]:
@@ -21,5 +18,4 @@ def weight_map(model: ModelSpec) -> tuple[ParamMapping, ...]:
             f"family={model.family} of {model.name}: the Megatron engine has no weight map for it; "
             f"use engine torch or deepspeed, or one of the families {', '.join(families_where('megatron'))}"
         )
-    mappings: _WeightMap = getattr(import_module(f"{__package__}.{file}"), function)
-    return mappings(model)
+    return getattr(import_module(f"{__package__}.{file}"), function)(model)

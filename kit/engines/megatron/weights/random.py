@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 
 import torch
 
-from kit.engines.base import TensorSource
+from kit.engines.base import GeneratedSource
 from kit.engines.huggingface.models import tensor_shapes
 from kit.specs.model import ModelSpec
 
@@ -15,24 +14,15 @@ INITIALIZER_RANGE = 0.02
 """Standard deviation of every matrix: transformers' ``initializer_range`` for all families that we map."""
 
 
-class RandomSource(TensorSource):
-    """A ``TensorSource`` of fresh weights: norms that change nothing, biases 0, matrices normal with mean 0.
+class RandomSource(GeneratedSource):
+    """Fresh weights: norms that change nothing, biases 0, matrices normal with mean 0.
 
-    megatron-core's own initialisation draws different numbers on every layout. Here a tensor depends on the seed
-    and its Hugging Face name alone, so that runs on different layouts start from the same point.
+    megatron-core's own initialisation draws different numbers on every layout.
     """
 
     def __init__(self, model: ModelSpec, seed: int) -> None:
-        self._shapes, self._seed = tensor_shapes(model), seed
+        super().__init__(tensor_shapes(model), seed)
         self._norm = 0.0 if model.traits.zero_centred_norm else 1.0
-
-    def names(self) -> Sequence[str]:
-        """Hugging Face names of the model."""
-        return list(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of the tensor."""
-        return self._shapes[name]
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, fp32, on the CPU; the same at every call."""

@@ -8,9 +8,9 @@ needs more of a tensor than its blocks.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from kit.specs.model import ModelSpec
 
@@ -37,22 +37,26 @@ class ShardSlice:
         return 1 - self.dim if self.transposed else self.dim
 
 
-class Sharding(Protocol):
+class Sharding(ABC):
     """One way of sharding."""
 
     @property
     def sharded(self) -> bool:
         """False where every rank holds the whole parameter."""
+        return True
 
+    @abstractmethod
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         """What rank ``rank`` of ``tp`` holds of Hugging Face tensors with these shapes; the rest of its shard is 0."""
 
 
 @dataclass(frozen=True)
-class Replicated:
+class Replicated(Sharding):
     """Every rank has the whole tensor: norms."""
 
-    sharded: bool = False
+    @property
+    def sharded(self) -> bool:
+        return False
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         (shape,) = shapes
@@ -60,10 +64,8 @@ class Replicated:
 
 
 @dataclass(frozen=True)
-class ColumnParallel:
+class ColumnParallel(Sharding):
     """The output (rows) of a column-parallel linear layer: contiguous slices."""
-
-    sharded: bool = True
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         length = shapes[0][0] // tp
@@ -71,10 +73,8 @@ class ColumnParallel:
 
 
 @dataclass(frozen=True)
-class RowParallel:
+class RowParallel(Sharding):
     """The input (columns) of a row-parallel linear layer: contiguous slices."""
-
-    sharded: bool = True
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         length = shapes[0][1] // tp
@@ -82,10 +82,8 @@ class RowParallel:
 
 
 @dataclass(frozen=True)
-class VocabParallel:
+class VocabParallel(Sharding):
     """Rows of the embedding, padded with zeros to a multiple of the ranks (padded_vocab_size in emit/megatron.py)."""
-
-    sharded: bool = True
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         ((rows, *_),) = shapes
@@ -95,13 +93,11 @@ class VocabParallel:
 
 
 @dataclass(frozen=True)
-class GatedMLP:
+class GatedMLP(Sharding):
     """Gate and up projection: each is sliced first, then a rank's two slices are stacked.
 
     transformer/mlp.py chunks each rank's output into gate and up.
     """
-
-    sharded: bool = True
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         length = shapes[0][0] // tp
@@ -109,7 +105,7 @@ class GatedMLP:
 
 
 @dataclass(frozen=True)
-class Transposed:
+class Transposed(Sharding):
     """A weight that is stored on disk as (input, output), as GPT-2's Conv1D has it; ``rule`` sees (output, input)."""
 
     sharding: Sharding
@@ -119,12 +115,12 @@ class Transposed:
         return self.sharding.sharded
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
-        slices = self.sharding.slices([shape[::-1] for shape in shapes], model, tp, rank)
-        return [dataclasses.replace(piece, transposed=True) for piece in slices]
+        turned = [shape[::-1] for shape in shapes]
+        return [dataclasses.replace(each, transposed=True) for each in self.sharding.slices(turned, model, tp, rank)]
 
 
 @dataclass(frozen=True)
-class ConcatenatedRows:
+class ConcatenatedRows(Sharding):
     """One tensor on disk whose rows are those of several, one after the other; ``rule`` sees the parts."""
 
     sharding: Sharding
@@ -143,14 +139,12 @@ class ConcatenatedRows:
 
 
 @dataclass(frozen=True)
-class QKV:
+class QKV(Sharding):
     """Query, key and value rows, interleaved per key/value head: its queries, its key, its value; then sliced.
 
     transformer/attention.py, SelfAttention.get_query_key_value_tensors. With fewer key/value heads than ranks a
     slice is part of such a group, and megatron-core gathers it.
     """
-
-    sharded: bool = True
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         groups = model.num_key_value_heads
