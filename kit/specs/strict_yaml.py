@@ -62,7 +62,7 @@ def dump(data: Mapping[str, Any]) -> str:
     """Plain values → YAML text, keys in the order given, one deterministic spelling."""
     from kit.specs import yaml_dialect
 
-    return yaml_dialect.dump(dict(data))
+    return yaml_dialect.dump_text(dict(data))
 
 
 def to_plain(value: Any) -> Any:

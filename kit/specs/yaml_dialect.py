@@ -72,7 +72,7 @@ def load(text: str, name: str) -> tuple[Any, dict[Location, int]]:
         raise SpecError(f"{name}{line}: not valid YAML: {problem}") from None
 
 
-def dump(data: Any) -> str:
+def dump_text(data: Any) -> str:
     """Plain values → YAML text, keys in the order given."""
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=False)
 

@@ -14,7 +14,7 @@ from kit.diagnose.logs.patterns import ALLOCATOR, PATTERNS, RESERVED
 from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files
 from kit.diagnose.logs.scan import Scan
-from kit.diagnose.logs.tracebacks import LAUNCHERS, Failed, Traceback
+from kit.diagnose.logs.tracebacks import LAUNCHER_ERRORS, Failed, Traceback
 from kit.planner.plan import Plan
 
 MUCH_UNALLOCATED_GIB = 2.0
@@ -83,7 +83,7 @@ def _exceptions(scan: Scan) -> list[Cause]:
     named = {cause.place for cause in scan.causes}
     groups: dict[tuple[str, str], list[tuple[Traceback, Line]]] = defaultdict(list)
     for raised, line in scan.exceptions:
-        if raised.name not in LAUNCHERS and line.place not in named:
+        if raised.name not in LAUNCHER_ERRORS and line.place not in named:
             groups[raised.type, raised.frames].append((raised, line))
     found = []
     for group in groups.values():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kit.diagnose.logs.reading import Piece
 
 TRACEBACK, TABLE = b"Traceback (most recent call last)", b"Root Cause (first observed failure)"
-LAUNCHERS = ("ChildFailedError", "CalledProcessError", "SignalException")
+LAUNCHER_ERRORS = ("ChildFailedError", "CalledProcessError", "SignalException")
 """Exceptions of a launcher: what happened is in the log of a rank."""
 _FRAME = re.compile(r'\s+File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.+)')
 _RICH = re.compile(r"\s*[│|]\s+(?P<file>\S+\.py):(?P<line>\d+) in (?P<name>\S+)")
