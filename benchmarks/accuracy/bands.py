@@ -44,18 +44,18 @@ def regimes(result: Result) -> tuple[str, ...]:
 
 def _regime(result: Result) -> str:
     assert result.run is not None
-    setup, program = result.run.setup, result.run.program
-    what = "experts" if setup.shape.experts else "dense"
-    if setup.kernels == "megatron-local":
+    run, how = result.run, result.run.execution
+    what = "experts" if run.model.num_experts else "dense"
+    if run.implementation == "megatron-local":
         return f"megatron before fused attention, {what}"
-    if setup.kernels == "transformer_engine":
+    if run.implementation == "transformer_engine":
         return f"transformer_engine, {what}"
     if result.row["job"]["engine"] == "megatron":
-        early = ", attention of several operators" if program.attention == "unfused" else ""
-        norms = ", norms of several operators" if program.code == "huggingface" else ""
+        early = ", attention of several operators" if how.attention == "unfused" else ""
+        norms = ", norms of several operators" if how.code == "huggingface" else ""
         return f"torch's kernels with megatron{norms}{early}, {what}"
-    if result.row["job"]["engine"] == "deepspeed" and program.code == "huggingface":
-        offload = "" if program.offload_optimizer == "none" else ", offload"
+    if result.row["job"]["engine"] == "deepspeed" and how.code == "huggingface":
+        offload = "" if how.offload_optimizer == "none" else ", offload"
         return f"huggingface with deepspeed, {what}{offload}"
     return f"other programs with {result.row['job']['engine']}, {what}"
 

@@ -9,43 +9,41 @@ from dataclasses import replace
 from typing import Literal
 
 from benchmarks.accuracy.pipelines import Row
+from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import layer_parameters
-from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.memory.rank_states import EngineMemory
+from kit.cost.memory.phases import EngineMemory
 from kit.cost.memory.states import state_bytes
 from kit.specs.job import OptimizerName, Precision
-from kit.specs.layout import Layout, Offload
+from kit.specs.layout import Offload
 
 REDUCE_BUCKET = 5e8
 LIVE_PARAMETERS = 1e9
 SUB_GROUP = 1e9
 
 
-def with_deepspeed(row: Row, setup: PublishedSetup) -> PublishedSetup:
-    """The setup with DeepSpeed's states and buffers."""
+def with_deepspeed(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
+    """The workload with DeepSpeed's states and buffers."""
     job = row["job"]
     stage = int(job.get("zero_stage") or 0)
     offload = str(job.get("offload") or "").lower()
-    layout = Layout(
-        engine="deepspeed",
-        implementation="huggingface",
-        dp=setup.dp,
-        cp=setup.cp,
-        tp=setup.tp,
+    layout = replace(
+        workload.layout,
         zero_stage=stage,
         offload_optimizer=_place(offload, "optim"),
         offload_param=_place(offload, "param"),
-        gradient_accumulation_steps=setup.micro_batches,
     )
     precision: Precision = "fp32" if job.get("precision") == "fp32" else "bf16"
     element = 4.0 if precision == "fp32" else 2.0
-    parameters = setup.parameters[0]
+    parameters = workload.parameters[0]
     state = state_bytes(layout, precision, _optimizer(job.get("optimizer") or ""))
     bucket = element * min(REDUCE_BUCKET, parameters.total) if stage else 0.0
     live = element * min(LIVE_PARAMETERS, parameters.total) if stage == 3 else 0.0
-    largest = max(sum(layer_parameters(setup, False)), setup.shape.vocab_size * setup.shape.hidden_size / setup.tp)
+    largest = max(
+        sum(layer_parameters(workload, False)),
+        workload.model.vocab_size * workload.model.hidden_size / workload.layout.tp,
+    )
     return replace(
-        setup,
+        workload,
         engine=EngineMemory(
             dense=state,
             experts=state,

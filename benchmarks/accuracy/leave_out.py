@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result, predict
 from benchmarks.accuracy.programs.torch_layer import QUANTISED_INPUT_BYTES, linear_inputs
-from benchmarks.accuracy.rows import setup_of
+from benchmarks.accuracy.rows import workload_of
 from benchmarks.accuracy.strata import Errors, errors_of
 from kit.units import GIB
 
@@ -59,14 +59,14 @@ def without_own_rows(results: Iterable[Result]) -> list[Result]:
 
 
 def with_another_choice(results: Iterable[Result], kernels: str, **choice: Any) -> list[Result]:
-    """Peaks with ``choice`` in the setups of one implementation."""
+    """Peaks with ``choice`` in the workloads of one implementation."""
     changed = []
     for result in counted_peaks(results):
-        setup = setup_of(result.row)
-        if setup.kernels != kernels or (setup.cross_entropy != "native" and "cross_entropy" in choice):
+        workload = workload_of(result.row)
+        if workload.implementation != kernels or (workload.cross_entropy != "native" and "cross_entropy" in choice):
             changed.append(result)
             continue
-        components = predict(result.row, replace(setup, **choice), result.statistic)
+        components = predict(result.row, replace(workload, **choice), result.statistic)
         changed.append(replace(result, predicted_gib=sum(components.values())))
     return changed
 
@@ -110,6 +110,6 @@ def _four_bit(result: Result) -> bool:
 
 def _split(result: Result) -> tuple[float, float]:
     """(GiB for each byte of the constant, GiB of everything else)."""
-    setup = setup_of(result.row)
-    per_byte = linear_inputs(setup) * setup.tokens * setup.shape.num_layers / GIB
+    workload = workload_of(result.row)
+    per_byte = linear_inputs(workload) * workload.tokens * workload.model.num_layers / GIB
     return per_byte, (result.predicted_gib or 0.0) - QUANTISED_INPUT_BYTES * per_byte

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.memory import memory_of
-from benchmarks.accuracy.programs.setup import PublishedSetup
-from benchmarks.accuracy.rows import excluded, setup_of
+from benchmarks.accuracy.programs.published import PublishedWorkload
+from benchmarks.accuracy.rows import excluded, workload_of
 from kit.cost.memory.phases import RankMemory
 from kit.units import to_gib
 
@@ -55,9 +55,9 @@ def results_of(row: Row) -> list[Result]:
 def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
     why = excluded(row)
     try:
-        setup = setup_of(row)
+        workload = workload_of(row)
         _unstated(row)
-        components = predict(row, setup, statistic)
+        components = predict(row, workload, statistic)
     except NotPredictedError as error:
         return Result(row, statistic, measured_gib, None, {}, why, str(error))
     except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError, LookupError, AssertionError) as error:
@@ -66,9 +66,9 @@ def _result(row: Row, statistic: Statistic, measured_gib: float) -> Result:
     return Result(row, statistic, measured_gib, sum(components.values()), components, why, None)
 
 
-def predict(row: Row, setup: PublishedSetup, statistic: Statistic) -> dict[str, float]:
+def predict(row: Row, workload: PublishedWorkload, statistic: Statistic) -> dict[str, float]:
     """GiB by component, of the rank that the row is about (the fullest, where it is about the largest or unstated)."""
-    moments = [_moment(memory_of(setup, stage), statistic, row) for stage in _stages(row, setup)]
+    moments = [_moment(memory_of(workload, stage), statistic, row) for stage in _stages(row, workload)]
     fullest = max(moments, key=lambda parts: sum(parts.values()))
     components = {name: to_gib(size) for name, size in fullest.items()}
     if statistic == "max_reserved":
@@ -82,14 +82,14 @@ def _moment(memory: RankMemory, statistic: Statistic, row: Row) -> dict[str, flo
     return memory.first_step_peak if row["measured"].get("steps_recorded") == 1 else memory.peak
 
 
-def _stages(row: Row, setup: PublishedSetup) -> list[int]:
+def _stages(row: Row, workload: PublishedWorkload) -> list[int]:
     """Pipeline stages of the ranks that the figure may come from."""
     rank = row["measured"].get("rank")
     if rank == "last":
-        return [setup.pp - 1]
+        return [workload.layout.pp - 1]
     if rank in ("rank0", "first"):
         return [0]
-    return sorted({0, setup.pp - 1})
+    return sorted({0, workload.layout.pp - 1})
 
 
 def _unstated(row: Row) -> None:

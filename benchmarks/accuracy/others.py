@@ -12,76 +12,83 @@ from functools import cache
 
 from benchmarks.accuracy.memory import Result
 from benchmarks.accuracy.programs.other_estimators import megatron_theoretical, model_parameters
+from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import layer_parameters
-from benchmarks.accuracy.rows import setup_of
+from benchmarks.accuracy.rows import workload_of
 from benchmarks.accuracy.strata import Errors, errors_of
-from kit.cost.setup import Shape, TrainingSetup
 from kit.units import to_gib
 
-Estimate = Callable[[TrainingSetup], float]
+Estimate = Callable[[PublishedWorkload], float]
 """Bytes of a GPU."""
 
 
-def deepspeed_estimate(setup: TrainingSetup) -> float:
+def deepspeed_estimate(workload: PublishedWorkload) -> float:
     """``estimate_zero3_model_states_mem_needs`` of fully sharded runs, ``estimate_zero2_…`` of others, no offload."""
     from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
     from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
 
     # It knows data parallelism alone: a model-parallel rank's part is the model.
-    total = int(model_parameters(setup) / (setup.tp * setup.pp))
-    ranks = setup.dp * setup.cp
-    if setup.sharding != "full":
+    total = int(model_parameters(workload) / (workload.layout.tp * workload.layout.pp))
+    ranks = workload.layout.dp * workload.layout.cp
+    if workload.layout.zero_stage != 3:
         return float(estimate_zero2_model_states_mem_needs(total, num_gpus_per_node=ranks, cpu_offload=False)[1])
-    layer = sum(layer_parameters(replace(setup, tp=1), False))
-    largest = int(max(layer, setup.shape.vocab_size * setup.shape.hidden_size))
+    layer = sum(layer_parameters(replace(workload, layout=replace(workload.layout, tp=1)), False))
+    largest = int(max(layer, workload.model.vocab_size * workload.model.hidden_size))
     return float(estimate_zero3_model_states_mem_needs(total, largest, num_gpus_per_node=ranks, cpu_offload=False)[1])
 
 
-def accelerate_estimate(setup: TrainingSetup) -> float:
+def accelerate_estimate(workload: PublishedWorkload) -> float:
     """``accelerate estimate-memory``'s peak of training with Adam in bf16: its functions on a model of meta tensors."""
-    return _accelerate(setup.shape)
+    return _accelerate(workload.model)
 
 
 @cache
-def _accelerate(shape: Shape) -> float:
+def _accelerate(spec: PublishedModel) -> float:
     from accelerate import init_empty_weights
     from accelerate.commands.estimate import estimate_training_usage
     from accelerate.utils import calculate_maximum_sizes
     from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 
     sizes = {
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.ffn_hidden_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "tie_word_embeddings": shape.tied_embeddings,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": spec.ffn_hidden_size,
+        "num_hidden_layers": spec.num_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "tie_word_embeddings": spec.tied_embeddings,
     }
     config: PreTrainedConfig = GPTNeoXConfig(**sizes)
-    if shape.gated_mlp:
-        config = LlamaConfig(**sizes, num_key_value_heads=shape.num_key_value_heads, head_dim=shape.head_dim)
+    if spec.gated_mlp:
+        config = LlamaConfig(**sizes, num_key_value_heads=spec.num_key_value_heads, head_dim=spec.head_dim)
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(config)
     size, _ = calculate_maximum_sizes(model)
     return float(max(estimate_training_usage(size, "bfloat16").values()))
 
 
-ESTIMATORS: dict[str, tuple[Estimate, Callable[[TrainingSetup], bool]]] = {
+ESTIMATORS: dict[str, tuple[Estimate, Callable[[PublishedWorkload], bool]]] = {
     "Megatron-LM's theoretical formula, Megatron rows": (
         megatron_theoretical,
-        lambda setup: setup.kernels in ("transformer_engine", "megatron-local") and setup.sharding != "full",
+        lambda workload: (
+            workload.implementation in ("transformer_engine", "megatron-local") and workload.layout.zero_stage != 3
+        ),
     ),
     "DeepSpeed's estimate_zero3 (states alone), fully sharded rows": (
         deepspeed_estimate,
-        lambda setup: setup.sharding == "full",
+        lambda workload: workload.layout.zero_stage == 3,
     ),
     "DeepSpeed's estimate_zero2 (states alone), rows with a sharded optimizer": (
         deepspeed_estimate,
-        lambda setup: setup.sharding in ("optimizer", "gradients") and setup.dp > 1 and setup.shape.experts is None,
+        lambda workload: (
+            workload.layout.zero_stage in (1, 2) and workload.layout.dp > 1 and not workload.model.num_experts
+        ),
     ),
     "accelerate estimate-memory (states of one device), one-GPU rows": (
         accelerate_estimate,
-        lambda setup: setup.dp * setup.tp * setup.pp * setup.cp == 1 and setup.lora is None,
+        lambda workload: (
+            workload.layout.dp * workload.layout.tp * workload.layout.pp * workload.layout.cp == 1
+            and workload.lora is None
+        ),
     ),
 }
 
@@ -90,7 +97,7 @@ def comparisons(results: list[Result]) -> dict[str, Errors]:
     """Each estimator, followed by ours on the same rows. Calls the engines' own functions: they must be installed."""
     table: dict[str, Errors] = {}
     rows = [
-        (result, setup_of(result.row))
+        (result, workload_of(result.row))
         for result in results
         if not result.excluded
         and result.predicted_gib is not None
@@ -98,9 +105,9 @@ def comparisons(results: list[Result]) -> dict[str, Errors]:
         and result.measured_gib > 4
     ]
     for name, (estimate, applies) in ESTIMATORS.items():
-        chosen = [(result, setup) for result, setup in rows if applies(setup)]
+        chosen = [(result, workload) for result, workload in rows if applies(workload)]
         theirs = errors_of(
-            (result.row["group"], to_gib(estimate(setup)) / result.measured_gib - 1) for result, setup in chosen
+            (result.row["group"], to_gib(estimate(workload)) / result.measured_gib - 1) for result, workload in chosen
         )
         ours = errors_of((result.row["group"], result.relative_error or 0.0) for result, _ in chosen)
         if theirs is not None and ours is not None:

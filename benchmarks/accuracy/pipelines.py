@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from kit.cost.stages import even_chunks
+from benchmarks.accuracy.programs.published import even_chunks
 
 Row = dict[str, Any]
 

@@ -65,7 +65,7 @@ def contradicted(results: Iterable[Result]) -> dict[str, float]:
     for result in results:
         if result.counted:
             key = [part for part in _set_key(result) if not str(part).startswith("batch ")]
-            program = result.run.program if result.run else None  # tells variants of the code apart
+            program = result.run.execution if result.run else None  # tells variants of the code apart
             same.setdefault((*key, *_layout_key(result), result.row["job"].get("dp"), program), []).append(result)
     found = {}
     for rows in same.values():
@@ -79,8 +79,8 @@ def contradicted(results: Iterable[Result]) -> dict[str, float]:
 
 def _slot_s(result: Result) -> float:
     assert result.run is not None
-    setup = result.run.setup
-    return (result.measured_s or 0.0) / (setup.micro_batches + (setup.pp - 1) / setup.vp)
+    layout = result.run.layout
+    return (result.measured_s or 0.0) / (layout.gradient_accumulation_steps + (layout.pp - 1) / layout.vp)
 
 
 def spearman(left: list[float], right: list[float]) -> float:
@@ -130,7 +130,7 @@ def _layout_key(result: Result) -> tuple[object, ...]:
         "recompute",
         "offload",
     )
-    program = result.run.program if result.run else None
+    program = result.run.execution if result.run else None
     own = (
         result.row["id"] if result.source in ("xtuner", "dcomp") else None
     )  # variants that the columns do not tell apart

@@ -1,4 +1,4 @@
-"""Published rows (``memory_dev.json`` and its like) as setups of the cost model.
+"""Published rows (``memory_dev.json`` and its like) as workloads of the cost model.
 
 What a row does not state is filled in here and nowhere else, each time with the reason.
 """
@@ -15,12 +15,17 @@ from benchmarks.accuracy.deepspeed_rows import with_deepspeed
 from benchmarks.accuracy.grouped import expanded
 from benchmarks.accuracy.hardware import generation_of
 from benchmarks.accuracy.pipelines import NotPredictedError, Row, stage_layers_of
-from benchmarks.accuracy.programs.rank_params import with_parameters
-from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.setup import Attention, CrossEntropy, Experts, Fp8, LatentAttention, Lora, Program, Shape
+from benchmarks.accuracy.programs.adapters import PublishedLora
+from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload, model_of
 from kit.errors import SpecError
+from kit.specs.catalog import parse_cluster
+from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.layout import Layout
+from kit.specs.model import LatentAttention
 
 Recompute = Literal["none", "selective", "full"]
+ANY_CLUSTER = parse_cluster("8xH100")
+"""Memory of a row depends on its GPU's generation alone."""
 
 
 def load(path: Path) -> list[Row]:
@@ -59,14 +64,13 @@ def excluded(row: Row) -> str | None:
     return None
 
 
-def setup_of(row: Row) -> PublishedSetup:
+def workload_of(row: Row) -> PublishedWorkload:
     """The run that a row measured.
 
     torchtitan compiles its loss with its layers (components/loss.py); its tables of 2024 are older than that.
     """
     model, job = row["model"], row["job"]
-    tp, pp, cp = (job.get(size) or 1 for size in ("tp", "pp", "cp"))
-    vp = job.get("vp") or 1
+    tp, pp, vp, cp, ep, etp = (job.get(size) or 1 for size in ("tp", "pp", "vp", "cp", "ep", "etp"))
     dp = job.get("dp") or (row.get("inferred") or {}).get("dp")
     if not dp:
         raise NotPredictedError("neither a data-parallel size nor a number of GPUs is stated")
@@ -75,44 +79,60 @@ def setup_of(row: Row) -> PublishedSetup:
     batch = job.get("global_batch_size") or micro * dp
     generation = generation_of(row["cluster"].get("gpu") or "unknown")
     kernels = kernels_of(row)
-    detail = job.get("recompute_detail") or ""
-    recompute: Recompute = job.get("recompute") or "none"
-    if "empty module list" in detail:
-        recompute = "none"
+    detail, offload, optimizer = (job.get(key) or "" for key in ("recompute_detail", "offload", "optimizer"))
+    moe, lora = model.get("moe") or {}, lora_of(job)
+    recompute: Recompute = "none" if "empty module list" in detail else job.get("recompute") or "none"
+    modules = re.findall(r"[a-z_]+", detail.partition("modules=")[2])
+    modules = modules or (["op"] if "op" in detail or "preset" in detail else ["core_attn"])
     weight_bytes, gradient_bytes, optimizer_bytes = state_widths(row)
-    setup = PublishedSetup(
-        shape=shape_of(row),
-        program=Program(engine="megatron", code="fused", precision="bf16"),  # of no weight for memory
-        kernels=kernels,
+    workload = PublishedWorkload(
+        model=model_of_row(row),
+        cluster=ANY_CLUSTER,
+        job=JobSpec(
+            seq_length=model["seq_length"],
+            precision="fp8" if job.get("fp8") else "fp32" if job.get("precision") == "fp32" else "bf16",
+            lora=LoraSpec(rank=lora.rank, four_bit=lora.four_bit) if lora else None,
+        ),
+        layout=Layout(
+            engine="deepspeed" if kernels == "huggingface" else "megatron" if megatron(row) else "torch",
+            implementation="transformer_engine" if megatron(row) else "huggingface",
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            vp=vp,
+            cp=cp,
+            cp_comm_type="p2p",
+            ep=ep,
+            etp=etp,
+            sp=bool(job.get("sp")) and tp > 1,
+            zero_stage=zero_stage_of(row),
+            recompute=recompute,
+            chunked_loss=bool(job.get("chunked_ce")) or kernels == "litgpt",
+            micro_batch_size=micro,
+            gradient_accumulation_steps=max(batch // (micro * dp), 1),
+        ),
+        implementation=kernels,
         attention=attention_of(row, generation),
-        seq_length=model["seq_length"],
-        micro_batch_size=micro,
-        micro_batches=max(batch // (micro * dp), 1),
-        dp=dp,
-        tp=tp,
-        pp=pp,
-        vp=vp,
-        cp=cp,
-        ep=job.get("ep") or 1,
-        etp=job.get("etp") or 1,
-        sp=bool(job.get("sp")) and tp > 1,
-        sharding=sharding_of(row),
-        optimizer_instances=job.get("distributed_optimizer_instances") or 1,
-        stage_layers=stage_layers_of(row, pp, vp),
-        recompute=recompute,
-        recompute_every=_stated(detail, "uniform"),
-        recompute_layers=_stated(detail, "block") if "method=block" in detail else None,
-        recompute_modules=frozenset(re.findall(r"[a-z_]+", detail.partition("modules=")[2]))
-        or frozenset({"op"} if "op" in detail or "preset" in detail else ()),
+        generation=generation,
+        stated_chunks=stage_layers_of(row, pp, vp),
         weight_bytes=weight_bytes,
         main_gradient_bytes=gradient_bytes,
         optimizer_bytes=optimizer_bytes,
-        matrix_optimizer_bytes=optimizer_bytes - 4 if "muon" in (job.get("optimizer") or "") else None,
-        optimizer_offload=optimizer_offload(job.get("offload") or ""),
-        optimizer_in_backward="fused in backward" in (job.get("optimizer") or ""),
-        activation_offload="activation" in (job.get("offload") or ""),
+        matrix_optimizer_bytes=optimizer_bytes - 4 if "muon" in optimizer else None,
+        optimizer_instances=job.get("distributed_optimizer_instances") or 1,
+        optimizer_offload=optimizer_offload(offload),
+        optimizer_in_backward="fused in backward" in optimizer,
+        keeps_bf16_weights=not (job.get("fp8") or {}).get("param_gather"),
+        hidden_dropout=bool(model.get("hidden_dropout")),
+        attention_dropout=bool(model.get("attention_dropout")),
+        mtp_layers=model.get("mtp_num_layers") or 0,
+        grouped_gemm=bool(moe.get("grouped_gemm")),
+        lora=lora,
+        recompute_modules=frozenset(modules if recompute == "selective" else ()),
+        recompute_every=_stated(detail, "uniform"),
+        recompute_layers=_stated(detail, "block") if "method=block" in detail else None,
+        activation_offload="activation" in offload,
         cross_entropy=cross_entropy_of(job),
-        chunked_loss=bool(job.get("chunked_ce")) or kernels == "litgpt",
         compiled=bool(job.get("compile")),
         compiled_loss=kernels == "torchtitan"
         and bool(job.get("compile"))
@@ -122,12 +142,8 @@ def setup_of(row: Row) -> PublishedSetup:
         # nanotron's table does not state tp_recompute_allgather; rows with tensor parallelism contradict its default.
         gathers_again=kernels != "nanotron",
         deterministic=bool(job.get("deterministic")),
-        fp8=Fp8(keeps_bf16_weights=not job["fp8"].get("param_gather")) if job.get("fp8") else None,
-        lora=lora_of(job),
-        gpu_generation=generation,
     )
-    setup = with_parameters(setup)
-    return with_deepspeed(row, setup) if kernels == "huggingface" else setup
+    return with_deepspeed(row, workload) if kernels == "huggingface" else workload
 
 
 def _stated(detail: str, method: str) -> int:
@@ -145,58 +161,35 @@ def _require(row: Row) -> None:
         raise NotPredictedError(f"not stated: {', '.join(missing)}")
 
 
-def shape_of(row: Row) -> Shape:
+def model_of_row(row: Row) -> PublishedModel:
     """Sizes of the model as allocated."""
     model = row["model"]
-    learned = model.get("position") == "learned"
-    moe, mla = model.get("moe"), model.get("mla")
-    layers = model["num_layers"]
+    moe, mla, layers = model.get("moe"), model.get("mla"), model["num_layers"]
     expert_layers: tuple[bool, ...] = ()
     if moe:
         frequency = moe.get("moe_layer_freq") or 1
-        if isinstance(frequency, int):
-            expert_layers = tuple(layer % frequency == 0 for layer in range(layers))
-        else:
-            expert_layers = tuple(bool(flag) for flag in frequency)
-    return Shape(
-        num_layers=layers,
-        hidden_size=model["hidden_size"],
-        ffn_hidden_size=model["ffn_hidden_size"],
-        num_attention_heads=model["num_attention_heads"],
-        num_key_value_heads=model.get("num_key_value_heads") or model["num_attention_heads"],
-        head_dim=model.get("head_dim") or model["hidden_size"] // model["num_attention_heads"],
-        vocab_size=model["vocab_size"],
-        gated_mlp=bool(model.get("gated_mlp")),
-        tied_embeddings=bool(model.get("tied_embeddings")),
+        pattern = [layer % frequency == 0 for layer in range(layers)] if isinstance(frequency, int) else frequency
+        expert_layers = tuple(map(bool, pattern))
+    bias = model.get("bias")
+    phi = model.get("family") == "phi"
+    latent = mla and LatentAttention(
+        q_lora_rank=mla["q_lora_rank"],
+        kv_lora_rank=mla["kv_lora_rank"],
+        nope_head_dim=mla["qk_head_dim"],
+        rope_head_dim=mla["qk_pos_emb_head_dim"],
+        value_head_dim=mla["v_head_dim"],
+    )
+    return model_of(
+        model,
         norm=model.get("norm") or "rmsnorm",
-        learned_positions=(model.get("max_position_embeddings") or model["seq_length"]) if learned else 0,
-        linear_bias=model.get("bias") is True,
-        qkv_bias=model.get("bias") == "qkv only",
+        biases="all" if bias is True else "qkv" if bias == "qkv only" else "none",
         qk_norm=bool(model.get("qk_layernorm")),
-        hidden_dropout=bool(model.get("hidden_dropout")),
-        attention_dropout=bool(model.get("attention_dropout")),
-        parallel_residual=model.get("family") == "phi",
-        latent=LatentAttention(
-            q_lora_rank=mla["q_lora_rank"],
-            kv_lora_rank=mla["kv_lora_rank"],
-            nope_head_dim=mla["qk_head_dim"],
-            rope_head_dim=mla["qk_pos_emb_head_dim"],
-            value_head_dim=mla["v_head_dim"],
-        )
-        if mla
-        else None,
-        experts=Experts(
-            num_experts=moe["num_experts"],
-            experts_per_token=moe["experts_per_token"],
-            ffn_hidden_size=moe["moe_ffn_hidden_size"],
-            shared_ffn_hidden_size=moe.get("shared_expert_ffn_hidden_size") or 0,
-            capacity_factor=moe.get("expert_capacity_factor"),
-            grouped_gemm=bool(moe.get("grouped_gemm")),
-        )
-        if moe
-        else None,
+        positions="learned" if model.get("position") == "learned" else "rope",
+        max_position_embeddings=model.get("max_position_embeddings") or model["seq_length"],
+        parallel_residual=phi,
+        shared_norm=phi,
+        latent=latent or None,
         expert_layers=expert_layers,
-        mtp_layers=model.get("mtp_num_layers") or 0,
     )
 
 
@@ -222,7 +215,7 @@ def kernels_of(row: Row) -> str:
     return names[engine]
 
 
-def attention_of(row: Row, generation: str) -> Attention:
+def attention_of(row: Row, generation: str) -> str:
     """What ran where ``auto`` was asked: Transformer Engine's choice.
 
     It prefers cuDNN's kernel on Hopper and flash-attn on Ampere; on Blackwell cuDNN's is not deterministic, so that a
@@ -242,14 +235,13 @@ def attention_of(row: Row, generation: str) -> Attention:
     return "cudnn"
 
 
-def sharding_of(row: Row) -> Any:
-    """none, optimizer or full."""
+def zero_stage_of(row: Row) -> int:
+    """ZeRO's stage; 1: Megatron's distributed optimizer; 3: FSDP."""
     job = row["job"]
-    if (job.get("zero_stage") or 0) == 3 or (job.get("zero_stage") == 2 and job["engine"] != "deepspeed"):
-        return "full"
-    if job.get("zero_stage") == 2:
-        return "gradients"
-    return "optimizer" if job.get("distributed_optimizer") or job.get("zero_stage") == 1 else "none"
+    stage = job.get("zero_stage") or 0
+    if stage in (2, 3):
+        return 2 if stage == 2 and job["engine"] == "deepspeed" else 3
+    return 1 if job.get("distributed_optimizer") or stage == 1 else 0
 
 
 def state_widths(row: Row) -> tuple[int, int, float]:
@@ -285,14 +277,14 @@ def optimizer_offload(offload: str) -> float:
     return float(found.group(1)) * 8 / 12 if found else 0.0
 
 
-def cross_entropy_of(job: Row) -> CrossEntropy:
+def cross_entropy_of(job: Row) -> Literal["unfused", "native", "te"]:
     """Megatron's ``--cross-entropy-loss-fusion`` and its implementation, ``native`` unless said."""
     if not job.get("cross_entropy_fusion"):
         return "unfused"
     return "te" if job.get("cross_entropy_fusion_impl") == "te" else "native"
 
 
-def lora_of(job: Row) -> Lora | None:
+def lora_of(job: Row) -> PublishedLora | None:
     """Adapters, their targets under litgpt's names."""
     lora = job.get("lora")
     if not lora:
@@ -303,7 +295,7 @@ def lora_of(job: Row) -> Lora | None:
     targets = lora.get("targets") or []
     if targets == "all-linear":
         targets = ["query", "key", "value", "projection", "mlp"]
-    return Lora(
+    return PublishedLora(
         rank=lora["rank"],
         targets=frozenset(names.get(target, target) for target in targets),
         four_bit="nf4" in f"{lora.get('quant')} {job.get('quantize')}",

@@ -9,9 +9,10 @@ from typing import Any
 from benchmarks.accuracy.cleaned import contradiction, number_of, with_sizes
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
 from benchmarks.accuracy.programs.memory import memory_of
-from benchmarks.accuracy.throughput_rows import RunOfRow, run_of, transformers_only, with_recompute
-from kit.cost.time.gpu import machine_of
-from kit.cost.time.pipeline_time import StepTimeModel
+from benchmarks.accuracy.programs.published import PublishedWorkload
+from benchmarks.accuracy.programs.step_time import PublishedStepTime
+from benchmarks.accuracy.throughput_rows import run_of, transformers_only, with_recompute
+from kit.cost.time.gpu import gpu_perf
 from kit.units import to_gib
 
 MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")
@@ -39,7 +40,7 @@ class Result:
     measured_s: float | None
     predicted_s: float | None
     components_s: dict[str, float]
-    run: RunOfRow | None
+    run: PublishedWorkload | None
     assumed: str | None
     """What the row does not state and the prediction assumes; such rows have a stratum of their own."""
     excluded: str | None
@@ -102,24 +103,24 @@ def result_of(row: Row) -> Result:
     return Result(row, measured, sum(components.values()), components, run, assumed, excluded, None)
 
 
-def components_s(run: RunOfRow, constants: Constants | None = None) -> dict[str, float]:
+def components_s(run: PublishedWorkload, constants: Constants | None = None) -> dict[str, float]:
     """Seconds by component."""
+    how = run.execution
     try:
-        machine = machine_of(run.cluster, run.program.precision, run.program.attention)
+        gpu = gpu_perf(run.cluster, how.precision, how.attention)
     except KeyError:
-        raise NotPredictedError(f"no rate of {run.program.precision} on {run.cluster.gpu.name}") from None
-    setup, program = run.setup, run.program
+        raise NotPredictedError(f"no rate of {how.precision} on {run.cluster.gpu.name}") from None
     if constants is not None:
-        rates = replace(machine.rates, kernel_launch_us=machine.rates.kernel_launch_us * constants.launch)
-        faster = replace(machine.matmul, flops_per_s=machine.matmul.flops_per_s * constants.matmul)
-        attention = machine.attention_flops_per_s * (constants.flash1 if program.attention == "flash1" else 1.0)
-        machine = replace(machine, rates=rates, matmul=faster, attention_flops_per_s=attention)
-        program = replace(program, unhidden_sharding=min(1.0, program.unhidden_sharding * constants.sharding))
-        setup = replace(setup, program=program)
-    return StepTimeModel(machine).components_s(setup)
+        rates = replace(gpu.rates, kernel_launch_us=gpu.rates.kernel_launch_us * constants.launch)
+        faster = replace(gpu.matmul, flops_per_s=gpu.matmul.flops_per_s * constants.matmul)
+        attention = gpu.attention_flops_per_s * (constants.flash1 if how.attention == "flash1" else 1.0)
+        gpu = replace(gpu, rates=rates, matmul=faster, attention_flops_per_s=attention)
+        unhidden = min(1.0, how.unhidden_sharding * constants.sharding)
+        run = replace(run, execution=replace(how, unhidden_sharding=unhidden))
+    return PublishedStepTime(gpu).components_s(run)
 
 
-def _run(row: Row) -> tuple[RunOfRow, str | None]:
+def _run(row: Row) -> tuple[PublishedWorkload, str | None]:
     """The row's run; where it leaves recompute or the micro batch open, the fastest that fits, and the words for it."""
     job = {**row["job"], "recompute": _stated_mode(row["job"].get("recompute"))}
     row = {**row, "job": job}
@@ -139,7 +140,7 @@ def _run(row: Row) -> tuple[RunOfRow, str | None]:
         except IndexError:
             continue
         for mode in modes:
-            run = replace(base, setup=with_recompute(base.setup, mode))
+            run = with_recompute(base, mode)
             words = f"micro batch {size}, recompute {mode}" + (f", vp {vp}" if vp != job.get("vp") else "")
             tried.append(_Assumed(_over_gib(run), sum(components_s(run).values()), run, (size, mode), words))
     likely = [entry for entry in tried if entry.over_gib <= 0]
@@ -157,7 +158,7 @@ class _Assumed:
 
     over_gib: float
     step_s: float
-    run: RunOfRow
+    run: PublishedWorkload
     memory: tuple[int, str]
     """Micro batch and recompute mode, which decide on memory."""
     words: str
@@ -181,12 +182,11 @@ def _interleavings(row: Row) -> list[int | None]:
     return [vp for vp in range(1, 9) if units % (pp * vp) == 0] or [None]
 
 
-def _over_gib(run: RunOfRow) -> float:
+def _over_gib(run: PublishedWorkload) -> float:
     """Predicted peak less the GPU's memory."""
-    setup = run.setup
-    if setup.kernels == "huggingface":
-        setup = replace(setup, kernels="torchtitan")  # plans alone describe DeepSpeed's memory; this comes nearest
-    peaks = (memory_of(setup, stage).peak for stage in {0, setup.pp - 1})
+    if run.implementation == "huggingface":
+        run = replace(run, implementation="torchtitan")  # plans alone describe DeepSpeed's memory; this comes nearest
+    peaks = (memory_of(run, stage).peak for stage in {0, run.layout.pp - 1})
     return max(to_gib(sum(peak.values())) for peak in peaks) - run.cluster.gpu.memory_gib
 
 

@@ -1,4 +1,4 @@
-"""Published throughput rows as setups and programs of the cost model.
+"""Published throughput rows as workloads of the cost model.
 
 What a row does not state is filled in here and nowhere else, each time with the reason.
 """
@@ -6,18 +6,25 @@ What a row does not state is filled in here and nowhere else, each time with the
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.accuracy.hardware import cluster_of
 from benchmarks.accuracy.pipelines import NotPredictedError, Row
-from benchmarks.accuracy.programs.adapters import with_adapters
-from benchmarks.accuracy.programs.rank_params import with_parameters
-from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.setup import PREFETCHED, UNHIDDEN, ComputePrecision, Experts, Fp8, LatentAttention, Lora, Program, Shape
-from kit.cost.stages import even_chunks
-from kit.specs.cluster import ClusterSpec
-from kit.specs.layout import ContextExchange
+from benchmarks.accuracy.programs.adapters import PublishedLora
+from benchmarks.accuracy.programs.published import (
+    PREFETCHED,
+    PublishedExecution,
+    PublishedModel,
+    PublishedWorkload,
+    even_chunks,
+    model_of,
+)
+from kit.cost.time.elementwise import LOW_PRECISIONS
+from kit.cost.workload import UNHIDDEN
+from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.layout import ContextExchange, Layout
+from kit.specs.model import LatentAttention
 
 LATENT = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, nope_head_dim=128, rope_head_dim=64, value_head_dim=128)
 """DeepSeek-V3 (arXiv 2412.19437, section 4.2); rows of the family do not state it."""
@@ -27,69 +34,67 @@ OLD_MEGATRON = "2023"
 """Megatron before this year: attention of separate operators, gradients reduced after backward (Megatron-LM v2, v3)."""
 
 
-@dataclass(frozen=True)
-class RunOfRow:
-    """A row in the cost model's terms."""
-
-    cluster: ClusterSpec
-    setup: PublishedSetup
-
-    @property
-    def program(self) -> Program:
-        """The program that ran the row."""
-        return self.setup.program
-
-
-def run_of(row: Row) -> RunOfRow:
+def run_of(row: Row) -> PublishedWorkload:
     """Raises NotPredictedError with the reason for what the model has no physics for."""
     _require(row)
     model, job = row["model"], row["job"]
     cluster = cluster_of(row)
     precision = precision_of(row)
-    tp, pp, cp = (job.get(size) or 1 for size in ("tp", "pp", "cp"))
-    vp = job.get("vp") or 1
+    tp, pp, vp, cp, ep = (job.get(size) or 1 for size in ("tp", "pp", "vp", "cp", "ep"))
     dp = job.get("dp") or max(1, cluster.num_gpus // (tp * pp * cp))
     micro, batch = job["micro_batch_size"], job["global_batch_size"]
-    program = program_of(row, precision)
-    shape = shape_of(row)
-    setup = PublishedSetup(
-        shape=shape,
-        program=program,
-        exchange=context_exchange_of(row),
-        kernels=kernels_of(row),
-        attention="unfused" if program.attention == "unfused" else "flash",
-        seq_length=model["seq_length"],
-        micro_batch_size=micro,
-        micro_batches=max(1, round(batch / (micro * dp))),
-        dp=dp,
-        tp=tp,
-        pp=pp,
-        vp=vp,
-        cp=cp,
-        ep=job.get("ep") or 1,
-        etp=job.get("etp") or (1 if job.get("ep") else tp),
-        sp=bool(job.get("sp")) and tp > 1,
-        sharding=sharding_of(row),
-        stage_layers=stage_layers_of(shape, pp, vp),
+    execution = execution_of(row, precision)
+    engine, kernels, old, compiled = job["engine"], kernels_of(row), old_megatron(row), execution.code == "compiled"
+    lora = PublishedLora(rank=16, targets=frozenset({"query", "value"})) if job.get("lora") else None
+    sizes = model_of_row(row)
+    mtp_layers = 1 if "MTP layer trained" in str(row.get("notes")) else 0
+    workload = PublishedWorkload(
+        model=sizes,
+        cluster=cluster,
+        job=JobSpec(
+            seq_length=model["seq_length"],
+            global_batch_size=batch,
+            precision="fp8" if precision in LOW_PRECISIONS else precision,  # type: ignore[arg-type]
+            lora=LoraSpec(rank=lora.rank) if lora else None,
+        ),
+        layout=Layout(
+            engine=engine if engine in ("megatron", "deepspeed") else "torch",
+            implementation="huggingface" if kernels == "huggingface" else "transformer_engine",
+            dp=dp,
+            tp=tp,
+            pp=pp,
+            vp=vp,
+            cp=cp,
+            cp_comm_type=context_exchange_of(row),
+            ep=ep,
+            etp=job.get("etp") or (1 if job.get("ep") else tp),
+            sp=bool(job.get("sp")) and tp > 1,
+            zero_stage=job.get("zero_stage") or 0,
+            micro_batch_size=micro,
+            gradient_accumulation_steps=max(1, round(batch / (micro * dp))),
+        ),
+        execution=execution,
+        implementation=kernels,
+        attention="unfused" if execution.attention == "unfused" else "flash",
+        stated_chunks=stage_layers_of(sizes.num_layers, pp * vp, mtp_layers),
         weight_bytes=4 if precision == "fp32" or "amp" in str(job.get("precision")) else 2,
         main_gradient_bytes=gradient_bytes(row),
-        gradient_accumulation_fusion=job["engine"] == "megatron" and not old_megatron(row),
-        compiled=program.code == "compiled",
-        compiled_loss=program.code == "compiled",
+        hidden_dropout=old,
+        attention_dropout=old,
+        mtp_layers=mtp_layers,
+        gradient_accumulation_fusion=engine == "megatron" and not old,
+        compiled=compiled,
+        compiled_loss=compiled,
         cross_entropy="te" if recent_nvidia(row) else "unfused",
-        fp8=Fp8() if precision in ("fp8", "mxfp8", "nvfp4") else None,
-        lora=Lora(rank=16, targets=frozenset({"query", "value"}), four_bit=False) if job.get("lora") else None,
-        gpu_generation="unknown",
+        lora=lora,
     )
-    run = RunOfRow(cluster, with_recompute(setup, job.get("recompute") or "none"))
-    return _as_its_code_is_known(run, row.get("code") or {})
+    return _as_its_code_is_known(with_recompute(workload, job.get("recompute") or "none"), row.get("code") or {})
 
 
-def _as_its_code_is_known(run: RunOfRow, code: dict[str, Any]) -> RunOfRow:
+def _as_its_code_is_known(workload: PublishedWorkload, code: dict[str, Any]) -> PublishedWorkload:
     """Where a row brings what is known of the code that ran, that stands for what its words let one guess."""
-    program = replace(run.program, **code.get("program", {}))
-    setup = replace(run.setup, program=program, **code.get("setup", {}))
-    return replace(run, setup=with_adapters(with_parameters(setup)))
+    execution = replace(workload.execution, **code.get("execution", {}))
+    return replace(workload, execution=execution, **code.get("workload", {}))
 
 
 def transformers_only(row: Row) -> None:
@@ -108,23 +113,21 @@ def _require(row: Row) -> None:
         raise NotPredictedError(f"not stated: {', '.join(missing)}")
 
 
-def with_recompute(setup: PublishedSetup, words: str) -> PublishedSetup:
+def with_recompute(workload: PublishedWorkload, words: str) -> PublishedWorkload:
     """``none``, ``full …``, ``selective: a, b``; attention's core where selective names nothing."""
-    words = words.lower()
-    if words.startswith("full"):
-        return replace(setup, recompute="full", recompute_modules=frozenset(), recompute_layers=None)
-    if not words.startswith("selective"):
-        return replace(setup, recompute="none", recompute_modules=frozenset(), recompute_layers=None)
-    if "every 2nd layer" in words:
-        layers = max(1, setup.shape.num_layers // (2 * setup.pp * setup.vp))
-        return replace(setup, recompute="full", recompute_layers=layers, recompute_modules=frozenset())
-    if "per-op" in words:
-        return replace(setup, recompute="selective", recompute_modules=frozenset({"op"}))
-    named = frozenset(re.findall(r"[a-z_]+", words.partition(":")[2]))
-    return replace(setup, recompute="selective", recompute_modules=named or frozenset({"core_attn"}))
+    words, layers, modules = words.lower(), None, frozenset[str]()
+    mode = next((mode for mode in ("full", "selective") if words.startswith(mode)), "none")
+    if mode == "selective" and "every 2nd layer" in words:
+        layout = workload.layout
+        mode, layers = "full", max(1, workload.num_layers // (2 * layout.pp * layout.vp))
+    elif mode == "selective":
+        named = ["op"] if "per-op" in words else re.findall(r"[a-z_]+", words.partition(":")[2])
+        modules = frozenset(named or ["core_attn"])
+    layout = replace(workload.layout, recompute=mode)  # type: ignore[arg-type]
+    return replace(workload, layout=layout, recompute_modules=modules, recompute_layers=layers)
 
 
-def precision_of(row: Row) -> ComputePrecision:
+def precision_of(row: Row) -> str:
     """By the row's words."""
     words = str(row["job"].get("precision") or "bf16").lower()
     for start, precision in PRECISIONS.items():
@@ -133,7 +136,7 @@ def precision_of(row: Row) -> ComputePrecision:
     raise NotPredictedError(f"precision {words!r} is none that the model has rates of")
 
 
-PRECISIONS: dict[str, ComputePrecision] = {
+PRECISIONS: dict[str, str] = {
     "nvfp4": "nvfp4",
     "mxfp8": "mxfp8",
     "fp8": "fp8",
@@ -148,7 +151,7 @@ PRECISIONS: dict[str, ComputePrecision] = {
     "amp": "bf16",
     "mixed": "bf16",
 }
-"""First word of a row's precision → the products'."""
+"""First word of a row's precision → the GEMMs'."""
 
 
 def recent_nvidia(row: Row) -> bool:
@@ -187,7 +190,7 @@ def _nvidia_or_megatron(row: Row) -> bool:
     return row["job"]["engine"] in ("megatron", "nanotron") or recent_nvidia(row)
 
 
-def program_of(row: Row, precision: ComputePrecision) -> Program:
+def execution_of(row: Row, precision: str) -> PublishedExecution:
     """Engine, fusion, overlap."""
     job, notes = row["job"], str(row.get("notes") or "")
     engine = job["engine"]
@@ -197,7 +200,7 @@ def program_of(row: Row, precision: ComputePrecision) -> Program:
         old, nvidia = old_megatron(row), recent_nvidia(row)
         bf16_optimizer = deepspeed_pipeline(row) and precision == "bf16"
         unfused = old or "sailor" in row["id"]
-        return Program(
+        return PublishedExecution(
             engine="fsdp" if engine == "fsdp" else "megatron",
             code="fused",
             precision=precision,
@@ -220,7 +223,7 @@ def program_of(row: Row, precision: ComputePrecision) -> Program:
     compiled = "compile" in row["id"] or ", compile" in notes or "nanochat" in row["id"]
     # torchtune's table adds one setting a row to those before it: all but the first are compiled.
     compiled = compiled or ("tune-" in row["id"] and "packed" not in row["id"])
-    return Program(
+    return PublishedExecution(
         engine="deepspeed" if engine == "deepspeed" else ("ddp" if engine == "ddp" else "fsdp"),
         # DeepSpeed's hooks break the graph at every module: compiled ZeRO-3 is no faster than eager in the same table.
         code="compiled" if compiled and "zero3-compile" not in row["id"] else _code(row, engine),
@@ -233,7 +236,7 @@ def program_of(row: Row, precision: ComputePrecision) -> Program:
         else "flash",
         balanced_context="titan" not in row["id"],
         offload_optimizer=_offload(str(job.get("offload") or "")),
-        # DTensor waits for each collective; asynchronous tensor parallelism cuts them up beside the products.
+        # DTensor waits for each collective; asynchronous tensor parallelism splits them beside the GEMMs.
         overlaps_tensor_parallel=row["id"].endswith("asynctp"),
         overlaps_tensor_gradients=row["id"].endswith("asynctp"),
         gradient_bytes=float(gradient_bytes(row)),
@@ -274,57 +277,26 @@ def gradient_bytes(row: Row) -> int:
     return 2 if precision_of(row) == "fp16" else 4
 
 
-def sharding_of(row: Row) -> Any:
-    """none, optimizer, gradients or full."""
-    stage = row["job"].get("zero_stage") or 0
-    return ("none", "optimizer", "gradients", "full")[stage]
-
-
-def stage_layers_of(shape: Shape, pp: int, vp: int) -> tuple[tuple[int, ...], ...]:
+def stage_layers_of(layers: int, chunks: int, mtp_layers: int) -> tuple[tuple[int, ...], ...]:
     """Where layers do not divide: embedding and head (and prediction layers) count as one layer each, as NVIDIA's
     recipes place them; else the first stages have one more."""
-    layers, chunks = shape.num_layers, pp * vp
     if layers % chunks == 0:
         return ()
-    units = even_chunks(layers + 2 + shape.mtp_layers, chunks)
+    units = even_chunks(layers + 2 + mtp_layers, chunks)
     return tuple(tuple(unit - 1 for unit in part if 1 <= unit <= layers) for part in units)
 
 
-def shape_of(row: Row) -> Shape:
+def model_of_row(row: Row) -> PublishedModel:
     """Sizes of the model; norms and biases by family."""
     model = row["model"]
     family = str(model.get("family") or "").lower()
-    gpt = family in ("gpt3", "gpt", "bloom", "mpt")
-    moe = model.get("moe")
-    layers = model["num_layers"]
-    heads = model["num_attention_heads"]
-    latent = LATENT if family.startswith("deepseek") else None
-    dense_first = DENSE_FIRST.get(family, 0)
-    return Shape(
-        num_layers=layers,
-        hidden_size=model["hidden_size"],
-        ffn_hidden_size=model["ffn_hidden_size"],
-        num_attention_heads=heads,
-        num_key_value_heads=model.get("num_key_value_heads") or heads,
-        head_dim=model.get("head_dim") or model["hidden_size"] // heads,
-        vocab_size=model["vocab_size"],
-        gated_mlp=bool(model.get("gated_mlp")),
-        tied_embeddings=bool(model.get("tied_embeddings")),
-        norm="layernorm" if gpt else "rmsnorm",
-        learned_positions=model["seq_length"] if family in ("gpt3", "gpt", "mpt") else 0,
-        linear_bias=family in ("gpt3", "gpt", "bloom"),
+    first = DENSE_FIRST.get(family, 0)
+    return model_of(
+        model,
+        norm="layernorm" if family in ("gpt3", "gpt", "bloom", "mpt") else "rmsnorm",
+        biases="all" if family in ("gpt3", "gpt", "bloom") else "none",
         qk_norm=family.startswith("qwen3"),
-        hidden_dropout=old_megatron(row),
-        attention_dropout=old_megatron(row),
-        latent=latent,
-        experts=Experts(
-            num_experts=moe["num_experts"],
-            experts_per_token=moe["experts_per_token"],
-            ffn_hidden_size=moe["moe_ffn_hidden_size"],
-            shared_ffn_hidden_size=moe.get("shared_expert_ffn_hidden_size") or 0,
-        )
-        if moe
-        else None,
-        expert_layers=tuple(layer >= dense_first for layer in range(layers)) if moe else (),
-        mtp_layers=1 if "MTP layer trained" in str(row.get("notes")) else 0,
+        positions="learned" if family in ("gpt3", "gpt", "mpt") else "rope",
+        latent=LATENT if family.startswith("deepseek") else None,
+        expert_layers=tuple(layer >= first for layer in range(model["num_layers"])) if model.get("moe") else (),
     )

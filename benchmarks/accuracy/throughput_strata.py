@@ -25,7 +25,7 @@ def generation(result: Result) -> str:
 def kind(result: Result) -> str:
     """Rows that share one rate of matrix products."""
     assert result.run is not None
-    precision = result.run.program.precision
+    precision = result.run.execution.precision
     return f"{generation(result)} {'bf16/fp16' if precision in ('bf16', 'fp16') else precision}"
 
 
@@ -35,22 +35,22 @@ def headline(result: Result) -> bool:
     return (
         result.row["job"]["engine"] == "megatron"
         and result.row["model"].get("moe") is None
-        and result.run.program.precision in ("bf16", "fp16")
+        and result.run.execution.precision in ("bf16", "fp16")
     )
 
 
 def labels(result: Result) -> list[str]:
     """The strata of a row."""
     assert result.run is not None
-    job, setup = result.row["job"], result.run.setup
+    job, layout = result.row["job"], result.run.layout
     return [
         f"engine {job['engine']}",
         f"GPU {kind(result)}",
-        "experts" if setup.shape.experts else "dense",
-        f"recompute {setup.recompute}",
-        "pipeline" if setup.pp > 1 else "no pipeline",
-        "context parallel" if setup.cp > 1 else "no context parallel",
-        "LoRA" if setup.lora else "all weights trained",
+        "experts" if result.run.model.num_experts else "dense",
+        f"recompute {layout.recompute}",
+        "pipeline" if layout.pp > 1 else "no pipeline",
+        "context parallel" if layout.cp > 1 else "no context parallel",
+        "LoRA" if result.run.lora else "all weights trained",
     ]
 
 
@@ -99,23 +99,17 @@ def constant_mfu_errors(results: Iterable[Result]) -> dict[str, float]:
 def _ideal_s(result: Result) -> float:
     """FLOPs (causal, a third more with full recompute) at the data sheet's peak."""
     assert result.run is not None
-    setup, cluster = result.run.setup, result.run.cluster
-    shape = setup.shape
-    h = shape.hidden_size
-    attention = h * (shape.query_width + 2 * shape.key_value_width) + shape.value_width * h
-    matrices = 3 if shape.gated_mlp else 2
-    dense = matrices * h * shape.ffn_hidden_size
-    experts = 0.0
-    if shape.experts:
-        moe = shape.experts
-        experts = matrices * h * (moe.experts_per_token * moe.ffn_hidden_size + moe.shared_ffn_hidden_size)
-    with_experts = sum(shape.expert_layers)
-    weights = shape.num_layers * attention + (shape.num_layers - with_experts) * dense + with_experts * experts
-    flops = 6.0 * (weights + shape.vocab_size * h) + 6.0 * shape.num_layers * setup.seq_length * shape.query_width
-    tokens = setup.micro_batch_size * setup.micro_batches * setup.dp * setup.seq_length
-    ranks = setup.dp * setup.tp * setup.pp * setup.cp
-    flops *= 4 / 3 if setup.recompute == "full" else 1.0
-    return flops * tokens / ranks / peak_flops_per_s(cluster.gpu, result.run.program.precision)
+    model, layout, s = result.run.model, result.run.layout, result.run.job.seq_length
+    h, matrices = model.hidden_size, 3 if model.gated_mlp else 2
+    attention = h * (model.query_width + 2 * model.key_value_width) + model.value_width * h
+    dense = matrices * h * model.ffn_hidden_size
+    experts = matrices * h * (model.experts_per_token * model.moe_ffn_hidden_size + model.shared_ffn_hidden_size)
+    with_experts = sum(model.expert_layers)
+    weights = model.num_layers * attention + (model.num_layers - with_experts) * dense + with_experts * experts
+    flops = 6.0 * (weights + model.vocab_size * h) + 6.0 * model.num_layers * s * model.query_width
+    flops *= 4 / 3 if layout.recompute == "full" else 1.0
+    peak = peak_flops_per_s(result.run.cluster.gpu, result.run.execution.precision)
+    return flops * layout.global_batch_size * s / layout.world_size / peak
 
 
 def _weighted_median(pairs: list[tuple[str, float]]) -> float:
@@ -198,7 +192,7 @@ def _borrowed(result: Result, others: list[Result], fits: dict[str, list[float]]
     from kit.cost.hardware import gpu_rates
 
     assert result.run is not None
-    precision = result.run.program.precision
+    precision = result.run.execution.precision
     own = gpu_rates(result.run.cluster.gpu.name).matmul[precision]
     lender = OTHER_PRECISION.get(precision, "bf16/fp16")
     hopper = gpu_rates("H100").matmul["bf16" if lender == "bf16/fp16" else lender]

@@ -63,7 +63,7 @@ class Prediction:
     step_time_s: float
     """One optimizer step."""
     step_time_components_s: dict[Text, float]
-    """Seconds by the names of ``kit.cost.time.pipeline_time.TIME_COMPONENTS``. Their sum is the step time."""
+    """By the names of ``kit.cost.time.step.StepTimeModel.components_s``; they add up to the step."""
     tokens_per_s: float
     """Tokens per second over all GPUs."""
     mfu: float

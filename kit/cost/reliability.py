@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kit.cost.model.lora import trained_parameters
-from kit.cost.model.optimizers import MOMENTS
+from kit.cost.memory.states import MOMENTS
 from kit.cost.prediction import Operation
 from kit.cost.workload import Workload
 from kit.units import GB, SECONDS_PER_HOUR
@@ -53,12 +52,12 @@ def operation(workload: Workload, step_time_s: float) -> Operation:
 
 def checkpoint_bytes(workload: Workload) -> float:
     """Bytes of one native checkpoint."""
-    return checkpoint_width(workload) * trained_parameters(workload.model, workload.job)
+    return checkpoint_width(workload) * workload.trained_parameters
 
 
 def exchange_bytes(workload: Workload) -> float:
     """Bytes of one exchange checkpoint: master weights and both moments in fp32, whatever the engine holds."""
-    return 12.0 * trained_parameters(workload.model, workload.job)
+    return 12.0 * workload.trained_parameters
 
 
 def checkpoint_width(workload: Workload) -> float:

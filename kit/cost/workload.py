@@ -1,31 +1,90 @@
 """The one description of a candidate plan: what is trained, on what, and how the ranks split the work.
 
-Memory, time, reliability and the planner's rules are functions of it. It is frozen and has a hash, so that what is
-worked out for it can be kept. ``setup`` is the same in the terms of the formulas.
+Memory, time, reliability and the planner's rules are functions of it. It is frozen and has a hash, and sizes that
+follow from it are cached properties. Published runs of other programs are a subclass (benchmarks/accuracy/programs).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from math import ceil
+from typing import Literal
 
 from kit.cost.hardware import generation_of
 from kit.cost.model.compression import ZeroPlusPlus, gradient_bytes, kernel_bytes
 from kit.cost.model.lora import adapter_parameters_of
-from kit.cost.model.optimizers import MOMENTS
-from kit.cost.model.params import dense_layer_matrices, stage_parameters
+from kit.cost.model.params import RankParameters, count, dense_layer_matrices, stage_parameters
 from kit.cost.model.pipeline import chunk_layers
-from kit.cost.setup import Attention, Code, Experts, Fp8, LatentAttention, Lora, Program, Shape, TrainingSetup
 from kit.specs.cluster import ClusterSpec
-from kit.specs.job import JobSpec, LoraSpec
-from kit.specs.layout import Layout
+from kit.specs.job import JobSpec
+from kit.specs.layout import LOSS_CHUNK_TOKENS, Layout
 from kit.specs.model import ModelSpec
 
-_SHARDING = {0: "none", 1: "optimizer", 2: "gradients", 3: "full"}
-_TARGETS = {
-    "attention": frozenset({"query", "key", "value", "projection"}),
-    "all-linear": frozenset({"query", "key", "value", "projection", "mlp"}),
-}
+Code = Literal["fused", "compiled", "eager", "huggingface", "local"]
+"""How element-wise operators of a layer run. fused: Megatron's, Transformer Engine's or nanotron's own kernels.
+compiled: torch.compile. eager: one torch kernel an operator, in 16 bits. huggingface: the same with norms in fp32.
+local: kit's Megatron layers."""
+
+UNHIDDEN = 0.65
+"""Share of the collectives of FSDP and ZeRO-3 that no compute hides. Estimated from rows (llm-foundry, DeepSpeed's
+Azure and DeepCompile tables): the host waits for a gather before it issues the layer, and NCCL's kernels take
+multiprocessors from the GEMMs."""
+
+
+@cache
+def liger_chunk(tokens: int, vocab_size: int, hidden_size: int) -> tuple[int, int]:
+    """(chunk_mem_const, tokens of a chunk) for Liger's fused loss: the largest chunk up to ours, so that the head's
+    gradient is read and written as seldom; or the smallest that Liger has.
+
+    Its chunks are tokens / ⌈V/(c·h)⌉, rounded up to a power of two; c, ``chunk_mem_const``, is 1 unless it is said
+    (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py).
+    """
+    best = (1, _liger_tokens(1, tokens, vocab_size, hidden_size))
+    for budget in range(2, ceil(vocab_size / hidden_size) + 1):
+        chunk = _liger_tokens(budget, tokens, vocab_size, hidden_size)
+        if chunk > LOSS_CHUNK_TOKENS:
+            break
+        best = (budget, chunk)
+    return best
+
+
+def _liger_tokens(budget: int, tokens: int, vocab_size: int, hidden_size: int) -> int:
+    share = ceil(tokens / ceil(vocab_size / (budget * hidden_size)))
+    return min(1 << (share - 1).bit_length(), tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExecutionModel:
+    """How an engine runs a layout: what decides step time and follows from engine and implementation."""
+
+    engine: Literal["megatron", "fsdp", "ddp", "deepspeed"]
+    code: Code
+    precision: str
+    """What GEMMs run in."""
+    linear_layers_only: bool = False
+    """Whether only GEMMs of linear layers are in it, and those of head and experts in bf16 (torchao). Efficiencies of
+    other programs in fp8 were estimated from rows as if every GEMM were."""
+    attention: str = "flash"
+    overlaps_gradients: bool = True
+    """Whether gradients are reduced, and weights gathered, beside compute (Megatron, DDP)."""
+    overlaps_tensor_gradients: bool = True
+    """Whether tensor-parallel reductions of backward run beside GEMMs of weight gradients."""
+    gradient_bytes: float = 4.0
+    """Bytes of a gradient that is reduced over data-parallel ranks."""
+    gradient_kernel_bytes: float = 0.0
+    """Memory moved per gradient to compress it, once a step."""
+    zero_plus_plus: ZeroPlusPlus | None = None
+
+    # Values of every plan; other programs have others (benchmarks/accuracy/programs/published.py says what each is).
+    overlaps_tensor_parallel = False
+    overlaps_experts = False
+    once_per_node = False
+    graphs = "none"
+    balanced_context = True
+    unhidden_sharding = UNHIDDEN
+    reduces_in_full = False
+    gradient_sum_bytes = 10.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +95,20 @@ class Workload:
     cluster: ClusterSpec
     job: JobSpec
     layout: Layout
+
+    # Values of every plan; other programs have others (benchmarks/accuracy/programs/published.py says what each is).
+    hidden_dropout = False
+    attention_dropout = False
+    mtp_layers = 0
+    capacity_factor = 1.0
+    grouped_gemm = True
+    recompute_every = 1
+    recomputed_share = 1.0
+    activation_offload = False
+    main_gradient_bytes = 4
+    cross_entropy = "unfused"
+    deterministic = False
+    keeps_bf16_weights = True
 
     @cached_property
     def _hash(self) -> int:
@@ -54,23 +127,124 @@ class Workload:
         steps = min(2, self.layout.gradient_accumulation_steps)
         return self.with_layout(replace(self.layout, micro_batch_size=1, gradient_accumulation_steps=steps))
 
+    # ---------------------------------------------------------------- tokens
+
+    @cached_property
+    def tokens(self) -> float:
+        """Tokens of a micro batch on one context-parallel rank."""
+        return self.layout.micro_batch_size * self.job.seq_length / self.layout.cp
+
+    @cached_property
+    def shard_tokens(self) -> float:
+        """The tokens that a rank has where sequence parallelism splits them further."""
+        return self.tokens / (self.layout.tp if self.layout.sp else 1)
+
+    @cached_property
+    def chunk_tokens(self) -> float:
+        """Tokens whose logits exist at once in the loss."""
+        if not self.layout.chunked_loss:
+            return self.tokens
+        if self.layout.loss_kernel == "liger":
+            return liger_chunk(int(self.tokens), self.model.vocab_size, self.model.hidden_size)[1]
+        return min(self.tokens, LOSS_CHUNK_TOKENS)
+
+    # ---------------------------------------------------------------- layers and parameters
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Layers of both stacks of an encoder-decoder."""
+        return self.model.num_layers + self.model.encoder_layers
+
+    @cached_property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Layer numbers of every pipeline chunk, in the order in which a token meets them; chunk c is on stage
+        c mod pp."""
+        return chunk_layers(self.num_layers, self.layout)
+
+    @cached_property
+    def even_stages(self) -> bool:
+        """Whether all pipeline stages hold as many layers."""
+        layout = self.layout
+        uneven = layout.first_stage_layers is not None or layout.last_stage_layers is not None
+        return not uneven and self.num_layers % (layout.pp * layout.vp) == 0
+
+    def stage_chunks(self, stage: int) -> tuple[tuple[int, ...], ...]:
+        """Layer numbers of each of a stage's virtual chunks."""
+        return self.chunks[stage :: self.layout.pp]
+
+    def stage_layers(self, stage: int) -> tuple[int, ...]:
+        """All layer numbers of a stage."""
+        return tuple(layer for chunk in self.stage_chunks(stage) for layer in chunk)
+
+    @cached_property
+    def chunk_kinds(self) -> tuple[tuple[int, int], ...]:
+        """(dense layers, layers with experts) of each chunk."""
+        return _kinds(self.model, self.chunks)
+
+    @cached_property
+    def stage_kinds(self) -> tuple[tuple[int, int], ...]:
+        """(dense layers, layers with experts) of each stage."""
+        return _kinds_of_stages(self.chunk_kinds, self.layout.pp)
+
+    @cached_property
+    def parameters(self) -> tuple[RankParameters, ...]:
+        """What a rank of each stage holds."""
+        return stage_parameters(self.model, self.layout, chunk_layers(self.model.num_layers, self.layout))
+
+    @cached_property
+    def trained_parameters(self) -> float:
+        """Parameters of the whole model that are trained: all, or the adapters."""
+        lora = self.job.lora
+        return float(count(self.model).total) if lora is None else adapter_parameters_of(self.model, lora)
+
+    @cached_property
+    def adapters(self) -> float | None:
+        """LoRA's parameters on a rank; null without."""
+        return None if self.job.lora is None else adapter_parameters_of(self.model, self.job.lora) / self.layout.tp
+
+    def trained_share(self, held: RankParameters) -> float:
+        """Share of a rank's parameters that is trained: all of them, or the adapters."""
+        return 1.0 if self.adapters is None else self.adapters / held.total
+
+    @cached_property
+    def dense_layer_matrices(self) -> float:
+        """Elements of the matrices of a layer without experts, on a rank."""
+        return dense_layer_matrices(self.model, self.layout)
+
+    # ---------------------------------------------------------------- precision and kernels
+
+    @cached_property
+    def implementation(self) -> str:
+        """Which code computes a layer, and so what autograd saves of it."""
+        return self.layout.implementation
+
     @cached_property
     def generation(self) -> str:
         """Generation of the GPU."""
         return generation_of(self.cluster.gpu)
 
     @cached_property
+    def element(self) -> int:
+        """Bytes of an element that layers compute with."""
+        return 4 if self.job.precision == "fp32" else 2
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of a weight that layers compute with, before autocast."""
+        return 4 if self.job.precision == "fp32" or self.layout.engine == "torch" else 2
+
+    @cached_property
     def autocast(self) -> bool:
-        """Whether fp32 parameters are cast by every product: the torch engine, except where FSDP2 gathers them in bf16,
-        and DeepSpeed on request."""
+        """Whether torch.autocast casts fp32 weights for every GEMM, with the residual stream in fp32: the torch engine,
+        except where FSDP2 gathers weights in bf16, and DeepSpeed on request."""
         layout = self.layout
         return layout.autocast or (self.job.precision != "fp32" and layout.engine == "torch" and layout.zero_stage == 0)
 
     @cached_property
-    def attention(self) -> Attention:
-        """Kernel of attention. Torch has none of capped scores (kit/engines/megatron/model/attention.py). Transformer
-        Engine prefers cuDNN's on Hopper and later, flash-attn before (dot_product_attention/utils.py,
-        get_attention_backend)."""
+    def attention(self) -> str:
+        """Kernel of attention: flash (flash-attn), cudnn, or unfused, which materialises scores. Torch has no kernel of
+        capped scores (kit/engines/megatron/model/attention.py). Transformer Engine prefers cuDNN's on Hopper and later,
+        flash-attn before (dot_product_attention/utils.py, get_attention_backend)."""
         if self.layout.implementation == "local" and self.model.attention_softcap is not None:
             return "unfused"
         if self.layout.implementation == "transformer_engine":
@@ -78,125 +252,57 @@ class Workload:
         return "cudnn" if self.layout.attention_kernel == "cudnn" else "flash"
 
     @cached_property
-    def setup(self) -> TrainingSetup:
-        """This workload in the terms of the memory and time formulas."""
+    def compiled_loss(self) -> bool:
+        """Whether torch.compile fuses the operators of the loss."""
+        return self.layout.chunked_loss and self.layout.compile_layers
+
+    @cached_property
+    def gradient_accumulation_fusion(self) -> bool:
+        """Whether GEMMs of weight gradients add to the fp32 sum themselves."""
+        return self.layout.implementation == "transformer_engine"
+
+    @cached_property
+    def keeps_outputs(self) -> bool:
+        """Whether pipeline stages keep what they have sent: megatron-core's ``deallocate_pipeline_outputs`` is off for
+        interleaved ones, whose sends are still read when they would be freed (kit/emit/megatron.py)."""
+        return self.layout.pp > 1 and self.layout.vp > 1
+
+    @cached_property
+    def recompute_modules(self) -> frozenset[str]:
+        """For selective recompute: Megatron's module names."""
+        return frozenset({"core_attn"}) if self.layout.recompute == "selective" else frozenset()
+
+    @cached_property
+    def execution(self) -> ExecutionModel:
+        """How this kit's engines run the layout (kit/emit, kit/engines)."""
         model, job, layout = self.model, self.job, self.layout
-        uneven = layout.first_stage_layers is not None or layout.last_stage_layers is not None
-        fp32 = job.precision == "fp32"
-        return TrainingSetup(
-            shape=shape_of(model),
-            program=_program_of(self),
-            kernels=layout.implementation,
+        megatron = layout.implementation != "huggingface"
+        width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
+        torch_code: Code = "compiled" if layout.compile_layers else "huggingface"
+        megatron_code: Code = "fused" if layout.implementation == "transformer_engine" else "local"
+        return ExecutionModel(
+            engine=layout.engine if layout.engine != "torch" else "ddp" if layout.zero_stage == 0 else "fsdp",
+            code=megatron_code if megatron else torch_code,
+            precision=job.precision,
+            linear_layers_only=job.precision == "fp8" and not megatron,
             attention=self.attention,
-            seq_length=job.seq_length,
-            micro_batch_size=layout.micro_batch_size,
-            micro_batches=layout.gradient_accumulation_steps,
-            dp=layout.dp,
-            tp=layout.tp,
-            pp=layout.pp,
-            vp=layout.vp,
-            cp=layout.cp,
-            ep=layout.ep,
-            etp=layout.etp,
-            sp=layout.sp,
-            sharding=_SHARDING[layout.zero_stage],  # type: ignore[arg-type]
-            stage_layers=chunk_layers(model.num_layers, layout) if uneven else (),
-            recompute=layout.recompute,
-            recompute_modules=frozenset({"core_attn"}) if layout.recompute == "selective" else frozenset(),
-            weight_bytes=4 if fp32 or layout.engine == "torch" else 2,
-            # Interleaved sends are still read when they would be freed (kit/emit/megatron.py).
-            keeps_outputs=layout.pp > 1 and layout.vp > 1,
-            gradient_accumulation_fusion=layout.implementation == "transformer_engine",
-            fp8=Fp8() if job.precision == "fp8" else None,
-            lora=_lora(job.lora),
-            gpu_generation=self.generation,
-            element=4 if fp32 else 2,
-            autocast=self.autocast,
-            exchange=layout.cp_comm_type,
-            chunked_loss=layout.chunked_loss,
-            liger_loss=layout.loss_kernel == "liger",
-            compiled_loss=layout.chunked_loss and layout.compile_layers,
-            compiled_layers=layout.compile_layers,
-            parameters=stage_parameters(model, layout),
-            dense_layer_matrices=dense_layer_matrices(model, layout),
-            adapters=adapter_parameters_of(model, job.lora) / layout.tp if job.lora else None,
+            overlaps_gradients=not (layout.engine == "megatron" and layout.vp == 1 and layout.pp > 1),
+            # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations; DTensor waits
+            # for each of its collectives.
+            overlaps_tensor_gradients=layout.engine != "torch",
+            gradient_bytes=gradient_bytes(model, layout.gradient_compression, width, count(model).total),
+            gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
+            zero_plus_plus=ZeroPlusPlus.of(layout),
         )
 
 
-def _program_of(workload: Workload) -> Program:
-    """How this kit's engines run a layout (kit/emit, kit/engines)."""
-    model, job, layout = workload.model, workload.job, workload.layout
-    megatron = layout.implementation != "huggingface"
-    fused = layout.implementation == "transformer_engine"
-    width = 2.0 if layout.engine == "deepspeed" and job.precision != "fp32" else 4.0
-    unfused: Code = "compiled" if layout.compile_layers else "huggingface"
-    return Program(
-        engine=layout.engine if layout.engine != "torch" else "ddp" if layout.zero_stage == 0 else "fsdp",
-        code="fused" if fused else "local" if megatron else unfused,
-        precision=job.precision,
-        linear_layers_only=job.precision == "fp8" and not megatron,
-        attention=workload.attention,
-        overlaps_gradients=not (layout.engine == "megatron" and layout.vp == 1 and layout.pp > 1),
-        # LinearWithGradAccumulationAndAsyncCommunication runs for both of Megatron's implementations; DTensor waits for
-        # each of its collectives.
-        overlaps_tensor_gradients=layout.engine != "torch",
-        gradient_bytes=gradient_bytes(model, layout.gradient_compression, width),
-        gradient_kernel_bytes=kernel_bytes(layout.gradient_compression),
-        zero_plus_plus=ZeroPlusPlus.of(layout),
-        moment_bytes=MOMENTS[job.optimizer.name].rest,
-    )
+@lru_cache(maxsize=512)  # layouts share them
+def _kinds(model: ModelSpec, chunks: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, int], ...]:
+    experts = [sum(map(model.has_experts, layers)) if model.num_experts else 0 for layers in chunks]
+    return tuple((len(layers) - number, number) for layers, number in zip(chunks, experts, strict=True))
 
 
-def _lora(spec: LoraSpec | None) -> Lora | None:
-    return None if spec is None else Lora(rank=spec.rank, targets=_TARGETS[spec.targets], four_bit=spec.four_bit)
-
-
-@lru_cache(maxsize=64)
-def shape_of(model: ModelSpec) -> Shape:
-    """The shape without padding of the vocabulary."""
-    experts = None
-    if model.num_experts:
-        experts = Experts(
-            num_experts=model.num_experts,
-            experts_per_token=model.experts_per_token,
-            ffn_hidden_size=model.moe_ffn_hidden_size,
-            shared_ffn_hidden_size=model.num_shared_experts * model.moe_ffn_hidden_size,
-        )
-    latent = None
-    if model.latent:
-        latent = LatentAttention(
-            q_lora_rank=model.latent.q_lora_rank,
-            kv_lora_rank=model.latent.kv_lora_rank,
-            nope_head_dim=model.latent.nope_head_dim,
-            rope_head_dim=model.latent.rope_head_dim,
-            value_head_dim=model.latent.value_head_dim,
-        )
-    return Shape(
-        num_layers=model.num_layers + model.encoder_layers,
-        cross_attention_layers=model.num_layers if model.is_encoder_decoder else 0,
-        hidden_size=model.hidden_size,
-        ffn_hidden_size=model.ffn_hidden_size,
-        num_attention_heads=model.num_attention_heads,
-        num_key_value_heads=model.num_key_value_heads,
-        head_dim=model.head_dim,
-        vocab_size=model.vocab_size,
-        gated_mlp=model.gated_mlp,
-        tied_embeddings=model.tied_embeddings,
-        norm=model.norm,
-        norms_per_layer=4 if model.traits.norm_placement == "both" else 2,
-        zero_centred_norm=model.traits.zero_centred_norm,
-        learned_positions=model.max_position_embeddings if model.learned_positions else 0,
-        linear_bias=model.linear_bias,
-        qkv_bias=model.qkv_bias,
-        qk_norm=model.qk_norm,
-        latent=latent,
-        experts=experts,
-        expert_layers=tuple(layer >= model.first_dense_layers for layer in range(model.num_layers)) if experts else (),
-        family=model.family,
-        traits=model.traits,
-        capped_logits=model.logit_softcap is not None,
-        parallel_residual=model.parallel_residual,
-        shared_norm=model.shared_norm,
-        sliding_window=model.sliding_window,
-        full_attention_every=model.full_attention_every,
-    )
+@lru_cache(maxsize=512)
+def _kinds_of_stages(chunks: tuple[tuple[int, int], ...], pp: int) -> tuple[tuple[int, int], ...]:
+    stages = (zip(*chunks[stage::pp], strict=True) for stage in range(pp))
+    return tuple((sum(dense), sum(experts)) for dense, experts in stages)

@@ -177,6 +177,26 @@ class ModelSpec:
         return self.moe_ffn_hidden_size or self.ffn_hidden_size
 
     @property
+    def shared_ffn_hidden_size(self) -> int:
+        """Width inside all shared experts together; 0 = there are none."""
+        return self.num_shared_experts * self.moe_ffn_hidden_size
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_width(self) -> int:
+        """Width of all key heads together, without latent attention; the values' is the same."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def value_width(self) -> int:
+        """Width of the attention's output, all heads together."""
+        return self.num_attention_heads * (self.latent.value_head_dim if self.latent else self.head_dim)
+
+    @property
     def norm(self) -> Norm:
         """Kind of normalisation."""
         return self.traits.norm

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.accuracy.memory import Result, results_of
 from benchmarks.accuracy.report import as_json
-from benchmarks.accuracy.rows import load, setup_of
+from benchmarks.accuracy.rows import load, workload_of
 from benchmarks.accuracy.strata import errors_of
 
 ROWS = Path(__file__).with_name("rows.json")
@@ -103,7 +103,7 @@ def test_pipeline_layouts() -> None:
     skipped = results_of(row)[0].skipped
     assert skipped == "the stated pipeline layout has 8 parts, not 8 for 12 layers"
     row["model"]["num_layers"] = 13
-    assert [len(part) for part in setup_of(row).stage_layers] == [2, 2, 2, 2, 2, 2, 1, 0]
+    assert [len(part) for part in workload_of(row).stated_chunks] == [2, 2, 2, 2, 2, 2, 1, 0]
 
 
 def test_the_command_writes_what_it_says(tmp_path: Path) -> None:

@@ -15,12 +15,13 @@ import pytest
 
 from benchmarks.accuracy import bands
 from benchmarks.accuracy.pipelines import NotPredictedError
+from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.ranking import contradicted, ranked_sets, spearman
 from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import Constants, components_s, measured_step_s, result_of
 from benchmarks.accuracy.throughput_page import as_markdown
 from benchmarks.accuracy.throughput_report import report_of
-from benchmarks.accuracy.throughput_rows import RunOfRow, run_of
+from benchmarks.accuracy.throughput_rows import run_of
 from benchmarks.accuracy.throughput_strata import constant_mfu_errors, strata, without_own_source
 from kit.cost.uncertainty import OFFLOADED_RUNS, OFFLOADED_TIMES
 from kit.planner.make_plan import make_plan
@@ -133,13 +134,13 @@ def test_the_pipeline_of_old_programs_sends_parts_and_sums_gradients_on_all_rank
             "job": {**_a_pipeline()["job"], "precision": "bf16", "vp": None},
         }
     )
-    assert run.program.splits_transfers
-    assert run.program.reduces_in_full
-    run = replace(run, setup=replace(run.setup, sharding="optimizer", dp=8))
+    assert run.execution.splits_transfers
+    assert run.execution.reduces_in_full
+    run = replace(run, layout=replace(run.layout, zero_stage=1, dp=8))
     parts = components_s(run)
 
-    def other(**program: bool) -> RunOfRow:
-        return replace(run, setup=replace(run.setup, program=replace(run.program, **program)))  # type: ignore[arg-type]
+    def other(**execution: bool) -> PublishedWorkload:
+        return replace(run, execution=replace(run.execution, **execution))  # type: ignore[arg-type]
 
     whole = components_s(other(splits_transfers=False))
     assert whole["pipeline_transfer"] > 2 * parts["pipeline_transfer"] > 0
@@ -203,7 +204,7 @@ def test_the_command_writes_what_it_says(tmp_path: Path) -> None:
 
 
 def test_tables_written_short_are_rows_like_others(tmp_path: Path) -> None:
-    eager = {"program": {"code": "eager", "reduces_in_full": True}, "setup": {"kernels": "nanotron"}}
+    eager = {"execution": {"code": "eager", "reduces_in_full": True}, "workload": {"implementation": "nanotron"}}
     steps: dict[str, Any] = {
         "prefix": "table",
         "common": {
@@ -234,10 +235,10 @@ def test_tables_written_short_are_rows_like_others(tmp_path: Path) -> None:
     assert [first["id"], again["id"]] == ["table-tp2-pp2-mb1-eager", "table-tp2-pp2-mb1-eager-again1"]
     assert first["job"]["dp"] == 16
     run = run_of(first)
-    assert (run.program.code, run.program.reduces_in_full, run.setup.kernels) == ("eager", True, "nanotron")
+    assert (run.execution.code, run.execution.reduces_in_full, run.implementation) == ("eager", True, "nanotron")
     # 256 sequences of 4,096 tokens at 100 GFLOP each, on 64 GPUs at 200 TFLOP/s.
     assert measured_step_s(flops) == pytest.approx(256 * first["model"]["seq_length"] * 100e9 / (64 * 200e12))
-    assert run_of(flops).program.graphs == "full"
+    assert run_of(flops).execution.graphs == "full"
 
 
 def test_the_page_of_independent_rows_is_what_the_command_writes() -> None:

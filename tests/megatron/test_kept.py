@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.cost.memory.activations_transformer_engine import kept_terms
+from kit.cost.memory.rank_megatron import saved_terms
 from kit.cost.workload import Workload
 from tests.megatron import cases, inside
 from tests.training import tiny
@@ -24,8 +24,8 @@ def test_gathered_keys_the_ring_and_attention_computed_again(tmp_path):
         plan = rundir.plan
         tokens = plan.layout.micro_batch_size * plan.job.seq_length / plan.layout.cp
         per_token = (measured[1] - measured[0]) / tokens
-        setup = Workload(spec, plan.cluster, plan.job, plan.layout).setup
-        uncounted.append(per_token - sum(kept_terms(setup, False).values()) / setup.tokens)
+        setup = Workload(spec, plan.cluster, plan.job, plan.layout)
+        uncounted.append(per_token - sum(saved_terms(setup, False).values()) / setup.tokens)
     gathered, ring, again = uncounted
     # The formulas are for CUDA. On a CPU norms keep more, in each variant alike, and the mask of rank 0's second chunk
     # of queries, which sees all keys, is a tensor: 8 queries, 32 keys, 4 bytes.

@@ -11,8 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from kit.cost.memory.activations_huggingface import layer_bytes, layer_input
-from kit.cost.memory.activations_transformer_engine import layer_terms
-from kit.cost.setup import TrainingSetup
+from kit.cost.memory.rank_megatron import layer_terms
 from kit.cost.workload import Workload
 from kit.engines.huggingface.models import hf_config
 from kit.specs.job import JobSpec, Precision
@@ -97,11 +96,9 @@ def saved_bytes(model: ModelSpec, layout: Layout, precision: Precision) -> int:
     return sum(kept.values())
 
 
-def described(
-    model: ModelSpec, layout: Layout, precision: Precision = "bf16", seq_length: int = SEQUENCE
-) -> TrainingSetup:
+def described(model: ModelSpec, layout: Layout, precision: Precision = "bf16", seq_length: int = SEQUENCE) -> Workload:
     job = JobSpec(precision=precision, seq_length=seq_length)
-    return Workload(model, cluster("8xH100"), job, dataclasses.replace(layout, micro_batch_size=BATCH)).setup
+    return Workload(model, cluster("8xH100"), job, dataclasses.replace(layout, micro_batch_size=BATCH))
 
 
 def predicted_per_token(model: ModelSpec, layout: Layout, precision: Precision) -> float:

@@ -7,17 +7,17 @@ import dataclasses
 import pytest
 
 import kit
+from kit.cost.memory.states import state_bytes
 from kit.cost.model.compression import (
     INT4_BYTES,
     INT8_BYTES,
     POWERSGD_RANK,
     ZeroPlusPlus,
     gradient_bytes,
-    held_bytes,
 )
 from kit.cost.model.params import count
 from kit.cost.time.data_parallel import zero_times
-from kit.cost.time.gpu import machine_of
+from kit.cost.time.gpu import gpu_perf
 from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
@@ -33,8 +33,8 @@ def nodes(gbytes_per_s: float, gpus: str = "64xA100-80") -> ClusterSpec:
 
 
 def times(chosen: ZeroPlusPlus, gbytes_per_s: float = SLOW):
-    machine = dataclasses.replace(machine_of(nodes(gbytes_per_s), "bf16"), bytes_per_s=float("inf"))
-    return zero_times(machine, chosen, ranks=64, parameters=8e9, width=2.0, messages=1)
+    gpu = dataclasses.replace(gpu_perf(nodes(gbytes_per_s), "bf16"), bytes_per_s=float("inf"))
+    return zero_times(gpu, chosen, ranks=64, parameters=8e9, width=2.0, messages=1)
 
 
 def test_volumes_of_zero_plus_plus_on_a_slow_fabric() -> None:
@@ -60,10 +60,11 @@ def test_powersgd_sends_two_thin_factors() -> None:
     factors = 4 * POWERSGD_RANK * (16 * layer + vocabulary + h)
     norms = 4 * (16 * 2 + 1) * h
     total = count(model).total
-    assert gradient_bytes(model, "powersgd", 4.0) * total == pytest.approx(factors + norms, rel=1e-6)
-    assert gradient_bytes(model, "bf16", 4.0) == 2.0
-    assert gradient_bytes(model, "none", 4.0) == 4.0
-    assert held_bytes("powersgd") == 4.0
+    assert gradient_bytes(model, "powersgd", 4.0, total) * total == pytest.approx(factors + norms, rel=1e-6)
+    assert gradient_bytes(model, "bf16", 4.0, total) == 2.0
+    assert gradient_bytes(model, "none", 4.0, total) == 4.0
+    held = [state_bytes(torch(dp=64, gradient_compression=kind), "bf16").optimizer for kind in ("powersgd", "none")]
+    assert held[0] - held[1] == 4.0
 
 
 def step(cluster: ClusterSpec, layout) -> float:

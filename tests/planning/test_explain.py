@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit.cost.reliability import GPU_HOURS_PER_FAILURE, checkpoint_bytes, operation
-from kit.cost.time.matmul import Processor, matmul_s, tile_share
+from kit.cost.time.gpu import GemmPerf, matmul_s, tile_share
 from kit.cost.workload import Workload
 from kit.errors import PlanError, SpecError
 from kit.planner import calibration
@@ -206,10 +206,10 @@ def test_a_checkpoint_of_adapters_is_theirs_alone() -> None:
 
 
 def test_tiles_and_waves() -> None:
-    gpu = Processor(flops_per_s=200e12, bytes_per_s=1.6e12, multiprocessors=100, input_bytes=2)
+    gpu = GemmPerf(flops_per_s=200e12, bytes_per_s=1.6e12, multiprocessors=100, input_bytes=2)
     assert tile_share(gpu.multiprocessors, 2560, 1280) == 1.0  # 100 tiles: one full wave
     assert tile_share(gpu.multiprocessors, 2560, 1281) < 0.85  # ten tiles more need another one
-    slow = Processor(flops_per_s=200e12, bytes_per_s=0.1e12, multiprocessors=100, input_bytes=2)
+    slow = GemmPerf(flops_per_s=200e12, bytes_per_s=0.1e12, multiprocessors=100, input_bytes=2)
     bound_by_memory = (64 + 6400) * 8192 * 2 / 0.1e12 + 64 * 6400 * 2 / 0.1e12
     assert matmul_s(slow, 64, 6400, 8192) == pytest.approx(bound_by_memory)
     large = matmul_s(gpu, 25600, 12800, 8192)

@@ -9,7 +9,7 @@ import pytest
 from kit.cost.hardware import peak_flops_per_s
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.params import count
-from kit.cost.time.gpu import machine_of
+from kit.cost.time.gpu import gpu_perf
 from kit.cost.time.layer import head_s
 from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
@@ -46,11 +46,11 @@ def test_the_head_stays_in_sixteen_bits() -> None:
     times = []
     for precision in ("bf16", "fp8"):
         the_job = job(precision=precision)
-        setup = Workload(MODEL, cluster("1xH100"), the_job, FAST).setup
-        program = setup.program
-        machine = machine_of(cluster("1xH100"), program.precision, program.attention, program.linear_layers_only)
-        times.append(head_s(machine, setup))
-        assert (machine.matmul == machine.others) == (precision == "bf16")
+        workload = Workload(MODEL, cluster("1xH100"), the_job, FAST)
+        how = workload.execution
+        gpu = gpu_perf(cluster("1xH100"), how.precision, how.attention, how.linear_layers_only)
+        times.append(head_s(gpu, workload))
+        assert (gpu.matmul == gpu.others) == (precision == "bf16")
     assert times[0] == times[1]
 
 

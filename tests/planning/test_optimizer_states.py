@@ -8,8 +8,7 @@ import bitsandbytes
 import pytest
 import torch
 
-from kit.cost.memory.states import NF4_BYTES, NF4_TWICE_BYTES
-from kit.cost.model.optimizers import MOMENTS
+from kit.cost.memory.states import MOMENTS, NF4_BYTES, NF4_TWICE_BYTES
 from kit.specs.job import OptimizerName
 
 ROWS, COLUMNS = 1024, 2048

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from benchmarks.accuracy.programs.megatron import _chunk_bytes
 from benchmarks.accuracy.programs.memory import memory_of
-from benchmarks.accuracy.programs.rank_params import rank_parameters, with_parameters
-from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.memory.activations_transformer_engine import kept_terms, layer_terms
+from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
 from kit.cost.memory.peak import peak, peak_gib, peak_memory
-from kit.cost.memory.rank_megatron import kept_activations
+from kit.cost.memory.rank_megatron import layer_terms, saved_activations, saved_terms
 from kit.cost.model.params import rank_parameters as planned_parameters
-from kit.cost.setup import Experts, Program, Shape
-from kit.cost.stages import chunks, chunks_in_flight, in_flight
+from kit.cost.model.pipeline import in_flight
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 from tests.planning.examples import cluster, deepspeed, job, megatron, torch
 
-GPT = Shape(
+GPT = PublishedModel(
+    name="gpt",
+    family="gpt2",
     num_layers=8,
     hidden_size=512,
     ffn_hidden_size=2048,
@@ -30,30 +31,42 @@ GPT = Shape(
     num_key_value_heads=8,
     head_dim=64,
     vocab_size=50304,
-    gated_mlp=False,
+    max_position_embeddings=1024,
     tied_embeddings=True,
     norm="layernorm",
-    learned_positions=1024,
-    linear_bias=True,
-    hidden_dropout=True,
-    attention_dropout=True,
+    gated_mlp=False,
+    biases="all",
+    positions="learned",
+)
+LAYOUT = Layout(
+    engine="megatron",
+    implementation="transformer_engine",
+    cp_comm_type="p2p",
+    micro_batch_size=4,
+    gradient_accumulation_steps=8,
 )
 
 
-def run(**changes: object) -> PublishedSetup:
-    sizes = {"seq_length": 1024, "micro_batch_size": 4, "micro_batches": 8, **changes}
-    program = Program(engine="megatron", code="fused", precision="bf16")
-    return PublishedSetup(
-        shape=GPT, program=program, **{"kernels": "transformer_engine", "attention": "cudnn", **sizes}
-    )  # type: ignore[arg-type]
+def run(model: PublishedModel = GPT, **changes: Any) -> PublishedWorkload:
+    sizes = {name: changes.pop(name) for name in list(changes) if name in LAYOUT.__dataclass_fields__}
+    return PublishedWorkload(
+        model=model,
+        cluster=cluster("8xH100"),
+        job=job(seq_length=1024),
+        layout=replace(LAYOUT, **sizes),
+        hidden_dropout=True,
+        attention_dropout=True,
+        gradient_accumulation_fusion=True,
+        **{"attention": "cudnn", **changes},
+    )
 
 
 def test_a_layer_is_korthikantis_34_sbh_with_scores() -> None:
     """34·sbh + 5·as²b (arXiv 2205.05198, equation 1): masks and statistics as they are, inputs of linears once."""
-    setup = run(attention="unfused")
+    workload = run(attention="unfused")
     tokens, h, s, a = 4096, 512, 1024, 8
     statistics = 2 * 8 * tokens
-    assert sum(layer_terms(setup, False).values()) == 34 * tokens * h + 5 * a * s * tokens + statistics
+    assert sum(layer_terms(workload, False).values()) == 34 * tokens * h + 5 * a * s * tokens + statistics
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -74,37 +87,37 @@ def test_parameters_of_a_rank_are_the_planners(tied: bool, stage: int) -> None:
         tied_embeddings=tied,
         rope_theta=None,
     )
-    setup = replace(run(tp=2, pp=4), shape=replace(GPT, tied_embeddings=tied))
-    assert rank_parameters(setup, stage).total == planned_parameters(model, 2, 4, stage)
+    workload = run(replace(GPT, tied_embeddings=tied), tp=2, pp=4)
+    assert workload.parameters[stage].total == planned_parameters(model, 2, 4, stage)
 
 
 def test_chunks_of_a_stage_and_what_they_hold() -> None:
-    setup = run(pp=2, vp=2, micro_batches=4)
-    assert chunks(setup, 0) == ((0, 1), (4, 5))
-    assert chunks(setup, 1) == ((2, 3), (6, 7))
+    workload = run(pp=2, vp=2, gradient_accumulation_steps=4)
+    assert workload.stage_chunks(0) == ((0, 1), (4, 5))
+    assert workload.stage_chunks(1) == ((2, 3), (6, 7))
     # Last stage: (v−1)·p = 2 warm-up forwards and one more, in groups of p: two of chunk 0, one of chunk 1.
-    assert chunks_in_flight(setup, 1) == (2, 1)
-    assert chunks_in_flight(setup, 0) == (3, 2)
-    assert chunks_in_flight(run(pp=4), 0) == (4,)
+    assert in_flight(2, 2, 4, 1) == (2, 1)
+    assert in_flight(2, 2, 4, 0) == (3, 2)
+    assert in_flight(4, 1, 8, 0) == (4,)
 
 
 def test_micro_batches_that_pipeline_stages_do_not_divide_widen_the_group() -> None:
     """5 micro batches on 4 stages leave one over; groups of 4 are refused (megatron-core, get_schedule_table)."""
-    assert sum(chunks_in_flight(run(pp=4, vp=2, micro_batches=5), 3)) == 6
+    assert sum(in_flight(4, 2, 5, 3)) == 6
 
 
 def test_uneven_stages() -> None:
-    setup = run(pp=2, stage_layers=((0, 1, 2), (3, 4, 5, 6, 7)))
-    per_layer = sum(layer_terms(setup, False).values())
+    workload = run(pp=2, stated_chunks=((0, 1, 2), (3, 4, 5, 6, 7)))
+    per_layer = sum(layer_terms(workload, False).values())
     final_norm = 4 * 512 * 4096
-    assert kept_activations(setup, 1) == 5 * per_layer + final_norm
+    assert saved_activations(workload, 1) == 5 * per_layer + final_norm
 
 
 def test_recompute_keeps_less_in_this_order() -> None:
     """full with all layers < block of some < none; uniform over two layers halves the inputs."""
     peaks = [
-        kept_activations(setup, 0)
-        for setup in (
+        saved_activations(workload, 0, _chunk_bytes)
+        for workload in (
             run(recompute="full", recompute_every=2),
             run(recompute="full"),
             run(recompute="full", recompute_layers=4),
@@ -116,28 +129,26 @@ def test_recompute_keeps_less_in_this_order() -> None:
 
 
 def test_selective_recompute_drops_the_named_modules_alone() -> None:
-    setup = run(attention="unfused", recompute="selective", recompute_modules=frozenset({"core_attn"}))
-    whole, kept = layer_terms(setup, False), kept_terms(setup, False)
+    workload = run(attention="unfused", recompute="selective", recompute_modules=frozenset({"core_attn"}))
+    whole, kept = layer_terms(workload, False), saved_terms(workload, False)
     assert set(whole) - set(kept) == {"core_attn"}
 
 
 def test_experts_are_sharded_by_their_own_groups() -> None:
     """Without expert parallelism 8 experts are replicated over 4 ranks; with ep=4 each rank holds 2, on one replica."""
-    shape = replace(GPT, experts=Experts(num_experts=8, experts_per_token=2, ffn_hidden_size=1024))
-    shape = replace(shape, expert_layers=(True,) * 8)
-    whole = rank_parameters(replace(run(dp=4), shape=shape), 0).experts
-    split = rank_parameters(replace(run(dp=4, ep=4), shape=shape), 0).experts
-    assert split == whole / 4
-    setup = replace(run(dp=4, ep=4, sharding="optimizer"), shape=shape)
-    parameters = rank_parameters(setup, 0)
-    optimizer = memory_of(with_parameters(setup), 0).end_of_step["optimizer"]
+    model = replace(GPT, num_experts=8, experts_per_token=2, moe_ffn_hidden_size=1024, expert_layers=(True,) * 8)
+    whole = run(model, dp=4).parameters[0].experts
+    workload = run(model, dp=4, ep=4, zero_stage=1)
+    (parameters,) = workload.parameters
+    assert parameters.experts == whole / 4
+    optimizer = memory_of(workload, 0).end_of_step["optimizer"]
     assert optimizer == pytest.approx(12 * (parameters.dense / 4 + parameters.experts))
 
 
 def test_the_first_step_has_no_moments_yet() -> None:
-    memory = memory_of(with_parameters(run()), 0)
+    memory = memory_of(run(), 0)
     assert sum(memory.peak.values()) - sum(memory.first_step_peak.values()) == pytest.approx(
-        8 * rank_parameters(run(), 0).total
+        8 * run().parameters[0].total
     )
 
 

@@ -5,27 +5,11 @@ from __future__ import annotations
 import pytest
 
 from kit.cost.memory.offload import host_ram_gib_per_node
-from kit.cost.memory.states import StateBytes, state_bytes, zero_paper
+from kit.cost.memory.states import StateBytes, state_bytes
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Layout
 from tests.planning.examples import deepspeed, job, megatron, torch
-
-
-@pytest.mark.parametrize(("stage", "gigabytes"), [(0, 120.0), (1, 31.4), (2, 16.6), (3, 1.9)])
-def test_the_papers_example(stage: int, gigabytes: float) -> None:
-    """7.5B parameters on 64 GPUs (arXiv 1910.02054, figure 1); the paper truncates 1.875 to 1.9 GB."""
-    assert 7.5 * zero_paper(stage, 64).held == pytest.approx(gigabytes, abs=0.06)
-
-
-def test_a_common_figure_that_is_wrong() -> None:
-    """70B on 80 GPUs is quoted as 280 GB → 3.5 GB a GPU; states are 1,120 GB → 14 GB."""
-    assert 70 * zero_paper(0, 80).held == pytest.approx(1120)
-    assert 70 * zero_paper(3, 80).held == pytest.approx(14)
-
-
-def test_7b_in_mixed_precision_is_112_gigabytes() -> None:
-    assert 7 * zero_paper(0, 1).held == pytest.approx(112)
 
 
 @pytest.mark.parametrize(

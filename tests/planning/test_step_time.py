@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 
 from kit.cost import predict
+from kit.cost.collectives import group
 from kit.cost.hardware import shared
 from kit.cost.memory.peak import peak_gib
 from kit.cost.model.flops import model_flops_per_token
-from kit.cost.time.collectives import group, zero_volume
 from kit.cost.time.step import bubble_fraction, step_time_components_s
 from kit.cost.workload import Workload
 from kit.specs.catalog import load_model
@@ -35,10 +35,6 @@ def test_ranks_of_a_node_share_the_ring_between_their_ports() -> None:
     assert group(nodes, 64, 1).bytes_per_s == pytest.approx(8 * port)
     fast_fabric = dataclasses.replace(nodes, inter_node_gbytes_per_s=100.0)
     assert group(fast_fabric, 64, 1).bytes_per_s == pytest.approx(450e9 * shared().intra_node_link)  # NVLink limits
-
-
-def test_zero_volumes() -> None:
-    assert [zero_volume(stage) for stage in (1, 2, 3)] == [2, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
 
-from benchmarks.accuracy.programs.setup import PublishedSetup
+from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
 from benchmarks.accuracy.programs.torch_layer import layer_terms, logits_bytes
-from kit.cost.setup import Program, Shape
+from kit.specs.layout import Layout
+from tests.planning.examples import cluster, job
 
 TOKENS, HIDDEN, FFN, VOCABULARY = 24, 32, 80, 120
 
 
-def setup(kernels: str, **changes: object) -> PublishedSetup:
-    shape = Shape(
+def run(implementation: str, **flags: Any) -> PublishedWorkload:
+    model = PublishedModel(
+        name="tiny",
+        family="llama",
         num_layers=1,
         hidden_size=HIDDEN,
         ffn_hidden_size=FFN,
@@ -24,13 +28,15 @@ def setup(kernels: str, **changes: object) -> PublishedSetup:
         num_key_value_heads=2,
         head_dim=8,
         vocab_size=VOCABULARY,
-        gated_mlp=True,
-        tied_embeddings=False,
-        norm="rmsnorm",
+        max_position_embeddings=TOKENS,
     )
-    run = {"seq_length": TOKENS, "micro_batch_size": 1, "micro_batches": 1, "attention": "flash", **changes}
-    program = Program(engine="fsdp", code="huggingface", precision="bf16")
-    return PublishedSetup(shape=shape, program=program, kernels=kernels, **run)  # type: ignore[arg-type]
+    return PublishedWorkload(
+        model=model,
+        cluster=cluster("1xH100"),
+        job=job(seq_length=TOKENS),
+        layout=Layout(engine="torch", implementation="huggingface", **flags),
+        implementation=implementation,
+    )
 
 
 def kept(
@@ -70,7 +76,7 @@ def test_norm_and_the_matrix_behind_it(kernels: str) -> None:
         return functional.linear(result, matrix)
 
     reciprocal_and_scale = 4 * TOKENS + (4 * HIDDEN if kernels == "litgpt" else 0)
-    assert 2 * (kept(compute, HIDDEN, (scale, matrix)) - reciprocal_and_scale) == layer_terms(setup(kernels))["norms"]
+    assert 2 * (kept(compute, HIDDEN, (scale, matrix)) - reciprocal_and_scale) == layer_terms(run(kernels))["norms"]
 
 
 def test_gated_mlp() -> None:
@@ -82,7 +88,7 @@ def test_gated_mlp() -> None:
         return functional.linear(product, down)
 
     entry = 2 * TOKENS * HIDDEN
-    assert kept(compute, HIDDEN, (gate, up, down)) - entry == layer_terms(setup("torchtune"))["mlp"]
+    assert kept(compute, HIDDEN, (gate, up, down)) - entry == layer_terms(run("torchtune"))["mlp"]
 
 
 def test_sixteen_bit_loss_keeps_log_probabilities_beside_the_logits() -> None:
@@ -95,4 +101,4 @@ def test_sixteen_bit_loss_keeps_log_probabilities_beside_the_logits() -> None:
     small = 8 * TOKENS + 64
     saved = kept(compute, VOCABULARY)
     logits = 2 * TOKENS * VOCABULARY
-    assert saved + logits == pytest.approx(logits_bytes(setup("litgpt", chunked_loss=True)), abs=small)
+    assert saved + logits == pytest.approx(logits_bytes(run("litgpt", chunked_loss=True)), abs=small)

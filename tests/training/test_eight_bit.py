@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kit.cost.memory.peak import parts_of
-from kit.cost.model.optimizers import BLOCK
+from kit.cost.memory.states import BLOCK
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import parameter_shapes
 from kit.engines.torch.engine import TorchEngine

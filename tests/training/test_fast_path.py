@@ -136,9 +136,9 @@ def test_peak_of_head_and_loss_is_the_cost_models():
     width, vocabulary, sequences = 8, 8192, 4 * chunked_loss.LOSS_CHUNK_TOKENS // tiny.SEQ_LENGTH
     spec = tiny.model(vocab_size=vocabulary, hidden_size=width, head_dim=2)
     chosen = tiny.plan(spec, micro_batch_size=sequences, chunked_loss=True)
-    expected = loss_bytes(Workload(spec, chosen.cluster, chosen.job, chosen.layout).setup)
+    expected = loss_bytes(Workload(spec, chosen.cluster, chosen.job, chosen.layout))
     whole = dataclasses.replace(chosen.layout, chunked_loss=False)
-    without = loss_bytes(Workload(spec, chosen.cluster, chosen.job, whole).setup)
+    without = loss_bytes(Workload(spec, chosen.cluster, chosen.job, whole))
 
     hidden = torch.randn(sequences * tiny.SEQ_LENGTH, width, requires_grad=True)
     weight = torch.randn(vocabulary, width, requires_grad=True)

@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from kit.cost.memory.activations_huggingface import loss_bytes
-from kit.cost.model.liger_chunks import liger_chunk
-from kit.cost.workload import Workload
+from kit.cost.workload import Workload, liger_chunk
 from kit.engines.kernels import liger
 from kit.engines.kernels.chunked_loss import linear_cross_entropy
 from kit.errors import EngineError
@@ -91,6 +90,6 @@ def test_its_logits_are_replaced_by_their_gradient() -> None:
             chunked_loss=True,
             loss_kernel=kernel,  # type: ignore[arg-type]
         )
-        return loss_bytes(Workload(model, cluster, JobSpec(), layout).setup)
+        return loss_bytes(Workload(model, cluster, JobSpec(), layout))
 
     assert size("torch") - size("liger") == 4 * 2048 * model.vocab_size

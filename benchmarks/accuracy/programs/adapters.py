@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
-from benchmarks.accuracy.programs.setup import PublishedSetup
-from kit.cost.setup import Lora, Shape, TrainingSetup
-from kit.cost.stages import layers_on_stage
+from kit.cost.workload import Workload
 
 
-def adapter_parameters(setup: TrainingSetup, stage: int) -> float:
-    """Adapter parameters of one rank. Tensor parallelism splits one of the two matrices; here this is taken as half
-    of both."""
-    lora = setup.lora
-    if lora is None:
-        return 0.0
-    each = _layer(setup.shape, lora) * len(layers_on_stage(setup, stage))
-    if "head" in lora.targets and stage == setup.pp - 1:
-        each += lora.rank * (setup.shape.hidden_size + setup.shape.vocab_size)
-    return each * (1 + 1 / setup.tp) / 2
+@dataclass(frozen=True, kw_only=True)
+class PublishedLora:
+    """Low-rank adapters; the base model is frozen."""
+
+    rank: int
+    targets: frozenset[str]
+    """Linear layers with adapters: query, key, value, projection, mlp, head."""
+    four_bit: bool = False
+    """QLoRA: the linear layers of the base model in nf4 (arXiv 2305.14314)."""
 
 
-def with_adapters(setup: PublishedSetup) -> PublishedSetup:
-    """The setup with what adapters hold on its first stage."""
-    return setup if setup.lora is None else replace(setup, adapters=adapter_parameters(setup, 0))
-
-
-def _layer(shape: Shape, lora: Lora) -> float:
-    h, query, key_value = shape.hidden_size, shape.query_width, shape.key_value_width
-    copies = shape.experts.num_experts if shape.experts else 1
-    width = shape.experts.ffn_hidden_size if shape.experts else shape.ffn_hidden_size
+def adapter_parameters(workload: Workload, lora: PublishedLora, stage: int) -> float:
+    """Of one rank; tensor parallelism splits one of the two matrices, here taken as half of both."""
+    model, layout = workload.model, workload.layout
+    h, query, key_value = model.hidden_size, model.query_width, model.key_value_width
     sizes = {"query": h + query, "key": h + key_value, "value": h + key_value, "projection": query + h}
-    sizes["mlp"] = (3 if shape.gated_mlp else 2) * (h + width) * copies
-    return lora.rank * sum(sizes.get(target, 0) for target in lora.targets)
+    sizes["mlp"] = (3 if model.gated_mlp else 2) * (h + model.mlp_width) * max(1, model.num_experts)
+    each = lora.rank * sum(sizes.get(target, 0) for target in lora.targets) * len(workload.stage_layers(stage))
+    if "head" in lora.targets and stage == layout.pp - 1:
+        each += lora.rank * (h + model.vocab_size)
+    return each * (1 + 1 / layout.tp) / 2

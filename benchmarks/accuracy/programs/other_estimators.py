@@ -8,48 +8,47 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from benchmarks.accuracy.programs.rank_params import rank_parameters
-from kit.cost.setup import Shape, TrainingSetup
+from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload
 
 
-def model_parameters(setup: TrainingSetup) -> float:
+def model_parameters(workload: PublishedWorkload) -> float:
     """Parameters of the whole model, as on one rank of an unsplit run."""
-    whole = replace(setup, tp=1, pp=1, vp=1, cp=1, ep=1, etp=1, stage_layers=())
-    return rank_parameters(whole, 0).total
+    layout = replace(workload.layout, tp=1, pp=1, vp=1, cp=1, ep=1, etp=1)
+    return replace(workload, layout=layout, stated_chunks=()).parameters[0].total
 
 
-def megatron_theoretical(setup: TrainingSetup) -> float:
+def megatron_theoretical(workload: PublishedWorkload) -> float:
     """Bytes of the first pipeline stage: weights, gradients and optimizer, and activations."""
-    return _states(setup) + _activations(setup)
+    return _states(workload) + _activations(workload)
 
 
-def _states(setup: TrainingSetup) -> float:
+def _states(workload: PublishedWorkload) -> float:
     """All experts on every rank, whatever the expert parallelism."""
-    shape, h = setup.shape, float(setup.shape.hidden_size)
-    with_experts = sum(shape.expert_layers) if shape.expert_layers else 0
-    norm = 1 if shape.norm == "rmsnorm" else 2
-    gate = 1.5 if shape.gated_mlp else 1.0
-    attention = _attention(shape, norm)
-    dense = 2 * h * (shape.ffn_hidden_size * gate + norm) + attention
+    model, h = workload.model, float(workload.model.hidden_size)
+    with_experts = sum(model.expert_layers)
+    norm = 1 if model.norm == "rmsnorm" else 2
+    gate = 1.5 if model.gated_mlp else 1.0
+    attention = _attention(model, norm)
+    dense = 2 * h * (model.ffn_hidden_size * gate + norm) + attention
     moe = 0.0
-    if shape.experts is not None:
-        width = shape.experts.ffn_hidden_size * shape.experts.num_experts + shape.experts.shared_ffn_hidden_size
+    if model.num_experts:
+        width = model.moe_ffn_hidden_size * model.num_experts + model.shared_ffn_hidden_size
         moe = 2 * h * (width * gate + norm) + attention
-    block = dense * (shape.num_layers - with_experts) + moe * with_experts + norm * h
-    last_has_experts = bool(shape.expert_layers) and shape.expert_layers[-1]
-    table = h * shape.vocab_size
-    fullest = block / setup.pp + shape.mtp_layers * (moe if last_has_experts else dense) + table
-    if not shape.tied_embeddings and setup.pp == 1:
+    block = dense * (model.num_layers - with_experts) + moe * with_experts + norm * h
+    last_has_experts = model.has_experts(model.num_layers - 1)
+    table = h * model.vocab_size
+    fullest = block / workload.layout.pp + workload.mtp_layers * (moe if last_has_experts else dense) + table
+    if not model.tied_embeddings and workload.layout.pp == 1:
         fullest += table
-    return fullest / setup.tp * (6 + 12 / setup.dp if setup.sharding == "optimizer" else 18.0)
+    return fullest / workload.layout.tp * (6 + 12 / workload.layout.dp if workload.layout.zero_stage == 1 else 18.0)
 
 
-def _attention(shape: Shape, norm: int) -> float:
-    h, heads = float(shape.hidden_size), shape.num_attention_heads
-    if shape.latent is None:
-        ratio = shape.num_key_value_heads / heads
-        return 2 * h * h * (1 + ratio) * heads * shape.head_dim / h
-    latent = shape.latent
+def _attention(model: PublishedModel, norm: int) -> float:
+    h, heads = float(model.hidden_size), model.num_attention_heads
+    if model.latent is None:
+        ratio = model.num_key_value_heads / heads
+        return 2 * h * h * (1 + ratio) * heads * model.head_dim / h
+    latent = model.latent
     query = h * heads * latent.query_head_dim
     if latent.q_lora_rank is not None:
         query = latent.q_lora_rank * (h + heads * latent.query_head_dim + norm)
@@ -57,18 +56,20 @@ def _attention(shape: Shape, norm: int) -> float:
     return query + key_value + h * latent.rope_head_dim + heads * latent.value_head_dim * h
 
 
-def _activations(setup: TrainingSetup) -> float:
+def _activations(workload: PublishedWorkload) -> float:
     """Table 2 of arXiv 2205.05198 with sequence parallelism and selective recompute; without both, 10 + 24/t bytes a
     token and width, and a twentieth for the rest."""
-    shape, h = setup.shape, setup.shape.hidden_size
-    tokens = float(setup.micro_batch_size * setup.seq_length)
-    split = setup.sp and setup.recompute == "selective"
-    layer = 18 + 4 * shape.ffn_hidden_size / h if split else 10 + 24 / setup.tp
-    total = tokens * h * layer * shape.num_layers + 8 * tokens * setup.pp + tokens * h * setup.pp
-    if setup.vp > 1:
-        total *= 1 + (setup.pp - 1) / (setup.pp * setup.vp)
-    elif setup.pp > 1:
-        total *= min(1.0, setup.micro_batches / setup.pp)
-    if setup.pp == 1:
-        total += 4 * tokens * (h + shape.vocab_size) if split else 2 * tokens * (shape.vocab_size / setup.tp + h)
-    return total / setup.tp if split else total * 1.05
+    model, h = workload.model, workload.model.hidden_size
+    tokens = float(workload.layout.micro_batch_size * workload.job.seq_length)
+    split = workload.layout.sp and workload.layout.recompute == "selective"
+    layer = 18 + 4 * model.ffn_hidden_size / h if split else 10 + 24 / workload.layout.tp
+    total = tokens * h * layer * model.num_layers + 8 * tokens * workload.layout.pp + tokens * h * workload.layout.pp
+    if workload.layout.vp > 1:
+        total *= 1 + (workload.layout.pp - 1) / (workload.layout.pp * workload.layout.vp)
+    elif workload.layout.pp > 1:
+        total *= min(1.0, workload.layout.gradient_accumulation_steps / workload.layout.pp)
+    if workload.layout.pp == 1:
+        total += (
+            4 * tokens * (h + model.vocab_size) if split else 2 * tokens * (model.vocab_size / workload.layout.tp + h)
+        )
+    return total / workload.layout.tp if split else total * 1.05

@@ -3,34 +3,44 @@
 from __future__ import annotations
 
 from benchmarks.accuracy.programs.adapters import adapter_parameters
+from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import layer_parameters
-from benchmarks.accuracy.programs.setup import PublishedSetup
 from benchmarks.accuracy.programs.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
-from kit.cost.memory.phases import RankParts, cublas_workspaces
-from kit.cost.memory.rank_states import RankStates
+from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces
 from kit.cost.memory.states import NF4_BYTES
-from kit.cost.stages import chunks, chunks_in_flight
+from kit.cost.model.pipeline import in_flight
 
 
-def rank_parts(setup: PublishedSetup, stage: int) -> RankParts:
+def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     """Memory of a rank of one pipeline stage, by component."""
-    if setup.lora is not None:
-        states = _adapter_states(setup)
-    elif setup.sharding == "full":
-        states = _sharded_states(setup, stage)
+    layout = workload.layout
+    if workload.lora is not None:
+        states = _adapter_states(workload)
+    elif workload.layout.zero_stage == 3:
+        states = _sharded_states(workload, stage)
     else:
-        states = _states(setup, stage)
-    kept = sum(
-        kept_bytes(setup) * len(layers) * count
-        for layers, count in zip(chunks(setup, stage), chunks_in_flight(setup, stage), strict=True)
+        states = _states(workload, stage)
+    saved = sum(
+        kept_bytes(workload) * len(layers) * count
+        for layers, count in zip(
+            workload.stage_chunks(stage),
+            in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage),
+            strict=True,
+        )
     )
     gradients = states["gradients"]
     # Gradients are made by backward, unless earlier micro batches left theirs or a flat buffer holds them.
-    held = setup.kernels == "nanotron" or setup.micro_batches > 1 or setup.lora is not None
+    held = (
+        workload.implementation == "nanotron"
+        or workload.layout.gradient_accumulation_steps > 1
+        or workload.lora is not None
+    )
     # In a pipeline FSDP adds up whole gradients in its reduction's fp32 until the last micro batch (_fsdp_param.py).
-    whole = 4.0 * setup.parameters[stage].total if setup.sharding == "full" and setup.pp > 1 else 0.0
-    after = 0.0 if setup.optimizer_in_backward else gradients
-    gathered = _gathered(setup, stage)
+    whole = (
+        4.0 * workload.parameters[stage].total if workload.layout.zero_stage == 3 and workload.layout.pp > 1 else 0.0
+    )
+    after = 0.0 if workload.optimizer_in_backward else gradients
+    gathered = _gathered(workload, stage)
     return RankParts(
         states=RankStates(
             weights=states["weights"],
@@ -42,49 +52,51 @@ def rank_parts(setup: PublishedSetup, stage: int) -> RankParts:
             extra_in_step=0.0,
             moments=0.0,
         ),
-        buffers=cublas_workspaces(setup.gpu_generation),
+        buffers=cublas_workspaces(workload.generation),
         gathered_in_loss=gathered,
         gathered=gathered,
         gathered_at_end=gathered,
-        kept=kept,
-        again=sum(layer_terms(setup).values()) if setup.recompute != "none" else 0.0,
-        working=working_bytes(setup),
-        loss=logits_bytes(setup) if stage == setup.pp - 1 else 0.0,
-        after_backward=_unreduced(setup, stage),
+        saved_activations=saved,
+        recomputed_layer=sum(layer_terms(workload).values()) if workload.layout.recompute != "none" else 0.0,
+        backward_workspace=working_bytes(workload),
+        loss=logits_bytes(workload) if stage == workload.layout.pp - 1 else 0.0,
+        after_backward=_unreduced(workload, stage),
     )
 
 
-def _states(setup: PublishedSetup, stage: int) -> dict[str, float]:
-    parameters = setup.parameters[stage].total
-    owners = setup.dp if setup.sharding in ("optimizer", "gradients") else 1
+def _states(workload: PublishedWorkload, stage: int) -> dict[str, float]:
+    parameters = workload.parameters[stage].total
+    owners = workload.layout.dp if workload.layout.zero_stage in (1, 2) else 1
     return {
-        "weights": setup.weight_bytes * parameters,
-        "gradients": setup.main_gradient_bytes * parameters / (setup.dp if setup.sharding == "gradients" else 1),
-        "optimizer": setup.optimizer_bytes * parameters / owners,
+        "weights": workload.weight_bytes * parameters,
+        "gradients": workload.main_gradient_bytes
+        * parameters
+        / (workload.layout.dp if workload.layout.zero_stage == 2 else 1),
+        "optimizer": workload.optimizer_bytes * parameters / owners,
     }
 
 
-def _sharded_states(setup: PublishedSetup, stage: int) -> dict[str, float]:
+def _sharded_states(workload: PublishedWorkload, stage: int) -> dict[str, float]:
     """FSDP: everything over dp·cp ranks."""
-    parameters = setup.parameters[stage].total / (setup.dp * setup.cp)
+    parameters = workload.parameters[stage].total / (workload.layout.dp * workload.layout.cp)
     return {
-        "weights": setup.weight_bytes * parameters,
-        "gradients": setup.main_gradient_bytes * parameters,
-        "optimizer": setup.optimizer_bytes * parameters,
+        "weights": workload.weight_bytes * parameters,
+        "gradients": workload.main_gradient_bytes * parameters,
+        "optimizer": workload.optimizer_bytes * parameters,
     }
 
 
-def _adapter_states(setup: PublishedSetup) -> dict[str, float]:
+def _adapter_states(workload: PublishedWorkload) -> dict[str, float]:
     """A frozen base, in four bits where quantised (linear layers, the head too; not embedding and norms)."""
-    lora, shape = setup.lora, setup.shape
+    lora, model = workload.lora, workload.model
     assert lora is not None
-    parameters = setup.parameters[0]
-    table = float(shape.vocab_size * shape.hidden_size)
-    linear = parameters.dense_matrices + (0.0 if shape.tied_embeddings else table)
+    parameters = workload.parameters[0]
+    table = float(model.vocab_size * model.hidden_size)
+    linear = parameters.dense_matrices + (0.0 if model.tied_embeddings else table)
     base = 2.0 * parameters.total
     if lora.four_bit:
         base = 2.0 * (parameters.total - linear) + NF4_BYTES * linear
-    adapters = adapter_parameters(setup, 0)
+    adapters = adapter_parameters(workload, lora, 0)
     return {
         "weights": base + 2.0 * adapters,
         "gradients": 2.0 * adapters,
@@ -92,35 +104,35 @@ def _adapter_states(setup: PublishedSetup) -> dict[str, float]:
     }
 
 
-def _gathered(setup: PublishedSetup, stage: int) -> float:
+def _gathered(workload: PublishedWorkload, stage: int) -> float:
     """FSDP: the root's weights stay gathered from forward to backward, two layers come and go; in a pipeline all stay.
 
     torch/distributed/fsdp/_fully_shard; torchtitan/models/llama3/infra/parallelize.py (with a pipeline it does not
     reshard after forward).
     """
-    if setup.kernels == "nanotron":
+    if workload.implementation == "nanotron":
         # Buckets of torch's DistributedDataParallel, copies of 16-bit gradients (nanotron/trainer.py)
-        return 2.0 * setup.parameters[stage].total if setup.dp > 1 else 0.0
-    if setup.sharding != "full":
-        return _dequantised(setup)
-    layer = sum(layer_parameters(setup, False))
-    parameters = setup.parameters[stage]
-    if setup.pp > 1:
+        return 2.0 * workload.parameters[stage].total if workload.layout.dp > 1 else 0.0
+    if workload.layout.zero_stage != 3:
+        return _dequantised(workload)
+    layer = sum(layer_parameters(workload, False))
+    parameters = workload.parameters[stage]
+    if workload.layout.pp > 1:
         return 2.0 * parameters.total
     return 2.0 * (parameters.vocabulary + 2 * layer) + (2.0 + 4.0) * layer
 
 
-def _unreduced(setup: PublishedSetup, stage: int) -> float:
+def _unreduced(workload: PublishedWorkload, stage: int) -> float:
     """nanotron: 16-bit gradients of a whole backward, then added to fp32 (optim/gradient_accumulator.py, backward)."""
-    if setup.kernels == "nanotron":
-        return 2.0 * setup.parameters[stage].total
+    if workload.implementation == "nanotron":
+        return 2.0 * workload.parameters[stage].total
     return 0.0
 
 
-def _dequantised(setup: PublishedSetup) -> float:
+def _dequantised(workload: PublishedWorkload) -> float:
     """The largest weight in 16 bits while it is multiplied."""
-    if setup.lora is None or not setup.lora.four_bit:
+    if workload.lora is None or not workload.lora.four_bit:
         return 0.0
-    shape = setup.shape
-    head = 0 if shape.tied_embeddings else shape.vocab_size
-    return 2.0 * shape.hidden_size * max(shape.ffn_hidden_size, head)
+    model = workload.model
+    head = 0 if model.tied_embeddings else model.vocab_size
+    return 2.0 * model.hidden_size * max(model.ffn_hidden_size, head)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 
+from kit.cost.collectives import fills_the_link
 from kit.cost.hardware import shared
 from kit.cost.model.params import count
-from kit.cost.time.collectives import fills_the_link
 from kit.specs.cluster import ClusterSpec
 from kit.specs.layout import ZERO_KEYS, Layout
 from kit.specs.model import ModelSpec

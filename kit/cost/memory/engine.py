@@ -10,12 +10,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from kit.cost.memory import deepspeed_sizes
-from kit.cost.memory.buffers import engine_buffers
-from kit.cost.memory.rank_states import EngineMemory
-from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes, state_bytes
+from kit.cost.memory.phases import EngineMemory, RankStates
+from kit.cost.memory.states import MOMENTS, NF4_TWICE_BYTES, StateBytes, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
-from kit.cost.model.optimizers import MOMENTS
-from kit.cost.model.params import count
+from kit.cost.model.params import RankParameters, count
 from kit.cost.model.pipeline import stage_layers
 from kit.cost.workload import Workload
 from kit.specs.job import LoraSpec, OptimizerName
@@ -39,7 +37,7 @@ def _engine_memory(workload: Workload) -> EngineMemory:
     dense = state_bytes(layout, precision, optimizer)
     # Experts are alike on other ranks than the rest, which changes what is sharded over.
     experts = state_bytes(replace(layout, dp=layout.expert_dp, cp=1, tp=1), precision, optimizer)
-    buffers, gathered = engine_buffers(workload)
+    buffers, gathered = _engine_buffers(workload)
     # torchao rounds fp32 weights to 8 bits and back again for each product, and keeps neither.
     in_layers = 0.0 if precision == "fp8" else 2.0 * count(model).layer_matrices
     head = 2.0 * model.vocab_size * model.hidden_size
@@ -58,7 +56,7 @@ def _engine_memory(workload: Workload) -> EngineMemory:
         gathered=gathered,
         root_is_last=layout.engine == "torch" and layout.zero_stage > 0,
         autocast_copies=copies,
-        waiting_gradient=_waiting_gradient(workload),
+        deferred_head_gradient=_deferred_head_gradient(workload),
         # Built in fp32 on the device, before it is cast or sharded (kit/engines).
         load=4.0 if whole_on_device else 0.0,
         largest_parameter=_exported(model, layout, optimizer),
@@ -77,7 +75,7 @@ def _most_step_extra(workload: Workload) -> float:
     return 4.0 * sizes.get("sub_group_size", _ZERO3_SUB_GROUP) if layout.zero_stage == 3 else float("inf")
 
 
-def _waiting_gradient(workload: Workload) -> float:
+def _deferred_head_gradient(workload: Workload) -> float:
     model, layout = workload.model, workload.layout
     fsdp = layout.engine == "torch" and layout.zero_stage > 0
     if not model.tied_embeddings or fsdp or layout.implementation != "huggingface":
@@ -117,14 +115,14 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         one = 2.0 * deepspeed_sizes.largest_layer_matrix(model)
         gathered = (gathered[0] + one, gathered[1] + one, gathered[2])
         if layout.engine == "deepspeed" and layout.zero_stage == 3:
-            (parameters,) = workload.setup.parameters
+            (parameters,) = workload.parameters
             # Whole weights are quantised, and partitioned afterwards (kit/engines/deepspeed/data_parallel.py).
             in_four_bits = parameters.dense_matrices / parameters.total
             load = NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)
     return replace(
         memory,
         adapters=adapters,
-        waiting_gradient=0.0,
+        deferred_head_gradient=0.0,
         of_adapters=StateBytes(
             weights=4.0 / owners,
             gradients=4.0 / owners,
@@ -136,4 +134,125 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
         autocast_copies=(0.0, 0.0),
         gathered=gathered,
         load=load,
+    )
+
+
+def _engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, float]]:
+    """(what stays, what comes and goes: in the loss, in a layer's backward, at the end of backward): gathered weights,
+    and buckets; Megatron's and DDP's hold the gradients."""
+    model, layout = workload.model, workload.layout
+    if layout.engine == "megatron" or layout.zero_stage == 0:
+        return 0.0, (0.0, 0.0, 0.0)
+    element = float(workload.element)
+    if layout.engine == "torch":
+        return 0.0, _fsdp_buffers(model, layout, element)
+    element = 4.0 if layout.autocast else element
+    sizes, largest = (
+        deepspeed_sizes.buffer_sizes(model, workload.cluster, layout),
+        deepspeed_sizes.largest_parameter(model),
+    )
+    if layout.zero_stage < 3:
+        # temp_grad_buffer_for_gpu_offload; buckets twice: contiguous_gradients with overlap_comm
+        resident = element * largest if layout.offload_optimizer != "none" else 0.0
+        buckets = 2 * sizes["reduce_bucket_size"] * element
+        return resident, (0.0, buckets, buckets)
+    # Under autocast gradients of matrices have a bucket in bf16, others one in fp32.
+    resident = (element + (2.0 if layout.autocast else 0.0)) * sizes["reduce_bucket_size"]
+    prefetched = sizes["stage3_prefetch_bucket_size"] / layout.tp
+    # What is in use is whole, however little may stay so.
+    live = max(sizes["stage3_max_live_parameters"], largest) / layout.tp + prefetched
+    if layout.offload_param == "nvme":
+        # Each weight is released after its use (stage3_max_reuse_distance=0 in kit/emit/deepspeed.py).
+        live = min(live, largest + 2 * prefetched)
+    live += deepspeed_sizes.persistent_parameters(model, sizes["stage3_param_persistence_threshold"]) / layout.tp
+    # hpZ keeps weights once more, spread over the ranks of a node, from their first gather of a step until its end.
+    second_copy = element * count(model).total / layout.tp / layout.zero_hpz if layout.zero_hpz > 1 else 0.0
+    gathered = live * element + second_copy
+    return resident, (gathered, gathered, gathered)
+
+
+def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[float, float, float]:
+    """FSDP2 (torch/distributed/fsdp/_fully_shard): gathered weights and gradients on their way to be scattered.
+
+    The root (embedding, final norm, head) stays gathered from forward to backward, in stage 2 the layers do too; in
+    stage 3 one layer computes while the next is gathered. A unit's gradients exist in the compute dtype and as the
+    fp32 input of the reduce-scatter, which the layer before keeps until this one's is made (_fsdp_param_group.py,
+    post_backward); the root's are sent last, the head's are there from the beginning. Activations are fullest in the
+    MLP's backward, before attention's gradients are made.
+    """
+    counts = count(model)
+    root = counts.total - counts.layers
+    layer = counts.layer.total / layout.tp
+    after_forward = counts.layers / layout.tp if layout.zero_stage == 2 else 0.0
+    gathered = max(after_forward, 2 * layer)
+    attention = counts.layer.attention / layout.tp
+    # Gradients come out of the reduce-scatter in fp32, all of a unit, before they are kept in 16 bits.
+    scattered = 4.0 / layout.dp if layout.gradient_dtype == "bf16" else 0.0
+    head = counts.head or (counts.embedding - counts.positions)
+    return (
+        element * (root + after_forward),
+        element * (root + gathered + head + layer - attention) + (4.0 + scattered) * layer,
+        (element + 4.0 + scattered) * root,
+    )
+
+
+def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) -> RankStates:
+    """Of a rank of one pipeline stage."""
+    if engine.of_adapters is not None:
+        return _adapted(engine, engine.of_adapters, parameters, engine.adapters[stage])
+    dense, experts, of_dense, of_experts = parameters.dense, parameters.experts, engine.dense, engine.experts
+
+    optimizer = of_dense.optimizer * dense + of_experts.optimizer * experts
+    if of_dense.optimizer_of_matrices is not None:
+        rest = parameters.vectors + parameters.vocabulary
+        matrices = of_experts.optimizer_of_matrices or 0.0
+        optimizer = of_dense.optimizer * rest + of_dense.optimizer_of_matrices * parameters.dense_matrices
+        optimizer += matrices * experts
+    if of_dense.optimizer_of_vectors is not None:
+        optimizer += (of_dense.optimizer_of_vectors - of_dense.optimizer) * parameters.vectors
+    gradients = of_dense.gradients * dense + of_experts.gradients * experts
+    in_forward = of_dense.gradients_in_forward * dense + of_experts.gradients_in_forward * experts
+    extra = of_dense.extra_in_step * dense + of_experts.extra_in_step * experts
+    in_step = gradients if of_dense.gradients_in_step is None else _of_both(engine, parameters, "gradients_in_step")
+    between = (
+        in_forward
+        if of_dense.gradients_between_steps is None
+        else _of_both(engine, parameters, "gradients_between_steps")
+    )
+    return RankStates(
+        weights=of_dense.weights * dense + of_experts.weights * experts,
+        optimizer=optimizer,
+        gradients_in_forward=in_forward,
+        gradients=gradients,
+        gradients_in_step=in_step,
+        gradients_between_steps=between,
+        extra_in_step=min(extra, engine.most_step_extra),
+        moments=0.0,
+    )
+
+
+def _of_both(engine: EngineMemory, parameters: RankParameters, name: str) -> float:
+    """Bytes of dense parameters and experts."""
+    dense, experts = getattr(engine.dense, name), getattr(engine.experts, name)
+    return float((dense or 0.0) * parameters.dense + (experts or 0.0) * parameters.experts)
+
+
+def _adapted(engine: EngineMemory, own: StateBytes, parameters: RankParameters, adapters: float) -> RankStates:
+    """A frozen base has neither gradients nor optimizer state."""
+    # Experts are one tensor for all of them, no linear layer, and are not quantised
+    # (kit/engines/huggingface/adapters.py).
+    matrices = parameters.dense_matrices
+    rest = parameters.total - matrices
+    per_matrix = engine.dense.weights if engine.matrix_weights is None else engine.matrix_weights
+    in_step = own.gradients if own.gradients_in_step is None else own.gradients_in_step
+    between = own.gradients_in_forward if own.gradients_between_steps is None else own.gradients_between_steps
+    return RankStates(
+        weights=per_matrix * matrices + engine.dense.weights * rest + own.weights * adapters,
+        optimizer=own.optimizer * adapters,
+        gradients_in_forward=own.gradients_in_forward * adapters,
+        gradients=own.gradients * adapters,
+        gradients_in_step=in_step * adapters,
+        gradients_between_steps=between * adapters,
+        extra_in_step=own.extra_in_step * adapters,
+        moments=0.0,
     )

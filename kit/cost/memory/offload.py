@@ -26,7 +26,7 @@ HOST_SHARE = 0.9
 
 
 @dataclass(frozen=True)
-class KeptBytes:
+class OffloadedBytes:
     """Bytes per parameter of the model that one rank keeps away from its device."""
 
     weights: float = 0.0
@@ -50,7 +50,7 @@ def _element(layout: Layout, precision: Precision) -> float:
     return 4.0 if precision == "fp32" or layout.autocast else 2.0
 
 
-def host_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
+def host_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
     """State that one rank keeps in host memory, without NVMe buffers. Gradients are there twice: summed over micro
     batches, and in fp32 for the optimizer. In stage 3 the sum stays in host memory also with the optimizer on NVMe
     (stage3.py, grad_partitions_flat_buffer)."""
@@ -58,7 +58,7 @@ def host_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
     accumulates = layout.gradient_accumulation_steps > 1
     weights = element / _ranks(layout) if layout.offload_param == "cpu" else 0.0
     if layout.offload_optimizer == "none":
-        return KeptBytes(weights=weights)
+        return OffloadedBytes(weights=weights)
     if layout.zero_stage < 3:
         # Stepped weights wait for their gather in another copy (param_buffer_of_bit16_for_cpu_offload_groups). fp32
         # gradients are summed in host memory by stage 2 (accumulated_grads_in_cpu), bf16 ones on the device.
@@ -67,17 +67,17 @@ def host_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
     else:
         summed = 4.0 if accumulates else element
     in_host = layout.offload_optimizer == "cpu"
-    return KeptBytes(
+    return OffloadedBytes(
         weights=weights,
         gradients=(summed + (4.0 if in_host else 0.0)) / _ranks(layout),
         optimizer=12.0 / _ranks(layout) if in_host else 0.0,
     )
 
 
-def nvme_state_bytes(layout: Layout, precision: Precision) -> KeptBytes:
+def nvme_state_bytes(layout: Layout, precision: Precision) -> OffloadedBytes:
     """State that one rank keeps on NVMe. fp32 gradients, master weights, moments and weights each have a file."""
     optimizer = layout.offload_optimizer == "nvme"
-    return KeptBytes(
+    return OffloadedBytes(
         weights=_element(layout, precision) / _ranks(layout) if layout.offload_param == "nvme" else 0.0,
         gradients=4.0 / _ranks(layout) if optimizer else 0.0,
         optimizer=12.0 / _ranks(layout) if optimizer else 0.0,
@@ -107,29 +107,16 @@ def host_buffer_bytes(workload: Workload) -> float:
     return total
 
 
-def device_buffer_bytes(workload: Workload) -> float:
-    """What stays on the device between steps: stage 3's bucket, and the way out of offloaded gradients below it."""
-    model, layout = workload.model, workload.layout
-    element = _element(layout, workload.job.precision)
-    if layout.zero_stage == 3:
-        # Under autocast gradients of matrices have a bucket in bf16, others one in fp32.
-        element += 2.0 if layout.autocast else 0.0
-        return element * deepspeed_sizes.buffer_sizes(model, workload.cluster, layout)["reduce_bucket_size"]
-    if layout.zero_stage and layout.offload_optimizer != "none":
-        return element * deepspeed_sizes.largest_parameter(model)  # temp_grad_buffer_for_gpu_offload
-    return 0.0
-
-
 def host_ram_gib_per_node(workload: Workload) -> float:
     """Host memory that offload takes on each node."""
     model, cluster, layout, precision = workload.model, workload.cluster, workload.layout, workload.job.precision
-    kept = host_state_bytes(layout, precision)
-    pinned = kept.weights + kept.gradients
+    states = host_state_bytes(layout, precision)
+    pinned = states.weights + states.gradients
     if layout.zero_stage < 3:
         # Masters too (stage_1_and_2.py, weights_partition); stage 3 leaves them pageable, as Adam leaves its moments.
-        pinned += kept.optimizer / 3
-    states = (kept.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total / layout.tp
-    rank = states + host_buffer_bytes(workload)
+        pinned += states.optimizer / 3
+    of_parameters = (states.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total / layout.tp
+    rank = of_parameters + host_buffer_bytes(workload)
     return to_gib(rank * layout.world_size / cluster.num_nodes)
 
 
@@ -138,10 +125,9 @@ def host_load_gib_per_node(workload: Workload) -> float:
     largest parameter, which a rank has whole and in fp32 before it is cut (kit/engines, import_state: one at a time).
     """
     model, cluster, layout = workload.model, workload.cluster, workload.layout
-    kept = host_ram_gib_per_node(workload)
     ranks = layout.world_size / cluster.num_nodes
     reading = 4.0 * deepspeed_sizes.largest_parameter(model) / layout.tp
-    return kept + ranks * (overheads().cpu_process_gib + to_gib(reading))
+    return host_ram_gib_per_node(workload) + ranks * (overheads().cpu_process_gib + to_gib(reading))
 
 
 def nvme_gib_per_node(workload: Workload) -> float:

@@ -11,10 +11,9 @@ from typing import Literal
 
 from kit.cost.hardware import overheads, usable_gib
 from kit.cost.memory import rank_huggingface, rank_megatron
-from kit.cost.memory.engine import engine_memory
+from kit.cost.memory.engine import engine_memory, rank_states
 from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.memory.phases import RankParts, peak_bytes, rank_memory
-from kit.cost.memory.rank_states import rank_states
 from kit.cost.model.pipeline import distinct_stages
 from kit.cost.prediction import StageMemory
 from kit.cost.workload import Workload
@@ -110,10 +109,11 @@ def peak_gib(workload: Workload) -> float:
 
 def parts_of(workload: Workload, stage: int) -> RankParts:
     """Memory of a rank of one pipeline stage in parts, without CUDA's and NCCL's own memory."""
-    setup, engine = workload.setup, engine_memory(workload)
-    states = rank_states(engine, setup.parameters[stage], stage)
-    rank_parts = rank_huggingface.rank_parts if setup.kernels == "huggingface" else rank_megatron.rank_parts
-    return rank_parts(setup, engine, states, stage)
+    engine = engine_memory(workload)
+    states = rank_states(engine, workload.parameters[stage], stage)
+    whole = workload.implementation == "huggingface"
+    rank_parts = rank_huggingface.rank_parts if whole else rank_megatron.rank_parts
+    return rank_parts(workload, engine, states, stage)
 
 
 def overhead_gib(workload: Workload) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.memory.rank_states import RankStates
+from kit.cost.memory.states import StateBytes
 
 Moment = dict[str, float]
 """Component → bytes."""
@@ -19,13 +19,63 @@ MIB = 2.0**20
 PHASES = ("load", "forward", "backward", "step", "save")
 
 
-def cublas_workspaces(generation: str, deterministic: bool = False) -> float:
-    """Bytes of two, of the thread that runs forward and of autograd's: 32 MiB on Hopper and later and where determinism
-    asks for ``:4096:8``, else 8.1 (pytorch, aten/src/ATen/cuda/CublasHandlePool.cpp)."""
-    return 2 * (32 * MIB if generation in LARGE_WORKSPACES or deterministic else 8.125 * MIB)
+def cublas_workspaces(generation: str) -> float:
+    """Bytes of two, of the thread that runs forward and of autograd's: 32 MiB on Hopper and later, else 8.1 (pytorch,
+    aten/src/ATen/cuda/CublasHandlePool.cpp)."""
+    return 2 * (32 * MIB if generation in LARGE_WORKSPACES else 8.125 * MIB)
 
 
 LARGE_WORKSPACES = ("hopper", "blackwell")
+
+
+@dataclass(frozen=True)
+class RankStates:
+    """Bytes."""
+
+    weights: float
+    optimizer: float
+    """Masters where they are a copy, and moments."""
+    gradients_in_forward: float
+    gradients: float
+    """At the end of backward, where they are fullest."""
+    gradients_in_step: float
+    gradients_between_steps: float
+    extra_in_step: float
+    moments: float
+    """Part of ``optimizer`` that does not exist before the first step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineMemory:
+    """What a planned engine holds beside activations, where that follows from model and layout alone.
+
+    Bytes per parameter for dense parameters and experts, and absolute bytes of buffers.
+    """
+
+    dense: StateBytes
+    experts: StateBytes
+    adapters: tuple[float, ...] = ()
+    """LoRA's parameters on each stage; then everything else is frozen. Empty without."""
+    of_adapters: StateBytes | None = None
+    matrix_weights: float | None = None
+    """Bytes of an element of the layers' matrices where they are quantised; null: as all weights."""
+    most_step_extra: float = float("inf")
+    """Bytes that a step converts at a time."""
+    buffers: float = 0.0
+    """Buckets that stay."""
+    gathered: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Weights, gradients and buckets that come and go: in the loss, in a layer's backward, at the end of backward."""
+    root_is_last: bool = False
+    """Whether what is there at the end of backward comes when the last layer's own tensors have gone (FSDP2's root)."""
+    autocast_copies: tuple[float, float] = (0.0, 0.0)
+    """16-bit casts of fp32 weights that exist: when forward has ended, while the loss is computed and after."""
+    deferred_head_gradient: float = 0.0
+    """Gradient of a tied head. autograd keeps it until the embedding's exists, and hands over their sum. (FSDP2's is
+    part of ``gathered``.)"""
+    load: float = 0.0
+    """Bytes per parameter while the model is built; 0: no more than what stays."""
+    largest_parameter: int = 0
+    """Elements; what an export gathers at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +95,14 @@ class RankParts:
     """Additional buffers, from the loss until the first layer's backward has run."""
     casts_in_forward: tuple[float, float] = (0.0, 0.0)
     """(buffers, logits) when forward has ended, where more is cast then than while the loss is computed."""
-    kept: float
+    saved_activations: float
     """Saved for backward by all micro batches in flight."""
-    again: float = 0.0
-    """A layer that is computed again, or fetched from the host, for its backward."""
-    working: float
+    recomputed_layer: float = 0.0
+    """Activations of a layer that is recomputed, or fetched from the host, for its backward."""
+    backward_workspace: float
     """Gradients of a layer's intermediate results."""
-    waiting: float = 0.0
-    """Deferred gradients, and those of losses before the last (multi-token prediction)."""
+    deferred_gradients: float = 0.0
+    """Gradients of losses before the last (multi-token prediction), and those whose GEMMs are deferred."""
     loss: float = 0.0
     """Fullest moment of head and loss."""
     after_backward: float = 0.0
@@ -82,26 +132,18 @@ class RankMemory:
 def peak_bytes(parts: RankParts) -> float:
     """Sum of the fullest moment: what ``rank_memory`` says, without the components."""
     states = parts.states
-    forward, backward, ended, step, save, casts = _dynamic(parts)
-    constant = states.weights + states.optimizer + parts.buffers
-    peak = constant + max(forward, backward, ended, step, save, casts)
-    return peak if parts.load is None else max(peak, parts.load)
-
-
-def _dynamic(parts: RankParts) -> tuple[float, float, float, float, float, float]:
-    states, kept = parts.states, parts.kept
-    held = parts.buffers_in_loss + states.gradients_in_forward + kept
-    loss = parts.gathered_in_loss + held
-    layer = parts.again + parts.working
-    cast_buffers, cast_logits = parts.casts_in_forward
-    return (
-        loss + parts.waiting + parts.loss,
-        parts.gathered + held + layer,
+    in_forward = states.gradients_in_forward + parts.saved_activations
+    layer = parts.recomputed_layer + parts.backward_workspace
+    moments = (
+        parts.gathered_in_loss + parts.buffers_in_loss + in_forward + parts.deferred_gradients + parts.loss,
+        parts.gathered + parts.buffers_in_loss + in_forward + layer,
         parts.gathered_at_end + states.gradients + parts.after_backward + layer,
         states.gradients_in_step + states.extra_in_step,
         states.gradients_between_steps + parts.save,
-        parts.gathered_in_loss + cast_buffers + cast_logits + states.gradients_in_forward + kept,
+        parts.gathered_in_loss + sum(parts.casts_in_forward) + in_forward,
     )
+    peak = states.weights + states.optimizer + parts.buffers + max(moments)
+    return peak if parts.load is None else max(peak, parts.load)
 
 
 def rank_memory(parts: RankParts) -> RankMemory:
@@ -115,15 +157,23 @@ def rank_memory(parts: RankParts) -> RankMemory:
         "logits": 0.0,
         "buffers": buffers,
     }
-    layer = parts.again + parts.working
+    layer = parts.recomputed_layer + parts.backward_workspace
     in_forward = buffers + parts.gathered_in_loss
     in_loss = in_forward + parts.buffers_in_loss
     in_backward = buffers + parts.gathered + parts.buffers_in_loss
     at_end = buffers + parts.gathered_at_end
     cast_buffers, cast_logits = parts.casts_in_forward
-    loss = constant | {"activations": parts.kept, "logits": parts.waiting + parts.loss, "buffers": in_loss}
-    casts = constant | {"activations": parts.kept, "logits": cast_logits, "buffers": in_forward + cast_buffers}
-    first_back = constant | {"activations": parts.kept + layer, "buffers": in_backward}
+    loss = constant | {
+        "activations": parts.saved_activations,
+        "logits": parts.deferred_gradients + parts.loss,
+        "buffers": in_loss,
+    }
+    casts = constant | {
+        "activations": parts.saved_activations,
+        "logits": cast_logits,
+        "buffers": in_forward + cast_buffers,
+    }
+    first_back = constant | {"activations": parts.saved_activations + layer, "buffers": in_backward}
     ended = constant | {"activations": layer, "gradients": states.gradients + parts.after_backward, "buffers": at_end}
     step = constant | {"gradients": states.gradients_in_step + states.extra_in_step}
     between = constant | {"gradients": states.gradients_between_steps}

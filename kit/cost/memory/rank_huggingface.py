@@ -4,77 +4,75 @@ from __future__ import annotations
 
 from kit.cost.memory.activations_huggingface import (
     after_layers,
-    chunk_entries,
     cross_attention,
+    fp8_cast_workspace,
     layer_bytes,
     layer_input,
     layer_terms,
     loss_bytes,
 )
-from kit.cost.memory.phases import RankParts, cublas_workspaces
-from kit.cost.memory.rank_states import EngineMemory, RankStates
-from kit.cost.setup import TrainingSetup
-from kit.cost.stages import kinds, layers_on_stage
-from kit.cost.time import fp8_casts
+from kit.cost.memory.phases import EngineMemory, RankParts, RankStates, cublas_workspaces
+from kit.cost.workload import Workload
 
 
-def rank_parts(setup: TrainingSetup, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
+def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
     """Memory of any rank in parts: these engines have one pipeline stage."""
-    dense, experts = kinds(setup.shape, layers_on_stage(setup, stage))
-    counts = [(kind, count) for kind, count in ((False, dense), (True, experts)) if count]
-    whole = {kind: layer_bytes(setup, kind) for kind, _ in counts}
+    model, recompute = workload.model, workload.layout.recompute
+    counts = [(bool(kind), count) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
+    whole = {kind: layer_bytes(workload, kind) for kind, _ in counts}
     after_forward, in_loss = engine.autocast_copies
-    crossing = setup.shape.cross_attention_layers
-    crossed = cross_attention(setup) if crossing else 0.0
+    decoders = model.num_layers if model.is_encoder_decoder else 0
+    crossed = cross_attention(workload) if decoders else 0.0
+    saved = sum(count * _saved(workload, kind, whole[kind]) for kind, count in counts)
+    saved += decoders * crossed if recompute != "full" else 0.0
     # An encoder has a final norm too, whose result all layers of the decoder read.
-    ends = after_layers(setup) * (2 if crossing else 1)
-    again = max(whole.values()) + crossed if setup.recompute == "full" else 0.0
-    working = _working(setup, bool(experts)) + engine.waiting_gradient
-    if setup.fp8 is not None:
-        working += fp8_casts.cast_workspace_bytes(setup, setup.compiled_layers)
+    saved += after_layers(workload) * (2 if decoders else 1)
+    recomputed = max(whole.values()) + crossed if recompute == "full" else 0.0
+    workspace = _backward_workspace(workload, any(kind for kind, _ in counts)) + engine.deferred_head_gradient
+    if workload.job.precision == "fp8":
+        workspace += fp8_cast_workspace(workload)
     at_end = engine.gathered[2]
     if engine.root_is_last:
         # The first layer's backward with what is gathered for it, or the root's without any layer.
-        at_end = max(engine.gathered[1], at_end - again - working)
+        at_end = max(engine.gathered[1], at_end - recomputed - workspace)
+    # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
+    casts = (after_forward, 2.0 * model.vocab_size * workload.chunk_tokens) if after_forward > in_loss else (0.0, 0.0)
     return RankParts(
         states=states,
-        buffers=engine.buffers + cublas_workspaces(setup.gpu_generation),
+        buffers=engine.buffers + cublas_workspaces(workload.generation),
         gathered_in_loss=engine.gathered[0],
         gathered=engine.gathered[1],
         gathered_at_end=at_end,
         buffers_in_loss=in_loss,
-        # Casts of weights are cached until the forward pass leaves autocast, before the loss is computed.
-        casts_in_forward=(after_forward, 2.0 * chunk_entries(setup)) if after_forward > in_loss else (0.0, 0.0),
-        kept=sum(count * _kept(setup, kind, whole[kind]) for kind, count in counts)
-        + (crossing * crossed if setup.recompute != "full" else 0.0)
-        + ends,
-        again=again,
-        working=working,
-        loss=loss_bytes(setup),
-        load=engine.load * setup.parameters[stage].total or None,
+        casts_in_forward=casts,
+        saved_activations=saved,
+        recomputed_layer=recomputed,
+        backward_workspace=workspace,
+        loss=loss_bytes(workload),
+        load=engine.load * workload.parameters[stage].total or None,
         save=4.0 * engine.largest_parameter,
     )
 
 
-def _kept(setup: TrainingSetup, has_experts: bool, whole: float) -> float:
-    if setup.recompute == "full":
-        return layer_input(setup)
-    if setup.recompute == "selective":
-        return whole - layer_terms(setup, has_experts)["core_attn"] * setup.tokens
+def _saved(workload: Workload, has_experts: bool, whole: float) -> float:
+    """Bytes that one micro batch saves of a layer; ``whole``: without recompute."""
+    if workload.layout.recompute == "full":
+        return layer_input(workload)
+    if workload.layout.recompute == "selective":
+        return whole - layer_terms(workload, has_experts)["core_attn"] * workload.tokens
     return whole
 
 
-def _working(setup: TrainingSetup, has_experts: bool) -> float:
+def _backward_workspace(workload: Workload, has_experts: bool) -> float:
     """Gradients of a layer's intermediate results that exist at once, in the backward of the MLP.
 
-    Three of its width (product, gate and up), two of the hidden size, for each expert of a token. Or, fuller with many
-    experts: the gradient of all their gate and up projections, one tensor, when what the product and the output kept
-    has gone.
+    Three of its width (the activation's, gate and up), two of the hidden size, for each expert of a token. Or, fuller
+    with many experts: the gradient of all their gate and up projections, one tensor, when what the activation and the
+    output saved has gone.
     """
-    shape, h = setup.shape, setup.shape.hidden_size
-    if not has_experts or shape.experts is None:
-        return setup.element * (3 * shape.ffn_hidden_size / setup.tp + 2 * h) * setup.tokens
-    moe = shape.experts
-    routed = moe.experts_per_token * setup.tokens
-    of_weights = (2 if shape.gated_mlp else 1) * moe.ffn_hidden_size * (moe.num_experts * h - routed) - h * routed
-    return setup.element * max(routed * (3 * moe.ffn_hidden_size / setup.tp + 2 * h), of_weights)
+    model, h, tp = workload.model, workload.model.hidden_size, workload.layout.tp
+    if not has_experts:
+        return workload.element * (3 * model.ffn_hidden_size / tp + 2 * h) * workload.tokens
+    routed, width = model.experts_per_token * workload.tokens, model.moe_ffn_hidden_size
+    of_weights = (2 if model.gated_mlp else 1) * width * (model.num_experts * h - routed) - h * routed
+    return workload.element * max(routed * (3 * width / tp + 2 * h), of_weights)

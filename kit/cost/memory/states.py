@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kit.cost.model.compression import held_bytes
-from kit.cost.model.optimizers import MOMENTS, Moments
 from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout
 
@@ -17,6 +15,32 @@ NF4_BYTES = 0.5 + 4 / 64
 NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Four bits a weight, an 8-bit scale for each block, and an fp32 scale for each 256 of those ("double quantisation",
 same section)."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Bytes per parameter of an optimizer's moments, without master weights."""
+
+    matrices: float
+    """Moments of the layers' matrices."""
+    rest: float
+    """Moments of embeddings and head; of norms and biases too, unless ``vectors`` says otherwise."""
+    vectors: float | None = None
+
+
+BLOCK = 256
+"""Elements that share a scale in 8-bit moments: bitsandbytes' choice (optim/optimizer.py, init_state)."""
+
+MOMENTS: dict[OptimizerName, Moments] = {
+    "adamw": Moments(matrices=8.0, rest=8.0),
+    # Two moments of a byte, an fp32 scale for each block; vectors in fp32 (kit/engines/torch/eight_bit.py).
+    "adamw-8bit": Moments(matrices=2 + 2 * 4 / BLOCK, rest=2 + 2 * 4 / BLOCK, vectors=8.0),
+    # Sums of rows and columns of the second moment, no first one (arXiv 1804.04235): a few vectors.
+    "adafactor": Moments(matrices=0.0, rest=0.0),
+    "sgd": Moments(matrices=4.0, rest=4.0),
+    # One momentum for matrices of layers, AdamW for embeddings, head and vectors (Keller Jordan's Muon, 2024).
+    "muon": Moments(matrices=4.0, rest=8.0),
+}
 
 
 @dataclass(frozen=True)
@@ -47,20 +71,6 @@ class StateBytes:
         return self.weights + self.gradients + self.optimizer
 
 
-def zero_paper(stage: int, ranks: int) -> StateBytes:
-    """Mixed-precision Adam in the ZeRO paper: 2Ψ weights, 2Ψ gradients, K = 12 (figure 1 and section 5).
-
-    Stage 1 shards the optimizer state, 2 also the gradients, 3 also the weights: 16Ψ, 4Ψ+12Ψ/N, 2Ψ+14Ψ/N, 16Ψ/N.
-    """
-    gradients = 2.0 / (ranks if stage >= 2 else 1)
-    return StateBytes(
-        weights=2.0 / (ranks if stage >= 3 else 1),
-        gradients=gradients,
-        gradients_in_forward=0.0,
-        optimizer=12.0 / (ranks if stage >= 1 else 1),
-    )
-
-
 def state_bytes(layout: Layout, precision: Precision, optimizer: OptimizerName = "adamw") -> StateBytes:
     """What the engine really holds on the device, per parameter of the rank."""
     moments = MOMENTS[optimizer]
@@ -83,12 +93,13 @@ def _torch(layout: Layout, moments: Moments) -> StateBytes:
     held = layout.gradient_accumulation_steps > 1 or (layout.dp > 1 and layout.zero_stage == 0)
     short = layout.gradient_dtype == "bf16"
     gradients = (2.0 if short else 4.0) / ranks
+    powersgd_error = 4.0 if layout.gradient_compression == "powersgd" else 0.0
     return _with(
         StateBytes(
             weights=4.0 / ranks,
             gradients=gradients,
             gradients_in_forward=gradients if held else 0.0,
-            optimizer=moments.rest / ranks + held_bytes(layout.gradient_compression),
+            optimizer=moments.rest / ranks + powersgd_error,
             extra_in_step=4.0 / ranks if short else 0.0,
         ),
         moments,

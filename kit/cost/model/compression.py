@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.model.params import count
 from kit.specs.layout import GradientCompression, Layout
 from kit.specs.model import ModelSpec
 
@@ -49,8 +48,8 @@ class ZeroPlusPlus:
         return None if found == cls() else found
 
 
-def gradient_bytes(model: ModelSpec, kind: GradientCompression, width: float) -> float:
-    """Bytes sent per gradient of ``width`` bytes where an all-reduce sends each once.
+def gradient_bytes(model: ModelSpec, kind: GradientCompression, width: float, parameters: int) -> float:
+    """Bytes sent per gradient of ``width`` bytes where an all-reduce sends each once; ``parameters``: of the model.
 
     PowerSGD sends two factors of each matrix in fp32, and what is no matrix, or too small to gain, whole.
     """
@@ -58,10 +57,9 @@ def gradient_bytes(model: ModelSpec, kind: GradientCompression, width: float) ->
         return width
     if kind == "bf16":
         return 2.0
-    counts = count(model)
     factors = sum(4.0 * POWERSGD_RANK * (rows + columns) for rows, columns in _matrices(model))
     covered = sum(rows * columns for rows, columns in _matrices(model))
-    return (factors + 4.0 * max(0, counts.total - covered)) / counts.total
+    return (factors + 4.0 * max(0, parameters - covered)) / parameters
 
 
 def kernel_bytes(kind: GradientCompression) -> float:
@@ -69,16 +67,10 @@ def kernel_bytes(kind: GradientCompression) -> float:
     return {"none": 0.0, "bf16": CAST_BYTES, "powersgd": POWERSGD_BYTES}[kind]
 
 
-def held_bytes(kind: GradientCompression) -> float:
-    """Bytes per parameter kept between steps: PowerSGD's error, in fp32."""
-    return 4.0 if kind == "powersgd" else 0.0
-
-
 def _matrices(model: ModelSpec) -> list[tuple[int, int]]:
     """Rows and columns of every matrix, as transformers holds them; experts of a layer are one tensor each way, which
     DDP's hook sees as (experts, the rest)."""
-    h, kv = model.hidden_size, model.num_key_value_heads * model.head_dim
-    query = model.num_attention_heads * model.head_dim
+    h, kv, query = model.hidden_size, model.key_value_width, model.query_width
     layer = [(query, h), (kv, h), (kv, h), (h, query)]
     if model.num_experts:
         wide = model.moe_ffn_hidden_size

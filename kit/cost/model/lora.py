@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from kit.cost.model.params import RankParameters, count
-from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 
 ONE_PROJECTION = ("gpt2", "gpt_neox", "phi3", "bloom", "falcon")
 """Families of transformers whose query, key and value are one linear layer."""
 
 
-def trained_share(adapters: float | None, held: RankParameters) -> float:
-    """Share of a rank's parameters that is trained: all of them, or the adapters."""
-    return 1.0 if adapters is None else adapters / held.total
-
-
 @lru_cache(maxsize=64)
 def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
     """Adapter parameters of a whole Hugging Face model, by its linear layers. Routed experts are one fused tensor and
     get none; shared experts do (kit/engines/huggingface/adapters.py, target_modules)."""
-    h, query = model.hidden_size, model.num_attention_heads * model.head_dim
-    key_value = model.num_key_value_heads * model.head_dim
+    h, query, key_value = model.hidden_size, model.query_width, model.key_value_width
     if model.latent is not None:
         sizes = _latent(model)
     elif model.family in ONE_PROJECTION:
@@ -35,16 +28,10 @@ def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
         also = model.num_layers * (model.ffn_hidden_size + h) if model.family == "gpt2" else 0
         return float(lora.rank * (attention + also))
     dense = model.first_dense_layers if model.num_experts else model.num_layers
-    shared = model.num_shared_experts * model.moe_ffn_hidden_size
     mlp = dense * _mlp(model, model.ffn_hidden_size)
-    if shared:
-        mlp += (model.num_layers - dense) * _mlp(model, shared)
+    if model.num_shared_experts:
+        mlp += (model.num_layers - dense) * _mlp(model, model.shared_ffn_hidden_size)
     return float(lora.rank * (attention + mlp))
-
-
-def trained_parameters(model: ModelSpec, job: JobSpec) -> float:
-    """All of the model, or its adapters alone."""
-    return float(count(model).total) if job.lora is None else adapter_parameters_of(model, job.lora)
 
 
 def _mlp(model: ModelSpec, width: int) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
-from kit.cost.model.pipeline import chunk_layers
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
@@ -175,7 +174,7 @@ def _layer(model: ModelSpec, with_experts: bool) -> LayerParameters:
     h, heads = model.hidden_size, model.num_attention_heads
     biases = model.linear_bias
     attention, latent = _attention(model)
-    query, key_value = heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    query, key_value = model.query_width, model.key_value_width
     split = (query + 2 * key_value if model.qkv_bias else 0) + (heads if model.traits.attention_sinks else 0)
     replicated = _norms(model) + (h if biases else 0)
     experts = experts_biases = router = 0
@@ -281,12 +280,13 @@ def _even(model: ModelSpec, pp: int, stage: int) -> range:
     return range(stage % pp * size, (stage % pp + 1) * size)
 
 
-def stage_parameters(model: ModelSpec, layout: Layout) -> tuple[RankParameters, ...]:
-    """What a rank of each pipeline stage holds: the engine's own tensors, a Hugging Face model's encoder included."""
+def stage_parameters(
+    model: ModelSpec, layout: Layout, chunks: tuple[tuple[int, ...], ...]
+) -> tuple[RankParameters, ...]:
+    """What a rank of each pipeline stage holds: the engine's own tensors, a Hugging Face model's encoder included.
+    ``chunks``: layer numbers of every pipeline chunk."""
     whole = layout.implementation == "huggingface" and layout.tp == 1
-    found = _of_stages(
-        model, chunk_layers(model.num_layers, layout), layout.tp, layout.pp, layout.ep * layout.etp, whole
-    )
+    found = _of_stages(model, chunks, layout.tp, layout.pp, layout.ep * layout.etp, whole)
     if layout.engine == "torch" and layout.tp > 1:
         # It splits the layers' matrices alone (kit/engines/torch/tensor_parallel.py).
         counts = count(model)

@@ -1,7 +1,9 @@
-"""Assigns layers to pipeline stages, evenly or not. A stage is split into ``vp`` chunks, and chunk c of the model is on
-stage c mod pp (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Where the first or last stage has fewer layers
-than the others, its missing ones are those beside the embedding or the loss: the first chunk of the first stage, the
-last chunk of the last."""
+"""Which layers the stages of a layout hold, even or uneven, and how many micro batches they have in flight.
+
+A stage is cut into ``vp`` chunks, and chunk c of the model is on stage c mod pp (Narayanan et al. 2021, arXiv
+2104.04473, section 2.2). Where the first or last stage has fewer layers than the others, its missing ones are those
+beside the embedding or the loss: the first chunk of the first stage, the last chunk of the last.
+"""
 
 from __future__ import annotations
 
@@ -53,3 +55,25 @@ def _chunks(num_layers: int, pp: int, vp: int, first: int | None, last: int | No
             chunks.append(tuple(range(start, start + sizes[virtual])))
             start += sizes[virtual]
     return tuple(chunks)
+
+
+@lru_cache(maxsize=4096)
+def in_flight(p: int, v: int, m: int, stage: int) -> tuple[int, ...]:
+    """Micro batches of each virtual chunk of a stage that are in flight when the last forward before a backward has
+    run; ``p`` stages of ``v`` chunks, ``m`` micro batches.
+
+    1F1B: the stage's distance from the end, plus its own (Narayanan et al. 2021, arXiv 2104.04473, section 2.2).
+    Interleaved: 2(p−i−1) + (v−1)p warm-up forwards and one more, which run in groups of p micro batches through the
+    chunks in order (megatron-core, pipeline_parallel/schedules.py, get_pp_rank_microbatches, get_schedule_table).
+    """
+    if v == 1:
+        return (min(m, p - stage),)
+    # Groups of p; where that left a group smaller than p, which the schedule refuses, a larger group must be set.
+    width = next((size for size in range(p, m + 1) if m % size == 0 or m % size >= p), m)
+    forwards = min(m * v, 2 * (p - stage - 1) + (v - 1) * width + 1)
+    counts = [0] * v
+    for number in range(forwards):
+        group, within = divmod(number, width * v)
+        size = min(width, m - group * width)
+        counts[within // size if size else 0] += 1
+    return tuple(counts)

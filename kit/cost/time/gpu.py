@@ -1,30 +1,54 @@
-"""A GPU and its links as the clock sees them: data-sheet figures times the shares that kernels reach."""
+"""A GPU and its links: data-sheet figures times the shares that kernels reach, and seconds of a GEMM by its shape.
+
+A GEMM of M×K by K×N is cut into tiles of the output, one to a streaming multiprocessor at a time. Tiles beyond the edge
+and the last, partly filled wave compute nothing of use (NVIDIA, Matrix Multiplication Background User's Guide, "tile
+quantization" and "wave quantization"). Results leave through memory when a tile is done, and nothing computes under it
+in the kernels considered here; a GEMM that moves more than it computes is bound by memory altogether.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
 
+from kit.cost.collectives import Group, group
 from kit.cost.hardware import GpuRates, gpu_rates, peak_flops_per_s, shared
-from kit.cost.setup import ComputePrecision
-from kit.cost.time.collectives import Group, group
-from kit.cost.time.matmul import Processor
 from kit.specs.cluster import ClusterSpec
 from kit.units import TFLOP
 
 INPUT_BYTES: dict[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
 
 
+TILES = ((256, 128, 1.0), (128, 128, 0.80), (128, 64, 0.6), (64, 64, 0.4))
+"""(rows, columns, rate relative to the largest): smaller tiles reuse less of what they load. The guide above shows the
+order (figure 5: 256x128 against 128x128 and 64x64 on A100); the rates were chosen with rows in view."""
+
+
 @dataclass(frozen=True)
-class Machine:
+class GemmPerf:
+    """What a GEMM needs to know of a GPU at one precision."""
+
+    flops_per_s: float
+    """Best sustained rate of large GEMMs."""
+    bytes_per_s: float
+    """Memory, as kernels reach it."""
+    multiprocessors: int
+    input_bytes: float
+    """Bytes of an element of either input."""
+
+
+@dataclass(frozen=True)
+class GpuPerf:
     """Rates of one GPU at one precision, and the cluster that it is part of."""
 
     cluster: ClusterSpec
-    precision: ComputePrecision
+    precision: str
     rates: GpuRates
-    matmul: Processor
-    """Products of the precision: of linear layers, and of everything else unless that stays in 16 bits."""
-    others: Processor
-    """Products of the head and of experts."""
+    matmul: GemmPerf
+    """GEMMs of the precision: of linear layers, and of everything else unless that stays in 16 bits."""
+    others: GemmPerf
+    """GEMMs of the head and of experts."""
     attention_flops_per_s: float
     """Fused attention on long sequences, forward and backward together, always in 16 bits."""
     bytes_per_s: float
@@ -34,9 +58,9 @@ class Machine:
         return group(self.cluster, size, stride)
 
 
-def machine_of(
-    cluster: ClusterSpec, precision: ComputePrecision, attention: str = "flash", linear_layers_only: bool = False
-) -> Machine:
+def gpu_perf(
+    cluster: ClusterSpec, precision: str, attention: str = "flash", linear_layers_only: bool = False
+) -> GpuPerf:
     """``linear_layers_only``: head and experts stay in bf16. Raises KeyError for a precision without a figure (rules
     refuse such plans before)."""
     gpu = cluster.gpu
@@ -44,20 +68,45 @@ def machine_of(
     sixteen = (gpu.bf16_tflops or gpu.fp16_tflops or gpu.fp32_tflops) * TFLOP
     bytes_per_s = gpu.hbm_gbytes_per_s * 1e9 * shared().memory_bandwidth
 
-    def processor(of: ComputePrecision) -> Processor:
-        return Processor(
+    def gemms(of: str) -> GemmPerf:
+        return GemmPerf(
             flops_per_s=peak_flops_per_s(gpu, of) * rates.matmul[of],
             bytes_per_s=bytes_per_s,
             multiprocessors=rates.multiprocessors,
             input_bytes=INPUT_BYTES[of],
         )
 
-    return Machine(
+    return GpuPerf(
         cluster=cluster,
         precision=precision,
         rates=rates,
-        matmul=processor(precision),
-        others=processor("bf16" if linear_layers_only else precision),
+        matmul=gemms(precision),
+        others=gemms("bf16" if linear_layers_only else precision),
         attention_flops_per_s=sixteen * rates.attention.get(attention, rates.attention["flash"]),
         bytes_per_s=bytes_per_s,
     )
+
+
+def matmul_s(
+    gpu: GemmPerf, rows: float, columns: float, inner: float, count: float = 1, output_bytes: float = 2
+) -> float:
+    """Seconds of ``count`` GEMMs of rows×inner by inner×columns in one launch."""
+    if rows < 1 or columns < 1 or count <= 0:
+        return 0.0
+    share = tile_share(gpu.multiprocessors, rows, columns, count)
+    busy = 2.0 * rows * columns * inner * count / gpu.flops_per_s / share
+    stored = rows * columns * count * output_bytes / gpu.bytes_per_s
+    loaded = (rows + columns) * inner * count * gpu.input_bytes / gpu.bytes_per_s
+    return max(busy, loaded) + stored
+
+
+@lru_cache(maxsize=4096)
+def tile_share(multiprocessors: int, rows: float, columns: float, count: float = 1) -> float:
+    """Share of the best rate that the best tile size reaches on this output."""
+    best = 0.0
+    for height, width, rate in TILES:
+        tiles = ceil(rows / height) * ceil(columns / width) * count
+        filled = rows * columns * count / (tiles * height * width)
+        waves = tiles / multiprocessors
+        best = max(best, rate * filled * waves / ceil(waves))
+    return best

@@ -1,21 +1,20 @@
 """Seconds of one transformer layer on one rank: GEMMs, attention, element-wise operators, kernel launches.
 
-Forward and backward are counted apart. Backward has two products for each of forward's (gradients of the input and of
-the weight, the latter summed into memory), attention's five instead of two (FlashAttention-2, arXiv 2307.08691,
-section 4), and reads and writes about twice as much in element-wise operators.
+Forward and backward are counted apart. Backward has two GEMMs for each of forward's (gradients of the input and of the
+weight, the latter summed into memory), attention's five instead of two (FlashAttention-2, arXiv 2307.08691, section 4),
+and reads and writes about twice as much in element-wise operators.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kit.cost.setup import TrainingSetup
 from kit.cost.time import elementwise
-from kit.cost.time.gpu import Machine
-from kit.cost.time.matmul import Processor, matmul_s
+from kit.cost.time.gpu import GemmPerf, GpuPerf, matmul_s
+from kit.cost.workload import Workload
 
-Product = tuple[float, float, float, float]
-"""(rows, columns, inner, count) of a forward product."""
+Gemm = tuple[float, float, float, float]
+"""(rows, columns, inner, count) of a forward GEMM."""
 
 
 @dataclass(frozen=True)
@@ -25,181 +24,132 @@ class LayerTime:
     forward: float
     """Busy time of the GPU."""
     backward: float
-    again: float
+    recompute: float
     """Forward operators that backward computes once more."""
-    products_forward: float
-    """Part of ``forward`` beside which exchanges can run."""
-    products_backward: float
+    gemms_forward: float
+    """Part of ``forward`` beside which collectives can run."""
+    gemms_backward: float
     attention_forward: float
     launch_forward: float
     """The host's time to issue the kernels; the GPU waits for it where it is longer."""
     launch_backward: float
 
 
-def layer_time(machine: Machine, setup: TrainingSetup, has_experts: bool) -> LayerTime:
+def layer_time(gpu: GpuPerf, workload: Workload, has_experts: bool) -> LayerTime:
     """Times of a layer with or without experts."""
-    shape = setup.shape
-    attention_products = _attention_products(setup)
-    experts = _expert_products(setup) if has_experts else []
-    mlp = _shared_products(setup) if has_experts else _mlp_products(setup, shape.ffn_hidden_size)
-    products = [(machine.matmul, product) for product in attention_products]
-    products += [(machine.others, product) for product in experts]
-    products += [(machine.matmul, product) for product in mlp]
-    forward_products = sum(_forward_s(*product) for product in products)
-    backward_products = sum(_backward_s(processor, setup, product) for processor, product in products)
-    attention = attention_forward_s(machine, setup)
-    elements = elementwise.layer_traffic_bytes(setup, has_experts) / machine.bytes_per_s
-    attention_backward = 2.5 * attention if setup.program.attention != "unfused" else 2.0 * attention
-    kernels = elementwise.layer_kernels(setup, has_experts)
-    launch = kernels * machine.rates.kernel_launch_us * 1e-6
+    model = workload.model
+    experts = expert_gemms(workload) if has_experts else []
+    mlp = mlp_gemms(workload, model.shared_ffn_hidden_size if has_experts else model.ffn_hidden_size)
+    gemms = [(gpu.matmul, gemm) for gemm in attention_gemms(workload)]
+    gemms += [(gpu.others, gemm) for gemm in experts]
+    gemms += [(gpu.matmul, gemm) for gemm in mlp]
+    gemms_forward = sum(matmul_s(rates, *gemm) for rates, gemm in gemms)
+    gemms_backward = sum(_backward_s(rates, workload, gemm) for rates, gemm in gemms)
+    attention = attention_forward_s(gpu, workload)
+    elements = elementwise.layer_elementwise_bytes(workload, has_experts) / gpu.bytes_per_s
+    attention_backward = 2.5 * attention if workload.execution.attention != "unfused" else 2.0 * attention
+    launch = elementwise.layer_kernels(workload, has_experts) * gpu.rates.kernel_launch_us * 1e-6
+    recompute = 0.0
+    if workload.layout.recompute == "full":
+        recompute = (gemms_forward + attention + elements) * workload.recomputed_share
+    elif "core_attn" in workload.recompute_modules:
+        recompute = attention
     return LayerTime(
-        forward=forward_products + attention + elements,
-        backward=backward_products + attention_backward + 2 * elements,
-        again=_again(setup, machine, has_experts, forward_products, attention, elements, experts + mlp),
-        products_forward=forward_products,
-        products_backward=backward_products,
+        forward=gemms_forward + attention + elements,
+        backward=gemms_backward + attention_backward + 2 * elements,
+        recompute=recompute,
+        gemms_forward=gemms_forward,
+        gemms_backward=gemms_backward,
         attention_forward=attention,
         launch_forward=launch,
         launch_backward=elementwise.BACKWARD_LAUNCHES * launch,
     )
 
 
-def head_s(machine: Machine, setup: TrainingSetup) -> tuple[float, float]:
+def head_s(gpu: GpuPerf, workload: Workload) -> tuple[float, float]:
     """(forward, backward) of the output projection and the loss, on the last stage."""
-    shape, tokens = setup.shape, setup.tokens
-    product = (tokens, shape.vocab_size / setup.tp, shape.hidden_size, 1.0)
-    loss = tokens * elementwise.loss_traffic_bytes(setup) / machine.bytes_per_s
-    return _forward_s(machine.others, product) + loss / 2, _backward_s(machine.others, setup, product) + loss / 2
+    tokens = workload.tokens
+    gemm = (tokens, workload.model.vocab_size / workload.layout.tp, workload.model.hidden_size, 1.0)
+    loss = tokens * elementwise.loss_elementwise_bytes(workload) / gpu.bytes_per_s
+    return matmul_s(gpu.others, *gemm) + loss / 2, _backward_s(gpu.others, workload, gemm) + loss / 2
 
 
-def embedding_s(machine: Machine, setup: TrainingSetup) -> float:
+def embedding_s(gpu: GpuPerf, workload: Workload) -> float:
     """Look-up and its scattered gradient."""
-    return 12.0 * setup.shard_tokens * setup.shape.hidden_size / machine.bytes_per_s
+    return 12.0 * workload.shard_tokens * workload.model.hidden_size / gpu.bytes_per_s
 
 
-def attention_forward_s(machine: Machine, setup: TrainingSetup) -> float:
+def attention_forward_s(gpu: GpuPerf, workload: Workload) -> float:
     """Scores and values. Fused kernels compute half of the scores, and the diagonal's blocks in full.
 
     Unfused, every score is computed, and softmax and dropout read and write all of them.
     """
-    shape, s = setup.shape, setup.seq_length
-    heads = shape.num_attention_heads / setup.tp
-    sequences = setup.micro_batch_size
-    widths = (shape.query_width + shape.value_width) / shape.num_attention_heads
-    if setup.program.attention == "unfused":
-        count = heads * sequences / setup.cp
-        element = 4.0 if setup.program.precision == "fp32" else 2.0
-        scores = matmul_s(machine.matmul, s, s, shape.query_width / shape.num_attention_heads, count, element)
-        values = matmul_s(machine.matmul, s, shape.value_width / shape.num_attention_heads, s, count, element)
-        return scores + values + elementwise.SCORE_PASSES * element * count * s * s / machine.bytes_per_s
+    model, layout, s = workload.model, workload.layout, workload.job.seq_length
+    heads = model.num_attention_heads / layout.tp
+    query, value = model.head_dim, model.value_width / model.num_attention_heads
+    if workload.execution.attention == "unfused":
+        count = heads * layout.micro_batch_size / layout.cp
+        element = 4.0 if workload.execution.precision == "fp32" else 2.0
+        gemms = matmul_s(gpu.matmul, s, s, query, count, element) + matmul_s(gpu.matmul, s, value, s, count, element)
+        return gemms + elementwise.SCORE_PASSES * element * count * s * s / gpu.bytes_per_s
     # Layers that see everything decide the slowest kernel; with a window on most, few of them do.
-    window = shape.sliding_window if shape.full_attention_every == 0 else None
+    window = model.sliding_window if model.full_attention_every == 0 else None
     seen = s / 2 if window is None or window >= s else window - window**2 / (2 * s)
     seen += elementwise.ATTENTION_BLOCK / 2
-    flops = 2.0 * heads * sequences * s * seen / setup.cp * widths
+    flops = 2.0 * heads * layout.micro_batch_size * s * seen / layout.cp * (query + value)
     # Few blocks of queries leave multiprocessors idle.
     ramp = s / (s + elementwise.ATTENTION_RAMP)
     # Without the zig-zag order the last rank of a sequence sees all of it, and the others wait.
-    uneven = 1.0 if setup.program.balanced_context else 2.0 - 1.0 / setup.cp
-    return uneven * flops / (machine.attention_flops_per_s * ramp)
+    uneven = 1.0 if workload.execution.balanced_context else 2.0 - 1.0 / layout.cp
+    return uneven * flops / (gpu.attention_flops_per_s * ramp)
 
 
-def _attention_products(setup: TrainingSetup) -> list[Product]:
-    shape, tp, tokens = setup.shape, setup.tp, setup.tokens
-    h = shape.hidden_size
-    out = (tokens, h, shape.value_width / tp, 1.0)
-    if shape.latent is None:
-        key_value = max(shape.key_value_width / tp, shape.head_dim)
-        return [(tokens, shape.query_width / tp + 2 * key_value, h, 1.0), out]
-    latent = shape.latent
-    up = shape.num_attention_heads * (latent.nope_head_dim + latent.value_head_dim) / tp
-    products = [
-        (setup.shard_tokens, latent.kv_lora_rank + latent.rope_head_dim, h, 1.0),
+def attention_gemms(workload: Workload) -> list[Gemm]:
+    """Projections of attention; of latent attention the down-projections first, the output last."""
+    model, tp, tokens = workload.model, workload.layout.tp, workload.tokens
+    h, latent = model.hidden_size, model.latent
+    out = (tokens, h, model.value_width / tp, 1.0)
+    if latent is None:
+        key_value = max(model.key_value_width / tp, model.head_dim)
+        return [(tokens, model.query_width / tp + 2 * key_value, h, 1.0), out]
+    up = model.num_attention_heads * (latent.nope_head_dim + latent.value_head_dim) / tp
+    gemms = [
+        (workload.shard_tokens, latent.kv_lora_rank + latent.rope_head_dim, h, 1.0),
         (tokens, up, latent.kv_lora_rank, 1.0),
     ]
     if latent.q_lora_rank is None:
-        products.append((tokens, shape.query_width / tp, h, 1.0))
-    else:
-        products += [
-            (setup.shard_tokens, latent.q_lora_rank, h, 1.0),
-            (tokens, shape.query_width / tp, latent.q_lora_rank, 1.0),
-        ]
-    return [*products, out]
+        return [*gemms, (tokens, model.query_width / tp, h, 1.0), out]
+    compressed = (workload.shard_tokens, latent.q_lora_rank, h, 1.0)
+    return [*gemms, compressed, (tokens, model.query_width / tp, latent.q_lora_rank, 1.0), out]
 
 
-def _mlp_products(setup: TrainingSetup, width: float) -> list[Product]:
-    shape, tp, tokens = setup.shape, setup.tp, setup.tokens
-    up = (2 if shape.gated_mlp else 1) * width / tp
-    return [(tokens, up, shape.hidden_size, 1.0), (tokens, shape.hidden_size, width / tp, 1.0)]
+def mlp_gemms(workload: Workload, width: int) -> list[Gemm]:
+    """Two of an MLP of that width (gate and up are one); none of width 0."""
+    if not width:
+        return []
+    model, tp, tokens = workload.model, workload.layout.tp, workload.tokens
+    up = (2 if model.gated_mlp else 1) * width / tp
+    return [(tokens, up, model.hidden_size, 1.0), (tokens, model.hidden_size, width / tp, 1.0)]
 
 
-def _expert_products(setup: TrainingSetup) -> list[Product]:
+def expert_gemms(workload: Workload) -> list[Gemm]:
     """Even routing: each rank's experts get as many tokens as it has, times the experts of a token."""
-    shape, moe = setup.shape, setup.shape.experts
-    assert moe is not None
-    local = moe.num_experts / setup.ep
-    own = setup.tokens / setup.tp
-    rows = own * moe.experts_per_token * setup.etp / local
-    if moe.capacity_factor is not None:
-        rows *= moe.capacity_factor
-    width = moe.ffn_hidden_size / setup.etp
-    h = shape.hidden_size
+    model, layout, h = workload.model, workload.layout, workload.model.hidden_size
+    local = model.num_experts / layout.ep
+    own = workload.tokens / layout.tp
+    rows = own * model.experts_per_token * layout.etp / local * workload.capacity_factor
+    width = model.moe_ffn_hidden_size / layout.etp
     return [
-        (own, float(moe.num_experts), h, 1.0),
-        (rows, (2 if shape.gated_mlp else 1) * width, h, local),
+        (own, float(model.num_experts), h, 1.0),
+        (rows, (2 if model.gated_mlp else 1) * width, h, local),
         (rows, h, width, local),
     ]
 
 
-def _shared_products(setup: TrainingSetup) -> list[Product]:
-    moe = setup.shape.experts
-    assert moe is not None
-    return _mlp_products(setup, moe.shared_ffn_hidden_size) if moe.shared_ffn_hidden_size else []
-
-
-def _forward_s(processor: Processor, product: Product) -> float:
-    return matmul_s(processor, *product)
-
-
-def _backward_s(processor: Processor, setup: TrainingSetup, product: Product) -> float:
-    rows, columns, inner, count = product
-    of_input = matmul_s(processor, rows, inner, columns, count)
-    if setup.lora is not None:
-        return of_input  # frozen weights have no gradient; the adapters' products are small
-    summed = 2.0 * setup.main_gradient_bytes if setup.gradient_accumulation_fusion else 2.0
-    return of_input + matmul_s(processor, columns, inner, rows, count, output_bytes=summed)
-
-
-def _again(
-    setup: TrainingSetup,
-    machine: Machine,
-    has_experts: bool,
-    products: float,
-    attention: float,
-    elements: float,
-    mlp: list[Product],
-) -> float:
-    if setup.recompute == "none":
-        return 0.0
-    if setup.recompute == "full":
-        return (products + attention + elements) * recomputed_share(setup)
-    modules = setup.recompute_modules
-    seconds = attention if "core_attn" in modules else 0.0
-    if "op" in modules:
-        # torchtitan keeps attention's result and every second product (models/llama3/infra/parallelize.py).
-        return seconds + 0.5 * products + elements
-    if modules & {"layernorm", "moe_act"}:
-        seconds += 0.5 * elements
-    if "mla_up_proj" in modules and setup.shape.latent is not None:
-        seconds += sum(_forward_s(machine.matmul, product) for product in _attention_products(setup)[1:-1])
-    if ("mlp" in modules and not has_experts) or ("moe" in modules and has_experts):
-        seconds += sum(_forward_s(machine.matmul, product) for product in mlp)
-    return seconds
-
-
-def recomputed_share(setup: TrainingSetup) -> float:
-    """Share of the layers that full recompute computes again."""
-    if setup.recompute_layers is None:
-        return 1.0
-    per_chunk = setup.shape.num_layers / (setup.pp * setup.vp)
-    return min(1.0, setup.recompute_layers / per_chunk)
+def _backward_s(rates: GemmPerf, workload: Workload, gemm: Gemm) -> float:
+    rows, columns, inner, count = gemm
+    of_input = matmul_s(rates, rows, inner, columns, count)
+    if workload.job.lora is not None:
+        return of_input  # frozen weights have no gradient; the adapters' GEMMs are small
+    summed = 2.0 * workload.main_gradient_bytes if workload.gradient_accumulation_fusion else 2.0
+    return of_input + matmul_s(rates, columns, inner, rows, count, output_bytes=summed)

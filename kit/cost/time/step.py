@@ -1,18 +1,20 @@
-"""How long an optimizer step of a plan takes, by component."""
+"""How long an optimizer step takes: a roofline of each layer, exposed collectives, pipeline, optimizer, offload."""
 
 from __future__ import annotations
 
-from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
-from kit.cost.model.params import count
-from kit.cost.setup import Program
-from kit.cost.time.collectives import fills_the_link, group
-from kit.cost.time.data_parallel import exposed
-from kit.cost.time.gpu import machine_of
-from kit.cost.time.pipeline_time import TIME_COMPONENTS, StepTimeModel
-from kit.cost.workload import Workload
-from kit.specs.layout import Layout
+from dataclasses import dataclass, fields
+from operator import add, attrgetter
 
-__all__ = ["TIME_COMPONENTS", "StepTimer", "bubble_fraction", "step_time_components_s"]
+from kit.cost.collectives import fills_the_link
+from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s, shared
+from kit.cost.model.params import RankParameters, count
+from kit.cost.time import elementwise
+from kit.cost.time.data_parallel import data_parallel_s, exposed
+from kit.cost.time.gpu import GpuPerf, gpu_perf
+from kit.cost.time.layer import LayerTime, embedding_s, head_s, layer_time
+from kit.cost.time.model_parallel import Exposed, context_parallel, expert_parallel, tensor_parallel
+from kit.cost.workload import ExecutionModel, Workload
+from kit.specs.layout import Layout
 
 
 def bubble_fraction(layout: Layout) -> float:
@@ -25,24 +27,16 @@ class StepTimer:
     """Times layouts of one model, cluster and job; what layouts share is computed once."""
 
     def __init__(self) -> None:
-        self._clocks: dict[Program, StepTimeModel] = {}
+        self._models: dict[ExecutionModel, StepTimeModel] = {}
 
     def components_s(self, workload: Workload) -> dict[str, float]:
         """Seconds by component, which add up to the step."""
-        setup, layout = workload.setup, workload.layout
-        program = setup.program
-        clock = self._clocks.get(program)
-        if clock is None:
-            clock = self._clocks[program] = StepTimeModel(
-                machine_of(workload.cluster, program.precision, program.attention, program.linear_layers_only)
-            )
-        components = clock.components_s(setup)
-        if layout.reduce_bucket_size is not None:
-            components["data_parallel"] += _small_buckets(workload, layout.reduce_bucket_size)
-        if layout.offload_optimizer != "none" or layout.offload_param != "none":
-            components["optimizer"] = 0.0 if layout.offload_optimizer != "none" else components["optimizer"]
-            components["offload"] = _offload(workload, components)
-        return components
+        how = workload.execution
+        model = self._models.get(how)
+        if model is None:
+            gpu = gpu_perf(workload.cluster, how.precision, how.attention, how.linear_layers_only)
+            model = self._models[how] = StepTimeModel(gpu)
+        return model.components_s(workload)
 
 
 def step_time_components_s(workload: Workload) -> dict[str, float]:
@@ -50,28 +44,201 @@ def step_time_components_s(workload: Workload) -> dict[str, float]:
     return StepTimer().components_s(workload)
 
 
-def _small_buckets(workload: Workload, size: int) -> float:
-    """Latency of the reductions that a small bucket adds; a bucket that fills the link is in the measured shares. A
-    gradient that is larger than the bucket is reduced alone: at most nine matrices and norms of each layer."""
-    model, cluster, layout = workload.model, workload.cluster, workload.layout
-    parameters, most = count(model).total / layout.tp, 9 * (model.num_layers + model.encoder_layers)
-    few, many = (min(most, parameters / max(1, each)) for each in (fills_the_link(cluster, layout), size))
-    passes = layout.gradient_accumulation_steps if layout.zero_stage >= 2 else 1
-    return passes * max(0.0, many - few) * group(cluster, layout.dp * layout.cp, layout.tp).latency_s
+@dataclass(frozen=True)
+class Part:
+    """Seconds of one layer or end of a stage, one micro batch, by component."""
+
+    forward: float
+    backward: float
+    recompute: float
+    launch: float
+    tensor: float
+    context: float
+    expert: float
+
+    @property
+    def total(self) -> float:
+        return self.forward + self.backward + self.recompute + self.launch + self.tensor + self.context + self.expert
+
+    @property
+    def forward_window(self) -> float:
+        return self.forward + self.launch / 3
+
+    def times(self, factor: int) -> Part:
+        return Part(*[factor * seconds for seconds in _SECONDS(self)])
+
+    def plus(self, other: Part) -> Part:
+        return Part(*map(add, _SECONDS(self), _SECONDS(other)))
 
 
-def _offload(workload: Workload, components: dict[str, float]) -> float:
+_SECONDS = attrgetter(*(item.name for item in fields(Part)))
+"""All fields of a part."""
+
+
+class StepTimeModel:
+    """Times workloads of one model, GPU and execution; remembers layers, which many layouts share."""
+
+    def __init__(self, gpu: GpuPerf) -> None:
+        self.gpu = gpu
+        self._parts: dict[object, Part] = {}
+
+    def components_s(self, workload: Workload) -> dict[str, float]:
+        """Seconds by component, which add up to the step. launch: the GPU waits for the host to issue kernels."""
+        layout = workload.layout
+        stages = _distinct_stages(workload)
+        totals = {stage: self._stage(workload, stage) for stage in stages}
+        slowest = max(totals.values(), key=lambda part: part.total)
+        m = layout.gradient_accumulation_steps
+        # A micro batch passes every stage once while the pipeline fills and drains; then the slowest sets the pace.
+        others = sum(part.total for part in totals.values()) - slowest.total
+        if len(totals) < layout.pp:
+            others += (layout.pp - len(totals)) * totals[1].total
+        held = max((workload.parameters[stage] for stage in stages), key=lambda part: part.total)
+        window = slowest.forward_window
+        components = {
+            "compute": m * (slowest.forward + slowest.backward),
+            "recompute": m * slowest.recompute,
+            "launch": m * slowest.launch,
+            "tensor_parallel": m * slowest.tensor,
+            "context_parallel": m * slowest.context,
+            "expert_parallel": m * slowest.expert,
+            "pipeline_transfer": m * self.transfer_s(workload, slowest) if layout.pp > 1 else 0.0,
+            "pipeline_bubble": others / layout.vp,
+            "data_parallel": data_parallel_s(self.gpu, workload, held, window, slowest.total - window)
+            + self._small_buckets_s(workload),
+            "offload": 0.0,
+            "optimizer": self._optimizer_s(workload, held),
+        }
+        return self.with_offload(workload, held, components)
+
+    def _stage(self, workload: Workload, stage: int) -> Part:
+        dense, experts = workload.stage_kinds[stage]
+        parts = [(self._layer(workload, False), dense)] if dense or not workload.model.num_experts else []
+        if workload.model.num_experts:
+            parts.append((self._layer(workload, True), experts))
+        total = self._once(workload, stage, parts[-1][0])
+        for part, count_of in parts:
+            total = total.plus(part.times(count_of))
+        return total
+
+    def _layer(self, workload: Workload, has_experts: bool) -> Part:
+        layout = workload.layout
+        key = (
+            has_experts,
+            layout.micro_batch_size,
+            layout.tp,
+            layout.cp,
+            layout.sp,
+            layout.ep,
+            layout.etp,
+            layout.cp_comm_type,
+            layout.recompute,
+        )
+        found = self._parts.get(key)
+        if found is None:
+            found = self._parts[key] = self._timed_layer(workload, has_experts)
+        return found
+
+    def layer_time(self, workload: Workload, has_experts: bool) -> LayerTime:
+        """Seconds of a layer without its collectives."""
+        return layer_time(self.gpu, workload, has_experts)
+
+    def _timed_layer(self, workload: Workload, has_experts: bool) -> Part:
+        layer = self.layer_time(workload, has_experts)
+        tensor = tensor_parallel(self.gpu, workload, layer.gemms_forward, layer.gemms_backward, has_experts)
+        context = context_parallel(self.gpu, workload, layer.attention_forward)
+        expert = expert_parallel(self.gpu, workload, layer.forward, layer.backward) if has_experts else Exposed()
+        forward = layer.forward + tensor.forward + context.forward + expert.forward
+        recompute = layer.recompute + tensor.recompute + context.recompute + expert.recompute
+        backward = layer.backward + tensor.backward + context.backward + expert.backward
+        # A GPU that waits for the next kernel is as slow as the process that launches them.
+        launches = layer.launch_backward + (layer.launch_forward if workload.layout.recompute == "full" else 0.0)
+        launch = max(0.0, layer.launch_forward - forward) + max(0.0, launches - backward - recompute)
+        if has_experts and workload.execution.graphs != "full":
+            # The host reads how many tokens each expert gets before it goes on (megatron-core, token_dispatcher.py):
+            # the kernels after that are issued while the GPU waits.
+            launch = max(launch, elementwise.AFTER_SYNC * (layer.launch_forward + layer.launch_backward))
+        return Part(layer.forward, layer.backward, layer.recompute, launch, tensor.total, context.total, expert.total)
+
+    def _once(self, workload: Workload, stage: int, layer: Part) -> Part:
+        """What a stage does beside its layers: embedding, head and loss, multi-token prediction, sums of gradients."""
+        forward, last = 0.0, stage == workload.layout.pp - 1
+        backward = elementwise.micro_batch_bytes(workload, workload.parameters[stage]) / self.gpu.bytes_per_s
+        if stage == 0:
+            backward += embedding_s(self.gpu, workload)
+        if last:
+            heads = 1 + workload.mtp_layers
+            head = head_s(self.gpu, workload)
+            forward, backward = forward + heads * head[0], backward + heads * head[1]
+        ends = Part(forward, backward, 0.0, 0.0, 0.0, 0.0, 0.0)
+        return ends.plus(layer.times(workload.mtp_layers)) if last and workload.mtp_layers else ends
+
+    def transfer_s(self, workload: Workload, slowest: Part) -> float:
+        """Activations forward, gradients back, of one micro batch: in 1F1B a stage waits for them, interleaved they run
+        beside compute."""
+        layout = workload.layout
+        link = self.gpu.group(2, layout.tp * layout.cp * layout.dp)
+        bytes_per_s = link.port_bytes_per_s if link.nodes > 1 else link.bytes_per_s
+        whole = workload.shard_tokens * workload.model.hidden_size * 2.0
+        seconds = 2 * layout.vp * (self.send_s(workload, whole, bytes_per_s) + link.latency_s)
+        if layout.vp > 1:
+            return max(0.0, seconds - shared().overlap * slowest.total)
+        # Each transfer is waited for on the host (batch_p2p_sync): the next layer is issued to an idle GPU, half of its
+        # kernels in forward and in backward.
+        kernels = elementwise.layer_kernels(workload, workload.model.num_experts > 0)
+        return seconds + kernels * self.gpu.rates.kernel_launch_us * 1e-6
+
+    def send_s(self, workload: Workload, size_bytes: float, bytes_per_s: float) -> float:
+        """Seconds to send activations to the next stage, latency apart."""
+        return size_bytes / bytes_per_s
+
+    def _small_buckets_s(self, workload: Workload) -> float:
+        """Latency of the reductions that a small bucket of DeepSpeed adds; a bucket that fills the link is in the
+        measured shares. A gradient that is larger than the bucket is reduced alone: at most nine matrices and norms of
+        each layer."""
+        layout = workload.layout
+        if layout.reduce_bucket_size is None:
+            return 0.0
+        parameters, most = count(workload.model).total / layout.tp, 9 * workload.num_layers
+        sizes = (fills_the_link(workload.cluster, layout), layout.reduce_bucket_size)
+        few, many = (min(most, parameters / max(1, size)) for size in sizes)
+        passes = layout.gradient_accumulation_steps if layout.zero_stage >= 2 else 1
+        return passes * max(0.0, many - few) * self.gpu.group(layout.dp * layout.cp, layout.tp).latency_s
+
+    def _optimizer_s(self, workload: Workload, held: RankParameters) -> float:
+        layout = workload.layout
+        ranks, expert_ranks = (layout.dp * layout.cp, layout.expert_dp) if layout.zero_stage else (1, 1)
+        updated = workload.trained_share(held) * (held.dense / ranks + held.experts / expert_ranks)
+        return elementwise.optimizer_bytes_per_parameter(workload) * updated / self.gpu.bytes_per_s
+
+    def with_offload(self, workload: Workload, held: RankParameters, components: dict[str, float]) -> dict[str, float]:
+        """The components with what offload adds, where the layout has it; ``held``: by the fullest rank."""
+        layout = workload.layout
+        if layout.offload_optimizer == "none" and layout.offload_param == "none":
+            return components
+        optimizer = components["optimizer"] if layout.offload_optimizer == "none" else 0.0
+        return components | {"optimizer": optimizer, "offload": _offload_s(workload, components)}
+
+
+def _distinct_stages(workload: Workload) -> list[int]:
+    """Stages that may differ: without a stated split the first two, and the last."""
+    pp = workload.layout.pp
+    if workload.model.num_experts or not workload.even_stages:
+        return list(range(pp))
+    return sorted({0, min(1, pp - 1), pp - 1})
+
+
+def _offload_s(workload: Workload, components: dict[str, float]) -> float:
     """Gradients to the host, Adam on its processors, weights back (ZeRO-Offload, arXiv 2101.06840).
 
-    Offloaded weights come over PCIe
-    for forward and for backward of each micro batch, each rank its part. From NVMe (ZeRO-Infinity, arXiv 2104.07857)
-    come the same weights, and once a step master weights and moments, read and written, and gradients, written and
-    read.
+    Offloaded weights come over PCIe for forward and for backward of each micro batch, each rank its part. From NVMe
+    (ZeRO-Infinity, arXiv 2104.07857) come the same weights, and once a step master weights and moments, read and
+    written, and gradients, written and read.
     """
     cluster, layout = workload.cluster, workload.layout
     total = count(workload.model).total
     share = total / layout.dp
-    element = 2.0 if workload.job.precision != "fp32" else 4.0
+    element = float(workload.element)
     pcie = pcie_bytes_per_s(cluster.gpu)
     disk = (cluster.nvme_gbytes_per_s or shared().nvme_gbytes_per_s) * 1e9 * cluster.num_nodes
     m, seconds = layout.gradient_accumulation_steps, 0.0

@@ -76,12 +76,12 @@ def predicted(plan: Plan, stage: int) -> MemorySnapshot:
         if plan.layout.engine == "torch"
         else (0.0, 0.0, 0.0)
     )
-    layer = parts.again + parts.working
+    layer = parts.recomputed_layer + parts.backward_workspace
     cast_buffers, cast_logits = parts.casts_in_forward
     moments = (
-        in_loss + parts.kept + parts.buffers_in_loss + parts.waiting + parts.loss,
-        in_backward + parts.kept + parts.buffers_in_loss + layer,
-        in_loss + parts.kept + cast_buffers + cast_logits,
+        in_loss + parts.saved_activations + parts.buffers_in_loss + parts.deferred_gradients + parts.loss,
+        in_backward + parts.saved_activations + parts.buffers_in_loss + layer,
+        in_loss + parts.saved_activations + cast_buffers + cast_logits,
         at_end + parts.after_backward + layer,
     )
     return MemorySnapshot(

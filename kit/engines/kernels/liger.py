@@ -10,7 +10,7 @@ import importlib.util
 
 import torch
 
-from kit.cost.model.liger_chunks import liger_chunk
+from kit.cost.workload import liger_chunk
 from kit.engines.base import IGNORE_INDEX
 from kit.errors import EngineError
 

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import torch
 
-from kit.cost.model.optimizers import BLOCK
+from kit.cost.memory.states import BLOCK
 from kit.engines.base import StateKind
 from kit.engines.torch.fsdp import local_shard
 from kit.errors import EngineError

@@ -82,11 +82,3 @@ def fills_the_link(cluster: ClusterSpec, layout: Layout) -> int:
     ring = group(cluster, layout.dp * layout.cp, layout.tp)
     elements = int(LATENCIES * ring.latency_s * ring.bytes_per_s / 2)
     return min(elements, int(BUCKET_SHARE * cluster.gpu.memory_gib * GIB / 2))
-
-
-def zero_volume(stage: int) -> int:
-    """Elements that a rank sends per step in units of Ψ: 2, 2, 3 for stages 1, 2, 3 (ZeRO paper, section 7).
-
-    A reduce-scatter of gradients and an all-gather of weights; stage 3 gathers the weights for backward once more.
-    """
-    return 3 if stage == 3 else 2

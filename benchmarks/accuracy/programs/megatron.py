@@ -1,0 +1,146 @@
+"""Memory of a Megatron rank of a published run: states, and options of Megatron that no plan sets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.accuracy.programs.adapters import adapter_parameters
+from benchmarks.accuracy.programs.published import PublishedWorkload
+from benchmarks.accuracy.programs.rank_params import largest_layer_parameters
+from kit.cost.memory import rank_megatron
+from kit.cost.memory.activations_transformer_engine import ELEMENT
+from kit.cost.memory.phases import MIB, EngineMemory, RankParts, RankStates, cublas_workspaces
+from kit.cost.memory.states import StateBytes
+from kit.cost.model.params import RankParameters
+
+_NONE = StateBytes(weights=0.0, gradients=0.0, gradients_in_forward=0.0, optimizer=0.0)
+_NOTHING = EngineMemory(dense=_NONE, experts=_NONE)
+STAYS_ON_DEVICE = ("dropout", "router", "mlp", "shared_experts")
+"""Fine-grained activation offload sends what modules save to the host, but inputs of dense MLPs and the router."""
+DEFERRED_GRADIENTS = 2
+"""Micro batches whose head gradients may wait: ``--wgrad-deferral-limit`` as Megatron-LM's own test of it sets it."""
+
+
+def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
+    """Of a rank of one pipeline stage."""
+    parts = rank_megatron.rank_parts(workload, _NOTHING, _rank_states(workload, stage), stage)
+    gathered = _gathered_bytes(workload, stage)
+    recomputed = parts.recomputed_layer * workload.recompute_every
+    if workload.activation_offload and workload.layout.recompute != "full":
+        present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
+        recomputed = max((sum(rank_megatron.layer_terms(workload, kind).values()) for kind in present), default=0.0)
+    deferred, loss = _loss_bytes(workload) if stage == workload.layout.pp - 1 else (0.0, 0.0)
+    buffers = parts.buffers
+    if workload.deterministic:
+        buffers += 2 * 32 * MIB - cublas_workspaces(workload.generation)
+    if workload.implementation == "megatron-local" and workload.attention == "unfused":
+        # megatron-core keeps a buffer of scores (transformer/dot_product_attention.py, ``mpu``).
+        heads = workload.model.num_attention_heads / workload.layout.tp
+        buffers += ELEMENT * heads * workload.job.seq_length * workload.tokens
+    return replace(
+        parts,
+        buffers=buffers,
+        gathered_in_loss=gathered,
+        gathered=gathered,
+        gathered_at_end=gathered,
+        saved_activations=rank_megatron.saved_activations(workload, stage, _chunk_bytes),
+        recomputed_layer=recomputed,
+        deferred_gradients=deferred,
+        loss=loss,
+    )
+
+
+def _chunk_bytes(workload: PublishedWorkload, layers: tuple[int, ...]) -> float:
+    """Inputs of recomputed layers, the whole of the others (megatron-core, transformer/transformer_block.py)."""
+    if workload.layout.recompute != "full":
+        return sum(_layer_bytes(workload, workload.model.has_experts(layer)) for layer in layers)
+    number = len(layers) if workload.recompute_layers is None else min(workload.recompute_layers, len(layers))
+    others = (workload.model.has_experts(layer) for layer in layers[number:])
+    whole = sum(sum(rank_megatron.layer_terms(workload, kind).values()) for kind in others)
+    return -(-number // workload.recompute_every) * rank_megatron.layer_input(workload) + whole
+
+
+def _layer_bytes(workload: PublishedWorkload, has_experts: bool) -> float:
+    terms = rank_megatron.saved_terms(workload, has_experts)
+    return sum(size for name, size in terms.items() if not workload.activation_offload or name in STAYS_ON_DEVICE)
+
+
+def _loss_bytes(workload: PublishedWorkload) -> tuple[float, float]:
+    """(kept since the losses of multi-token prediction, at the fullest moment of the last loss).
+
+    native: the unfused loss compiled (fusions/fused_cross_entropy.py); measured, one fp32 copy more: compiled, the
+    subtraction is not in place. te: gradients overwrite the 16-bit logits
+    (transformer_engine/pytorch/triton/cross_entropy.py).
+    """
+    entries = rank_megatron.logits(workload)
+    if workload.defer_embedding_gradient:
+        # Logits' gradients and the head's inputs wait for the end (tensor_parallel/layers.py, wgrad_deferral_limit).
+        waiting = min(workload.layout.gradient_accumulation_steps - 1, DEFERRED_GRADIENTS)
+        return waiting * (2 * entries + ELEMENT * workload.model.hidden_size * workload.tokens), 6 * entries
+    if workload.weight_bytes == 4:
+        return 4 * entries * workload.mtp_layers, 4 * entries
+    kept, fullest = {"unfused": (4, 6), "native": (4, 10), "te": (2, 2)}[workload.cross_entropy]
+    return kept * entries * workload.mtp_layers, fullest * entries
+
+
+def _rank_states(workload: PublishedWorkload, stage: int) -> RankStates:
+    weights, gradients, optimizer = _state_bytes(workload, stage)
+    copies = 0.0
+    if workload.main_gradient_bytes != 4 and workload.optimizer_bytes >= 12:
+        # fp32 copies of 16-bit gradients, from the optimizer step until the next begins (optimizer/optimizer.py,
+        # _copy_model_grads_to_main_grads, zero_grad); a precision-aware optimizer makes none.
+        copies = 4.0 * workload.parameters[stage].total
+    moments = workload.optimizer_bytes - 4 if workload.weight_bytes == 2 else workload.optimizer_bytes
+    return RankStates(
+        weights=weights,
+        optimizer=optimizer,
+        gradients_in_forward=gradients,
+        gradients=gradients,
+        gradients_in_step=gradients,
+        gradients_between_steps=gradients + copies,
+        extra_in_step=copies,
+        moments=optimizer * moments / workload.optimizer_bytes,
+    )
+
+
+def _state_bytes(workload: PublishedWorkload, stage: int) -> tuple[float, float, float]:
+    """Weights, gradients and optimizer of a rank: 6 + 12/d bytes a parameter with the distributed optimizer, 18 without
+    (megatron-core, docs of dist_optimizer).
+
+    Dense parameters have d = dp·cp owners, experts dp·cp·tp/(ep·etp); optimizer instances divide both.
+    """
+    parameters, layout = workload.parameters[stage], workload.layout
+    dense_owners = expert_owners = 1.0
+    if layout.zero_stage in (1, 3):
+        dense_owners = layout.dp * layout.cp / workload.optimizer_instances
+        expert_owners = max(
+            layout.dp * layout.cp * layout.tp / (layout.ep * layout.etp) / workload.optimizer_instances, 1.0
+        )
+    if workload.lora is not None:
+        # A frozen base has neither gradients nor optimizer state.
+        trained = adapter_parameters(workload, workload.lora, stage)
+        weights = workload.weight_bytes * (parameters.total + trained)
+        return weights, workload.main_gradient_bytes * trained, workload.optimizer_bytes * trained / dense_owners
+    held = parameters.total
+    if layout.zero_stage == 3:
+        held = parameters.dense / dense_owners + parameters.experts / expert_owners
+    optimizer = _optimizer(workload, parameters, dense_owners, expert_owners) * (1 - workload.optimizer_offload)
+    return workload.weight_bytes * held, workload.main_gradient_bytes * held, optimizer
+
+
+def _optimizer(
+    workload: PublishedWorkload, parameters: RankParameters, dense_owners: float, expert_owners: float
+) -> float:
+    rest = workload.optimizer_bytes
+    per_matrix = rest if workload.matrix_optimizer_bytes is None else workload.matrix_optimizer_bytes
+    dense = per_matrix * parameters.dense_matrices + rest * (parameters.vectors + parameters.vocabulary)
+    return dense / dense_owners + per_matrix * parameters.experts / expert_owners
+
+
+def _gathered_bytes(workload: PublishedWorkload, stage: int) -> float:
+    """Megatron-FSDP: weights and gradients of a layer and of the vocabulary, gathered (distributed/fsdp)."""
+    if workload.layout.zero_stage != 3:
+        return 0.0
+    table = workload.model.vocab_size / workload.layout.tp * workload.model.hidden_size
+    largest = max(largest_layer_parameters(workload, stage), table)
+    return (workload.weight_bytes + workload.main_gradient_bytes) * 2 * largest
