@@ -27,8 +27,9 @@ def _engine_bytes() -> list[str]:
             place = term["name"].split(",")[0].split(".")[-1]
             kinds.setdefault(f"ZeRO, {place}", []).append(term["predicted"] / max(term["measured"], 1e-9) - 1)
     lines += [
-        "Bytes per parameter that live in real processes, by role, every stage and offload, host memory and disk",
-        "included ([all terms](deepspeed-bytes.md)): two CPU processes, weights, gradients, optimizer and buffers.",
+        "Bytes per parameter of weights, gradients, optimizer state and buffers in two real CPU processes, for",
+        "every ZeRO stage and offload, in device memory, host memory and on disk ([all",
+        "terms](deepspeed-bytes.md)).",
         "",
     ]
     return lines + _errors(kinds, "terms")
@@ -45,8 +46,8 @@ def _probe() -> list[str]:
             kinds.setdefault(f"{row['implementation']}, states", []).append(row["states_error"])
         kinds.setdefault(f"{row['implementation']}, activations", []).append(row["activations_error"])
     lines += [
-        "The real model code of full-size plans on fake tensors ([all plans](probe.md)): evidence for what layers and",
-        "engines keep, not for what CUDA, its libraries and the allocator add.",
+        "The probe runs the real model code of full-size plans on fake tensors ([all plans](probe.md)). It shows",
+        "what layers and engines save, not what CUDA, its libraries and the allocator add.",
         "",
     ]
     return lines + _errors(dict(sorted(kinds.items())), "stages")

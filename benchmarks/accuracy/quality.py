@@ -79,9 +79,9 @@ NEMO = "NVIDIA NeMo performance tables, 24.07"
 LLAMA = "Llama 3, arXiv 2407.21783, table 4"
 
 RECOMPUTES = (
-    "the published run recomputed nothing: Meta's trainer frees tensors early (section 3.3.2). kit's layers and 1F1B "
-    "keep more, so that these sizes fit with full recompute only, a third more compute; twice the context parallelism "
-    "does without."
+    "the published run used no recompute, because Meta's trainer frees tensors early (section 3.3.2). kit's layers and "
+    "1F1B save more. These sizes therefore fit only with full recompute, which costs a third more compute; with "
+    "twice the context parallelism no recompute is needed."
 )
 
 PUBLISHED: tuple[Published, ...] = (
@@ -264,10 +264,9 @@ def as_markdown(entries: list[Ranked]) -> str:
     """docs/quality.md."""
     lines = [
         header("Published layouts beside the planner's best", "python -m benchmarks.accuracy.quality --markdown FILE"),
-        "Sizes are pinned as published; micro",
-        "batch, interleaving and recompute are left to the planner in both. The gap is predicted time, of kit's own",
-        "Megatron layers. Below zero: within what the planner does not tell apart (1 %, between engines 5 %) it took",
-        "the simpler layout.",
+        "The published sizes are pinned; in both plans the planner chooses micro batch, interleaving and",
+        "recompute. The gap compares predicted step times of kit's own Megatron layers. It can be below zero:",
+        "among layouts within 1 % (between engines: 5 %) the planner takes the simplest.",
         "",
     ]
     rows, notes = [], []
@@ -290,8 +289,8 @@ def _if_it_fitted(entry: Ranked) -> str:
         return ""
     usable = usable_gib(entry.pinned.cluster.gpu)
     return (
-        f" Without recompute the model puts them at {gap:+.1%} beside our best, and at {free.peak_gib:.0f} GiB a GPU "
-        f"where {usable:.0f} are usable: the gap is memory, not speed."
+        f" Without recompute their predicted step time is {gap:+.1%} from our best, and they need "
+        f"{free.peak_gib:.0f} GiB a GPU, of which {usable:.0f} are usable: memory causes the gap, not speed."
     )
 
 

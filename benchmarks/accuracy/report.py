@@ -83,22 +83,23 @@ def as_markdown(results: list[Result], source: str) -> str:
             "How good are the memory predictions?",
             f"python -m benchmarks.accuracy memory --data {source} --markdown FILE",
         ),
-        "Rows are published measurements of real runs; each is predicted in its own statistic and for its own rank.",
-        "Errors are relative; every group of rows (one configuration or one table) weighs one. How terms come about:",
-        "[memory-model](memory-model.md). Three kinds of evidence, kept apart: measured rows, bytes that engines held",
-        "in real processes, and the probe. A prediction is as good as the stratum of its own implementation.",
+        "A row is a published measurement of a real run. The model predicts the same statistic on the same rank.",
+        "Errors are relative. Each group of rows (one configuration or one table) has the same weight. The [memory",
+        "model](memory-model.md) says where the terms come from. The page has three kinds of evidence: measured",
+        "rows, bytes that engines held in real processes, and the probe. The error of a plan's prediction is that",
+        "of the stratum of its own implementation.",
         "",
         "## Measured rows",
         "",
-        "Other programs on their own kernels (mostly Megatron-LM with Transformer Engine). These are evidence for",
-        "those implementations only; a plan of `local` or `huggingface` quotes none of them.",
+        "The rows are runs of other programs with their own kernels, mostly Megatron-LM with Transformer Engine.",
+        "They are evidence for those implementations only; plans of `local` or `huggingface` do not quote them.",
         "",
     ]
     lines += _table(strata(results))
     skipped = [result for result in results if result.skipped and not result.excluded]
     lines += ["", "Not predicted:", ""]
     lines += [f"- `{result.row['id']}`: {result.skipped}" for result in skipped] or ["- none"]
-    lines += ["", "Far off (more than 15 % and above 4 GiB), each a place where the model is not good enough:", ""]
+    lines += ["", "Errors above 15 % on peaks above 4 GiB: here the model is not good enough.", ""]
     far = [
         result
         for result in results
@@ -116,20 +117,20 @@ def as_markdown(results: list[Result], source: str) -> str:
         "",
         "## Choices made from rows",
         "",
-        "Most terms were read in source code, some recalled from it; the rows were in view and showed where to look.",
-        "These were estimated or chosen from rows.",
-        "Constants are judged without the rows that decided: each group with the constant from all other groups (leave",
-        "one source out).",
+        "Most terms were read in source code, some were recalled from it; rows showed where to look. The constants",
+        "below were estimated or chosen from rows. Each is judged by leaving one source out: a group is predicted",
+        "with the constant that all other groups give.",
         "",
         f"- Reserved over allocated: {RESERVED_OVER_ALLOCATED}; from other groups {_span(reserved_factors(results))}.",
-        f"- Bytes that a 4-bit layer keeps of an input's element (litgpt with bitsandbytes): {QUANTISED_INPUT_BYTES};",
-        f"  from other groups {_span(quantised_widths(results))}. No source explains it: bitsandbytes keeps no input.",
-        "- nanotron: whether gathered inputs are kept (`tp_recompute_allgather`) is not stated. Its default says no,",
-        "  rows with tensor parallelism say yes. Below is also the figure with the default.",
-        "- Megatron's `native` loss fusion: 10 bytes a vocabulary entry. The source writes it in place (6); the",
-        "  published difference to the `te` fusion, of rows that are not counted here, asks for one fp32 copy more.",
-        "  Below is also the figure with 6.",
-        "- torchtitan: its loss is taken as compiled with the layers in tables after 2024, and not before.",
+        f"- Bytes per input element that a 4-bit layer saves (litgpt with bitsandbytes): {QUANTISED_INPUT_BYTES};",
+        f"  from other groups {_span(quantised_widths(results))}. The source does not explain it: bitsandbytes",
+        "  saves no input.",
+        "- nanotron: the rows do not state whether gathered inputs are kept (`tp_recompute_allgather`). The",
+        "  default is no; the rows with tensor parallelism fit yes. The table has the figure with the default too.",
+        "- Megatron's `native` loss fusion: 10 bytes per vocabulary entry. By the source it computes in place (6",
+        "  bytes). The published difference to the `te` fusion, in rows that are not counted here, fits one fp32",
+        "  copy more. The table has the figure with 6 bytes too.",
+        "- torchtitan: the loss counts as compiled with the layers in tables after 2024, and as not compiled before.",
         "",
     ]
     lines += _table(errors_without(results))
@@ -137,8 +138,8 @@ def as_markdown(results: list[Result], source: str) -> str:
     lines += _table(comparisons(results))
     lines += [
         "",
-        "DeepSpeed's and accelerate's figures are those of the installed functions; Megatron-LM's formula is written",
-        "after its source of 2026. All three leave out what a run really does: recompute, fused losses, buffers.",
+        "The figures of DeepSpeed and accelerate come from their installed functions. Megatron-LM's formula is",
+        "written after its source of 2026. All three leave out recompute, fused losses and buffers.",
         "",
         *evidence_lines(),
         "",

@@ -13,37 +13,42 @@ from benchmarks.page import header, table
 FAR = 0.3
 """Errors beyond which a row is named."""
 INTRODUCTION = """
-Rows are published measurements of real runs, of many programs and software releases (the same configuration moves by
-5 to 80 % between releases; identical runs differ by up to 6 %). Errors are of the step time; every group of rows (one
-source table and model) weighs one. How terms come about: [step-time](step-time.md).
+A row is a published measurement of a real run. The rows come from many programs and releases: one configuration
+changes by 5 to 80 % between releases, and identical runs differ by up to 6 %. Errors are relative errors of the
+step time. Each group of rows (one source table and model) has the same weight. [Step time](step-time.md) says where
+the terms come from.
 
-Beside each figure: a **constant MFU** (one a GPU generation and precision, the best one for these very rows, a third
-more FLOPs counted where recompute is full), and **other sources**: the same prediction with the rates of products
-estimated without the row's own source (a kind that no other source measured borrows the share of Hopper). Rows of
-sources that no constant was estimated from have [a page of their own](accuracy-elsewhere.md).
+Two columns compare. **Constant MFU** predicts with one MFU per GPU generation and precision, the best one for these
+rows; full recompute counts a third more FLOPs. **Other sources** is kit's prediction with GEMM rates that were
+estimated without the row's own source; a kind of GPU and precision that only one source measured uses Hopper's
+rate. Sources from which no constant was estimated have [a page of their own](accuracy-elsewhere.md).
 """
 INDEPENDENT = """
-The [other page](accuracy-throughput.md) leaves one source out at a time. Here stand rows of sources from which no
-constant of the cost model was ever estimated: what a plan for a cluster that nobody tuned the model on may expect.
+The [other page](accuracy-throughput.md) leaves one source out at a time. No constant of the cost model was ever
+estimated from the sources on this page. It shows what to expect of a plan for a cluster on which nobody tuned the
+model.
 
-Beside each figure: a **constant MFU**, the best one for these very rows. Every group of rows (one source table and
-model) weighs one.
+The column **constant MFU** predicts with one MFU, the best one for these rows. Each group of rows (one source table and
+model) has the same weight.
 """
 XTUNER = """
-In xtuner's set (256 H800) all eight-stage layouts were measured 7 to 16 % slower than predicted, and all of 32
-stages 4 to 12 % faster, with as many passes of a layer, as much exchanged in a node and room in memory; overlapping
-the gradients made a run slower there. NVIDIA measured two layouts of that set on 256 H100
-([elsewhere](accuracy-elsewhere.md)): eight stages with experts over four nodes by DeepEP took 19.7 s and 32 stages
-with experts on a node 24.2 s, where xtuner's took 25.7 and 22.4. The H100 differs by faster links inside a node, and
-the layout that stays inside was slower on it: releases of the software decide the order of this pair, by more than the
-tenth that is asked for, and differently in each source. The model, which knows the links alone, predicts 22.6 and 23.2
-on H800, 22.4 and 21.2 on H100.
+In xtuner's set (256 H800) all layouts with 8 stages ran 7 to 16 % slower than predicted, and all with 32 stages 4 to
+12 % faster. Both compute each layer as often, send as much inside a node and have room in memory. NVIDIA measured two
+layouts of that set on 256 H100 ([elsewhere](accuracy-elsewhere.md)) and found the opposite order:
+
+| layout | xtuner, H800 | predicted | NVIDIA, H100 | predicted |
+|---|---|---|---|---|
+| 8 stages, experts over four nodes by DeepEP | 25.7 s | 22.6 s | 19.7 s | 22.4 s |
+| 32 stages, experts inside a node | 22.4 s | 23.2 s | 24.2 s | 21.2 s |
+
+The H100 has faster links inside a node, but the layout that stays inside a node is the slower one there. The links
+do not explain this; the releases of the software may.
 """
 FABRIC = """
-Most of what is missing in Aleph Alpha's rows is missing where data parallelism is wide: the fabric is assumed. With
-a quarter or an eighth of it (two or one port of 200 Gb/s a node, as their paper may be read) the same rows have a
-median error of 5 or 7 % and a 90th percentile of 15 %, and the 256 GPU sets are ranked without regret. That would
-be choosing an input by its outcome; the table stays with the DGX as sold.
+Most of the error in Aleph Alpha's rows is in runs with wide data parallelism, and their fabric is an assumption.
+Their paper may mean two ports or one port of 200 Gb/s a node. With that quarter or eighth of the assumed bandwidth
+the same rows have a median error of 5 or 7 % and a 90th percentile of 15 %, and the sets of 256 GPUs are ranked
+without regret. kit keeps the fabric of a DGX as it is sold: an input must not be chosen by its outcome.
 """
 
 
@@ -94,16 +99,16 @@ def _strata(report: Report) -> list[str]:
     if any(result.assumed for result in report.results):
         lines += [
             "",
-            '"Assumed": what a row does not state (recompute mode, micro batch, virtual stages) is taken as the',
-            "fastest that fits by the memory model; such rows enter no other line.",
+            '"Assumed": the row does not state recompute mode, micro batch or virtual stages. The model takes the',
+            "fastest that fits by the memory model. Such rows count in no other line.",
         ]
     return lines
 
 
 def _ranking(report: Report) -> list[str]:
     lines = [
-        "Layouts of one model, cluster and batch: measured step time of the layout that the model ranks first over the",
-        "best measured one, and the rank correlation.",
+        "A set has several layouts of one model, cluster and batch. Regret is the measured step time of the layout",
+        "that the model ranks first, over the best measured one, less one. Spearman is the rank correlation.",
         "",
     ]
     sets = [(each.name.strip(), each.layouts, f"{each.regret:.1%}", f"{each.spearman:.2f}") for each in report.sets]
@@ -118,9 +123,9 @@ def _ranking(report: Report) -> list[str]:
     return [
         *lines,
         "",
-        f"{found} Worst without the sets that hold a row which contradicts other measurements of its own layout by "
-        f"more than a tenth: {ranking['worst_regret_without_contradicted']:.1%}. No prediction enters that comparison "
-        "(`ranking.contradicted`), only measured seconds for each micro batch that passes the pipeline:",
+        f"{found} Some rows contradict other measurements of their own layout by more than a tenth; without the sets "
+        f"that have such a row the worst regret is {ranking['worst_regret_without_contradicted']:.1%}. That comparison "
+        "(`ranking.contradicted`) uses no prediction, only measured seconds per micro batch:",
         "",
         *(f"- `{name}`: {far:+.0%}" for name, far in contradicted(report.results).items()),
         *XTUNER.rstrip().splitlines(),
@@ -129,10 +134,10 @@ def _ranking(report: Report) -> list[str]:
 
 def _bands(report: Report) -> list[str]:
     lines = [
-        "What `kit plan` prints: of rows like it, predicted without their own source, 80 % lie within the band. A band",
-        "belongs to the code that ran; for other code it is called borrowed."
-        + (" Megatron's plans on kit's own layers take" if report.independent else ""),
-        *(["the one of torch's kernels here, on the generation of GPUs that it was measured on."] * report.independent),
+        "`kit plan` prints a band: 80 % of similar rows, predicted without their own source, are within it. A band",
+        "belongs to the code that ran; for other code kit says that it is borrowed."
+        + (" Megatron plans on kit's own layers use" if report.independent else ""),
+        *(["the band of torch's kernels on this page, for the same GPU generation."] * report.independent),
         "",
     ]
     rows = [
@@ -144,8 +149,9 @@ def _bands(report: Report) -> list[str]:
 
 def _constants(results: list[Result]) -> list[str]:
     lines = [
-        "Rates of products: factor on the catalog's share that fits a kind's rows best, from all rows, and from all",
-        "but one source (least and most). A kind with a single source has no second estimate.",
+        "Rates of GEMMs: the factor on the catalog's rate that fits the rows of a kind best. One column uses all",
+        "rows, the other leaves each source out in turn (least and most). A kind with a single source has no",
+        "second estimate.",
         "",
     ]
     rows = []
@@ -157,15 +163,15 @@ def _constants(results: list[Result]) -> list[str]:
         *lines,
         table(("kind", "all rows", "without one source"), rows),
         "",
-        "Chosen with rows in view, one value for all: the share of sharded weights that nothing hides (0.65; 0.25",
-        "prefetched), kernels of layers with experts, the host's time for a kernel, the rate of flash-attn's first",
-        "version, rates of small tiles.",
+        "These constants were chosen with the rows in view, one value for all: the share of sharded communication",
+        "that compute does not hide (0.65; 0.25 where prefetched), the number of kernels in layers with experts,",
+        "the host's time for a kernel, the rate of flash-attn's first version, rates of small tiles.",
     ]
 
 
 def _far_off(report: Report) -> list[str]:
     far = [result for result in report.results if result.counted and abs(result.relative_error or 0.0) > FAR]
-    lines = [f"Counted rows with an error above {FAR:.0%}, each a place where the model is not good enough:", ""]
+    lines = [f"Counted rows with an error above {FAR:.0%}: here the model is not good enough.", ""]
     lines += [
         f"- `{result.row['id']}`: {result.measured_s:.3g} s measured, {result.predicted_s:.3g} predicted"
         for result in far

@@ -70,11 +70,11 @@ def page(found: list[Term]) -> str:
     wrong = sum(not term.agrees for term in found)
     lines = [
         header("What DeepSpeed holds", "make prove NAME=deepspeed-bytes"),
-        "Bytes per parameter of the model on one of",
-        "two ranks, when the second backward has ended (before the step) and after the second step: predicted by",
-        "`kit/cost`, and measured as the storages of all tensors that live in the process, by role. On CPU processes,",
-        "device and host are told apart by role: where DeepSpeed keeps a tensor with a GPU. `other` is what no role",
-        "accounts for. What comes and goes inside a backward or a step is not measured here.",
+        "The table gives bytes per model parameter on one of two ranks: after the second backward (before the",
+        "step), and after the second step. `kit/cost` predicts them. The measurement adds up the storages of all",
+        "tensors in the process, by role. On CPU processes a tensor counts as device or host memory by the place",
+        "where DeepSpeed stores it with a GPU. `other` is what has no role. Tensors that exist only inside a",
+        "backward or a step are not measured.",
         "",
         f"{len(cases)} configurations, {len(found)} terms, {wrong} of them off by more than {TOLERANCE:.0%} "
         f"(and by more than {NOTHING} bytes).",

@@ -92,12 +92,12 @@ def page(rows: list[dict[str, Any]]) -> str:
     errors = sorted(abs(row["activations_error"]) for row in rows)
     lines = [
         header("The cost model against the probe", "make prove NAME=probe"),
-        "Each plan's real model runs a step on fake tensors",
-        "(`kit/diagnose/probe`): every storage is counted while it lives, nothing is computed. GiB of one rank: states",
-        "(weights, gradients when backward has ended, optimizer), and everything else at its fullest (activations,",
-        "logits and loss, what is gathered). Two depths are traced, the rest is their slope. DeepSpeed's states are",
-        "measured on real processes instead: [deepspeed-bytes](deepspeed-bytes.md). Not seen by a probe: CUDA's own",
-        "memory, workspaces of libraries, the allocator's rounding, uneven routing.",
+        "The real model of each plan runs a step on fake tensors (`kit/diagnose/probe`), which computes nothing;",
+        "the probe counts every storage while it exists. Figures are GiB of one rank. *states* are weights,",
+        "gradients at the end of backward and optimizer state. *the rest* is the peak of activations, logits, loss",
+        "and gathered weights. Two depths are traced and extrapolated linearly. DeepSpeed's states are measured in",
+        "real processes instead ([deepspeed-bytes](deepspeed-bytes.md)). A probe does not see CUDA's own memory,",
+        "workspaces of libraries, the allocator's rounding, and uneven routing of experts.",
         "",
         f"{len(dict.fromkeys(row['name'] for row in rows))} plans, {len(rows)} stages; {wrong} off by more than "
         f"{STATES:.0%} (states) or {ACTIVATIONS:.0%} (the rest). Median error of the rest: "

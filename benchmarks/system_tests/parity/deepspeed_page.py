@@ -22,23 +22,21 @@ def page(measured: Mapping[tuple[str, str], Cell], steps: int, half: int) -> str
     agree = sum(cell.agrees for cell in cells.values())
     every = sum(len(row.columns) for row in ROWS.values())
     return f"""{header("DeepSpeed parity", "make prove NAME=parity-deepspeed")}
-That each check can fail is shown by faults (benchmarks/system_tests/parity/faults.py), each of
-which must turn one red.
-
-A tiny model on CPU processes over gloo, against plain transformers and torch's AdamW in one process: largest
-relative error of any parameter's gradient at step 1, and, after the slash, of any loss or gradient norm of
-{steps} steps. Labels are masked, a different number in each sample, so that ranks and micro batches count
-unequal tokens; the learning rate changes at every step; gradients are clipped. *unequal rows*, *t5*, *bart*:
-rows or pairs of unequal length, each micro batch padded to its longest, against a reference that takes a row
-at a time and pads nothing. *wide*: matrices of 1 MiB a rank, the least that goes to NVMe; files must have
-been there.
+A tiny model trains under DeepSpeed on CPU processes over gloo. The reference is plain transformers with torch's
+AdamW in one process. A cell has the largest relative error of any parameter's gradient at step 1 and, after the
+slash, of any loss or gradient norm of {steps} steps. A different number of labels is masked in each sample, so
+ranks and micro batches count unequal tokens. The learning rate changes at every step, and gradients are clipped. In
+*unequal rows*, *t5* and *bart* the rows or pairs have unequal lengths: each micro batch is padded to its longest
+row, the reference computes one row at a time without padding. In *wide* the matrices have 1 MiB a rank, the least
+that DeepSpeed swaps to NVMe, and the comparison checks that swap files existed. Planted faults show that each check
+can fail (benchmarks/system_tests/parity/faults.py).
 
 {_bounds(columns)}
 
 {table(("layout", "processes", *columns), rows)}
 
-{len(cells)} of {every} cells were run, {agree} agree. – is no cell: refused by the planner,
-or nothing that the row's other cells do not show.
+{len(cells)} of {every} cells were run, {agree} agree. – means that the planner refuses the combination, or that it
+would show nothing that the row's other cells do not show.
 
 {_resumes(resumes, half) if resumes else ""}
 {sum(cell.seconds for cell in measured.values()) / 60:.0f} minutes on two cores, which other work may have shared.
@@ -60,10 +58,10 @@ def _resumes(resumes: Mapping[tuple[str, str], Cell], half: int) -> str:
     ]
     return f"""## Through the exchange checkpoint
 
-`python -m benchmarks.system_tests.parity.deepspeed --resumes` runs these alone.
-{half} steps on one layout, an exchange checkpoint, {half} steps on another: largest relative error of loss
-and norm against plain torch that ran on without a break; 1e-05 is allowed. Masters and moments in the engine
-are those on disk bit for bit, and so is the count of Adam's steps.
+`python -m benchmarks.system_tests.parity.deepspeed --resumes` runs these alone. A run trains {half} steps on one
+layout, writes an exchange checkpoint, and trains {half} steps on another layout. A row has the largest relative
+error of loss and norm against plain torch without interruption; 1e-05 is allowed. Master weights, moments and
+Adam's step count in the engine equal those on disk, bit for bit.
 
 {table(("trained on", "went on as", "loss", "norm", "state"), rows)}
 

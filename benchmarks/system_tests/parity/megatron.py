@@ -151,10 +151,10 @@ def render(
         rows.append(("logits, tp2", *words))
     agree = sum(cell.agrees for cell in found.values())
     return f"""{header("Megatron parity", "make prove NAME=parity-megatron")}
-Largest relative error of a tiny model in fp32 against plain transformers: of each parameter's gradient at
-step 1, of loss and gradient norm of {STEPS} steps, of each weight after the last; {BOUND:.0e} is allowed.
-The four families that the table is first about stand on every layout that is one of theirs, the others on
-some of each kind. The last row: the largest absolute difference of a logit; {LOGITS_BOUND:.0e} is allowed.
+A tiny model trains in fp32 under Megatron-core and under plain transformers. A cell has the largest relative error
+of any parameter's gradient at step 1, of any loss or gradient norm of {STEPS} steps, and of any weight after the
+last step; {BOUND:.0e} is allowed. Some families run on every layout that they support, the others on some layouts
+of each kind. The last row has the largest absolute difference of a logit; {LOGITS_BOUND:.0e} is allowed.
 
 {table(("layout", *families), rows)}
 
