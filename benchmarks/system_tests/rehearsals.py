@@ -30,7 +30,8 @@ from benchmarks.program import Names, faults, judged, run
 from benchmarks.system_tests.rehearsal_faults import FAULTS, TOGETHER, environment
 from benchmarks.tables.rehearsal_table import WHOLE, page, summary, whole_run
 from kit.emit.generated import shipped_plan
-from kit.rehearsal import EXPORT_BOUND, NORM_BOUND, ROUNDED_BOUND, WEIGHT_BOUND
+from kit.rehearsal.rehearse import EXPORT_BOUND, NORM_BOUND, WEIGHT_BOUND
+from kit.rehearsal.rounding import ROUNDED_BOUND
 from kit.specs.shipped import recipe_names, recipes_directory
 
 EVIDENCE = "evidence.json"

@@ -95,8 +95,7 @@ def rehearse(
     import json
     import tempfile
 
-    from kit.rehearsal import rehearse
-    from kit.rehearsal.report import render
+    from kit.rehearsal.rehearse import rehearse, render
     from kit.specs.shipped import recipe_path
 
     path = Path(recipe) if is_recipe(recipe) else recipe_path(recipe)

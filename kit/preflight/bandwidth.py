@@ -92,22 +92,11 @@ def collectives(places: Sequence[Place], plan: Plan | None, port: int) -> dict[s
 
 def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[CheckResult]:
     """A result for each kind of link."""
-    found = []
-    for where, field in (("inside", "intra_node_gbytes_per_s"), ("between", "inter_node_gbytes_per_s")):
-        measured = {name: value for name, value in speeds.items() if name.endswith(where)}
-        check = f"{'node' if where == 'inside' else 'fabric'}-bandwidth"
-        if not measured:
-            found.append(skipped(check, f"one rank {where} nodes: nothing to measure"))
-            continue
-        said = ", ".join(f"{name.removesuffix('_' + where)} {value:.2f} GB/s" for name, value in measured.items())
-        if plan is None:
-            found.append(ok(check, f"{said} (no plan to compare with)"))
-            continue
-        efficiency = shared().intra_node_link if where == "inside" else shared().inter_node_link
-        assumed = getattr(plan.cluster, field) * efficiency
-        reached: Any = {field: min(measured.values()) / efficiency}
-        changed = dataclasses.replace(plan.cluster, **reached)
-        found.append(_slowdown(check, f"{said}; the plan assumed {assumed:.2f}", plan, changed))
+    rates = shared()
+    found = [
+        _judged_link(speeds, plan, "node-bandwidth", "inside", "intra_node_gbytes_per_s", rates.intra_node_link),
+        _judged_link(speeds, plan, "fabric-bandwidth", "between", "inter_node_gbytes_per_s", rates.inter_node_link),
+    ]
     copies = {name: speeds[name] for name in ("host_to_device", "device_to_host") if name in speeds}
     if copies:
         said = ", ".join(f"{name.replace('_', ' ')} {value:.1f}" for name, value in copies.items()) + " GB/s"
@@ -121,6 +110,22 @@ def judged(speeds: Mapping[str, float], plan: Plan | None) -> list[CheckResult]:
     else:
         found.append(skipped("host-copy", "no GPU to copy to: memory of the host is all there is"))
     return found
+
+
+def _judged_link(
+    speeds: Mapping[str, float], plan: Plan | None, check: str, where: str, field: str, efficiency: float
+) -> CheckResult:
+    """Speeds whose names end with ``where``, against ``field`` of the plan's cluster times ``efficiency``."""
+    measured = {name: value for name, value in speeds.items() if name.endswith(where)}
+    if not measured:
+        return skipped(check, f"one rank {where} nodes: nothing to measure")
+    said = ", ".join(f"{name.removesuffix('_' + where)} {value:.2f} GB/s" for name, value in measured.items())
+    if plan is None:
+        return ok(check, f"{said} (no plan to compare with)")
+    assumed = getattr(plan.cluster, field) * efficiency
+    reached: Any = {field: min(measured.values()) / efficiency}
+    changed = dataclasses.replace(plan.cluster, **reached)
+    return _slowdown(check, f"{said}; the plan assumed {assumed:.2f}", plan, changed)
 
 
 def _disk(place: Place, rundir: RunDirectory) -> CheckResult:

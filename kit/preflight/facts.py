@@ -23,8 +23,59 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kit.preflight import gpus
-from kit.specs.local import host_memory
+from kit.specs.local import host_memory, nvidia_smi
+
+_GPUS_LIMIT_S = 10
+
+
+def _number(text: str) -> float | None:
+    """Number in a field; None where the driver lacks the field: "[N/A]", "[Not Supported]"."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _is(word: str) -> Callable[[str], bool]:
+    return lambda text: text == word
+
+
+_GPU_FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "index": ("index", int),
+    "name": ("name", str),
+    "driver": ("driver_version", str),
+    "memory_total_mib": ("memory.total", _number),
+    "memory_used_mib": ("memory.used", _number),
+    "uncorrected_ecc_errors": ("ecc.errors.uncorrected.volatile.total", _number),
+    "sm_mhz": ("clocks.current.sm", _number),
+    "max_sm_mhz": ("clocks.max.sm", _number),
+    "slowed_by_power": ("clocks_throttle_reasons.hw_slowdown", _is("Active")),
+    "slowed_by_heat": ("clocks_throttle_reasons.hw_thermal_slowdown", _is("Active")),
+    "temperature_c": ("temperature.gpu", _number),
+    "retired_pages_pending": ("retired_pages.pending", _is("Yes")),
+    "persistence": ("persistence_mode", _is("Enabled")),
+    # The clock that somebody has set (nvidia-smi -ac), and the one that the GPU was made with.
+    "set_mhz": ("clocks.applications.graphics", _number),
+    "default_mhz": ("clocks.default_applications.graphics", _number),
+    "power_limit_w": ("power.limit", _number),
+    "default_power_limit_w": ("power.default_limit", _number),
+}
+"""Our name → the field of ``nvidia-smi --help-query-gpu``, and how its text is read."""
+
+
+def _query_gpus() -> str | None:
+    """Output of nvidia-smi; None where there is none. Raises OSError, or TimeoutExpired where a sick driver hangs."""
+    fields = ",".join(field for field, _ in _GPU_FIELDS.values())
+    return nvidia_smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", limit_s=_GPUS_LIMIT_S)
+
+
+def parse_gpus(text: str) -> list[dict[str, Any]]:
+    """Rows of ``_query_gpus``, by the names of ``_GPU_FIELDS``."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+    return [
+        {name: read(cell) for (name, (_, read)), cell in zip(_GPU_FIELDS.items(), row, strict=True)} for row in rows
+    ]
+
 
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "megatron-core", "numpy", "safetensors", "tokenizers")
 TOOLS = ("g++", "gcc", "nvcc", "ninja", "pdsh", "ssh", "ip", "ibstat", "fi_info", "srun", "mpirun")
@@ -55,7 +106,7 @@ def gather(request: dict[str, Any]) -> Facts:
         "kernel": platform.release,
         "tools": lambda: {name: _tool(name) for name in TOOLS},
         "libaio": lambda: any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include")),
-        "gpus": lambda: None if (text := gpus.query()) is None else gpus.parse(text),
+        "gpus": lambda: None if (text := _query_gpus()) is None else parse_gpus(text),
         "dcgm": lambda: None if (text := dcgm_answer()) is None else dcgm_problems(text),
         "memory": host_memory,
         "shm_free_bytes": lambda: shutil.disk_usage("/dev/shm").free,
@@ -241,10 +292,5 @@ def _problem(test: dict[str, Any], result: dict[str, Any]) -> dict[str, Any] | N
     return {"test": str(test["name"]), "gpu": gpu, "failed": failed, "said": "; ".join(said)[:300]}
 
 
-def main(words: list[str]) -> None:
-    """``REQUEST``, JSON."""
-    print(json.dumps(gather(json.loads(words[0]))))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    print(json.dumps(gather(json.loads(sys.argv[1]))))

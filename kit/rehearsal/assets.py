@@ -36,13 +36,12 @@ def write_data(job: JobSpec, prefix: Path) -> None:
 
     text = "".join(inspect.getsource(module) for module in (json, string, textwrap)).encode()
     for name, part in (("train", text[4096:]), ("validation", text[:4096])):
-        start = 0 if job.objective == "seq2seq" else None
         with IndexedWriter(
             prefix / name,
             tokenizer="bytes",
             vocab_size=VOCAB_SIZE,
             objective=job.objective,
-            decoder_start_token_id=start,
+            decoder_start_token_id=0 if job.objective == "seq2seq" else None,
         ) as writer:
             if job.objective == "pretrain":
                 writer.add_document(list(part))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 
 from kit.errors import EngineError
+from kit.training.logging.metrics import logged_rows
 
 LIMIT_S = 900
 """Sixteen processes on two cores need minutes to start; a hang must end."""
@@ -107,14 +107,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def metrics(rundir: Path) -> list[dict[str, Any]]:
     """Rows of ``metrics.jsonl``; a last line cut short by a kill does not count."""
     file = rundir / "metrics.jsonl"
-    rows: list[dict[str, Any]] = []
-    if file.exists():
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:
-                break
-    return rows
+    return [row for _, row in logged_rows(file)] if file.exists() else []
 
 
 def free_port() -> int:

@@ -25,6 +25,17 @@ SEQ_LENGTH = 64
 EPS = 1e-4
 """Adam's epsilon: with 1e-8 its first steps are the sign of the gradient, and rounding decides where that is small."""
 MOST_PROCESSES = 16
+_LOSSY, _KERNELS = "its kernels run on CUDA only, or it changes numbers", "it makes or chooses kernels for CUDA"
+_REPLACED: dict[str, tuple[Any, str]] = {
+    "zero_quantized_weights": (False, _LOSSY),
+    "zero_quantized_gradients": (False, _LOSSY),
+    "gradient_compression": ("none", _LOSSY),
+    "gradient_dtype": ("fp32", _LOSSY),
+    "compile_layers": (False, _KERNELS),
+    "attention_kernel": ("default", _KERNELS),
+    "loss_kernel": ("torch", _KERNELS),
+}
+"""Field of the layout → its value in the copy, and why."""
 _NOT_ON_A_CPU = {"fp16": "DeepSpeed refuses fp16 on a CPU", "fp8": "its GEMMs need Transformer Engine"}
 _EMULATED = "GEMMs in fp8 -> emulated: operands rounded to 8 bits by torchao, multiplied in fp32"
 
@@ -84,18 +95,10 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
     changes["zero_hpz"] = min(2, layout.zero_hpz)
     changes["micro_batch_size"] = min(2, layout.micro_batch_size)
     changes["gradient_accumulation_steps"] = max(changes["pp"], min(2, layout.gradient_accumulation_steps))
-    lossy = {"zero_quantized_weights": False, "zero_quantized_gradients": False, "gradient_compression": "none"}
-    lossy |= {"gradient_dtype": "fp32"}
-    for name, plain in lossy.items():
-        if getattr(layout, name) != plain:
-            replaced.append(
-                f"{name}={getattr(layout, name)} -> {plain}: its kernels run on CUDA only, or it changes numbers"
-            )
-            changes[name] = plain
-    kernels = {"compile_layers": False, "attention_kernel": "default", "loss_kernel": "torch"}
-    for name, plain in kernels.items():
-        if getattr(layout, name) != plain:
-            replaced.append(f"{name}={getattr(layout, name)} -> {plain}: it makes or chooses kernels for CUDA")
+    for name, (plain, why) in _REPLACED.items():
+        value = getattr(layout, name)
+        if value != plain:
+            replaced.append(f"{name}={value} -> {plain}: {why}")
             changes[name] = plain
     if layout.autocast:
         changes["autocast"] = False  # of fp32 there is none; the run in bf16 has it
@@ -130,16 +133,15 @@ def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
             "num_experts": 4,
             "experts_per_token": 2,
             "moe_ffn_hidden_size": 32 if model.family != "mixtral" else 64,
+            "num_shared_experts": min(1, model.num_shared_experts),
+            "first_dense_layers": min(1, model.first_dense_layers),
         }
-        changes |= {"num_shared_experts": min(1, model.num_shared_experts)}
-        changes |= {"first_dense_layers": min(1, model.first_dense_layers)}
         if model.router_groups > 1:
             changes |= {"num_experts": 8, "router_groups": 2, "router_top_groups": 1}
     if model.latent is not None:
-        compressed = None if model.latent.q_lora_rank is None else 2 * HEAD_DIM
         changes["latent"] = dataclasses.replace(
             model.latent,
-            q_lora_rank=compressed,
+            q_lora_rank=None if model.latent.q_lora_rank is None else 2 * HEAD_DIM,
             kv_lora_rank=2 * HEAD_DIM,
             nope_head_dim=HEAD_DIM,
             rope_head_dim=HEAD_DIM,

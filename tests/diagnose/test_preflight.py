@@ -17,7 +17,7 @@ import pytest
 import kit
 from kit.emit.run_directory import RunDirectory, write
 from kit.errors import SpecError
-from kit.preflight import bandwidth, facts, gpus, hosts, measurements
+from kit.preflight import bandwidth, facts, hosts, measurements
 from kit.preflight.check_result import CheckResult, merged, table
 from kit.preflight.host_checks import check_host
 from kit.preflight.remote import read_hostfile
@@ -67,7 +67,7 @@ def rundir(tmp_path: Path, gpus_given: str, **layout: Any) -> RunDirectory:
 def on_gpus(here: dict[str, Any], row: str = SMI, count: int = 8) -> dict[str, Any]:
     """Adds GPUs, a disk with room and a CUDA build of torch to this machine's facts."""
     text = "".join(row.replace("0,", f"{index},", 1) for index in range(count))
-    parsed = gpus.parse(text)
+    parsed = facts.parse_gpus(text)
     return {**copy.deepcopy(here), "gpus": parsed, "torch_cuda": "12.8", "limits": {"nofile": 1 << 20, "memlock": -1}}
 
 
@@ -95,7 +95,7 @@ def test_a_gpu_that_is_held_down_is_named(old: str, new: str, says: str, here: d
     healthy = {result.check: result for result in check_host(on_gpus(here), None, "node-0")}
     assert healthy["gpu-clocks"].state == "ok"
     older = SMI.replace("1980, 1980, 700.00, 700.00", "[N/A], [Requested functionality has been deprecated], 700, 700")
-    assert gpus.parse(older)[0]["default_mhz"] is None
+    assert facts.parse_gpus(older)[0]["default_mhz"] is None
 
 
 DCGM_3 = """warning: something before it
@@ -257,7 +257,7 @@ def test_hosts_that_differ_are_named(here: dict[str, Any]) -> None:
     assert machine[0].state == "ok"
     assert content[0].hosts == ("node-2",)
     assert names[0].hosts == ("node-0",)
-    three["node-1"]["gpus"] = gpus.parse(SMI)
+    three["node-1"]["gpus"] = facts.parse_gpus(SMI)
     assert hosts.machines(three)[0].hosts == ("node-1",)
 
 

@@ -113,7 +113,7 @@ class MetricsLog(RunOutput):
     def _open(self, resumed_step: int) -> None:
         path = self._path
         if path.exists():
-            kept = [line for line, row in _rows(path) if row["step"] <= resumed_step]
+            kept = [line for line, row in logged_rows(path) if row["step"] <= resumed_step]
             partial = path.with_name(f".{path.name}.partial")
             partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
             partial.replace(path)
@@ -174,13 +174,13 @@ def logged_steps(path: Path, step: int, count: int) -> list[tuple[float, float |
     """Loss and gradient norm of the last ``count`` steps up to ``step`` in ``metrics.jsonl``; steps that changed no
     weight are left out. Empty where there is no log."""
     try:
-        rows = [row for _, row in _rows(path) if row["step"] <= step] if step else []
+        rows = [row for _, row in logged_rows(path) if row["step"] <= step] if step else []
     except OSError:
         return []
     return [(row["loss"], row["grad_norm"]) for row in rows if row.get("grad_norm") is not None][-count:]
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def logged_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Lines of ``metrics.jsonl`` and what they hold; a line that a crash tore is left out. Raises OSError."""
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
