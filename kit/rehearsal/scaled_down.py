@@ -132,7 +132,7 @@ def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
         changes |= {
             "num_experts": 4,
             "experts_per_token": 2,
-            "moe_ffn_hidden_size": 32 if model.family != "mixtral" else 64,
+            "moe_ffn_hidden_size": 64 if model.moe_ffn_hidden_size == model.ffn_hidden_size else 32,
             "num_shared_experts": min(1, model.num_shared_experts),
             "first_dense_layers": min(1, model.first_dense_layers),
         }

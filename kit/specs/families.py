@@ -98,7 +98,28 @@ class Traits:
     interleaved_experts: bool = False
     """Whether a checkpoint stores the gates of all experts interleaved with their up projections, in one tensor."""
     conv1d: bool = False
-    """Whether transformers has its linear layers as Conv1D, whose weights are transposed."""
+    """Whether transformers has its linear layers as Conv1D, whose weights are transposed (GPT-2: two of a layer are
+    called c_proj)."""
+    fused_qkv: bool = False
+    """Whether query, key and value are one matrix in transformers."""
+    fused_gate_up: bool = False
+    """Whether gate and up are one matrix in transformers."""
+    broadcasts_keys: bool = False
+    """Whether transformers hands attention one key for all heads, or copies of it (modeling_falcon.py)."""
+    norm_scaled_in_fp32: bool = False
+    """Whether an RMSNorm multiplies by its scale before it casts to the model's dtype."""
+    norm_scales_input: bool = False
+    """Whether an RMSNorm multiplies its input itself, and not an fp32 copy (modeling_t5.py)."""
+    eager_gelu: bool = False
+    """Whether its GELU is written in torch's operators (gelu_new: seven of them)."""
+    ties_always: bool = False
+    """Whether transformers' class ties the embeddings whatever it is given."""
+    mlp_names: tuple[str, str, str, str] = ("mlp", "gate_proj", "up_proj", "down_proj")
+    """On disk, of a layer's MLP and of each expert's gate, up and down matrix in it."""
+    prefix: str = "model."
+    """Of the names of all parameters but the head's, on disk."""
+    head_name: str = "lm_head.weight"
+    """The output projection, on disk."""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Traits of this table that a model of the family may have otherwise, with the values known."""
 
@@ -107,7 +128,9 @@ _EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
 _LATENT = ("latent", "first_dense_layers", "router_groups", "router_top_groups", "routed_scaling_factor")
 _ROPE = ("rope_scaling",)
 _LLAMA = Traits(megatron="llama.llama", transformer_engine=True, autotp=True, packed_attention=True)
-_GEMMA = Traits(activation="gelu_tanh", zero_centred_norm=True, scaled_embedding=True, takes=_ROPE)
+_GEMMA = Traits(
+    activation="gelu_tanh", zero_centred_norm=True, norm_scaled_in_fp32=True, scaled_embedding=True, takes=_ROPE
+)
 _CAPS = ("attention_softcap", "logit_softcap")
 _CLASSIC = Traits(
     norm="layernorm",
@@ -154,32 +177,51 @@ FAMILIES: Mapping[Family, Traits] = {
         megatron="llama.phi3",
         autotp=False,
         even_heads=True,
+        fused_qkv=True,
+        fused_gate_up=True,
         takes=(*_ROPE, "sliding_window", "partial_rotary_factor"),
     ),
-    "olmo2": Traits(norm_placement="output", qk_norm="width", even_heads=True, takes=_ROPE),
+    "olmo2": Traits(norm_placement="output", norm_scaled_in_fp32=True, qk_norm="width", even_heads=True, takes=_ROPE),
     "starcoder2": _like(_CLASSIC, grouped_queries=True, takes=(*_ROPE, "sliding_window")),
     "gpt2": _like(
-        _CLASSIC, positions="learned", conv1d=True, ulysses=False, megatron="gpt2.gpt2", transformer_engine=True
+        _CLASSIC,
+        positions="learned",
+        conv1d=True,
+        fused_qkv=True,
+        eager_gelu=True,
+        prefix="transformer.",
+        ulysses=False,
+        megatron="gpt2.gpt2",
+        transformer_engine=True,
     ),
     "gpt_neox": _like(
         _CLASSIC,
         megatron="gpt_neox.gpt_neox",
         activation="gelu",
+        fused_qkv=True,
+        prefix="gpt_neox.",
+        head_name="embed_out.weight",
         takes=(*_ROPE, "partial_rotary_factor", "parallel_residual"),
         choices={"activation": ("gelu", "gelu_tanh")},
     ),
     "opt": _like(_CLASSIC, activation="relu", positions="learned", position_offset=2),
-    "bloom": _like(_CLASSIC, positions="alibi", embedding_norm=True, fused_attention=False),
+    "bloom": _like(_CLASSIC, positions="alibi", embedding_norm=True, fused_attention=False, fused_qkv=True),
     "falcon": _like(
         _CLASSIC,
         activation="gelu",
         biases="none",
         grouped_queries=True,
+        fused_qkv=True,
+        broadcasts_keys=True,
         takes=(*_ROPE, "parallel_residual", "shared_norm"),
         choices={"biases": ("none", "all"), "positions": ("rope", "alibi")},
     ),
     "mixtral": Traits(
-        megatron="llama.mixtral", transformer_engine=True, needs=_EXPERTS, takes=(*_ROPE, "sliding_window")
+        megatron="llama.mixtral",
+        transformer_engine=True,
+        mlp_names=("block_sparse_moe", "w1", "w3", "w2"),
+        needs=_EXPERTS,
+        takes=(*_ROPE, "sliding_window"),
     ),
     "qwen3_moe": Traits(
         megatron="llama.qwen3_moe",
@@ -204,12 +246,17 @@ FAMILIES: Mapping[Family, Traits] = {
         biases="all",
         attention_sinks=True,
         fused_attention=False,
+        norm_scaled_in_fp32=True,
         needs=(*_EXPERTS, "sliding_window"),
         takes=(*_ROPE, "full_attention_every"),
     ),
     # Two stacks. Of T5 1.1 the MLP is gated (feed_forward_proj).
     "t5": Traits(
         positions="relative",
+        norm_scales_input=True,
+        eager_gelu=True,
+        ties_always=True,
+        prefix="",
         activation="relu",
         gated_mlp=False,
         grouped_queries=False,

@@ -19,18 +19,6 @@ from kit.engines.huggingface import fused_experts
 from kit.engines.huggingface.fused_experts import ExpertSlice
 from kit.specs.model import ModelSpec
 
-_QWEN2_MOE = ("mlp", {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
-_NAMES: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
-    "mixtral": ("block_sparse_moe", {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}),
-    "qwen3_moe": _QWEN2_MOE,
-    "deepseek_v2": _QWEN2_MOE,
-    "deepseek_v3": _QWEN2_MOE,
-}
-"""Family → its name on disk of ``model.layers.N.mlp``; fused tensor → the names of an expert's matrices in it."""
-
-_RENAMED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
-"""Parameters of one tensor that have another name on disk."""
-
 
 def expert_slices(model: ModelSpec, name: str) -> dict[str, ExpertSlice]:
     """Name on disk → part of the parameter ``name`` of transformers, expert by expert; empty where it is one tensor on
@@ -38,8 +26,8 @@ def expert_slices(model: ModelSpec, name: str) -> dict[str, ExpertSlice]:
     if model.traits.interleaved_experts:
         return fused_experts.interleaved_slices(name, model.num_experts)
     layer, _, fused = name.partition(".mlp.experts.")
-    block, matrices = _NAMES.get(model.family, _QWEN2_MOE)
-    names = matrices.get(fused, ())
+    block, gate, up, down = model.traits.mlp_names
+    names = {"gate_up_proj": (gate, up), "down_proj": (down,)}.get(fused, ())
     return {
         f"{layer}.{block}.experts.{expert}.{matrix}.weight": ExpertSlice(expert, index, len(names), interleaved=False)
         for expert in range(model.num_experts)
@@ -49,10 +37,9 @@ def expert_slices(model: ModelSpec, name: str) -> dict[str, ExpertSlice]:
 
 def names_on_disk(model: ModelSpec, name: str) -> list[str]:
     """The tensors on disk of one parameter of transformers: itself, or the matrices of all experts in order."""
-    if renamed := _RENAMED.get(model.family, {}).get(name):
-        return [renamed]
-    block, _ = _NAMES.get(model.family, _QWEN2_MOE)
-    return list(expert_slices(model, name)) or [name.replace(".mlp.", f".{block}.", 1)]
+    if name == "lm_head.weight":
+        return [model.traits.head_name]
+    return list(expert_slices(model, name)) or [name.replace(".mlp.", f".{model.traits.mlp_names[0]}.", 1)]
 
 
 def shapes_on_disk(model: ModelSpec, name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:

@@ -20,7 +20,7 @@ from kit.engines.huggingface.experts import FusedExpertsSource, shapes_on_disk
 from kit.engines.huggingface.fused_experts import ExpertSlice
 from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
 from kit.errors import CheckpointError, SpecError
-from kit.specs.families import families_where
+from kit.specs.families import FAMILIES, families_where
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
 from kit.specs.model import ENCODER_DECODER, ModelSpec
@@ -38,7 +38,7 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
         )
     except (ValueError, StrictDataclassError) as error:
         raise SpecError(f"transformers refuses the shape of {model.name}: {' '.join(str(error).split())}") from error
-    if model.family == "t5":
+    if model.traits.ties_always:
         # The class makes it true whatever it is given, and scales outputs or not by what it was given.
         config.tie_word_embeddings = model.tied_embeddings
     return config
@@ -65,7 +65,7 @@ def random_model(
         torch.manual_seed(seed)
         attention = "sdpa" if model.traits.fused_attention else "eager"
         config, options = hf_config(model), {"dtype": dtype, "attn_implementation": attention}
-        if model.family == "t5" and not model.tied_embeddings:
+        if model.traits.ties_always and not model.tied_embeddings:
             built = encoder_decoder.UntiedT5._from_config(config, **options)  # type: ignore[no-untyped-call]
         elif model.is_encoder_decoder:
             built = AutoModelForSeq2SeqLM.from_config(config, **options)
@@ -171,7 +171,7 @@ class HfDirectory(SafetensorsSource):
         config = _read_config(directory)
         files = _weight_files(directory)
         family = config.get("model_type")
-        prefix = _PREFIXES.get(str(family), "model.")
+        prefix = next((traits.prefix for name, traits in FAMILIES.items() if name == family), "model.")
         renames = {
             stored if stored.startswith((prefix, "lm_head.", "embed_out.")) else prefix + stored: stored
             for stored in files
@@ -227,7 +227,6 @@ class HfDirectory(SafetensorsSource):
         return self._get(name, lambda file, stored: part.read_block(file.get_slice(stored), dim, start, length))
 
 
-_PREFIXES = {"gpt2": "transformer.", "gpt_neox": "gpt_neox.", "t5": ""}
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
 """Endings of names that older versions of transformers saved as buffers."""
 
