@@ -123,7 +123,7 @@ def plant_all(faults: Sequence[Fault], bandwidth: bool) -> int:
             for link in ("node-bandwidth", "fabric-bandwidth"):
                 measured = [line for line in told if line.startswith(link)]
                 wrong += not any("all_reduce" in line and "all_gather" in line for line in measured)
-    print(f"{len(chosen)} faults, {wrong} wrong")
+    print(f"{len(faults)} faults, {wrong} wrong")
     return 1 if wrong else 0
 
 
