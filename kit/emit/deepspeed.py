@@ -172,7 +172,7 @@ def _loss_scaling(plan: Plan) -> dict[str, Any]:
 
 
 def _parallelism(plan: Plan) -> dict[str, Any]:
-    """AutoTP and Ulysses. ZeRO over Megatron is told by an argument (``mpu``), not by a key."""
+    """AutoTP and Ulysses. ZeRO over Megatron needs an argument (``mpu``), not a key."""
     layout = plan.layout
     auto_tp = layout.tp > 1 and layout.implementation == "huggingface"
     return chosen(
@@ -195,7 +195,7 @@ def _zero_section(plan: Plan) -> dict[str, Any]:
         "stage": stage,
         # Reduce a bucket while backward computes the next. CPU processes have no streams: only a second buffer.
         "overlap_comm": plan.cluster.gpu.device == "cuda",
-        # Gradients of a bucket lie side by side, and are sent without a copy into a new buffer.
+        # Gradients of a bucket are contiguous, and are sent without a copy into a new buffer.
         "contiguous_gradients": True,
         "reduce_bucket_size": bucket,
     }

@@ -100,7 +100,8 @@ RATIONALE: Mapping[str, str] = {
 
 
 def ds_config_page(plan: Plan) -> str:
-    """Markdown: a row a key, and what the Hugging Face Trainer has to be told beside ``ds_config.trainer.json``."""
+    """Markdown with a row for each key, and the arguments that the Hugging Face Trainer needs beside
+    ``ds_config.trainer.json``."""
     lines = [
         "# ds_config.json, key by key",
         "",

@@ -24,7 +24,7 @@ def applies(plan: Plan) -> bool:
 
 
 def notice_s(plan: Plan) -> int:
-    """Seconds before the limit at which ranks are told to save, in whole minutes."""
+    """Seconds before the limit at which ranks get the signal to save, in whole minutes."""
     return max(LEAST_NOTICE_S, math.ceil(STEPS_OF_NOTICE * plan.predicted.step_time_s / 60) * 60)
 
 

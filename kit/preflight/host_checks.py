@@ -213,7 +213,7 @@ def own_name(facts: Facts, required: Requirements | None) -> CheckResult:
         fix = f"add it to /etc/hosts with an address that others reach ({', '.join(facts['addresses'][:1])})"
         return failure("own-name", f"{facts['hostname']} has no address", fix)
     if all(address.startswith("127.") for address in found):
-        said = f"{facts['hostname']} stands for {found[0]} on itself: others are told to reach it there"
+        said = f"{facts['hostname']} resolves to {found[0]} on itself: other hosts would be sent to that address"
         fix = "take it off that line of /etc/hosts; kit's launch files name the interface instead (GLOO_SOCKET_IFNAME)"
         several = required is not None and required.num_nodes > 1
         return warning("own-name", said, fix) if several else ok("own-name", f"{found[0]}, one node")

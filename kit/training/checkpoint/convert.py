@@ -176,7 +176,7 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
                 f"{path} says iteration={str(iteration)[:40]} and {str(steps)[:40]} steps of its optimizer, which must "
                 f"be whole numbers, 0 or more; give another checkpoint"
             )
-        step = max(iteration, steps or 0)  # an iteration that is not told is 0
+        step = max(iteration, steps or 0)  # a missing iteration counts as 0
         counters = Counters(step=step, samples_seen=0, tokens_seen=0, optimizer_steps=steps or 0)
     sources = {kind: offline.MegatronSource(checkpoint, kind, spec) for kind in kinds}
     return _Opened("megatron", spec, counters, sources)

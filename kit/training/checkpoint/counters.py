@@ -38,7 +38,7 @@ class Counters:
 
 
 START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
-"""Of a run that has made no step."""
+"""Counters of a run that has made no step."""
 
 
 def counters_from_json(data: Any) -> Counters:

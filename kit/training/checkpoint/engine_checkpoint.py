@@ -5,7 +5,7 @@
     checkpoints/step-00000020/random/          every rank's random generators (``random_state``)
     checkpoints/latest                         name of the newest, for people and scripts; loading looks itself
 
-Only files that the manifest lists may lie there, whole and with their hashes; what an engine pickles is read by
+Only files that the manifest lists may be there, whole and with their hashes; what an engine pickles is read by
 ``kit.engines.closed_list`` all the same, for whoever can write a pickle can write a manifest.
 """
 

@@ -51,7 +51,7 @@ def _restore(state: RandomState) -> None:
 
 
 def write(state: RandomState, directory: Path, rank: int) -> None:
-    """Into an existing directory. Raises OSError."""
+    """Write it into an existing directory. Raises OSError."""
     (directory / file_name(rank)).write_text(json.dumps(state), encoding="utf-8")
 
 

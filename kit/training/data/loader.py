@@ -137,7 +137,8 @@ def should_prefetch(device: str) -> bool:
 
 
 class Prefetcher:
-    """A feed that is told what will be asked next. Without ``wanted`` it reads when it is asked."""
+    """Reads the next step of a DataLoader ahead of time, once ``expect`` has named it. Without ``wanted`` it reads a
+    step when ``step`` asks for it."""
 
     def __init__(self, feed: DataLoader, *, wanted: bool, pinned: bool = False) -> None:
         self._feed, self._pinned = feed, pinned

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus, on a port of the main rank: off unless asked for, and on loopback unless told otherwise."""
+"""Metrics for Prometheus on a port of the main rank. Off by default; without another address it listens on loopback."""
 
 from __future__ import annotations
 
