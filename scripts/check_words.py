@@ -1,4 +1,4 @@
-"""Coined words and long sentences, for ``make lint``: exit code 1 if there is one."""
+"""Coined words, fragments and long sentences, for ``make lint``: exit code 1 if there is one."""
 
 from __future__ import annotations
 
@@ -26,8 +26,16 @@ WORDS = {
     r"\btravels?\b": "is sent",
     r"\b(lies|lie) (on|in|beside|where|fused|transposed)\b": "is stored",
     r"\btwin\b": "scaled-down copy",
+    r"\bweighs? one\b|\bweighing one\b": "has the same weight",
+    r"[Rr]ates? of products": "GEMM rate",
+    r"stands? (there )?twice": "is there twice",
+    r"(\}|path|directory) is no (checkpoint|goal|limit|measurement|multiple|folder|batch size)": "is not a …",
+    r"told again|put in view|at its fullest|as they come and go": "reported again, peak",
+    r"(drops?|ignored?) .{0,30}without a word": "silently",
 }
 """Coined word in a docstring, a message or a page → the field's word."""
+FRAGMENT = re.compile(r"(Of|The same|Those|That|As (the|by|above|below)|See) ")
+"""Begins a docstring whose subject the reader must guess."""
 LONGEST = 35
 """Words in a sentence of a page. A colon or a semicolon ends one too."""
 TABLE = re.compile(r"^(\||#|    |- `).*$", re.MULTILINE)
@@ -38,6 +46,9 @@ def of_code(path: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield from ((node.lineno, f"{node.name}: {use}") for old, use in NAMES.items() if re.search(old, node.name))
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))) if m := FRAGMENT.match(text):
+                yield node.lineno, f"a docstring begins with {m[0]!r}: say what it describes"
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             yield from (
                 (node.lineno, f"{m[0]!r}: {use}") for old, use in WORDS.items() if (m := re.search(old, node.value))

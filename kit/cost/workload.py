@@ -123,7 +123,7 @@ class Workload:
 
     @cached_property
     def with_least_micro_batches(self) -> Workload:
-        """The same with micro batches of one sequence, and with two of them in a step where there are more."""
+        """This workload with micro batches of one sequence, and with at most two of them in a step."""
         steps = min(2, self.layout.gradient_accumulation_steps)
         return self.with_layout(replace(self.layout, micro_batch_size=1, gradient_accumulation_steps=steps))
 

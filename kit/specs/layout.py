@@ -52,7 +52,7 @@ class Flag:
 
 Size = Annotated[int, Field(gt=0)]
 Elements = Annotated[int, Field(ge=0, le=10**15)]
-"""Of a buffer; DeepSpeed's own examples go up to 10¹⁴, which means everything."""
+"""Elements of a buffer. DeepSpeed's own examples go up to 10¹⁴, which means everything."""
 _HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
 _WEIGHTS_ON_HOST = FrozenMap({"cpu": "parameters on host", "nvme": "parameters on NVMe"})
 
@@ -169,7 +169,7 @@ class Layout:
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp
 
     def with_sizes(self, sizes: Mapping[str, int | None]) -> Layout:
-        """The same with these sizes of DeepSpeed's buffers (see ``ZERO_KEYS``)."""
+        """Replaces sizes of DeepSpeed's buffers (``ZERO_KEYS``)."""
         changes: dict[str, Any] = dict(sizes)
         return dataclasses.replace(self, **changes)
 

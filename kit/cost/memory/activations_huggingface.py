@@ -41,7 +41,7 @@ def loss_bytes(workload: Workload) -> float:
 
 
 def layer_bytes(workload: Workload, has_experts: bool) -> float:
-    """Of one micro batch and layer, without recompute."""
+    """Bytes that one layer saves for backward per micro batch, without recompute."""
     return sum(layer_terms(workload, has_experts).values()) * workload.tokens
 
 

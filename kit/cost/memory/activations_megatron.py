@@ -13,7 +13,7 @@ from kit.specs.model import LatentAttention
 
 
 def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
-    """Of one micro batch and layer, without recompute."""
+    """Bytes that one layer saves for backward per micro batch, without recompute, by operator."""
     model, tokens, shard, element = workload.model, workload.tokens, workload.shard_tokens, workload.element
     statistics = 4 if model.norm == "rmsnorm" else 8
     # Inputs of all norms, in fp32 where they scale by 1 + weight (norms.py); the results of two are the inputs of the

@@ -197,7 +197,7 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
 
 
 def rank_states(engine: EngineMemory, parameters: RankParameters, stage: int) -> RankStates:
-    """Of a rank of one pipeline stage."""
+    """Weights, gradients and optimizer state of a rank of one pipeline stage."""
     if engine.of_adapters is not None:
         return _adapted(engine, engine.of_adapters, parameters, engine.adapters[stage])
     dense, experts, of_dense, of_experts = parameters.dense, parameters.experts, engine.dense, engine.experts

@@ -14,7 +14,7 @@ GROUPED_STREAMS = 4
 
 
 def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, stage: int) -> RankParts:
-    """Of a rank of one pipeline stage."""
+    """Memory of a rank of one pipeline stage in parts."""
     last = stage == workload.layout.pp - 1
     recomputed = 0.0
     if workload.layout.recompute == "full":
@@ -52,7 +52,8 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
 
 
 def saved_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
-    """The same with selective recompute, which computes the outputs of the named modules once more in backward.
+    """Terms that remain under selective recompute, which computes the outputs of the named modules once more in
+    backward.
 
     megatron-core, transformer/transformer_config.py (recompute_modules) and CheckpointWithoutOutput.
     """

@@ -144,7 +144,7 @@ def _chunked_loss_bytes(workload: Workload, entries: float) -> float:
 
 
 def micro_batch_bytes(workload: Workload, held: RankParameters) -> float:
-    """Of the rank's parameters and a micro batch, beside the GEMMs: casts of weights, sums of gradients."""
+    """Bytes moved per micro batch for the rank's parameters, besides GEMMs: casts of weights, sums of gradients."""
     layout, how = workload.layout, workload.execution
     if how.engine == "megatron":
         return 0.0 if workload.gradient_accumulation_fusion else how.gradient_sum_bytes * held.total

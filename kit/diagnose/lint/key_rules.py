@@ -47,7 +47,7 @@ def json_syntax(config: Config) -> Iterator[Finding]:
                 config.document.name,
                 item.line,
                 item.detail,
-                "stands twice: DeepSpeed refuses the file, json takes the last without a word",
+                "is there twice: DeepSpeed refuses the file, json silently takes the last",
                 "keep one",
             )
         elif item.kind not in seen:

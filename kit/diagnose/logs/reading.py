@@ -69,7 +69,7 @@ class Piece:
     """Number of the line at ``begin``."""
     file: str
     rank: int | None
-    """Of the whole file, where its name says so."""
+    """Rank that wrote the whole file, if the file's name says so."""
 
     def span(self, position: int) -> tuple[int, int]:
         """Where the line around a position begins and ends; a part of a line that is very long."""

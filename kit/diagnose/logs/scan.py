@@ -18,7 +18,7 @@ from kit.diagnose.logs.tracebacks import TABLE, TRACEBACK, Failed, Traceback, re
 TRACEBACK_LINES = 60
 """How far back from an error its traceback is read for the phase."""
 CURVE_BYTES = 1 << 22
-"""Of a larger log the losses and step times are read in this many bytes, evenly spread: a curve needs no more."""
+"""Bytes, evenly spread, in which losses and step times of a larger log are read: a curve needs no more."""
 MOST_MATCHES = 200
 """Lines of one cause and one rank that are looked at in a file; the first tells the cause."""
 _RANKS = re.compile(rb"\n\s*(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")

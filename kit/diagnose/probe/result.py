@@ -17,9 +17,9 @@ class MemorySnapshot:
     gradients: float
     """Gradients when backward has ended."""
     optimizer: float
-    """Masters where they are a copy, and moments."""
+    """Master weights where they are a copy, and moments."""
     activations: float
-    """Everything else at its fullest in forward and backward: what layers keep, logits and loss, what is gathered."""
+    """Peak of everything else in forward and backward: what layers save, logits and loss, gathered weights."""
 
     kept: float = 0.0
     """Most of that at the end of a forward pass: its slope is what a layer keeps."""

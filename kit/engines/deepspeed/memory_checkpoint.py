@@ -62,7 +62,7 @@ def _write(own: CheckpointEngine, files: dict[Path, Any], directory: Path, group
 
 
 def _on_host(value: Any, seen: dict[Any, torch.Tensor]) -> Any:
-    """A copy that shares nothing with the live state; a tensor that stands there twice (tied) is copied once."""
+    """A copy that shares nothing with the live state. A tied tensor is copied once."""
     if isinstance(value, torch.Tensor):
         key = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
         if value.numel() == 0 or key not in seen:

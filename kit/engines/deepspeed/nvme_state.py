@@ -112,7 +112,7 @@ class NvmeState(FullyPartitionedState):
         return self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
 
     def _swap_in(self, group: int) -> torch.Tensor:
-        """See FullyPartitionedState; with its moments, until ``release_buffers`` or another group."""
+        """Reads a sub group with its moments into its buffers, until ``release_buffers`` or another group."""
         if group != self._resident and self._optimizer._swappable_optimizer_subgroup(group):
             self.release_buffers()
             self._optimizer._optimizer_states_and_gradient_swap_in(group)

@@ -86,7 +86,7 @@ class ParameterState(ABC):
             self._create_moments_of(master, group)
 
     def _create_moments_of(self, master: torch.Tensor, group: dict[str, Any]) -> bool:
-        """See ``create_moments``; whether there were none."""
+        """Creates the moments of one master weight. Returns whether there were none."""
         if self._adam.state.get(master):
             return False
         groups, gradient = self._adam.param_groups, master.grad

@@ -64,7 +64,7 @@ def positions(w: Workload) -> str | None:
 
 @rule()
 def flag_of_engine(w: Workload) -> str | None:
-    """Flags of ``Layout`` name the engines that take them: others would ignore them without a word."""
+    """Flags of ``Layout`` name the engines that take them: others would ignore them silently."""
     engine = w.layout.engine
     given = [name for name in _FOREIGN[engine] if getattr(w.layout, name) != DEFAULTS[name]]
     if not given:

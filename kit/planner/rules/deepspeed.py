@@ -237,7 +237,7 @@ def ulysses_family(w: Workload) -> str | None:
 
 @rule("deepspeed")
 def offload_param_needs_zero_3(w: Workload) -> str | None:
-    """stage3.py, _configure_offloading; elsewhere the key would be ignored without a word."""
+    """stage3.py, _configure_offloading; other stages would ignore the key silently."""
     if w.layout.offload_param != "none" and w.layout.zero_stage != 3:
         return (
             f"offload_param={w.layout.offload_param} with zero_stage={w.layout.zero_stage}: only stage 3 partitions "

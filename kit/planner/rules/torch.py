@@ -86,7 +86,7 @@ def fp8_hidden_size(w: Workload) -> str | None:
     """torch._scaled_mm: sizes are multiples of 16."""
     if w.job.precision == "fp8" and w.model.hidden_size % FP8_MULTIPLE:
         return (
-            f"precision=fp8 on engine=torch with hidden_size={w.model.hidden_size} of {w.model.name}, which is no "
+            f"precision=fp8 on engine=torch with hidden_size={w.model.hidden_size} of {w.model.name}, which is not a "
             f"multiple of {FP8_MULTIPLE}: no linear layer could be converted; use bf16"
         )
     return None
