@@ -121,10 +121,9 @@ def _inside_norm(model: ModelSpec, width: float, element: int) -> float:
     if model.norm == "layernorm":
         return element * width + 2 * element
     traits = model.traits
-    in_fp32 = traits.zero_centred_norm or traits.norm_placement == "output" or model.family == "gpt_oss"
-    scaled = 4 if in_fp32 else element
+    scaled = 4 if traits.norm_scaled_in_fp32 else element
     # T5 multiplies its input itself by the root, not the fp32 copy that the root was computed of (modeling_t5.py).
-    uncast = element if model.family == "t5" and element < 4 else 0
+    uncast = element if traits.norm_scales_input and element < 4 else 0
     return (4 + scaled + uncast) * width + 4
 
 
@@ -150,10 +149,6 @@ def _one_dtype(workload: Workload, has_experts: bool) -> dict[str, float]:
     return terms | {"mlp": _mlp(model, model.ffn_hidden_size / workload.layout.tp, element)}
 
 
-FUSED_PROJECTIONS = ("gpt2", "gpt_neox", "phi3", "bloom")
-"""Families whose query, key and value are one product, which stays whole behind its views."""
-
-
 def _attention(workload: Workload) -> dict[str, float]:
     """Query and key (rotated copies, where they rotate), value, output."""
     model, element, tp = workload.model, workload.element, workload.layout.tp
@@ -161,16 +156,16 @@ def _attention(workload: Workload) -> dict[str, float]:
     heads = model.num_attention_heads / tp
     traits = model.traits
     kept = element * (2 * query + 2 * key_value)
-    if model.family in FUSED_PROJECTIONS and traits.positions == "rope":
-        # The heads' output is copied to be joined.
+    if traits.fused_qkv and traits.positions == "rope":
+        # One product, which stays whole behind its views; the heads' output is copied to be joined.
         kept += element * (2 * query + key_value)
     terms = {"attention": kept, "core_attn": 4 * heads}
-    if model.family == "falcon":
+    if traits.broadcasts_keys:
         return terms | _falcon(workload, query, key_value, heads)
     if not traits.fused_attention:
         # Eager: fp32 probabilities, their 16-bit copy, and the capped scores' tanh; keys and values of all heads. With
         # sinks the softmax stays in the model's dtype, but for autocast, and has a column and a largest score more.
-        capped = element if model.family == "gemma2" else 0
+        capped = element if model.attention_softcap is not None else 0
         softmax = element if traits.attention_sinks and not workload.autocast else 4
         copy = element if element != softmax else 0
         terms["core_attn"] = (softmax + copy + capped) * heads * workload.job.seq_length
@@ -213,8 +208,8 @@ def _mlp(model: ModelSpec, width: float, element: int) -> float:
     """Gate, its activation, up, and the product; without a gate the activation's input and result."""
     if model.gated_mlp:
         # T5's gate is gelu_new, as GPT-2's activation below: three results more.
-        return (7 if model.family == "t5" else 4) * element * width
-    if model.family == "gpt2":
+        return (7 if model.traits.eager_gelu else 4) * element * width
+    if model.traits.eager_gelu and model.traits.activation != "relu":
         return 5 * element * width  # gelu_new is seven operators and keeps four results
     # A rectifier needs its result alone.
     return (1 if model.traits.activation == "relu" else 2) * element * width
@@ -241,7 +236,7 @@ def _autocast(workload: Workload, has_experts: bool) -> dict[str, float]:
     model, tp = workload.model, workload.layout.tp
     traits, h, f = model.traits, model.hidden_size, model.ffn_hidden_size / tp
     query, key_value = model.query_width / tp, model.key_value_width / tp
-    if model.family == "gpt2":
+    if traits.conv1d:
         return {
             "norms": 2 * (4 * h + 2 * h + 8),
             "attention": 2 * (query + 2 * key_value) + 2 * query,
@@ -258,8 +253,8 @@ def _autocast(workload: Workload, has_experts: bool) -> dict[str, float]:
     terms = {"norms": inputs * norm + second}
     terms |= _latent(workload, model.latent) if model.latent else _attention(workload)
     # One product takes one cast; the router casts once.
-    of_attention = 1 if model.family in (*FUSED_PROJECTIONS, "falcon") else 3
-    of_mlp = 1 if has_experts or not model.gated_mlp or model.family == "phi3" else 2
+    of_attention = 1 if traits.fused_qkv else 3
+    of_mlp = 1 if has_experts or not model.gated_mlp or traits.fused_gate_up else 2
     terms["casts"] = 2.0 * h * (of_attention + of_mlp)
     if has_experts:
         # Autocast does not know grouped products: experts stay in fp32 under it.
@@ -295,11 +290,10 @@ def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) 
         terms["qk_norm"] *= 4 / (8 if traits.zero_centred_norm else 4 + element)
     copies = workload.autocast
     of_mlp = lora.targets == "all-linear" and not has_experts
-    fused = model.family in ("gpt2", "gpt_neox", "phi3", "bloom", "falcon")
-    terms["adapters"] = element * (h * (1 if fused or not copies else 3) + (query if copies else 0))
+    terms["adapters"] = element * (h * (1 if traits.fused_qkv or not copies else 3) + (query if copies else 0))
     if of_mlp:
         # The input of the last matrix is among what a layer saves that is trained whole.
-        terms["adapters"] += element * h * (2 if copies and model.gated_mlp and model.family != "phi3" else 1)
+        terms["adapters"] += element * h * (2 if copies and model.gated_mlp and not traits.fused_gate_up else 1)
     elif not has_experts:
         terms["mlp"] -= element * f if model.gated_mlp or traits.activation != "relu" else 0
     matrices = 4 + ((3 if model.gated_mlp else 2) if of_mlp else 0)

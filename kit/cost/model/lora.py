@@ -7,9 +7,6 @@ from functools import lru_cache
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 
-ONE_PROJECTION = ("gpt2", "gpt_neox", "phi3", "bloom", "falcon")
-"""Families of transformers whose query, key and value are one linear layer."""
-
 
 @lru_cache(maxsize=64)
 def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
@@ -18,14 +15,14 @@ def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
     h, query, key_value = model.hidden_size, model.query_width, model.key_value_width
     if model.latent is not None:
         sizes = _latent(model)
-    elif model.family in ONE_PROJECTION:
+    elif model.traits.fused_qkv:
         sizes = [(h, query + 2 * key_value), (query, h)]
     else:
         sizes = [(h, query), (h, key_value), (h, key_value), (query, h)]
     attention = sum(map(sum, sizes)) * model.num_layers
     if lora.targets == "attention":
         # Adapters go by a layer's last name, and GPT-2's MLP ends in a c_proj as its attention does.
-        also = model.num_layers * (model.ffn_hidden_size + h) if model.family == "gpt2" else 0
+        also = model.num_layers * (model.ffn_hidden_size + h) if model.traits.conv1d else 0
         return float(lora.rank * (attention + also))
     dense = model.first_dense_layers if model.num_experts else model.num_layers
     mlp = dense * _mlp(model, model.ffn_hidden_size)
@@ -36,7 +33,7 @@ def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
 
 def _mlp(model: ModelSpec, width: int) -> int:
     h = model.hidden_size
-    if model.family == "phi3":
+    if model.traits.fused_gate_up:
         return (h + 2 * width) + (width + h)  # gate and up are one
     return (3 if model.gated_mlp else 2) * (h + width)
 
