@@ -58,15 +58,15 @@ def snapshot(data: list[Path]) -> dict[str, Any]:
 
 def differences(before: Any, after: Any, path: str = "") -> list[tuple[str, Any, Any]]:
     """(path, before, after) of each value that is not equal to 12 digits."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        keys = list(dict.fromkeys([*before, *after]))
+    kinds = {type(before), type(after)}
+    if kinds == {list} and len(before) == len(after):
+        before, after = (dict(enumerate(each)) for each in (before, after))
+        kinds = {dict}
+    if kinds == {dict}:
+        keys = dict.fromkeys([*before, *after])
         return [row for key in keys for row in differences(before.get(key), after.get(key), f"{path}/{key}")]
-    if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
-        pairs = enumerate(zip(before, after, strict=True))
-        return [row for i, (a, b) in pairs for row in differences(a, b, f"{path}/{i}")]
-    if isinstance(before, float) and isinstance(after, float) and math.isclose(before, after, rel_tol=1e-12):
-        return []
-    return [] if before == after else [(path, before, after)]
+    close = kinds == {float} and math.isclose(before, after, rel_tol=1e-12)
+    return [] if close or before == after else [(path, before, after)]
 
 
 def report(rows: list[tuple[str, Any, Any]], most: int = 40) -> str:

@@ -8,9 +8,8 @@ import dataclasses
 import pytest
 
 from benchmarks.system_tests.examples.__main__ import compared
-from benchmarks.system_tests.examples.cases import ExampleError, launched
+from benchmarks.system_tests.examples.cases import ExampleError, launched, plain_torch
 from benchmarks.system_tests.examples.inputs import prepare
-from benchmarks.system_tests.examples.plain import plain_torch
 
 
 def test_an_accelerator_script_becomes_zero_3_on_two_processes() -> None:

@@ -7,7 +7,6 @@ command does, or the trained model does not load in transformers or is not bette
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -17,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.system_tests.examples.inputs import prepare
+from kit.rehearsal.processes import metrics
 from tests.support.assets import ROOT
 
 NAME = "llama-1b-pretrain-amp-1xh100"
@@ -46,7 +46,10 @@ def main() -> int:
         _kit(mine, "train", "recipe.yaml", *overrides, "--out", "run2", "--stop-at-step", 8)
         _kit(mine, "train", "run2", "--resume", "auto")
         _kit(mine, "convert", "model", f"run2/checkpoints/exchange-step-{STEPS:08d}", "--out", "trained")
-        losses = curve(mine / "run2")
+        by_step = {
+            row["step"]: row["loss"] for row in metrics(mine / "run2")
+        }  # steps repeated after the resume count once
+        losses = [by_step[step] for step in sorted(by_step)]
         print(f"{STEPS} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}; {loads(mine / 'trained'):,} parameters load")
         return 0 if len(losses) == STEPS and losses[-1] < losses[0] else 1
 
@@ -59,12 +62,6 @@ def edit(recipe: Path) -> None:
             raise AssertionError(f"{before!r} is not in the copy of {NAME}")
         text = text.replace(before, after, 1)
     recipe.write_text(text, encoding="utf-8")
-
-
-def curve(run: Path) -> list[float]:
-    """Loss of each step, in order; a step repeated after the resume counts as repeated."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    return [loss for _, loss in sorted({row["step"]: row["loss"] for row in rows}.items())]
 
 
 def loads(directory: Path) -> int:

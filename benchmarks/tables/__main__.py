@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from benchmarks.page import Section
-from benchmarks.tables import deepspeed_stages, one_node_70b, pipeline_depths, slow_links
+from benchmarks.tables import deepspeed, one_node_70b, pipeline_depths
 
 SECTIONS = (
-    Section("docs/deepspeed.md", "ZeRO stages", deepspeed_stages.text),
-    Section("docs/deepspeed.md", "slow links", slow_links.text),
+    Section("docs/deepspeed.md", "ZeRO stages", deepspeed.stages),
+    Section("docs/deepspeed.md", "slow links", deepspeed.slow_links),
     Section("docs/one-node-70b.md", "ways to hold the states", one_node_70b.text),
     Section("docs/pipeline-choice.md", "pipeline depths", pipeline_depths.text),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from benchmarks.performance.overhead import data, loop, saving
+from benchmarks.performance.overhead import data, loop
 from benchmarks.program import Names, chosen, run
 
 OWN_MS = 1.0
@@ -64,12 +64,12 @@ def _data(directory: Path) -> bool:
 def _saving(directory: Path) -> bool:
     kept = True
     for asynchronous in (False, True):
-        found = saving.stall(directory, asynchronous)
+        found = loop.stall(directory, asynchronous)
         good = found.share <= STALL or not asynchronous
         kept &= good
         way = "by a thread" if asynchronous else "at once"
         print(
-            f"{_mark(good)} saving {found.checkpoint_mib:.0f} MiB every {saving.EVERY} steps {way}: stalls of "
+            f"{_mark(good)} saving {found.checkpoint_mib:.0f} MiB every {loop.EVERY} steps {way}: stalls of "
             f"{found.stall_ms:.0f} ms beside steps of {found.step_ms:.0f} ms, {100 * found.share:.1f} % of the run"
         )
     return kept

@@ -12,15 +12,14 @@ from typing import Any
 from rich.console import Console
 
 import kit
-from benchmarks.system_tests.demo import page
-from benchmarks.system_tests.demo.claims import Ledger
 from benchmarks.system_tests.demo.exports import Verdict, judge
-from benchmarks.system_tests.parity.__main__ import train_planted
+from benchmarks.system_tests.demo.page import Ledger, write
+from benchmarks.system_tests.parity.__main__ import GRADIENTS, train_planted
 from kit.emit.run_directory import RunDirectory
 from kit.report.plan_text import render
 from tests.support import runs
 from tests.support.assets import RECIPE, ROOT, Assets, prepare
-from tests.support.compare import compare_curves, compare_gradients
+from tests.support.compare import compare_curves, compare_gradients, compare_runs
 
 BUILD = ROOT / "build" / "demo"
 RECIPES = {
@@ -37,6 +36,7 @@ TITLES = {
     "bf16": "plain torch, bf16 autocast",
     "relay": "relay: ZeRO-3, killed, resumed, then TP=2",
 }
+Rows = list[dict[str, Any]]
 GRADIENT_BOUND = 1e-5
 CURVE_BOUND = 1e-3
 BF16_DISTANCE = (1e-5, 5e-2)
@@ -64,7 +64,7 @@ def main() -> int:
         console.print(f"[bold red]the demo stopped:[/bold red] {error}", highlight=False)
         return 1
     curves = {TITLES[name]: runs.metrics(rundir) for name, rundir in three.items()} | {TITLES["relay"]: relay_rows}
-    html = page.write(out / "demo.html", ledger.claims, plans, curves)
+    html = write(out / "demo.html", ledger.claims, plans, curves)
     console.print(ledger.table())
     console.print(f"{time.monotonic() - began:.0f} s; curves and pictures: {html.relative_to(ROOT)}")
     return 0 if ledger.all_hold else 1
@@ -102,19 +102,21 @@ def train_three_engines(ledger: Ledger, out: Path) -> dict[str, RunDirectory]:
 
 def compare(ledger: Ledger, reference: RunDirectory, other: RunDirectory, title: str, command: str) -> None:
     """The three bounds of one engine against the reference."""
-    name = "gradients/step-000001.safetensors"
-    gradients = compare_gradients(reference.path / name, other.path / name)
+    gradients = compare_gradients(reference.path / GRADIENTS, other.path / GRADIENTS)
     detail = f"worst of {gradients.compared} parameters: {gradients.worst_name}"
-    ledger.add_bound(
-        f"{title}: every gradient of step 1", command, gradients.worst_relative_error, GRADIENT_BOUND, detail
-    )
-    for key in ("loss", "grad_norm"):
-        curve = compare_curves(runs.metrics(reference), runs.metrics(other), key)
-        detail = f"worst of {curve.compared} steps: {curve.worst_step}"
-        ledger.add_bound(f"{title}: {key} at every step", command, curve.worst_relative_error, CURVE_BOUND, detail)
+    error = gradients.worst_relative_error
+    ledger.add_bound(f"{title}: every gradient of step 1", command, error, GRADIENT_BOUND, detail)
+    curves(ledger, f"{title}: {{key}} at every step", command, runs.metrics(reference), runs.metrics(other))
 
 
-def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> tuple[RunDirectory, list[dict[str, Any]]]:
+def curves(ledger: Ledger, text: str, command: str, reference: Rows, other: Rows, how: str = "") -> None:
+    """Loss and gradient norm within their bound; ``{key}`` stands for either in the text."""
+    for key, curve in compare_runs(reference, other).items():
+        detail = f"{how}worst of {curve.compared} steps: {curve.worst_step}"
+        ledger.add_bound(text.format(key=key), command, curve.worst_relative_error, CURVE_BOUND, detail)
+
+
+def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> tuple[RunDirectory, Rows]:
     """ZeRO-3, kill -9, resume, hand over at step 40 through the exchange checkpoint, finish on TP=2."""
     first = runs.emit(RECIPES["zero3"], out / "relay-zero3", [])
     killed_at = runs.train_until_killed(first, KILL_AFTER_STEP)
@@ -124,18 +126,12 @@ def run_relay(ledger: Ledger, out: Path, uninterrupted: RunDirectory) -> tuple[R
     second = runs.emit(RECIPES["tp2"], out / "relay-tp2", [])
     runs.train(second, "--resume", str(exchange))
     rows = [*runs.metrics(first), *runs.metrics(second)]
-    for key in ("loss", "grad_norm"):
-        curve = compare_curves(runs.metrics(uninterrupted), rows, key)
-        detail = (
-            f"killed at {killed_at}, moved at {HAND_OVER_STEP}; worst of {curve.compared} steps: {curve.worst_step}"
-        )
-        ledger.add_bound(
-            f"relay ZeRO-3 → TP=2: {key} on the uninterrupted curve",
-            f"{first.path.name}/launch.sh --resume auto",
-            curve.worst_relative_error,
-            CURVE_BOUND,
-            detail,
-        )
+    text, command = (
+        "relay ZeRO-3 → TP=2: {key} on the uninterrupted curve",
+        f"{first.path.name}/launch.sh --resume auto",
+    )
+    how = f"killed at {killed_at}, moved at {HAND_OVER_STEP}; "
+    curves(ledger, text, command, runs.metrics(uninterrupted), rows, how)
     return second, rows
 
 
@@ -143,15 +139,15 @@ def export_and_judge(ledger: Ledger, assets: Assets, rundirs: dict[str, RunDirec
     """Every run becomes a Hugging Face model; the fp32 ones must be the same model."""
     from kit.training.checkpoint.to_huggingface import exchange_to_hf
 
-    plan = rundirs["torch"].plan
-    before = judge(assets.model, assets.validation, plan.job.seq_length)
+    seq_length = rundirs["torch"].plan.job.seq_length
+    before = judge(assets.model, assets.validation, seq_length)
     verdicts: dict[str, Verdict] = {}
     for name, rundir in rundirs.items():
         exported = out / f"{name}-hf"
         exchange_to_hf(
             rundir.path / "checkpoints" / "exchange-step-00000060", exported, dtype="float32", extras_from=assets.model
         )
-        verdicts[name] = judge(exported, assets.validation, plan.job.seq_length)
+        verdicts[name] = judge(exported, assets.validation, seq_length)
         loss = verdicts[name].held_out_loss
         figure = f"held-out loss {loss:.4f}, {before.held_out_loss:.4f} before training"
         ledger.add(
@@ -186,8 +182,7 @@ def plant_fault(ledger: Ledger, out: Path, reference: RunDirectory) -> None:
     """Swap Q and K in the weight map: the same comparison must turn red."""
     rundir = runs.emit(RECIPES["tp2"], out / "planted", ["run.steps=2"])
     train_planted(rundir, "megatron-swap-qk")
-    name = "gradients/step-000001.safetensors"
-    gradients = compare_gradients(reference.path / name, rundir.path / name)
+    gradients = compare_gradients(reference.path / GRADIENTS, rundir.path / GRADIENTS)
     loss = abs(runs.metrics(rundir)[0]["loss"] / runs.metrics(reference)[0]["loss"] - 1)
     caught = gradients.worst_relative_error > GRADIENT_BOUND
     ledger.console.print(

@@ -1,16 +1,21 @@
-"""The HTML page: curves, plans, claims. One file, no network, no script."""
+"""What the demo shows: claims as they are tested, and a page of claims, curves and plans: one HTML file, no script.
+
+A claim is a sentence, the command that shows it, the figure it gave, and whether that was enough.
+"""
 
 from __future__ import annotations
 
 import html
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from rich.console import Console
+from rich.table import Table
 
-from benchmarks.system_tests.demo.claims import Claim
 from kit.planner.plan import Plan
 from kit.report.plan_text import render
 
@@ -26,6 +31,49 @@ td.holds { color: #1a7f37 } td.fails { color: #b42318; font-weight: bold }
 pre { background: #f5f7fa; padding: 1rem; overflow: auto }
 svg { max-width: 100%; height: auto }
 """
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the closing table."""
+
+    text: str
+    command: str
+    figure: str
+    holds: bool
+
+
+@dataclass
+class Ledger:
+    """Claims in the order they were tested; prints each as it comes."""
+
+    console: Console
+    claims: list[Claim] = field(default_factory=list)
+
+    def add(self, text: str, command: str, figure: str, holds: bool) -> None:
+        """Record and print a claim."""
+        claim = Claim(text, command, figure, holds)
+        self.claims.append(claim)
+        mark = "[green]holds[/green]" if holds else "[bold red]FAILS[/bold red]"
+        self.console.print(f"  {mark}  {text}: {figure}", highlight=False)
+
+    def add_bound(self, text: str, command: str, worst: float, bound: float, detail: str) -> None:
+        """Record a claim that an error stays within a bound. NaN does not."""
+        self.add(text, command, f"{worst:.1e} ≤ {bound:.0e} ({detail})", worst <= bound)
+
+    @property
+    def all_hold(self) -> bool:
+        """Whether nothing failed; an empty ledger proves nothing."""
+        return bool(self.claims) and all(claim.holds for claim in self.claims)
+
+    def table(self) -> Table:
+        """The closing table."""
+        table = Table(title="What the demo showed", show_lines=False)
+        for column in ("claim", "command", "figure", ""):
+            table.add_column(column, overflow="fold")
+        for claim in self.claims:
+            table.add_row(claim.text, claim.command, claim.figure, "holds" if claim.holds else "FAILS")
+        return table
 
 
 def write(

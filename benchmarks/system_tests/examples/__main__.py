@@ -16,9 +16,8 @@ import typer
 
 from benchmarks.page import Section, table
 from benchmarks.program import chosen, run
-from benchmarks.system_tests.examples.cases import LAYOUTS, SCRIPTS, ExampleError, Facts, alone, launched
+from benchmarks.system_tests.examples.cases import LAYOUTS, SCRIPTS, ExampleError, Facts, alone, launched, plain_torch
 from benchmarks.system_tests.examples.inputs import STEPS, prepare
-from benchmarks.system_tests.examples.plain import plain_torch
 
 LOSS_BOUND, NORM_BOUND = 1e-5, 1e-4
 """Relative, of each step: processes add in another order. Doubled gradients move norms by one, losses hardly."""

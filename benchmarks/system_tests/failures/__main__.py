@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,17 +21,26 @@ from typing import Annotated
 
 import typer
 
+import kit
 from benchmarks.page import row, table
 from benchmarks.program import Names, chosen, run
-from benchmarks.system_tests.failures import kit_run, memory
+from benchmarks.system_tests.failures import memory
 from kit.diagnose.logs import Cause, diagnose
 from kit.planner.plan import Plan
-from tests.support import namespaces
+from tests.support import namespaces, runs
+from tests.support.assets import RECIPE, ROOT, prepare
 from tests.support.runs import torchrun
 from tests.support.small_disk import small_disk
 
 LIMIT_S = 120
 DISK_BYTES = 16 << 20
+KIT_RUN = (
+    "cluster=2xcpu",
+    "layout.engine=torch",
+    "job.global_batch_size=64",
+    "layout.micro_batch_size=32",
+    "run.steps=3",
+)
 
 
 @dataclass(frozen=True)
@@ -117,14 +127,14 @@ def provoke(failure: Failure, directory: Path) -> tuple[Cause, ...]:
         if done.returncode == 3:
             raise namespaces.NoNamespaces("hosts cannot be made here; see above")
     else:
-        told = kit_run.fail(directory) if failure.name == "kit-run" else _job(failure.name, directory)
+        told = _kit_run(directory) if failure.name == "kit-run" else _job(failure.name, directory)
         log.write_text(_without_places(told, directory), encoding="utf-8")
     return diagnose([log, *directory.rglob("flight_*")], plan_of(failure))
 
 
 def plan_of(failure: Failure) -> Plan | None:
     """Plan of a run that kit itself starts; None for others."""
-    return kit_run.planned() if failure.name == "kit-run" else None
+    return kit.plan(kit.load_recipe(RECIPE, KIT_RUN)) if failure.name == "kit-run" else None
 
 
 def found(failure: Failure, causes: tuple[Cause, ...]) -> bool:
@@ -135,6 +145,22 @@ def found(failure: Failure, causes: tuple[Cause, ...]) -> bool:
     if failure.phase not in (None, first.phase) or (failure.steps and first.step not in failure.steps):
         return False
     return failure.rank is None or failure.rank in first.ranks
+
+
+def _kit_run(directory: Path) -> str:
+    """What a run of kit's own prints whose second rank has no memory left for its first step."""
+    prepare()
+    rundir = runs.emit(RECIPE, directory / "run", KIT_RUN)
+    path = os.pathsep.join([str(Path(__file__).with_name("limited")), str(ROOT)])
+    return _printed(["bash", rundir.path / "launch.sh"], PYTHON=sys.executable, PYTHONPATH=path, DS_ACCELERATOR="cpu")
+
+
+def _printed(command: Sequence[str | Path], **variables: str) -> str:
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        command, capture_output=True, text=True, errors="replace", timeout=LIMIT_S, env=environment, check=False
+    )
+    return done.stdout + done.stderr
 
 
 def _without_places(text: str, directory: Path) -> str:
@@ -160,15 +186,8 @@ def _job(name: str, directory: Path) -> str:
                 disk.mkdir()
         except OSError as error:
             raise namespaces.NoNamespaces(f"no small disk: {error}") from None
-        done = subprocess.run(
-            torchrun(2, "benchmarks.system_tests.failures.worker", name, disk),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT_S,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_FR_BUFFER_SIZE": "200", "KIT_SMALL_GROUP": group},
-        )
-    return done.stdout + done.stderr
+        words = torchrun(2, "benchmarks.system_tests.failures.worker", name, disk)
+        return _printed(words, OMP_NUM_THREADS="1", TORCH_FR_BUFFER_SIZE="200", KIT_SMALL_GROUP=group)
 
 
 if __name__ == "__main__":

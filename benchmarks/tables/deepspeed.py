@@ -1,16 +1,21 @@
-"""The tables of docs/deepspeed.md: each ZeRO stage with its offload, on five machines."""
+"""The tables of docs/deepspeed.md: each ZeRO stage with its offload on five machines; compressed collectives on slow
+links."""
 
 from __future__ import annotations
+
+import dataclasses
+from typing import Any
 
 import kit
 from benchmarks.page import table, whole
 from kit.cost.memory.peak import peak_gib
+from kit.cost.time.step import step_time_components_s
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.specs.catalog import load_model, parse_cluster
-from kit.specs.layout import Offload
+from kit.specs.layout import Layout, Offload
 from kit.units import human_count
 
 JOB = kit.JobSpec(seq_length=4096, global_batch_size=256)
@@ -39,7 +44,7 @@ CHOICES = {
 }
 
 
-def text() -> str:
+def stages() -> str:
     """Markdown: a table a model and machine."""
     parts = []
     for model, gpus in PLACES:
@@ -73,3 +78,43 @@ def _least(model: str, gpus: str, pins: kit.Pins) -> str:
 def _short(message: str) -> str:
     """The part of a broken rule that a table has room for."""
     return "host memory" if "host memory" in message else message.splitlines()[0]
+
+
+CLUSTER = "64xA100-80"
+LINKS = {"25 Gbit/s a node": 25 / 8 / 8, "100 Gbit/s a node": 100 / 8 / 8, "200 Gbit/s a GPU": 25.0}
+"""Name → GB/s of each of a node's eight GPUs: Ethernet of a node, and an InfiniBand port a GPU."""
+_SAME: dict[str, Any] = {"implementation": "huggingface", "dp": 64, "recompute": "full"}
+_DDP = Layout(engine="torch", micro_batch_size=4, **_SAME)
+_ZERO3 = Layout(engine="deepspeed", zero_stage=3, micro_batch_size=2, gradient_accumulation_steps=2, **_SAME)
+
+ROWS: tuple[tuple[str, str, Layout, dict[str, Any]], ...] = (
+    ("llama-3.2-1b", "DDP, fp32 gradients", _DDP, {}),
+    ("llama-3.2-1b", "DDP, bf16 hook", _DDP, {"gradient_compression": "bf16"}),
+    ("llama-3.2-1b", "DDP, PowerSGD rank 4", _DDP, {"gradient_compression": "powersgd"}),
+    ("llama-3.1-8b", "ZeRO-3", _ZERO3, {}),
+    ("llama-3.1-8b", "ZeRO-3, hpZ 8", _ZERO3, {"zero_hpz": 8}),
+    ("llama-3.1-8b", "ZeRO-3, hpZ 8, qwZ", _ZERO3, {"zero_hpz": 8, "zero_quantized_weights": True}),
+    (
+        "llama-3.1-8b",
+        "ZeRO-3, hpZ 8, qwZ, qgZ",
+        _ZERO3,
+        {"zero_hpz": 8, "zero_quantized_weights": True, "zero_quantized_gradients": True},
+    ),
+)
+"""(model, name, layout, what is changed in it)."""
+
+
+def slow_links() -> str:
+    """Markdown: seconds a step, and how many times faster than the first row of the model."""
+    rows = []
+    first: dict[tuple[str, str], float] = {}
+    for model, name, layout, changes in ROWS:
+        cells = []
+        for link, gbytes_per_s in LINKS.items():
+            cluster = dataclasses.replace(parse_cluster(CLUSTER), inter_node_gbytes_per_s=gbytes_per_s)
+            changed = dataclasses.replace(layout, **changes)
+            step = sum(step_time_components_s(Workload(load_model(model), cluster, JOB, changed)).values())
+            plain = first.setdefault((model, link), step)
+            cells.append(f"{step:.2f} s" if step == plain else f"{step:.2f} s, {plain / step:.2f}x")
+        rows.append((f"{model}, {name}", *cells))
+    return table(("model, collectives", *LINKS), rows, right=True)
