@@ -111,10 +111,10 @@ def components_s(run: PublishedWorkload, constants: Constants | None = None) -> 
     except KeyError:
         raise NotPredictedError(f"no rate of {how.precision} on {run.cluster.gpu.name}") from None
     if constants is not None:
-        rates = replace(gpu.rates, kernel_launch_us=gpu.rates.kernel_launch_us * constants.launch)
-        faster = replace(gpu.matmul, flops_per_s=gpu.matmul.flops_per_s * constants.matmul)
+        rates = gpu.rates._replace(kernel_launch_us=gpu.rates.kernel_launch_us * constants.launch)
+        faster = gpu.matmul._replace(flops_per_s=gpu.matmul.flops_per_s * constants.matmul)
         attention = gpu.attention_flops_per_s * (constants.flash1 if how.attention == "flash1" else 1.0)
-        gpu = replace(gpu, rates=rates, matmul=faster, attention_flops_per_s=attention)
+        gpu = gpu._replace(rates=rates, matmul=faster, attention_flops_per_s=attention)
         unhidden = min(1.0, how.unhidden_sharding * constants.sharding)
         run = replace(run, execution=replace(how, unhidden_sharding=unhidden))
     return PublishedStepTime(gpu).components_s(run)

@@ -6,7 +6,7 @@ A ring all-reduce of S bytes over n ranks sends 2(n−1)/n·S through every rank
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kit.cost.hardware import shared
 from kit.specs.cluster import ClusterSpec
@@ -19,8 +19,7 @@ BUCKET_SHARE = 0.02
 """Part of a GPU's memory for a bucket."""
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """Ranks that talk to each other, as the links see them."""
 
     size: int

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import GpuSpec
 from kit.units import TFLOP
 
 
-@dataclass(frozen=True)
-class Shared:
+class Shared(NamedTuple):
     """Efficiencies that are equal for every GPU. ``efficiency.yaml`` has units and sources."""
 
     memory_bandwidth: float
@@ -28,8 +26,7 @@ class Shared:
     inter_node_hop_us: float
 
 
-@dataclass(frozen=True)
-class Overheads:
+class Overheads(NamedTuple):
     """Memory that no tensor accounts for, GiB."""
 
     context_gib: float
@@ -39,8 +36,7 @@ class Overheads:
     """Share of a GPU's memory that a plan leaves free."""
 
 
-@dataclass(frozen=True)
-class GpuRates:
+class GpuRates(NamedTuple):
     """Efficiencies of one GPU generation (``efficiency.yaml``)."""
 
     matmul: Mapping[str, float]
@@ -73,7 +69,7 @@ def gpu_rates(name: str) -> GpuRates:
     """Rates by catalog name; ``default`` where the name is not listed."""
     gpus: dict[str, dict[str, Any]] = rows("efficiency")["gpus"]
     row = gpus.get(name, gpus["default"])
-    return GpuRates(**{key: row[key] for key in GpuRates.__dataclass_fields__})
+    return GpuRates(**{key: row[key] for key in GpuRates._fields})
 
 
 def has_rates(gpu: GpuSpec) -> bool:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kit.cost.hardware import generation_of, gpu_rates, has_rates
 from kit.cost.workload import Workload
@@ -13,8 +13,7 @@ from kit.specs.catalog.rows import rows
 from kit.specs.layout import Layout
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(NamedTuple):
     """What is known of predictions like this one."""
 
     band: float | None

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from kit.cost.prediction import Prediction, StageMemory
 from kit.cost.workload import Workload
@@ -24,8 +24,7 @@ from kit.specs import strict_yaml
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 
-@dataclass(frozen=True)
-class Residual:
+class Residual(NamedTuple):
     """Measured against predicted, for one kind of run."""
 
     step_time_factor: float = 1.0
@@ -37,8 +36,7 @@ class Residual:
     """Kind of run that the ratio was measured with, where it is not this one."""
 
 
-@dataclass(frozen=True)
-class Calibration:
+class Calibration(NamedTuple):
     """Residuals by kind."""
 
     residuals: dict[str, Residual]

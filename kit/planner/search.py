@@ -7,8 +7,9 @@ per token, and among those that are equally fast within the model's precision ta
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from operator import attrgetter
+from typing import NamedTuple
 
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import peak_gib
@@ -27,8 +28,7 @@ sets of measured layouts the simplest within a hundredth takes 3.7 % longer than
 %; within a twentieth it takes 6.3 % (python -m benchmarks.accuracy throughput, docs/findings.md)."""
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A legal layout and what it would cost."""
 
     layout: Layout
@@ -37,8 +37,7 @@ class Candidate:
     """None where it does not fit."""
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(NamedTuple):
     """Outcome of a search."""
 
     best: Candidate | None

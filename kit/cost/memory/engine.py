@@ -108,7 +108,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
     adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
     dense = memory.dense
     if layout.engine == "torch" and workload.job.precision == "bf16":
-        dense = replace(dense, weights=dense.weights / 2)  # no fp32 masters of what is frozen
+        dense = dense._replace(weights=dense.weights / 2)  # no fp32 masters of what is frozen
     owners = layout.dp if layout.engine == "torch" and layout.zero_stage else 1
     load, gathered = 0.0, memory.gathered
     if lora.four_bit:
@@ -119,8 +119,7 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
             # Whole weights are quantised, and partitioned afterwards (kit/engines/deepspeed/data_parallel.py).
             in_four_bits = parameters.dense_matrices / parameters.total
             load = NF4_TWICE_BYTES * in_four_bits + 2.0 * (1 - in_four_bits)
-    return replace(
-        memory,
+    return memory._replace(
         adapters=adapters,
         deferred_head_gradient=0.0,
         of_adapters=StateBytes(

@@ -6,7 +6,7 @@ _setup_for_real_optimizer), stage_1_and_2.py, and runtime/swap_tensor for NVMe: 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kit.cost.hardware import overheads
 from kit.cost.memory import deepspeed_sizes
@@ -25,8 +25,7 @@ HOST_SHARE = 0.9
 """Share of a node's host memory that offload may take. The system, the page cache and the data loader need the rest."""
 
 
-@dataclass(frozen=True)
-class OffloadedBytes:
+class OffloadedBytes(NamedTuple):
     """Bytes per parameter of the model that one rank keeps away from its device."""
 
     weights: float = 0.0

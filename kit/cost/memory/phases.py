@@ -8,6 +8,7 @@ need copies.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from kit.cost.memory.states import StateBytes
 
@@ -28,8 +29,7 @@ def cublas_workspaces(generation: str) -> float:
 LARGE_WORKSPACES = ("hopper", "blackwell")
 
 
-@dataclass(frozen=True)
-class RankStates:
+class RankStates(NamedTuple):
     """Bytes."""
 
     weights: float
@@ -45,8 +45,7 @@ class RankStates:
     """Part of ``optimizer`` that does not exist before the first step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class EngineMemory:
+class EngineMemory(NamedTuple):
     """What a planned engine holds beside activations, where that follows from model and layout alone.
 
     Bytes per parameter for dense parameters and experts, and absolute bytes of buffers.
@@ -113,8 +112,7 @@ class RankParts:
     """What an export gathers."""
 
 
-@dataclass(frozen=True)
-class RankMemory:
+class RankMemory(NamedTuple):
     """Bytes by component."""
 
     phases: dict[str, Moment]

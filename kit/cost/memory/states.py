@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kit.specs.job import OptimizerName, Precision
 from kit.specs.layout import Layout
@@ -17,8 +17,7 @@ NF4_TWICE_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 same section)."""
 
 
-@dataclass(frozen=True)
-class Moments:
+class Moments(NamedTuple):
     """Bytes per parameter of an optimizer's moments, without master weights."""
 
     matrices: float
@@ -43,8 +42,7 @@ MOMENTS: dict[OptimizerName, Moments] = {
 }
 
 
-@dataclass(frozen=True)
-class StateBytes:
+class StateBytes(NamedTuple):
     """Bytes per parameter held by a rank."""
 
     weights: float
@@ -134,7 +132,7 @@ def _with(state: StateBytes, moments: Moments, masters: float, ranks: float) -> 
 
     if moments.matrices == moments.rest and moments.vectors is None:
         return state
-    return replace(state, optimizer_of_matrices=own(moments.matrices), optimizer_of_vectors=own(moments.vectors))
+    return state._replace(optimizer_of_matrices=own(moments.matrices), optimizer_of_vectors=own(moments.vectors))
 
 
 def _deepspeed(layout: Layout, precision: Precision, moments: Moments) -> StateBytes:

@@ -9,7 +9,7 @@ them (comm/coalesced_collectives.py, all_to_all_quant_reduce).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kit.specs.layout import GradientCompression, Layout
 from kit.specs.model import ModelSpec
@@ -32,8 +32,7 @@ CAST_BYTES = 12.0
 """Memory moved per gradient by the bf16 hook: fp32 read, bf16 written, and back (default_hooks.py)."""
 
 
-@dataclass(frozen=True)
-class ZeroPlusPlus:
+class ZeroPlusPlus(NamedTuple):
     """The parts of ZeRO++ that are on."""
 
     hpz: int = 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import NamedTuple
 
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
 
 
-@dataclass(frozen=True)
-class LayerParameters:
+class LayerParameters(NamedTuple):
     """One transformer layer, by how tensor parallelism treats it."""
 
     attention: int
@@ -77,8 +77,7 @@ class RankParameters:
         return self.dense + self.experts
 
 
-@dataclass(frozen=True)
-class ModelParameters:
+class ModelParameters(NamedTuple):
     """A whole model; a tied head counts nothing."""
 
     embedding: int
@@ -162,8 +161,7 @@ def count(model: ModelSpec) -> ModelParameters:
 def _with_cross_attention(model: ModelSpec, layer: LayerParameters) -> LayerParameters:
     """A second attention, whose keys and values are of the encoder's output, and its norm."""
     h, query = model.hidden_size, model.num_attention_heads * model.head_dim
-    return replace(
-        layer,
+    return layer._replace(
         attention=2 * layer.attention,
         split_biases=layer.split_biases + (3 * query if model.qkv_bias else 0),
         replicated=layer.replicated + _norm(model, h) + (h if model.linear_bias else 0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kit.cost.collectives import Group
 from kit.cost.hardware import shared
@@ -91,8 +91,7 @@ def exposed(seconds: float, window: float) -> float:
     return max(seconds - shared().overlap * window, shared().unhidden * seconds)
 
 
-@dataclass(frozen=True)
-class ZeroTimes:
+class ZeroTimes(NamedTuple):
     """Seconds of one micro batch's collectives at stage 3."""
 
     first_gather: float

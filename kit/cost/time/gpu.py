@@ -8,9 +8,9 @@ in the kernels considered here; a GEMM that moves more than it computes is bound
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 from kit.cost.collectives import Group, group
 from kit.cost.hardware import GpuRates, gpu_rates, peak_flops_per_s, shared
@@ -25,8 +25,7 @@ TILES = ((256, 128, 1.0), (128, 128, 0.80), (128, 64, 0.6), (64, 64, 0.4))
 order (figure 5: 256x128 against 128x128 and 64x64 on A100); the rates were chosen with rows in view."""
 
 
-@dataclass(frozen=True)
-class GemmPerf:
+class GemmPerf(NamedTuple):
     """What a GEMM needs to know of a GPU at one precision."""
 
     flops_per_s: float
@@ -38,8 +37,7 @@ class GemmPerf:
     """Bytes of an element of either input."""
 
 
-@dataclass(frozen=True)
-class GpuPerf:
+class GpuPerf(NamedTuple):
     """Rates of one GPU at one precision, and the cluster that it is part of."""
 
     cluster: ClusterSpec

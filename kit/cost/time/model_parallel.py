@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kit.cost.collectives import Group
 from kit.cost.hardware import shared
@@ -10,8 +10,7 @@ from kit.cost.time.gpu import GpuPerf
 from kit.cost.workload import Workload
 
 
-@dataclass(frozen=True)
-class Exposed:
+class Exposed(NamedTuple):
     """Exposed seconds of a layer's collectives and micro batch."""
 
     forward: float = 0.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, NamedTuple
 
 from kit.cost.hardware import usable_gib
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
@@ -71,8 +71,7 @@ def nothing_fits(request: Request, result: SearchResult) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class _Change:
+class _Change(NamedTuple):
     """Something else to ask for."""
 
     kind: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kit.cost.workload import Workload
 from kit.specs.layout import ENGINES, EngineName
@@ -12,8 +12,7 @@ Check = Callable[[Workload], str | None]
 """Returns the message of a violation, or None."""
 
 
-@dataclass(frozen=True)
-class Violation:
+class Violation(NamedTuple):
     """One broken rule."""
 
     rule: str
