@@ -1,0 +1,1 @@
+accelerate launch --num_processes $((SLURM_NNODES * ${INSTANCES_PER_NODE})) --num_machines $SLURM_NNODES --rdzv_backend c10d --main_process_ip $head_node_ip --main_process_port $MASTER_PORT --mpirun_hostfile $HOSTFILE_PATH --mpirun_ccl $CCL_WORKER_COUNT $SCRIPT

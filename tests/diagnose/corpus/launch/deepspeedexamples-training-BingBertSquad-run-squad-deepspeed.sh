@@ -1,0 +1,1 @@
+deepspeed --num_nodes ${NUM_NODES} --num_gpus ${NGPU_PER_NODE} --master_port=${MASTER_PORT} --hostfile ${HOSTFILE} nvidia_run_squad_deepspeed.py --train_batch_size $PER_GPU_BATCH_SIZE --fp16 --deepspeed --deepspeed_config ${config_json}

@@ -1,0 +1,1 @@
+NCCL_TREE_THRESHOLD=0 NCCL_IB_DISABLE=1 NCCL_SOCKET_IFNAME=eth0 deepspeed ${base_dir}/../../deepspeed_train.py --max_seq_length 128 --deepspeed --deepspeed_transformer_kernel --deepspeed_config ${base_dir}/deepspeed_bsz4k_onebitadam_config_seq128_nccl.json

@@ -1,0 +1,1 @@
+torchrun --nproc_per_node=8 --master_port=20001 fastchat/train/train_mem.py --bf16 True --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --fsdp 'full_shard auto_wrap' --fsdp_transformer_layer_cls_to_wrap LlamaDecoderLayer --model_max_length 2048 --gradient_checkpointing True

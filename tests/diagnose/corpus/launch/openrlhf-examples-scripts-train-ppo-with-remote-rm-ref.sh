@@ -1,0 +1,1 @@
+deepspeed $training_commands
