@@ -45,6 +45,10 @@ PROOFS: dict[str, Proof] = {
     "new-user": _proof(
         "a shipped recipe copied, edited and run by the commands of its README", 1, "benchmarks.system_tests.new_user"
     ),
+    "lint-corpus": _proof(
+        "lint on 152 public files against what their own readers say: precision and recall", 0.1,
+        "tests.diagnose.corpus_score",
+    ),
     "examples": _proof(
         "people's own scripts (Accelerator, Trainer, TRL) launched under kit's files", 10,
         "benchmarks.system_tests.examples",

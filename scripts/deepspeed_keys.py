@@ -87,9 +87,21 @@ def known_keys() -> dict[str, Any]:
         options = (annotation, *get_args(annotation))
         return [option for option in options if isinstance(option, type) and issubclass(option, BaseModel)]
 
+    limits: dict[str, str] = {}
+    signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
     def fields(model: type[BaseModel], deprecated: dict[str, str], prefix: str) -> dict[str, Any]:
         tree: dict[str, Any] = {}
         for name, field in model.model_fields.items():
+            # Limits as large as a machine's whole numbers limit nothing.
+            asked_of = {
+                f"{sign} {getattr(each, word):g}"
+                for each in field.metadata
+                for word, sign in signs.items()
+                if abs(getattr(each, word, None) or 0) < sys.maxsize and hasattr(each, word)
+            }
+            for alias in {name, field.alias or name} if asked_of else ():
+                limits[f"{prefix}.{alias}"] = " and ".join(sorted(asked_of))
             extra = field.json_schema_extra or {}
             if isinstance(extra, dict) and extra.get("deprecated"):
                 deprecated[f"{prefix}.{field.alias or name}"] = str(extra.get("new_param", ""))
@@ -128,6 +140,8 @@ def known_keys() -> dict[str, Any]:
         "version": deepspeed.__version__.split("+")[0],
         "removed": sorted(removed),
         "deprecated": dict(sorted(deprecated.items())),
+        "refuses": sorted(models),
+        "limits": dict(sorted(limits.items())),
         "keys": tree,
     }
 

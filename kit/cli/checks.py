@@ -21,6 +21,12 @@ def lint(
     reader: Annotated[
         str | None, typer.Option(help="Program that reads the DeepSpeed file: deepspeed, accelerate or trainer.")
     ] = None,
+    seq_length: Annotated[
+        int | None, typer.Option(help="Tokens of a sequence (the model's longest, at most 4096).", min=1, max=1 << 30)
+    ] = None,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Judge memory with gradient checkpointing on.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     write_fixed: Annotated[
         Path | None, typer.Option("--write-fixed", help="Write a corrected copy of the file to this path.")
@@ -29,6 +35,7 @@ def lint(
     rules: Annotated[bool, typer.Option("--rules", help="Print every rule, as a table.")] = False,
 ) -> None:
     """Find errors in a configuration before you pay for GPUs. Exit code 1 if a finding is an error."""
+    import functools
     import json
 
     from kit.diagnose.lint import READERS, lint, read_values
@@ -46,8 +53,15 @@ def lint(
         raise SpecError(f"--reader {reader!r}: {nearest(reader, list(READERS))}")
     if fixed is not None and (len(paths) > 1 or paths[0].suffix not in (".json", ".yaml", ".yml")):
         raise SpecError("--write-fixed writes a copy of one file; name one .json or .yaml file")
-    known = load_model(model) if model else None, parse_cluster(gpus) if gpus else None
-    findings = [finding for path in paths for finding in lint(path, reader=reader, model=known[0], cluster=known[1])]
+    judge = functools.partial(
+        lint,
+        reader=reader,
+        model=load_model(model) if model else None,
+        cluster=parse_cluster(gpus) if gpus else None,
+        seq_length=seq_length,
+        gradient_checkpointing=gradient_checkpointing,
+    )
+    findings = [finding for path in paths for finding in judge(path)]
     if fixed is not None:
         own = [finding for finding in findings if finding.file == paths[0].name]
         write_corrected(read_values(paths[0]), own, fixed)

@@ -49,6 +49,26 @@ DEEPSPEED_CASES = (
     LintCase("deprecated-key", BASE | {"bfloat16": {"enabled": True}}, BASE | {"bf16": {"enabled": True}}, "warning"),
     LintCase("text-value", BASE | {"fp16": {"enabled": "true"}}, BASE | {"fp16": {"enabled": True}}),
     LintCase("text-value", {"train_batch_size": "8"}, {"train_batch_size": "auto"}),
+    LintCase("value-range", zero(2, reduce_bucket_size=0), zero(2, reduce_bucket_size=1), refused=True),
+    LintCase(
+        "value-range",
+        BASE | {"fp16": {"enabled": True, "initial_scale_power": 128}},
+        BASE | {"fp16": {"enabled": True, "initial_scale_power": 32}},
+    ),
+    LintCase(
+        "value-range",
+        BASE | {"fp16": {"enabled": True, "min_loss_scale": 0}},
+        BASE | {"fp16": {"enabled": False, "min_loss_scale": 0}},
+        refused=True,
+    ),
+    LintCase("unknown-key", BASE | {"monitor_config": {}}, BASE | {"_monitor_config": {}}, "warning"),
+    LintCase("not-read", {"feature_extractor_type": "ViT", "size": 30}, BASE, "warning"),
+    LintCase(
+        "not-read",
+        {"vocab_size": 8, "hidden_size": 8, "torch_dtype": "bfloat16"},
+        {"gradient_acumulation_steps": 8},
+        "warning",
+    ),
     LintCase("batch-missing", {"gradient_accumulation_steps": 2}, {"train_batch_size": 8}, refused=True),
     LintCase("batch-arithmetic", {"train_batch_size": 0}, {"train_batch_size": 8}, refused=True),
     # The batch often quoted for 800 GPUs of which 32 share a model: 2,048 is no multiple of 4 · 25.
@@ -113,7 +133,12 @@ DEEPSPEED_CASES = (
         BASE | ADAMW | {"gradient_clipping": 1.0},
     ),
     LintCase(
-        "client-optimizer-offloaded", zero(2, offload_optimizer=CPU), zero(2, offload_optimizer=CPU) | ADAMW, "note"
+        "client-optimizer-offloaded",
+        zero(2, offload_optimizer=CPU),
+        zero(2, offload_optimizer=CPU),
+        "note",
+        {"reader": "deepspeed"},
+        {"reader": "accelerate"},
     ),
     LintCase("scheduler-name", BASE | {"scheduler": {"type": "WarmupLr"}}, BASE | {"scheduler": {"type": "WarmupLR"}}),
     LintCase("zero-stage", zero(4), zero(3), refused=True),
@@ -194,6 +219,8 @@ DEEPSPEED_CASES = (
 OFFLOADED = STAGE_3["zero_optimization"] | {"offload_optimizer": CPU | {"pin_memory": True}}
 EIGHT = {"model": "llama-3.1-8b", "gpus": "8xH100"}
 BF16 = BASE | ADAMW | {"bf16": {"enabled": True}, "gradient_accumulation_steps": 8}
+NVME = {"device": "nvme", "nvme_path": "/tmp"}
+NVME_OF = STAGE_3 | AIO | {"bf16": {"enabled": True}}
 CONSEQUENCE_CASES = (
     LintCase(
         "offload-for-nothing",
@@ -204,6 +231,21 @@ CONSEQUENCE_CASES = (
         {"model": "llama-3-70b", "gpus": "16xH100"},
     ),
     LintCase("stage-for-nothing", STAGE_3 | BF16, STAGE_2 | BF16, "warning", EIGHT),
+    LintCase("memory-not-judged", STAGE_2, STAGE_2, "note", {"model": "llama-3.1-8b"}, {}),
+    LintCase(
+        "memory-not-judged",
+        STAGE_2 | BF16 | {"tensor_parallel": {"autotp_size": 2}},
+        STAGE_2 | BF16,
+        "note",
+        {"model": "llama-3.1-8b", "gpus": "8xH100"},
+    ),
+    LintCase(
+        "buffer-size",
+        NVME_OF | {"zero_optimization": NVME_OF["zero_optimization"] | {"offload_param": NVME | {"buffer_size": 1e6}}},
+        NVME_OF | {"zero_optimization": NVME_OF["zero_optimization"] | {"offload_param": NVME | {"buffer_size": 1e8}}},
+        "error",
+        {"model": "llama-3.1-8b", "gpus": "8xH100"},
+    ),
     LintCase("prediction", STAGE_2 | BF16, STAGE_2 | BF16, "note", EIGHT, {"model": "llama-3.1-8b"}),
 )
 """What a configuration costs where a model and GPUs are given."""
@@ -219,6 +261,9 @@ FILE = {"deepspeed_config": {"deepspeed_config_file": "ds.json"}}
 FSDP2 = {"distributed_type": "FSDP", "fsdp_config": {"fsdp_version": 2}}
 
 
+EIGHT_IN_BF16 = {"num_processes": 8, "mixed_precision": "bf16"}
+
+
 def inline(**keys: Any) -> dict[str, Any]:
     """accelerate's YAML with the DeepSpeed choices in it."""
     return LOCAL | {"deepspeed_config": keys}
@@ -230,6 +275,34 @@ ACCELERATE_CASES = (
     LintCase("distributed-type", {"num_processes": 2}, LOCAL),
     LintCase("one-process", LOCAL | {"distributed_type": "MULTI_CPU"}, LOCAL | {"distributed_type": "MULTI_GPU"}),
     LintCase("machine-rank", LOCAL | {"machine_rank": 1}, LOCAL),
+    LintCase("not-read", {"model_name_or_path": "gpt2", "learning_rate": 1e-4}, LOCAL, "warning"),
+    LintCase("visible-devices", LOCAL | {"gpu_ids": "0"}, LOCAL | {"gpu_ids": "0,3"}),
+    LintCase("visible-devices", LOCAL | {"gpu_ids": 0}, LOCAL | {"gpu_ids": "all"}),
+    LintCase(
+        "wrap-class",
+        LOCAL | FSDP2 | {"fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "GPT2Block"}},
+        LOCAL | FSDP2 | {"fsdp_config": {"fsdp_transformer_layer_cls_to_wrap": "LlamaDecoderLayer,Embedding"}},
+        context={"model": "llama-3.1-8b"},
+    ),
+    LintCase(
+        "memory-not-judged",
+        LOCAL | {"distributed_type": "MULTI_XPU"},
+        LOCAL | {"distributed_type": "MULTI_GPU"},
+        "note",
+        {"model": "llama-3.2-1b", "gpus": "2xH100"},
+    ),
+    LintCase(
+        "does-not-fit",
+        inline(zero_stage=0) | EIGHT_IN_BF16,
+        inline(zero_stage=3) | EIGHT_IN_BF16,
+        context={"model": "llama-3.1-8b", "gpus": "8xH100"},
+    ),
+    LintCase(
+        "does-not-fit",
+        LOCAL | {"distributed_type": "MULTI_GPU"} | EIGHT_IN_BF16,
+        LOCAL | {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "FULL_SHARD"}} | EIGHT_IN_BF16,
+        context={"model": "llama-3.1-8b", "gpus": "8xH100"},
+    ),
     LintCase(
         "main-process-ip", LOCAL | {"num_machines": 2}, LOCAL | {"num_machines": 2, "main_process_ip": "n0"}, "warning"
     ),
@@ -286,6 +359,30 @@ COMMAND_CASES = (
     LintCase("one-process", "# as before: \\\ntorchrun train.py", "# as before:\n# torchrun train.py", "warning"),
     LintCase("one-process", "python -u t.py --deepspeed ds.json", "python -u t.py", "warning"),
     LintCase("one-process", "python train.py --deepspeed ds.json", "deepspeed train.py --deepspeed ds.json", "warning"),
+    LintCase(
+        "one-process", "python t.py --deepspeed ds.json", "srun --ntasks=8 python t.py --deepspeed ds.json", "warning"
+    ),
+    LintCase("one-process", "torchrun t.py", "#SBATCH --ntasks-per-node=8\ntorchrun t.py", "warning"),
+    LintCase("one-process", "#SBATCH --ntasks-per-node=1\ntorchrun t.py", "mpirun -n 8 torchrun t.py", "warning"),
+    LintCase(
+        "fsdp-and-deepspeed", "deepspeed t.py --fsdp full_shard --deepspeed ds.json", "deepspeed t.py --fsdp full_shard"
+    ),
+    LintCase(
+        "fsdp-and-deepspeed", "accelerate launch --use_fsdp --use-deepspeed t.py", "accelerate launch --use_fsdp t.py"
+    ),
+    LintCase(
+        "visible-devices",
+        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 4 t.py",
+        "CUDA_VISIBLE_DEVICES=0,1 torchrun --nproc_per_node 2 t.py",
+    ),
+    LintCase(
+        "visible-devices",
+        "export CUDA_VISIBLE_DEVICES=0,1,2\naccelerate launch --num_processes 4 t.py",
+        "export CUDA_VISIBLE_DEVICES=0,1,2\naccelerate launch --num_machines 2 --main_process_ip n --num_processes 6 t",
+    ),
+    LintCase(
+        "unknown-option", "accelerate launch --num_processes $((N * 8)) --num_process 2 t.py", "accelerate launch t.py"
+    ),
     LintCase(
         "machine-rank", f"torchrun {TWO} --master-addr n0 --node-rank 2 t.py", f"torchrun {TWO} --node-rank 1 t.py"
     ),

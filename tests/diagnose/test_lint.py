@@ -124,7 +124,55 @@ def test_what_is_called_refused_is_refused_by_deepspeed_itself(case: LintCase) -
         parser.DeepSpeedConfig(dict(case.good))
 
 
-TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys")
+GPUS = {"model": "llama-3.1-8b", "gpus": "8xH100"}
+ZERO_3 = {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}
+
+
+def predicted_gib(directory: Path, zero: dict[str, Any], **given: Any) -> float:
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    path = write(directory, config, ".json")
+    findings = lint(path, model=load_model("llama-3.1-8b"), cluster=parse_cluster("8xH100"), **given)
+    (why,) = (finding.why for finding in findings if finding.rule == "prediction")
+    return float(re.search(r"about (\d+) GiB a GPU", why)[1])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("key", "small", "large", "grows_gib"),
+    [
+        ("reduce_bucket_size", 1e8, 5e9, 9.1),
+        ("stage3_max_live_parameters", 1e9, 6e9, 9.3),
+        ("max_live_parameters", 1e9, 6e9, 9.3),
+        ("stage3_prefetch_bucket_size", 1e7, 2e9, 3.7),
+        ("stage3_param_persistence_threshold", 1e5, 1e14, 14.0),
+    ],
+)
+def test_memory_takes_the_sizes_that_stand_in_the_file(
+    key: str, small: float, large: float, grows_gib: float, tmp_path: Path
+) -> None:
+    """2 bytes an element."""
+    grown = predicted_gib(tmp_path, ZERO_3 | {key: large}) - predicted_gib(tmp_path, ZERO_3 | {key: small})
+    assert grown == pytest.approx(grows_gib, abs=1.5)
+
+
+def test_sequences_and_gradient_checkpointing_can_be_told(tmp_path: Path) -> None:
+    usual, long, saved = (
+        predicted_gib(tmp_path, ZERO_3, **given)
+        for given in ({}, {"seq_length": 8192}, {"seq_length": 8192, "gradient_checkpointing": True})
+    )
+    assert long > usual + 10
+    assert saved < long - 20
+
+
+def test_host_memory_takes_buffers_of_offload(tmp_path: Path) -> None:
+    """16 buffers of 5e10 elements are more than the host has; the defaults are not."""
+    nvme = {"device": "nvme", "nvme_path": "/tmp"}
+    for size, expected in ((5e10, "error"), (1e8, None)):
+        zero = ZERO_3 | {"offload_param": nvme | {"buffer_count": 16, "buffer_size": size}}
+        config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero, "aio": {}}
+        assert found(write(tmp_path, config, ".json"), GPUS).get("host-ram") == expected
+
+
+TABLES = ("launcher_options", "accelerate_keys", "deepspeed_keys", "layer_classes")
 WRITE_TABLES = """
 import contextlib, io, json, runpy, sys
 written = {}

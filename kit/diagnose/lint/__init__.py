@@ -7,6 +7,9 @@ from them.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -19,12 +22,13 @@ from kit.diagnose.lint import (
     precision_rules,
     zero_rules,
 )
-from kit.diagnose.lint.command_rules import contradicts_config, processes
+from kit.diagnose.lint.command_rules import contradicts_config, processes, wrapped_classes
 from kit.diagnose.lint.commands import Command, commands
-from kit.diagnose.lint.config import Config, Reader
+from kit.diagnose.lint.config import Config, Given, Reader
 from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.fix import fixed, write_fixed
 from kit.diagnose.lint.json_text import parse_json
+from kit.diagnose.lint.known_keys import accelerate_keys, deepspeed_keys
 from kit.diagnose.lint.rule import CHECKS, Rule, check
 from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
@@ -45,25 +49,74 @@ def lint(
     reader: Reader | None = None,
     model: ModelSpec | None = None,
     cluster: ClusterSpec | None = None,
+    seq_length: int | None = None,
+    gradient_checkpointing: bool = False,
 ) -> tuple[Finding, ...]:
     """Every finding of a file or a run directory, in the order of the file.
 
     ``reader`` says who will read a DeepSpeed configuration, ``model`` and ``cluster`` let memory and batch sizes be
     judged. Raises ``SpecError`` for a file that cannot be read at all.
     """
-    path = Path(path)
+    given = Given(reader, model, cluster, seq_length, gradient_checkpointing)
+    findings = _findings(Path(path), given)
+    judged = {"prediction", "does-not-fit", "host-ram", "memory-not-judged", "not-read"}
+    if (model or cluster) and judged.isdisjoint(finding.rule for finding in findings):
+        why = (
+            "nothing here says how the model is split over GPUs" if model and cluster else consequence_rules.NEEDS_BOTH
+        )
+        fix = "name a DeepSpeed or accelerate configuration, a recipe or a run directory"
+        findings += (Finding("memory-not-judged", "note", Path(path).name, None, "", why, fix),)
+    return findings
+
+
+@check(
+    None,
+    Rule("not-read", "ds, accelerate", "files of other programs: no key of any reader", "nothing in it was judged"),
+)
+def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
     if path.is_dir():
         return _run_directory(path)
-    if path.suffix == ".json" and "distributed_type" not in _read_json(path).document.data:
-        return _deepspeed(path, reader, model, cluster)
     if path.suffix in SCRIPTS:
-        return _script(path, model, cluster)
+        return _script(path, given)
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise SpecError(f"{path.name}: lint reads .json, .yaml, .sh, .sbatch and run directories; is it one of these?")
-    document = strict_yaml.read(path)
-    if {"model", "cluster", "extends"} & set(document.data):
+    data = read_values(path)
+    kind = _kind(data, path.suffix)
+    if kind == "recipe":
         return _recipe(path)
-    return _accelerate(path, document, model, cluster)
+    if kind == "deepspeed":
+        return _deepspeed(path, given)
+    if kind == "accelerate":
+        return _accelerate(path, strict_yaml.read(path), given)
+    why = "not a file that kit reads: its keys are neither DeepSpeed's nor accelerate's nor a recipe's"
+    return (Finding("not-read", "warning", path.name, None, "", why, "name the configuration itself"),)
+
+
+_TELLING = {
+    "accelerate": {"distributed_type", "compute_environment"},
+    "recipe": {"cluster", "extends"},
+    "deepspeed": {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"},
+}
+"""Keys that say by themselves whose file it is."""
+
+
+def _kind(data: Mapping[str, Any], suffix: str) -> str | None:
+    """Whose file this is by its keys, misspelt ones too; null where most of them are nobody's."""
+    known = {
+        "accelerate": set(accelerate_keys().tree),
+        "recipe": {"model", "cluster", "job", "run", "layout", "extends"},
+    }
+    if suffix == ".json":
+        keys = deepspeed_keys()
+        known = {"deepspeed": {*keys.tree, *keys.removed, "bfloat16"}, "accelerate": known["accelerate"]}
+    names = [str(key) for key in data][:200]
+    shares = {
+        kind: sum(bool(difflib.get_close_matches(name, words, 1, 0.8)) for name in names) / max(1, len(names))
+        for kind, words in known.items()
+    }
+    telling = [kind for kind in known if _TELLING[kind] & set(names)]
+    best = max(telling or known, key=lambda kind: shares[kind])
+    return best if telling or not names or shares[best] > 0.5 else None
 
 
 def read_values(path: str | Path) -> dict[str, Any]:
@@ -86,13 +139,11 @@ def _text(path: Path) -> str:
 
 def _deepspeed(
     path: Path,
-    reader: Reader | None,
-    model: ModelSpec | None,
-    cluster: ClusterSpec | None,
+    given: Given,
     processes: int | None = None,
 ) -> tuple[Finding, ...]:
     parsed = _read_json(path)
-    config = Config(parsed.document, parsed.irregularities, reader, model, cluster, processes)
+    config = Config(parsed.document, parsed.irregularities, given, processes)
     return _ordered(finding for each in CHECKS["deepspeed"] for finding in each(config))
 
 
@@ -105,17 +156,17 @@ def _deepspeed(
         "fails at start",
     ),
 )
-def _accelerate(
-    path: Path, document: strict_yaml.Document, model: ModelSpec | None, cluster: ClusterSpec | None
-) -> tuple[Finding, ...]:
-    config = Config(document, model=model, cluster=cluster)
+def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tuple[Finding, ...]:
+    config = Config(document, given=given)
+    if (started := config.number("num_processes")) is not None:
+        config = replace(config, processes=int(started))
     findings = [finding for each in CHECKS["accelerate"] for finding in each(config)]
     named = config.get("deepspeed_config.deepspeed_config_file")
-    if isinstance(named, str):
+    if isinstance(named, str) and config.get("distributed_type") == "DEEPSPEED":
         if (other := _find(path, named)) is not None:
             processes = config.number("num_processes")
             ranks = None if processes is None else int(processes) // _model_parallel(other.with_name("megatron.yaml"))
-            findings += _deepspeed(other, "accelerate", model, cluster, ranks)
+            findings += _deepspeed(other, replace(given, reader="accelerate"), ranks)
         else:
             findings.append(
                 config.finding(
@@ -129,12 +180,12 @@ def _accelerate(
     return _ordered(findings)
 
 
-def _script(path: Path, model: ModelSpec | None, cluster: ClusterSpec | None) -> tuple[Finding, ...]:
+def _script(path: Path, given: Given) -> tuple[Finding, ...]:
     """Every launch line, and the configurations that it names."""
     findings: list[Finding] = []
     for command in commands(_text(path)):
         findings += [finding for each in CHECKS["launch"] for finding in each(path.name, command)]
-        findings += _named(path, command, model, cluster)
+        findings += _named(path, command, given)
     return _ordered(finding for index, finding in enumerate(findings) if finding not in findings[:index])
 
 
@@ -144,15 +195,17 @@ def _find(path: Path, named: str) -> Path | None:
     return next((place for place in places if place.is_file()), None)
 
 
-def _named(path: Path, command: Command, model: ModelSpec | None, cluster: ClusterSpec | None) -> list[Finding]:
+def _named(path: Path, command: Command, given: Given) -> list[Finding]:
     """What a launch line's configuration files raise, by themselves and against the line."""
     found: list[Finding] = []
-    for named, reader in (
+    found += wrapped_classes(path.name, command, given.model)
+    readers: tuple[tuple[str | None, Reader | None], ...] = (
         (command.argument("deepspeed"), "trainer"),
         (command.argument("deepspeed_config"), "deepspeed"),
         (command.value("deepspeed_config_file"), "accelerate"),
         (command.value("config_file") if command.launcher == "accelerate launch" else None, None),
-    ):
+    )
+    for named, reader in readers:
         if named is None or "$" in named or not named.endswith((".json", ".yaml", ".yml")):
             continue
         other = _find(path, named)
@@ -161,10 +214,10 @@ def _named(path: Path, command: Command, model: ModelSpec | None, cluster: Clust
             found.append(Finding("config-file-missing", "warning", path.name, command.line, "", why, fix))
         elif reader is not None and other.suffix == ".json":
             ranks = processes(command)
-            found += _deepspeed(other, reader, model, cluster, ranks)  # type: ignore[arg-type]  # one of Reader
+            found += _deepspeed(other, replace(given, reader=reader), ranks)
             found += contradicts_config(path.name, command, Config(_read_json(other).document))
         else:
-            found += _accelerate(other, strict_yaml.read(other), model, cluster)
+            found += _accelerate(other, strict_yaml.read(other), given)
     return found
 
 
@@ -223,9 +276,9 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
     ]
     config, launched = path / "ds_config.json", path / "accelerate.yaml"
     if launched.is_file():
-        findings += _accelerate(launched, strict_yaml.read(launched), rundir.plan.model, None)
+        findings += _accelerate(launched, strict_yaml.read(launched), Given(model=rundir.plan.model))
     elif config.is_file():
-        findings += _deepspeed(config, "deepspeed", rundir.plan.model, None)
+        findings += _deepspeed(config, Given("deepspeed", rundir.plan.model))
     return tuple(findings)
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
+from kit.diagnose.lint import consequence_rules
 from kit.diagnose.lint.config import Config, removal, setting
 from kit.diagnose.lint.finding import Finding
 from kit.diagnose.lint.key_rules import unknown_keys
-from kit.diagnose.lint.known_keys import accelerate_keys
+from kit.diagnose.lint.known_keys import accelerate_keys, layer_classes
 from kit.diagnose.lint.rule import Rule, check
+from kit.specs.model import ModelSpec
 
 DECIDED_BY_FILE = (
     "gradient_accumulation_steps",
@@ -109,7 +113,7 @@ def machines(config: Config) -> Iterator[Finding]:
 )
 def decided_by_file(config: Config) -> Iterator[Finding]:
     """accelerate refuses to start when both speak."""
-    if not config.get("deepspeed_config.deepspeed_config_file"):
+    if not config.get("deepspeed_config.deepspeed_config_file") or config.get("distributed_type") != "DEEPSPEED":
         return
     doubled = [f"deepspeed_config.{key}" for key in DECIDED_BY_FILE if config.has(f"deepspeed_config.{key}")]
     doubled += ["mixed_precision"] if config.get("mixed_precision") is not None else []
@@ -122,6 +126,91 @@ def decided_by_file(config: Config) -> Iterator[Finding]:
             "remove it here",
             removal(dotted),
         )
+
+
+@check(
+    "accelerate",
+    Rule("visible-devices", "accelerate, script", "fewer GPUs visible than processes on a machine", "it stops"),
+)
+def visible_devices(config: Config) -> Iterator[Finding]:
+    """utils/launch.py hands gpu_ids on as CUDA_VISIBLE_DEVICES; a rank takes the device of its local number."""
+    ids, processes = config.get("gpu_ids"), config.number("num_processes")
+    if ids in (None, "all") or processes is None or config.on("use_cpu"):
+        return
+    visible, each = len(str(ids).split(",")), processes // (config.number("num_machines") or 1)
+    if visible < each:
+        yield config.finding(
+            "visible-devices",
+            "error",
+            "gpu_ids",
+            f"{visible} visible, and {each:g} processes on a machine take one each",
+            f"write num_processes: {visible}, or gpu_ids: all",
+        )
+
+
+@check(
+    "accelerate",
+    Rule("wrap-class", "accelerate, script, with a model", "a layer class that the model does not have", "refused"),
+)
+def wrap_class(config: Config) -> Iterator[Finding]:
+    """utils/dataclasses.py, set_auto_wrap_policy: a class that is not found is an exception."""
+    key = "fsdp_config.fsdp_transformer_layer_cls_to_wrap"
+    for why, fix in missing_classes(config.get(key), config.model):
+        yield config.finding("wrap-class", "error", key, why, fix)
+
+
+def missing_classes(named: object, model: ModelSpec | None) -> Iterator[tuple[str, str]]:
+    """(why, fix) of every class among these, separated by commas, that the model's family does not define."""
+    known = layer_classes().get(model.family, frozenset()) if model is not None else frozenset()
+    for name in str(named).split(",") if known and named else ():
+        if name.strip() not in known | TORCH_CLASSES:
+            layers = sorted(each for each in known if each.endswith(("Layer", "Block")))
+            assert model is not None
+            yield f"{name.strip()} is no class of {model.name}", f"write {', '.join(layers)}"
+
+
+TORCH_CLASSES = {"Linear", "Embedding", "LayerNorm"}
+
+
+@check("accelerate")
+def priced(config: Config) -> Iterator[Finding]:
+    """The same judgement of memory as of a DeepSpeed file, on what accelerate makes of its section."""
+    if config.get("distributed_type") != "DEEPSPEED":
+        yield from consequence_rules.memory(config)
+        yield from consequence_rules.speed(config)
+    elif not config.get("deepspeed_config.deepspeed_config_file"):
+        made = as_deepspeed(config)
+        for rule in (consequence_rules.memory, consequence_rules.speed, consequence_rules.bucket_memory):
+            for finding in rule(made):
+                key = FROM_YAML.get(finding.key, "deepspeed_config")
+                yield replace(finding, key=finding.key and key, line=config.line(key))
+
+
+FROM_YAML = {
+    "zero_optimization.stage": "deepspeed_config.zero_stage",
+    "zero_optimization.offload_optimizer.device": "deepspeed_config.offload_optimizer_device",
+    "zero_optimization.offload_param.device": "deepspeed_config.offload_param_device",
+    "gradient_accumulation_steps": "deepspeed_config.gradient_accumulation_steps",
+}
+"""Keys of a DeepSpeed file ← accelerate's (utils/dataclasses.py, DeepSpeedPlugin.__post_init__)."""
+
+
+def as_deepspeed(config: Config) -> Config:
+    """The DeepSpeed configuration that accelerate makes of its YAML; its stage is 2 unless said."""
+    data: dict[str, Any] = {"zero_optimization": {"stage": 2}}
+    for dotted, key in FROM_YAML.items():
+        if config.get(key) not in (None, "none"):
+            *sections, last = dotted.split(".")
+            node = data
+            for section in sections:
+                node = node.setdefault(section, {})
+            node[last] = config.get(key)
+    mixed = config.get("mixed_precision")
+    data |= {mixed: {"enabled": True}} if mixed in ("fp16", "bf16") else {}
+    document = replace(config.document, data=data, lines={})
+    processes = config.number("num_processes")
+    given = replace(config.given, reader="accelerate")
+    return Config(document, given=given, processes=None if processes is None else int(processes))
 
 
 @check("accelerate")

@@ -4,12 +4,15 @@ contradict the configuration they name."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator
 
+from kit.diagnose.lint.accelerate_rules import missing_classes
 from kit.diagnose.lint.commands import LAUNCHERS, Command, known_options, number
 from kit.diagnose.lint.config import AUTO, Config
 from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.rule import Rule, check
+from kit.specs.model import ModelSpec
 
 TRAINER_KEYS = {
     "per_device_train_batch_size": "train_micro_batch_size_per_gpu",
@@ -59,9 +62,48 @@ def former_launcher(file: str, command: Command) -> Iterator[Finding]:
         )
 
 
+def wrapped_classes(file: str, command: Command, model: ModelSpec | None) -> Iterator[Finding]:
+    """The class that FSDP wraps, against the classes that the model has."""
+    option = "fsdp_transformer_layer_cls_to_wrap"
+    for why, fix in missing_classes(command.argument(option) or command.value(option), model):
+        yield _finding("wrap-class", "error", file, command, f"--{option}", why, fix)
+
+
+@check(
+    "launch", Rule("fsdp-and-deepspeed", "script", "FSDP together with DeepSpeed", "refused, or one of them ignored")
+)
+def fsdp_and_deepspeed(file: str, command: Command) -> Iterator[Finding]:
+    """The Trainer's --fsdp beside --deepspeed; accelerate/commands/launch.py takes one of its --use_… options."""
+    both = command.argument("fsdp") and command.argument("deepspeed")
+    given = {option.replace("-", "_") for option, _ in command.options}
+    if both or {"__use_fsdp", "__use_deepspeed"} <= given:
+        why = "FSDP and DeepSpeed both want to split the model: one run takes one of them"
+        yield _finding("fsdp-and-deepspeed", "error", file, command, "", why, "keep one of them")
+
+
+@check("launch")
+def visible_devices(file: str, command: Command) -> Iterator[Finding]:
+    """A rank takes the device of its local number, among those that CUDA_VISIBLE_DEVICES leaves."""
+    launcher = next((launcher for launcher in LAUNCHERS if launcher.name == command.launcher), None)
+    visible = command.value("gpu_ids") or command.visible
+    started = number(command.value(launcher.processes)) if launcher is not None else None
+    each = started // (1 if launcher is None or launcher.per_node else nodes_of(command)) if started else None
+    if each and visible and re.fullmatch(r"[\d,]+", visible) and len(visible.strip(",").split(",")) < each:
+        why = f"{visible} are visible, and {each} processes on a machine take one each"
+        yield _finding("visible-devices", "error", file, command, "", why, "start as many processes as GPUs")
+
+
+def nodes_of(command: Command) -> int:
+    """Machines, where their number is written out; else one."""
+    return number(command.value("nnodes", "num_nodes", "num_machines")) or 1
+
+
 @check("launch")
 def started_once(file: str, command: Command) -> Iterator[Finding]:
-    """torch/distributed/run.py: ``--nproc-per-node`` is 1 unless given; a plain python starts one process too."""
+    """torch/distributed/run.py: ``--nproc-per-node`` is 1 unless given; a plain python starts one process too. Slurm
+    and MPI start one in each of their tasks."""
+    if command.in_tasks:
+        return
     if command.launcher == "torchrun" and not command.opaque and command.value("nproc_per_node") is None:
         why = "without --nproc-per-node torchrun starts one process a node"
         yield _finding("one-process", "warning", file, command, "", why, "--nproc-per-node gpu, or the number of GPUs")
@@ -148,8 +190,7 @@ def processes(command: Command) -> int | None:
     if launcher is None:
         return 1  # plain python
     each = number(command.value(launcher.processes))
-    nodes = number(command.value("nnodes", "num_nodes")) or 1
-    return None if each is None else each * (nodes if launcher.per_node else 1)
+    return None if each is None else each * (nodes_of(command) if launcher.per_node else 1)
 
 
 def _finding(rule: str, severity: Severity, file: str, command: Command, key: str, why: str, fix: str) -> Finding:

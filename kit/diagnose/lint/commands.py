@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -52,6 +52,10 @@ LAUNCHERS = (
 )
 _TALKED_OF = {"install", "uninstall", "echo", "printf", "which", "show", "clone", "command"}
 """Words after which a launcher's name starts nothing."""
+_ARITHMETIC = re.compile(r"\$\(\(.*?\)\)+")
+"""A sum of the shell's: one word, with spaces in it."""
+_TASK_STARTERS = {"srun", "mpirun", "mpiexec", "jsrun", "aprun", "flux", "ibrun", "parallel", "xargs"}
+_TASKS = re.compile(r"(?m)^#SBATCH\s+(?:--ntasks(?:-per-node)?[= ]|--tasks-per-node[= ]|-n ?)(\d{1,6})")
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*$")
 _VARIABLE = re.compile(r"\$[{(@*\w]")
 
@@ -71,6 +75,10 @@ class Command:
     """The script or module; empty where there is none."""
     arguments: tuple[tuple[str, str | None], ...]
     """The program's own options."""
+    in_tasks: bool
+    """Started by srun, mpirun and the like, or in a batch job with several tasks a node: one process in each."""
+    visible: str
+    """What CUDA_VISIBLE_DEVICES says before it on its line, or in an export above; empty where it is not said."""
     opaque: bool
     """A shell variable stands among the words, and may hold more of them: what is missing may be there."""
 
@@ -94,13 +102,18 @@ def known_options() -> Mapping[str, Mapping[str, int]]:
 def commands(text: str) -> Iterator[Command]:
     """Every launch in a script, in order. Variables stay as they are written; a line that no shell could split is
     passed over."""
+    batch = any(count > 1 for count in map(int, _TASKS.findall(text)))
+    exported = ""
     for number, line in _joined(text):
         try:
-            words = shlex.split(line, comments=True)
+            words = shlex.split(_ARITHMETIC.sub("$N", line), comments=True)
         except ValueError:
             continue
+        devices = next((w.split("=", 1)[1] for w in words if w.startswith("CUDA_VISIBLE_DEVICES=")), exported)
+        exported = devices if words and (words[0] == "export" or len(words) == 1) else exported
         if (found := _command(words, number)) is not None:
-            yield found
+            in_tasks = batch or any(word.rsplit("/", 1)[-1] in _TASK_STARTERS for word in words)
+            yield replace(found, in_tasks=in_tasks, visible=devices)
 
 
 def number(value: str | None) -> int | None:
@@ -139,12 +152,12 @@ def _command(words: Sequence[str], line: int) -> Command | None:
             options, program, arguments = _split(rest, known_options()[launcher.name], launcher.abbreviates)
             former = form[-1] == "torch.distributed.launch"
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command(launcher.name, line, former, options, program, _pairs(arguments), opaque)
+            return Command(launcher.name, line, former, options, program, _pairs(arguments), False, "", opaque)
     for position, word in enumerate(words):
         if word.endswith(".py") and _python_before(words, position, variables=False):
             rest = words[position + 1 :]
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command("python", line, False, (), word, _pairs(rest), opaque)
+            return Command("python", line, False, (), word, _pairs(rest), False, "", opaque)
     return None
 
 

@@ -20,16 +20,40 @@ Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Config:
-    """One file and its context; None where the context is not known."""
+class Given:
+    """What the person who asks says of the run; null where it is not said."""
 
-    document: Document
-    irregularities: tuple[Irregularity, ...] = ()
     reader: Reader | None = None
     model: ModelSpec | None = None
     cluster: ClusterSpec | None = None
+    seq_length: int | None = None
+    gradient_checkpointing: bool = False
+
+
+@dataclass(frozen=True)
+class Config:
+    """One file and its context."""
+
+    document: Document
+    irregularities: tuple[Irregularity, ...] = ()
+    given: Given = Given()
     processes: int | None = None
     """Ranks, where a launcher's file says so; else the GPUs of the cluster."""
+
+    @property
+    def reader(self) -> Reader | None:
+        """Who reads a DeepSpeed configuration."""
+        return self.given.reader
+
+    @property
+    def model(self) -> ModelSpec | None:
+        """The model that is trained."""
+        return self.given.model
+
+    @property
+    def cluster(self) -> ClusterSpec | None:
+        """Where it is trained."""
+        return self.given.cluster
 
     def get(self, dotted: str, default: Any = None) -> Any:
         """A value by its dotted key; ``default`` where it or a section above is missing."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -102,9 +103,10 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
         changes: tuple[Any, ...] = removal(dotted) if renamed else ()
         if renamed and not config.has(renamed):
             changes = (*changes, *setting(renamed, config.get(dotted)))
+        refused = (path[0] if len(path) > 1 else "") in known.refuses
         yield config.finding(
             rule,
-            "error",
+            "error" if refused or right else "warning",
             dotted,
             f"no key of {known.reader} {known.version}: {known.effect}",
             f"did you mean {right}?" if right else "remove it",
@@ -209,6 +211,38 @@ def text_value(config: Config) -> Iterator[Finding]:
         else:
             continue
         yield config.finding("text-value", "error", dotted, why, f"write {str(right).lower()}", setting(dotted, right))
+
+
+_OPERATORS = {">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le}
+_FP16_LIMITS = {
+    "fp16.loss_scale": ">= 0",
+    "fp16.initial_scale_power": ">= 0 and <= 127",
+    "fp16.loss_scale_window": "> 0",
+    "fp16.min_loss_scale": "> 0",
+}
+"""runtime/precision_config.py checks them in code; a scale of 2¹²⁸ is no number of 32 bits, so that no step passes."""
+
+
+@check("deepspeed", Rule("value-range", "ds", "sizes and loss-scale powers out of range", "refused, or no step passes"))
+def value_range(config: Config) -> Iterator[Finding]:
+    """The limits of the parser's own fields."""
+    limits = {**deepspeed_keys().limits, **(_FP16_LIMITS if config.get("fp16.enabled") is not False else {})}
+    for dotted, limit in limits.items():
+        value = config.number(dotted)
+        broken = [each for each in limit.split(" and ") if value is not None and not _within(value, each)]
+        if broken:
+            yield config.finding(
+                "value-range",
+                "error",
+                dotted,
+                f"{value:g} is out of range: it must be {limit}",
+                f"write a number {limit}",
+            )
+
+
+def _within(value: float, limit: str) -> bool:
+    sign, number = limit.split()
+    return bool(_OPERATORS[sign](value, float(number)))
 
 
 def _unknown(node: Mapping[str, Any], known: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

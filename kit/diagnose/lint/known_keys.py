@@ -4,7 +4,7 @@ packages."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -28,6 +28,11 @@ class KnownKeys:
     deprecated: Mapping[str, str] | None = None
     """Dotted → the key that replaces it."""
 
+    refuses: frozenset[str] = frozenset()
+    """Sections, or the empty text for the top level, in which a key that is not known stops the run."""
+    limits: Mapping[str, str] = field(default_factory=dict)
+    """Dotted → what its number must be, such as ``> 0`` or ``<= 1 and >= 0``."""
+
     def inside(self, path: tuple[str, ...]) -> Mapping[str, Any] | None:
         """The keys known inside a section, or None where nothing is known of it."""
         node: Any = self.tree
@@ -46,6 +51,8 @@ def _load(name: str, reader: str, effect: str) -> KnownKeys:
         tree=data["keys"],
         removed=frozenset(data.get("removed", ())),
         deprecated=data.get("deprecated", {}),
+        refuses=frozenset(data.get("refuses", {""})),
+        limits=data.get("limits", {}),
     )
 
 
@@ -59,3 +66,11 @@ def deepspeed_keys() -> KnownKeys:
 def accelerate_keys() -> KnownKeys:
     """Keys of accelerate's YAML."""
     return _load("accelerate_keys.yaml", "accelerate", "refused at the top level, ignored inside a section")
+
+
+@cache
+def layer_classes() -> Mapping[str, frozenset[str]]:
+    """Family of models → the classes of its modules in transformers; written by scripts/layer_classes.py."""
+    text = files("kit.diagnose.lint").joinpath("layer_classes.yaml").read_text(encoding="utf-8")
+    table: Mapping[str, list[str]] = strict_yaml.parse_text(text, "layer_classes.yaml").data["families"]
+    return {family: frozenset(names) for family, names in table.items()}

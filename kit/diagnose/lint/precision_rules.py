@@ -183,7 +183,11 @@ def clipping_in_optimizer(config: Config) -> Iterator[Finding]:
     ),
 )
 def client_optimizer_offloaded(config: Config) -> Iterator[Finding]:
-    """runtime/engine.py: a torch optimizer under offload is refused unless zero_force_ds_cpu_optimizer is false."""
+    """runtime/engine.py refuses a torch optimizer under offload unless zero_force_ds_cpu_optimizer is false.
+
+    accelerate, and the Trainer through it, put DeepSpeedCPUAdam in its place (accelerator.py, _prepare_deepspeed)."""
+    if config.reader != "deepspeed":
+        return
     offload = config.get("zero_optimization.offload_optimizer.device", "none")
     forced = config.get("zero_force_ds_cpu_optimizer", True)
     if offload in ("cpu", "nvme") and not config.has("optimizer") and forced is not False:

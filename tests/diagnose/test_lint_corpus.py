@@ -1,0 +1,38 @@
+"""Lint says of public files what the programs say that read them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from kit.specs import strict_yaml
+from tests.diagnose.corpus_readers import CORPUS
+from tests.diagnose.corpus_score import LEAST, score
+
+ROOT = Path(__file__).parents[2]
+SECRET = re.compile(r"/home/|/Users/|hf_[A-Za-z0-9]{20}|sk-[A-Za-z0-9]{20}|(?i:api[_-]?key|password)\s*[:=]")
+
+
+def test_precision_and_recall() -> None:
+    result = score()
+    assert result.files >= 120
+    assert result.precision >= LEAST, sorted(result.false)
+    assert result.recall >= LEAST, sorted(result.missed)
+
+
+def test_what_is_expected_is_what_the_readers_say_today() -> None:
+    words = [sys.executable, "-m", "tests.diagnose.corpus_readers"]
+    made = subprocess.run(words, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert made.stdout == (CORPUS / "expected.yaml").read_text()
+
+
+def test_every_file_has_a_source_a_commit_and_a_licence() -> None:
+    sources = strict_yaml.read(CORPUS / "sources.yaml").data
+    files = {f"{path.parent.name}/{path.name}" for path in CORPUS.glob("*/*")}
+    assert set(sources) == files == set(strict_yaml.read(CORPUS / "expected.yaml").data)
+    for name, source in sources.items():
+        assert source["commit"] in source["source"], name
+        assert source["licence"] in ("Apache-2.0", "MIT", "BSD-3-Clause"), name
+        assert not SECRET.search((CORPUS / name).read_text()), name
