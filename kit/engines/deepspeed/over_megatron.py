@@ -31,6 +31,7 @@ from kit.engines.megatron.model.build import build_chunks, transformer_config
 from kit.engines.megatron.resharding.export import export_blocks
 from kit.engines.megatron.resharding.groups import ShardGroups
 from kit.engines.megatron.resharding.huggingface import HfResharder
+from kit.engines.megatron.resharding.optimizer_state import ShardState
 from kit.engines.megatron.weights.random import RandomSource
 
 _GROUP_FUNCTIONS = (
@@ -127,7 +128,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
         return is_head_norm or getattr(parameter, "sequence_parallel", False)
 
 
-class _Shards:
+class _Shards(ShardState):
     """``ShardState`` over what DeepSpeed's optimizer holds, which takes and gives whole shards only."""
 
     def __init__(self, state: ParameterState, data: dist.ProcessGroup) -> None:
@@ -136,7 +137,7 @@ class _Shards:
         self._held = torch.empty(0)
         self._missing = 0
 
-    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
+    def shape(self, param: torch.Tensor) -> tuple[int, ...]:
         return tuple(getattr(param, "ds_shape", param.shape))
 
     def own(self, kind: StateKind, param: torch.nn.Parameter) -> tuple[int, torch.Tensor]:
@@ -144,9 +145,6 @@ class _Shards:
         rows, rank, size = shard.shape[0], self._data.rank(), self._data.size()
         start, end = (rows * each // size * (shard.numel() // rows) for each in (rank, rank + 1))
         return start, shard.detach().reshape(-1)[start:end]
-
-    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
-        return True
 
     def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
         if self._param is not param:

@@ -45,11 +45,9 @@ def packed_sequence_context(micro_batch: MicroBatch) -> Iterator[None]:
     everything launched so far, once every micro batch. Its answer would be the one given here.
     """
     set_documents(micro_batch)
-    if micro_batch.position_ids is not None:
-        yield
-        return
     asking = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
+    if micro_batch.position_ids is None:
+        masking_utils.find_packed_sequence_indices = lambda position_ids: None
     try:
         yield
     finally:

@@ -26,8 +26,8 @@ def to_host(loss_sum: torch.Tensor, tokens: torch.Tensor, *more: torch.Tensor) -
     """All numbers on the host, in one copy: the host waits for the device here. ``more``: other scalars of the step.
     Raises EngineError where no label counted, which the host learns of only here: gradients are there then, of zeros.
     """
-    scalars = (loss_sum, tokens, *more)
-    nats, count, *rest = torch.stack([scalar.to(loss_sum.device, torch.float64) for scalar in scalars]).tolist()
+    scalars = [scalar.to(loss_sum.device, torch.float64) for scalar in (loss_sum, tokens, *more)]
+    nats, count, *rest = torch.stack(scalars).tolist()
     if count == 0:
         raise EngineError("no label of this step counts (all are masked); check the data's label masks")
     return LossSum(loss_sum=nats, tokens=int(count)), rest

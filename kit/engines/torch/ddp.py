@@ -54,8 +54,7 @@ class Compression:
     def start_after(self, steps: int) -> int:
         """Uncompressed steps still to come: a tenth of the run in all, for early gradients are the sensitive ones (the
         documentation of PowerSGDState), less those that were done."""
-        start = min(_LATEST_START, self.total_steps // 10)
-        return max(_FIRST_START, start - steps)
+        return max(_FIRST_START, min(_LATEST_START, self.total_steps // 10) - steps)
 
 
 def _bf16(group, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with classes: ours are strings

@@ -78,8 +78,7 @@ class FsdpModel:
         for gradient in gradients:
             mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
             by_mesh.setdefault((mesh, gradient.dtype), []).append(gradient)
-        norms = [full_tensor(_norm(group)) for group in by_mesh.values()]
-        return torch.linalg.vector_norm(torch.stack(norms))
+        return torch.linalg.vector_norm(torch.stack([full_tensor(_norm(group)) for group in by_mesh.values()]))
 
 
 def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:

@@ -58,8 +58,8 @@ class MegatronSource(TensorSource):
         full = torch.empty(shapes[index], dtype=whole.dtype)
         for piece in mapped.sharding.slices(shapes, self._model, 1, 0):
             if piece.tensor == index:
-                target = (full.t() if piece.transposed else full).narrow(piece.dim, piece.start, piece.length)
-                target.copy_(whole.narrow(piece.dim, piece.at, piece.length))
+                block = whole.narrow(piece.dim, piece.at, piece.length)
+                (full.t() if piece.transposed else full).narrow(piece.dim, piece.start, piece.length).copy_(block)
         return full
 
     def _parameter(self, mapped: MappedParam, shapes: list[Shape]) -> torch.Tensor:
@@ -164,6 +164,5 @@ def _put_together(
         for piece in slices:
             if piece.tensor == index:
                 block = tensor.narrow(piece.disk_dim, piece.start, piece.length)
-                target = whole.narrow(piece.dim, piece.at, piece.length)
-                target.copy_(block.t() if piece.transposed else block)
+                whole.narrow(piece.dim, piece.at, piece.length).copy_(block.t() if piece.transposed else block)
     return whole

@@ -38,32 +38,33 @@ COMMON = "common.pt"
 
 
 @dataclass(frozen=True)
-class WriteBlock:
-    """One block to write: where it is in the tensor ``key``, and how to get it when its turn comes."""
+class StoredBlock:
+    """Where a block is in the tensor ``key``."""
 
     key: str
     shape: tuple[int, ...]
     """Shape of the whole tensor."""
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WriteBlock(StoredBlock):
+    """One block to write, and how to get it when its turn comes."""
+
     dtype: torch.dtype
     read: Callable[[], torch.Tensor]
     """→ the block, on any device; called once."""
 
 
 @dataclass(frozen=True)
-class ReadBlock:
+class ReadBlock(StoredBlock):
     """One block to read, and what to do with the parts of it as they come."""
 
-    key: str
-    shape: tuple[int, ...]
-    """The whole tensor must have this shape; more along ``padded`` is allowed."""
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
     take: Callable[[tuple[int, ...], torch.Tensor], None]
     """(offsets inside the block, part)."""
     padded: int | None = None
-    """A dimension that others pad: the vocabulary."""
+    """A dimension along which the tensor may be larger than ``shape``: others pad the vocabulary."""
 
 
 def write_blocks(

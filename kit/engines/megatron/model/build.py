@@ -92,10 +92,11 @@ def build_chunks(
 def _chunk(
     model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], vp_stage: int | None, implementation: str
 ) -> torch.nn.Module:
-    fused = implementation == "transformer_engine"
     chunk = LanguageModel(
         config,
-        fused_block_spec(config, vp_stage) if fused else block_spec(model, config, vp_stage),
+        fused_block_spec(config, vp_stage)
+        if implementation == "transformer_engine"
+        else block_spec(model, config, vp_stage),
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
         post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
         vp_stage=vp_stage,

@@ -92,9 +92,7 @@ def _passing(own: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int,
     """(rank it belongs to, keys and values): one's own first, the next one under way while one is used."""
     part = own
     for step in range(group.size()):
-        arrives = None
-        if step + 1 < group.size():
-            arrives = _exchange(part, group)
+        arrives = _exchange(part, group) if step + 1 < group.size() else None
         yield (group.rank() - step) % group.size(), part
         if arrives is not None:
             part = arrives()

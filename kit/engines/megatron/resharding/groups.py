@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -15,25 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.optimizer import ChainedOptimizer
 
 from kit.engines.base import StateKind
-from kit.engines.megatron.resharding.optimizer_state import LocalState
-
-
-class ShardState(Protocol):
-    """The state of this rank's tensor-parallel shards, whoever splits it further; see ``LocalState``."""
-
-    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
-        """Shape of this rank's shard."""
-
-    def own(self, kind: StateKind, param: torch.nn.Parameter) -> tuple[int, torch.Tensor]:
-        """(start, values) of a range of the flattened shard; the ranges of the data-parallel ranks cover it."""
-
-    def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
-        """Whether this rank keeps any of it."""
-
-    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
-        """Set rows (``dim`` 0) or columns (1) of the shard from ``at`` on.
-
-        ``block``: any dtype, the shard's shape but for ``dim``. Blocks cover the shard, each element once."""
+from kit.engines.megatron.resharding.optimizer_state import LocalState, ShardState
 
 
 @dataclass(frozen=True)
@@ -68,7 +49,7 @@ def _is_dense(param: torch.nn.Parameter) -> bool:
     return bool(getattr(param, "allreduce", True))
 
 
-class BufferState:
+class BufferState(ShardState):
     """``ShardState`` of a buffer that belongs to the weights: no optimizer knows it, and every rank has all of it.
 
     Its master is the buffer itself, its gradient and moments are zero.
@@ -76,10 +57,6 @@ class BufferState:
 
     def __init__(self, data: dist.ProcessGroup) -> None:
         self._data = data
-
-    def shape(self, param: torch.Tensor) -> tuple[int, ...]:
-        """Shape of the buffer."""
-        return tuple(param.shape)
 
     def own(self, kind: StateKind, param: torch.Tensor) -> tuple[int, torch.Tensor]:
         """This rank's part (``ShardState``): the first data-parallel rank has all of it, the others an empty range."""

@@ -7,6 +7,7 @@ data-parallel ranks.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +21,32 @@ from kit.engines.megatron.optimizer import Adam
 from kit.engines.megatron.resharding.p2p import P2PSender, receive
 
 
-class LocalState:
+class ShardState(ABC):
+    """The state of this rank's tensor-parallel shards, whoever splits it further."""
+
+    def shape(self, param: torch.Tensor) -> tuple[int, ...]:
+        """Shape of this rank's shard."""
+        return tuple(param.shape)
+
+    @abstractmethod
+    def own(self, kind: StateKind, param: Any) -> tuple[int, torch.Tensor]:
+        """(start, values) of a range of the flattened shard; the ranges of the data-parallel ranks cover it.
+
+        ``values``: one dimension, any dtype."""
+
+    def wants(self, kind: StateKind, param: Any) -> bool:
+        """Whether this rank keeps any of it."""
+        return True
+
+    @abstractmethod
+    def put(self, kind: StateKind, param: Any, dim: int, at: int, block: torch.Tensor) -> None:
+        """Set rows (``dim`` 0) or columns (1) of the shard from ``at`` on.
+
+        ``block``: any dtype, the shard's shape but for ``dim``. Blocks cover the shard, each element once.
+        """
+
+
+class LocalState(ShardState):
     """The state of some of this rank's parameters; collective over the ranks that hold the same ones.
 
     megatron-core has one optimizer for all parameters, or with expert parallelism two: experts have data-parallel
@@ -51,10 +77,6 @@ class LocalState:
     def _distributed(self) -> bool:
         """Whether the data-parallel ranks share one copy of the state."""
         return isinstance(self._optimizer, DistributedOptimizer)
-
-    def shape(self, param: torch.nn.Parameter) -> tuple[int, ...]:
-        """Shape of this rank's shard."""
-        return tuple(param.shape)
 
     @torch.no_grad()
     def collect(self, kind: StateKind, param: torch.nn.Parameter, to: int, sender: P2PSender) -> torch.Tensor | None:
