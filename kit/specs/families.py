@@ -115,9 +115,9 @@ class Traits:
     ties_always: bool = False
     """Whether transformers' class ties the embeddings whatever it is given."""
     mlp_names: tuple[str, str, str, str] = ("mlp", "gate_proj", "up_proj", "down_proj")
-    """On disk, of a layer's MLP and of each expert's gate, up and down matrix in it."""
+    """Names on disk: a layer's MLP, and the gate, up and down matrix of each expert in it."""
     prefix: str = "model."
-    """Of the names of all parameters but the head's, on disk."""
+    """Prefix of the names of all parameters but the head's, on disk."""
     head_name: str = "lm_head.weight"
     """The output projection, on disk."""
     choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -71,7 +71,9 @@ FAILURES = (
     Failure("downloads", "rank 1 downloads while rank 0 waits", "collective-timeout", 0, "while rank 1 downloaded"),
     Failure("mismatched", "rank 1 reduces another shape", "mismatched-collectives"),
     Failure("nan", "NaN in the weights of rank 1 at step 3", "not-a-number", None, steps=(4,)),
-    Failure("diverges", "the rate far too high from step 13", "loss-divergence", None, steps=(14, 15, 16, 17, 18)),
+    Failure(
+        "diverges", "a learning rate far too high from step 13", "loss-divergence", None, steps=(14, 15, 16, 17, 18)
+    ),
     Failure("slow", "rank 1 sleeps half a second a step", "slow-rank"),
     Failure("data", "the data set ends", "data-exhausted", None),
     Failure("disk-full", "a checkpoint on a disk of 16 MiB", "disk-full"),
@@ -79,11 +81,11 @@ FAILURES = (
     Failure("backward", "rank 1's gradients do not fit", "host-out-of-memory", phase="backward"),
     Failure("optimizer", "rank 1's moments do not fit", "host-out-of-memory", phase="optimizer step"),
     Failure(
-        "kit-run", "no room for rank 1 of a run of kit's", "host-out-of-memory", 1, "the plan predicted", "forward"
+        "kit-run", "too little memory for rank 1 of a kit run", "host-out-of-memory", 1, "the plan predicted", "forward"
     ),
-    Failure("oom-kill", "the kernel ends rank 1, whose control group is full", "killed", 1, "out-of-memory killer"),
+    Failure("oom-kill", "the kernel kills rank 1, whose cgroup is full", "killed", 1, "out-of-memory killer"),
     Failure("missing-op", "rank 1 has no compiler for an operator", "missing-op"),
-    Failure("dead-node", "the host of rank 1 goes, with its kernel's network", "dead-node", None),
+    Failure("dead-node", "the host of rank 1 goes down, network included", "dead-node", None),
 )
 
 

@@ -204,7 +204,7 @@ def _lighter(layout: Layout) -> Iterator[tuple[str, str, str, Layout]]:
 
 
 def _batch(work: Workload) -> str:
-    return f"{work.model.name} with {work.layout.micro_batch_size} sequences of {work.job.seq_length} tokens"
+    return f"{work.model.name} at {work.job.seq_length} tokens, micro batch {work.layout.micro_batch_size}"
 
 
 @check(
