@@ -202,9 +202,9 @@ class Workload:
         """LoRA's parameters on a rank; null without."""
         return None if self.job.lora is None else adapter_parameters_of(self.model, self.job.lora) / self.layout.tp
 
-    def trained_share(self, held: RankParameters) -> float:
+    def trained_share(self, parameters: RankParameters) -> float:
         """Share of a rank's parameters that is trained: all of them, or the adapters."""
-        return 1.0 if self.adapters is None else self.adapters / held.total
+        return 1.0 if self.adapters is None else self.adapters / parameters.total
 
     @cached_property
     def dense_layer_matrices(self) -> float:

@@ -38,12 +38,12 @@ class PublishedStepTime(StepTimeModel):
         return size_bytes / pieces / bytes_per_s + self.gpu.group(pieces, 1).all_gather_s(size_bytes)
 
     def with_offload(
-        self, workload: PublishedWorkload, held: RankParameters, components: dict[str, float]
+        self, workload: PublishedWorkload, parameters: RankParameters, components: dict[str, float]
     ) -> dict[str, float]:
         """Optimizer state in host memory. Stepped there by Adam, which is bound by the host's memory (30 bytes a
         parameter), after gradients came over PCIe and before weights go back; or brought to the device, 24 bytes."""
         where, cluster = workload.execution.offload_optimizer, workload.cluster
-        own = held.total / (workload.layout.dp * workload.layout.cp)
+        own = parameters.total / (workload.layout.dp * workload.layout.cp)
         pcie = pcie_bytes_per_s(cluster.gpu)
         if where == "device":
             return components | {"offload": 24.0 * own / pcie}

@@ -155,11 +155,11 @@ def _attention(workload: Workload) -> dict[str, float]:
     query, key_value = model.query_width / tp, model.key_value_width / tp
     heads = model.num_attention_heads / tp
     traits = model.traits
-    kept = element * (2 * query + 2 * key_value)
+    saved = element * (2 * query + 2 * key_value)
     if traits.fused_qkv and traits.positions == "rope":
-        # One product, which stays whole behind its views; the heads' output is copied to be joined.
-        kept += element * (2 * query + key_value)
-    terms = {"attention": kept, "core_attn": 4 * heads}
+        # One GEMM's result, which stays whole behind its views; the heads' output is copied to be joined.
+        saved += element * (2 * query + key_value)
+    terms = {"attention": saved, "core_attn": 4 * heads}
     if traits.broadcasts_keys:
         return terms | _falcon(workload, query, key_value, heads)
     if not traits.fused_attention:

@@ -1,9 +1,9 @@
-"""What autograd keeps of kit's local Megatron layer (kit/engines/megatron/model/layers.py), in bytes, by
+"""What autograd saves of kit's local Megatron layer (kit/engines/megatron/model/layers.py), in bytes, by
 operator.
 
 megatron-core's linear layers, MLP and experts; norms and attention are torch's own operators. ``shard`` counts a token
 where sequence parallelism splits it, ``token`` where tensor parallelism has gathered it and splits the width instead:
-ColumnParallelLinear keeps its input split and gathers it again in backward (tensor_parallel/layers.py).
+ColumnParallelLinear saves its input split and gathers it again in backward (tensor_parallel/layers.py).
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def _attention(workload: Workload) -> dict[str, float]:
     elif workload.layout.cp > 1 and workload.layout.recompute != "selective":
         # Keys and values of the whole sequence instead (context.py), and both halves of the output beside their sum.
         inputs, output = query + 2 * key_value * workload.layout.cp, 2 * query
-    kept = element * (inputs + output)
+    saved = element * (inputs + output)
     if model.qk_norm:
-        kept += element * query + 4 * (heads + key_value / model.head_dim)
-    return {"attention": kept * workload.tokens, "core_attn": _scores(workload)}
+        saved += element * query + 4 * (heads + key_value / model.head_dim)
+    return {"attention": saved * workload.tokens, "core_attn": _scores(workload)}
 
 
 def _scores(workload: Workload) -> float:
@@ -77,8 +77,8 @@ def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
     if workload.layout.cp > 1 and workload.layout.recompute != "selective":
         gathered = (latent.query_head_dim + latent.value_head_dim) * workload.layout.cp
         per_head = latent.query_head_dim + gathered + 2 * latent.value_head_dim
-    kept = workload.element * (compressed * workload.shard_tokens + per_head * heads * workload.tokens)
-    return {"attention": kept, "core_attn": _scores(workload)}
+    saved = workload.element * (compressed * workload.shard_tokens + per_head * heads * workload.tokens)
+    return {"attention": saved, "core_attn": _scores(workload)}
 
 
 def _experts(workload: Workload) -> dict[str, float]:
@@ -91,7 +91,7 @@ def _experts(workload: Workload) -> dict[str, float]:
 
 
 def backward_workspace_bytes(workload: Workload, has_experts: bool) -> float:
-    """What exists at once in the backward of a layer beside what it keeps.
+    """What exists at once in the backward of a layer beside what it saves.
 
     Gradients of two widths of the MLP and of the stream. Experts: one after the other, each with its product with the
     router's scores and two gradients of it in fp32 (mlp.py, per_token_scale); or, when all have run, four copies of the

@@ -1,4 +1,4 @@
-"""What autograd keeps of Megatron's transformer layer with Transformer Engine, in bytes, by operator.
+"""What autograd saves of Megatron's transformer layer with Transformer Engine, in bytes, by operator.
 
 Read in megatron-core 0.16 (transformer/) and transformer_engine/pytorch. ``shard`` counts a token where sequence
 parallelism splits it, ``token`` where tensor parallelism has gathered it and splits the width instead (Korthikanti et
@@ -21,7 +21,7 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     stream = model.hidden_size * shard
     terms = {
         "residual": 2 * (ELEMENT * stream + (8 if model.norm == "layernorm" else 4) * shard),
-        # Inputs of the first linear layers: LayerNormLinear keeps its rank's part and gathers it again in backward.
+        # Inputs of the first linear layers: LayerNormLinear saves its rank's part and gathers it again in backward.
         "layernorm": 2 * ELEMENT * stream,
         "dropout": 2.0 * stream if workload.hidden_dropout else 0.0,
     }
@@ -40,16 +40,16 @@ def _attention(workload: Workload) -> dict[str, float]:
 
     Where rotation or grouped queries leave them in different layouts they are made contiguous and the fused
     projection's result is freed (transformer_engine/pytorch/attention/dot_product_attention/utils.py, get_qkv_layout).
-    flash-attn keeps its own output beside the transposed copy that the projection keeps (backends.py, FlashAttention).
+    flash-attn saves its own output beside the transposed copy that the projection saves (backends.py, FlashAttention).
     """
     model, tokens = workload.model, workload.tokens
     query = model.query_width / workload.layout.tp
     key_value = max(model.key_value_width / workload.layout.tp, model.head_dim)
-    kept = ELEMENT * (query + 2 * key_value) * tokens
+    saved = ELEMENT * (query + 2 * key_value) * tokens
     if model.qk_norm:
-        kept += (ELEMENT * (query + key_value) + 4 * (query + key_value) / model.head_dim) * tokens
+        saved += (ELEMENT * (query + key_value) + 4 * (query + key_value) / model.head_dim) * tokens
     outputs = 2 if workload.attention == "flash" else 1
-    terms = {"attention": kept, "attention_output": ELEMENT * outputs * query * tokens}
+    terms = {"attention": saved, "attention_output": ELEMENT * outputs * query * tokens}
     terms["core_attn"] = _scores(workload)
     return terms
 
@@ -81,7 +81,7 @@ def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
 
 
 def _mlp(workload: Workload) -> dict[str, float]:
-    """Result of the first projection (kept by the fused activation) and of the activation (kept by the second)."""
+    """Result of the first projection (saved by the fused activation) and of the activation (saved by the second)."""
     model = workload.model
     width = (3 if model.gated_mlp else 2) * model.ffn_hidden_size / workload.layout.tp
     return {"mlp": ELEMENT * width * workload.tokens}
@@ -91,7 +91,7 @@ def _experts(workload: Workload) -> dict[str, float]:
     """Dropless experts under even routing: megatron-core, transformer/moe/ (router, token_dispatcher, experts).
 
     Each token is copied to its experts: input, first projection, activation (weighted by the router's probability, so
-    that un-permuting keeps nothing). Tokens that leave and arrive balance over the expert-parallel group.
+    that un-permuting saves nothing). Tokens that leave and arrive balance over the expert-parallel group.
     """
     model, tp, etp = workload.model, workload.layout.tp, workload.layout.etp
     gate = 2 if model.gated_mlp else 1

@@ -1,7 +1,8 @@
 """Does it fit: peak memory of a rank of every pipeline stage, host memory and disk of a node.
 
-Whose layers run decides which file says what is kept; and
-``rank_memory.py`` adds it up moment by moment. Rows of published measurements take the same way (benchmarks/accuracy).
+The implementation of layers decides which file counts the parts of a rank (``rank_huggingface.py``,
+``rank_megatron.py``); ``phases.py`` adds them up moment by moment. Published runs take the same way
+(benchmarks/accuracy).
 """
 
 from __future__ import annotations

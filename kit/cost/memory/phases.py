@@ -1,6 +1,6 @@
 """Memory of a rank at each moment of a run, for plans and for described runs alike.
 
-Each implementation says what it keeps (``RankParts``); here it is added up, moment by moment. The peak moves over a
+Each implementation counts its parts (``RankParts``); here they are added up, moment by moment. The peak moves over a
 step: activations are fullest when the loss is computed, gradients when backward ends, and the optimizer may
 need copies.
 """

@@ -18,7 +18,9 @@ from kit.cost.time.gpu import GpuPerf
 from kit.cost.workload import Workload
 
 
-def data_parallel_s(gpu: GpuPerf, workload: Workload, held: RankParameters, forward: float, backward: float) -> float:
+def data_parallel_s(
+    gpu: GpuPerf, workload: Workload, parameters: RankParameters, forward: float, backward: float
+) -> float:
     """Exposed seconds of a step; ``forward`` and ``backward`` are those of one micro batch on a rank."""
     layout, how = workload.layout, workload.execution
     ranks = gpu.group(layout.dp * layout.cp, layout.tp)
@@ -26,30 +28,30 @@ def data_parallel_s(gpu: GpuPerf, workload: Workload, held: RankParameters, forw
     if ranks.size == 1 and expert_ranks.size == 1:
         return 0.0
     if layout.zero_stage == 3 or (layout.zero_stage == 2 and how.engine == "fsdp"):
-        return _fully_sharded(gpu, workload, held, ranks, expert_ranks, forward, backward)
-    trained = workload.trained_share(held)
-    reduced = trained * _gather_s(ranks, expert_ranks, held, how.gradient_bytes)
-    weights = trained * _gather_s(ranks, expert_ranks, held, 2.0 if how.precision != "fp32" else 4.0)
+        return _fully_sharded(gpu, workload, parameters, ranks, expert_ranks, forward, backward)
+    trained = workload.trained_share(parameters)
+    reduced = trained * _gather_s(ranks, expert_ranks, parameters, how.gradient_bytes)
+    weights = trained * _gather_s(ranks, expert_ranks, parameters, 2.0 if how.precision != "fp32" else 4.0)
     if how.engine == "deepspeed":
         return _deepspeed(workload, reduced, weights, backward)
     reduction = reduced * (1 if layout.zero_stage == 1 and not how.reduces_in_full else 2)
     gathered = weights if layout.zero_stage == 1 else 0.0
-    compressed = how.gradient_kernel_bytes * (held.dense + held.experts) / gpu.bytes_per_s
+    compressed = how.gradient_kernel_bytes * (parameters.dense + parameters.experts) / gpu.bytes_per_s
     if not how.overlaps_gradients:
         return reduction + gathered + compressed
     return exposed(reduction, backward) + exposed(gathered, forward) + compressed
 
 
-def _gather_s(ranks: Group, expert_ranks: Group, held: RankParameters, width: float, messages: int = 1) -> float:
+def _gather_s(ranks: Group, expert_ranks: Group, parameters: RankParameters, width: float, messages: int = 1) -> float:
     """An all-gather, or as long, a reduce-scatter of everything that a rank holds."""
-    dense = ranks.all_gather_s(width * held.dense, messages)
-    return dense + (expert_ranks.all_gather_s(width * held.experts, messages) if held.experts else 0.0)
+    dense = ranks.all_gather_s(width * parameters.dense, messages)
+    return dense + (expert_ranks.all_gather_s(width * parameters.experts, messages) if parameters.experts else 0.0)
 
 
 def _fully_sharded(
     gpu: GpuPerf,
     workload: Workload,
-    held: RankParameters,
+    parameters: RankParameters,
     ranks: Group,
     experts: Group,
     forward: float,
@@ -64,12 +66,12 @@ def _fully_sharded(
     messages = workload.num_layers * (6 if how.engine == "deepspeed" else 1)
     width = 2.0 if workload.keeps_bf16_weights else 1.0
     width = 4.0 if how.precision == "fp32" else width
-    gather = first = _gather_s(ranks, experts, held, width, messages)
-    scatter = _gather_s(ranks, experts, held, how.gradient_bytes, messages)
+    gather = first = _gather_s(ranks, experts, parameters, width, messages)
+    scatter = _gather_s(ranks, experts, parameters, how.gradient_bytes, messages)
     if how.zero_plus_plus is not None:
-        times = zero_times(gpu, how.zero_plus_plus, ranks.size, held.dense + held.experts, width, messages)
+        times = zero_times(gpu, how.zero_plus_plus, ranks.size, parameters.dense + parameters.experts, width, messages)
         first, gather, scatter = times.first_gather, times.gather, times.scatter
-    back = (gather if layout.zero_stage == 3 else 0.0) + workload.trained_share(held) * scatter
+    back = (gather if layout.zero_stage == 3 else 0.0) + workload.trained_share(parameters) * scatter
     unhidden = how.unhidden_sharding
     forwards = [max(exposed(each, forward), unhidden * each) for each in (first, gather)]
     return forwards[0] + (m - 1) * forwards[1] + m * max(exposed(back, backward), unhidden * back)

@@ -143,18 +143,18 @@ def _chunked_loss_bytes(workload: Workload, entries: float) -> float:
     return ((8.0 if fused else 44.0) + of_head) * entries
 
 
-def micro_batch_bytes(workload: Workload, held: RankParameters) -> float:
+def micro_batch_bytes(workload: Workload, parameters: RankParameters) -> float:
     """Bytes moved per micro batch for the rank's parameters, besides GEMMs: casts of weights, sums of gradients."""
     layout, how = workload.layout, workload.execution
     if how.engine == "megatron":
-        return 0.0 if workload.gradient_accumulation_fusion else how.gradient_sum_bytes * held.total
+        return 0.0 if workload.gradient_accumulation_fusion else how.gradient_sum_bytes * parameters.total
     if how.engine == "deepspeed":
-        return (10.0 if layout.gradient_accumulation_steps > 1 else 4.0) * held.total
+        return (10.0 if layout.gradient_accumulation_steps > 1 else 4.0) * parameters.total
     cast = workload.weight_bytes == 4 and layout.zero_stage == 0 and how.precision in ("bf16", "fp8")
-    moved = 6.0 * held.total if cast else 0.0
+    moved = 6.0 * parameters.total if cast else 0.0
     if how.linear_layers_only:
         # Of fp32 weights autocast makes no 16-bit copy then; their gradients in 16 bits are still added to fp32.
-        moved += _torchao_weight_casts(workload) * held.dense_matrices
+        moved += _torchao_weight_casts(workload) * parameters.dense_matrices
     return moved
 
 

@@ -93,7 +93,7 @@ class StepTimeModel:
         others = sum(part.total for part in totals.values()) - slowest.total
         if len(totals) < layout.pp:
             others += (layout.pp - len(totals)) * totals[1].total
-        held = max((workload.parameters[stage] for stage in stages), key=lambda part: part.total)
+        parameters = max((workload.parameters[stage] for stage in stages), key=lambda part: part.total)
         window = slowest.forward_window
         components = {
             "compute": m * (slowest.forward + slowest.backward),
@@ -104,12 +104,12 @@ class StepTimeModel:
             "expert_parallel": m * slowest.expert,
             "pipeline_transfer": m * self.transfer_s(workload, slowest) if layout.pp > 1 else 0.0,
             "pipeline_bubble": others / layout.vp,
-            "data_parallel": data_parallel_s(self.gpu, workload, held, window, slowest.total - window)
+            "data_parallel": data_parallel_s(self.gpu, workload, parameters, window, slowest.total - window)
             + self._small_buckets_s(workload),
             "offload": 0.0,
-            "optimizer": self._optimizer_s(workload, held),
+            "optimizer": self._optimizer_s(workload, parameters),
         }
-        return self.with_offload(workload, held, components)
+        return self.with_offload(workload, parameters, components)
 
     def _stage(self, workload: Workload, stage: int) -> Part:
         dense, experts = workload.stage_kinds[stage]
@@ -205,14 +205,16 @@ class StepTimeModel:
         passes = layout.gradient_accumulation_steps if layout.zero_stage >= 2 else 1
         return passes * max(0.0, many - few) * self.gpu.group(layout.dp * layout.cp, layout.tp).latency_s
 
-    def _optimizer_s(self, workload: Workload, held: RankParameters) -> float:
+    def _optimizer_s(self, workload: Workload, parameters: RankParameters) -> float:
         layout = workload.layout
         ranks, expert_ranks = (layout.dp * layout.cp, layout.expert_dp) if layout.zero_stage else (1, 1)
-        updated = workload.trained_share(held) * (held.dense / ranks + held.experts / expert_ranks)
+        updated = workload.trained_share(parameters) * (parameters.dense / ranks + parameters.experts / expert_ranks)
         return elementwise.optimizer_bytes_per_parameter(workload) * updated / self.gpu.bytes_per_s
 
-    def with_offload(self, workload: Workload, held: RankParameters, components: dict[str, float]) -> dict[str, float]:
-        """The components with what offload adds, where the layout has it; ``held``: by the fullest rank."""
+    def with_offload(
+        self, workload: Workload, parameters: RankParameters, components: dict[str, float]
+    ) -> dict[str, float]:
+        """The components with what offload adds, where the layout has it; ``parameters``: of the fullest rank."""
         layout = workload.layout
         if layout.offload_optimizer == "none" and layout.offload_param == "none":
             return components
