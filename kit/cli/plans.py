@@ -219,11 +219,12 @@ def _chosen_cluster(
     calibration: Path | None,
 ) -> str:
     """Print what the node types offer, and return the first."""
-    from kit.planner.cluster_selection import Constraints, cluster_options, node_type, render_options
+    from kit.planner.cluster_selection import GOALS, Constraints, cluster_options, node_type, render_options
 
-    if by not in ("gpus", "money", "time"):
+    goal = next((goal for goal in GOALS if goal == by), None)
+    if goal is None:
         raise SpecError(f"--by {by!r} is not a goal; use gpus, money or time")
-    constraints = Constraints(goal=by, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)  # type: ignore[arg-type]
+    constraints = Constraints(goal=goal, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)
     only = None if node is None else node_type(node)
     found = cluster_options(model, job, pins, constraints, only, load_calibration(calibration))
     typer.echo(render_options(found) + "\n")

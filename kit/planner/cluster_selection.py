@@ -26,6 +26,7 @@ from kit.specs.model import ModelSpec
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR, human_seconds
 
 Goal = Literal["gpus", "money", "time"]
+GOALS: tuple[Goal, ...] = ("gpus", "money", "time")
 _HIGHEST_MFU = 0.65
 """No published run lies above; it bounds from below how many GPUs a deadline takes."""
 _MOST_GPUS = 16384

@@ -20,7 +20,7 @@ from pydantic.dataclasses import dataclass
 from kit.specs.base import SPEC, Text
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
-from kit.specs.layout import Pins
+from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 from kit.specs.run import RunSpec
 
@@ -46,7 +46,7 @@ def json_schema() -> dict[str, Any]:
     parts = {RecipeFile.__name__: schema, **schema["$defs"]}
     for spec in (RecipeFile, *_specs()):
         if (part := parts.get(spec.__name__)) is not None:
-            for name, text in _strings_beneath(spec).items():
+            for name, text in _strings_beneath(Layout if spec is Pins else spec).items():
                 part["properties"].get(name, {})["description"] = text
     # A variant says only what differs; what is missing in the whole is found when it is loaded.
     for part in (schema, schema["$defs"]["RunSpec"], schema["$defs"]["DataSpec"]):

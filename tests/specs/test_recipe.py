@@ -1,13 +1,16 @@
 """Recipes: names looked up, paths resolved, overrides and one-level extends, every shipped file valid."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import jsonschema
 import pytest
 
 from kit.errors import SpecError
 from kit.specs import strict_yaml
+from kit.specs.layout import PINNABLE, Flag, Layout, Pins
 from kit.specs.recipe import load_recipe, merged_text
 from kit.specs.schema import json_schema
 
@@ -93,3 +96,20 @@ def test_the_committed_schema_is_the_generated_one() -> None:
 def test_the_schema_refuses_an_unknown_key() -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({"model": "m", "cluster": "c", "job": {"seq_lenght": 1}}, json_schema())
+
+
+def test_pins_are_the_fields_of_a_layout() -> None:
+    """Same names, order and limits; every one may be left out."""
+
+    def without_columns(hint: Any) -> Any:
+        if get_origin(hint) is not Annotated:
+            return hint
+        kind, *limits = get_args(hint)
+        limits = [limit for limit in limits if not isinstance(limit, Flag)]
+        return Annotated[kind, *limits] if limits else kind
+
+    of_layout = get_type_hints(Layout, include_extras=True)
+    wanted = {name: without_columns(of_layout[name]) | None for name in PINNABLE}
+    assert get_type_hints(Pins, include_extras=True) == wanted
+    assert list(wanted) == [field.name for field in dataclasses.fields(Pins)]
+    assert dataclasses.astuple(Pins()) == (None,) * len(wanted)
