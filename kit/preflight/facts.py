@@ -78,6 +78,7 @@ def parse_gpus(text: str) -> list[dict[str, Any]]:
 
 
 _PACKAGES = ("torch", "deepspeed", "transformers", "accelerate", "megatron-core", "numpy", "safetensors", "tokenizers")
+_NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 TOOLS = ("g++", "gcc", "nvcc", "ninja", "pdsh", "ssh", "ip", "ibstat", "fi_info", "srun", "mpirun")
 LIMITS = {"nofile": "RLIMIT_NOFILE", "memlock": "RLIMIT_MEMLOCK", "nproc": "RLIMIT_NPROC", "stack": "RLIMIT_STACK"}
 HASHED_BYTES = 1 << 20
@@ -96,13 +97,14 @@ def gather(request: dict[str, Any]) -> Facts:
     facts: dict[str, Callable[[], Any]] = {
         "hostname": socket.gethostname,
         "addresses_of_own_name": lambda: _resolve(socket.gethostname()),
-        "addresses": _addresses,
+        # Those of this machine's interfaces, without loopback.
+        "addresses": lambda: _output("hostname", "-I").split(),
         "names": lambda: {name: _resolve(name) for name in request.get("names", [])},
         "python": platform.python_version,
         "packages": lambda: {name: _version(name) for name in _PACKAGES},
         "kit": _kit_digest,
         "torch_cuda": _torch_cuda,
-        "nccl": _nccl,
+        "nccl": lambda: next(filter(None, map(_version, _NCCL)), None),
         "kernel": platform.release,
         "tools": lambda: {name: _tool(name) for name in TOOLS},
         "libaio": lambda: any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include")),
@@ -170,12 +172,6 @@ def _torch_cuda() -> str | None:
     return match.group(1) if match else None
 
 
-def _nccl() -> str | None:
-    return next(
-        (v for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11") if (v := _version(name))), None
-    )
-
-
 def _tool(name: str) -> str | None:
     """Version of a program, its path where only that is asked, or None if it is not installed. Looks in the venv
     too."""
@@ -184,9 +180,12 @@ def _tool(name: str) -> str | None:
     )
     if path is None or name not in ("g++", "nvcc", "ninja"):
         return path
-    told = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10).stdout
-    match = re.search(r"release (\d+\.\d+)|(\d+\.\d+(?:\.\d+)*)", told)
+    match = re.search(r"release (\d+\.\d+)|(\d+\.\d+(?:\.\d+)*)", _output(path, "--version"))
     return (match.group(1) or match.group(2)) if match else path
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
 
 
 def _resolve(name: str) -> list[str]:
@@ -194,12 +193,6 @@ def _resolve(name: str) -> list[str]:
         return sorted({str(info[4][0]) for info in socket.getaddrinfo(name, None, family=socket.AF_INET)})
     except socket.gaierror:
         return []
-
-
-def _addresses() -> list[str]:
-    """Addresses of this machine's interfaces, without loopback."""
-    told = subprocess.run(["hostname", "-I"], capture_output=True, text=True, timeout=10).stdout
-    return told.split()
 
 
 def _writable(path: Path) -> dict[str, Any]:

@@ -89,7 +89,9 @@ def versions(facts: Mapping[str, Facts]) -> list[CheckResult]:
     found = []
     for keys, state in DIFFERENT.items():
         for name in keys:
-            flat = {host: _flat(name, own[name]) for host, own in facts.items()}
+            flat = {
+                host: own[name] if isinstance(own[name], dict) else {name: own[name]} for host, own in facts.items()
+            }
             for key in sorted({key for values in flat.values() for key in values}):
                 found += _odd_ones_out("versions", key, {host: values.get(key) for host, values in flat.items()}, state)
     return found or [_same("versions", facts, "the same packages, compilers and kernels everywhere")]
@@ -190,10 +192,6 @@ def _odd_ones_out(
 
 def _words(value: str) -> str:
     return "not installed" if value == "None" else value.strip("'")
-
-
-def _flat(name: str, value: Any) -> dict[str, Any]:
-    return dict(value) if isinstance(value, dict) else {name: value}
 
 
 def _same(check: str, facts: Mapping[str, Facts], said: str) -> CheckResult:
