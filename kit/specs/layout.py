@@ -51,6 +51,7 @@ class Flag:
 
 
 Size = Annotated[int, Field(gt=0)]
+ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Elements = Annotated[int, Field(ge=0, le=10**15)]
 """Elements of a buffer. DeepSpeed's own examples go up to 10¹⁴, which means everything."""
 _HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
@@ -88,7 +89,7 @@ class Layout:
     """Tensor parallelism inside each expert; with ep=1 it is that of everything else."""
     sp: Annotated[bool, Flag(("deepspeed", "megatron"))] = False
     """Sequence parallelism over the tensor-parallel group."""
-    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    zero_stage: ZeroStage = 0
     """torch: 0 = DDP, 2 and 3 = FSDP2. deepspeed: its stage. megatron: 1 = the distributed optimizer."""
     offload_optimizer: Annotated[Offload, Flag(("deepspeed",), _HOST)] = "none"
     offload_param: Annotated[Offload, Flag(("deepspeed",), _WEIGHTS_ON_HOST)] = "none"
@@ -206,7 +207,7 @@ class Pins:
     ep: Size | None = None
     etp: Size | None = None
     sp: bool | None = None
-    zero_stage: Annotated[int, Field(ge=0, le=3)] | None = None
+    zero_stage: ZeroStage | None = None
     offload_optimizer: Offload | None = None
     offload_param: Offload | None = None
     zero_hpz: Size | None = None
