@@ -82,7 +82,7 @@ def fsdp_and_deepspeed(file: str, command: Command) -> Iterator[Finding]:
 
 
 @check("launch")
-def visible_devices(file: str, command: Command) -> Iterator[Finding]:
+def command_visible_devices(file: str, command: Command) -> Iterator[Finding]:
     """A rank takes the device of its local number, among those that CUDA_VISIBLE_DEVICES leaves."""
     launcher = next((launcher for launcher in LAUNCHERS if launcher.name == command.launcher), None)
     visible = command.value("gpu_ids") or command.visible
