@@ -232,5 +232,5 @@ class Pins:
     param_buffer_size: Elements | None = None
 
     def but(self, **chosen: Any) -> Pins:
-        """The same with other choices."""
+        """Copies the pins with other choices."""
         return dataclasses.replace(self, **chosen)

@@ -174,7 +174,7 @@ TORCH_CLASSES = {"Linear", "Embedding", "LayerNorm"}
 
 @check("accelerate")
 def priced(config: Config) -> Iterator[Finding]:
-    """The same judgement of memory as of a DeepSpeed file, on what accelerate makes of its section."""
+    """Judges memory as for a DeepSpeed file, from what accelerate makes of its section."""
     if config.get("distributed_type") != "DEEPSPEED":
         yield from consequence_rules.memory(config)
         yield from consequence_rules.speed(config)

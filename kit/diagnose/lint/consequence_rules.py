@@ -258,7 +258,7 @@ def _precision(config: Config) -> Precision:
 
 
 def _layout(config: Config) -> Layout | str:
-    """Of a DeepSpeed configuration, with the sizes that stand in it."""
+    """Layout of a DeepSpeed configuration, with the sizes in it."""
     ranks, stage = data_parallel_size(config), config.stage
     if ranks is None or stage is None or not 0 <= stage <= 3:
         return "the number of ranks or the ZeRO stage is not a number here"
@@ -324,7 +324,7 @@ _STAGES = {"FULL_SHARD": 3, "SHARD_GRAD_OP": 2, "NO_SHARD": 0, "1": 3, "2": 2, "
 
 
 def _fsdp_layout(config: Config) -> Layout | str:
-    """Of accelerate's YAML without DeepSpeed: FSDP and DDP."""
+    """Layout of accelerate's YAML without DeepSpeed: FSDP and DDP."""
     kind, ranks = config.get("distributed_type"), data_parallel_size(config)
     if kind not in ("FSDP", "MULTI_GPU") or ranks is None:
         return f"the cost model has no figures for distributed_type {kind} of accelerate"
