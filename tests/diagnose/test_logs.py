@@ -147,6 +147,65 @@ def test_flight_records_say_who_parted_where(tmp_path: Path) -> None:
     assert diagnose([flight_records(tmp_path / "c", {0: both, 1: both})]) == ()
 
 
+def test_the_first_parting_of_several_groups_is_the_cause(tmp_path: Path) -> None:
+    """Ranks 0 and 1 part in their own group first; what rank 2 then meets in the group of all is a consequence."""
+    directory = tmp_path / "groups"
+    directory.mkdir()
+    calls = {
+        0: [
+            ("0", "default_pg", 1, "all_reduce", 10),
+            ("1", "tp", 1, "all_gather", 20),
+            ("0", "default_pg", 2, "barrier", 90),
+        ],
+        1: [
+            ("0", "default_pg", 1, "all_reduce", 11),
+            ("1", "tp", 1, "broadcast", 21),
+            ("0", "default_pg", 2, "barrier", 91),
+        ],
+        2: [("0", "default_pg", 1, "all_reduce", 12), ("0", "default_pg", 2, "all_reduce", 80)],
+    }
+    for rank, made in calls.items():
+        entries = [
+            {
+                "process_group": (group, described),
+                "collective_seq_id": number,
+                "profiling_name": f"nccl:{name}",
+                "input_sizes": [[8]],
+                "input_dtypes": ["Float"],
+                "time_created_ns": created,
+                "is_p2p": False,
+            }
+            for group, described, number, name, created in made
+        ]
+        groups = {"1": {"ranks": "[0, 1]"}, "0": {"ranks": "[0, 1, 2]"}}
+        record = {"version": "2.10", "pg_config": groups, "entries": entries}
+        (directory / f"rank_{rank}").write_bytes(pickle.dumps(record))
+    cause = diagnose([directory])[0]
+    assert cause.cause == "mismatched-collectives"
+    assert "number 1 of group 1 (tp)" in cause.meaning
+
+
+def test_a_rank_of_two_that_takes_twice_as_long_is_slow(tmp_path: Path) -> None:
+    log = tmp_path / "run.log"
+    log.write_text("".join(f"[rank{r}] step {i} loss 1.0 work_time_s {1.0 + r}\n" for i in range(9) for r in (0, 1)))
+    assert [(cause.cause, cause.ranks) for cause in diagnose([log])] == [("slow-rank", (1,))]
+
+
+def test_slurms_err_files_in_a_directory_are_read(tmp_path: Path) -> None:
+    (tmp_path / "job.err").write_text("OSError: [Errno 28] No space left on device\n")
+    assert diagnose([tmp_path])[0].cause == "disk-full"
+
+
+def test_the_rank_of_a_killed_process_is_not_its_number_on_its_node(tmp_path: Path) -> None:
+    """torchrun's summary on the second of two nodes: rank 11 is number 3 there."""
+    log = tmp_path / "node-1.log"
+    log.write_text(
+        "  rank      : 11 (local_rank: 3)\n  exitcode  : -9 (pid: 77)\n  error_file: <N/A>\n"
+        "  traceback : Signal 9 (SIGKILL) received by PID 77\n"
+    )
+    assert [(cause.cause, cause.ranks) for cause in diagnose([log])] == [("killed", (11,))]
+
+
 def test_a_record_that_would_run_code_is_not_read(tmp_path: Path) -> None:
     class Bad:
         def __reduce__(self) -> tuple[object, tuple[str]]:

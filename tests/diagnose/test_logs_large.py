@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.diagnose.logs import Cause, diagnose
@@ -103,3 +103,40 @@ def told(causes: tuple[Cause, ...]) -> list[tuple[object, ...]]:
         (c.cause, c.ranks, re.sub(r"\.log:\d+", "", c.meaning), c.fix, c.phase, c.step, c.frames, c.evidence)
         for c in causes
     ]
+
+
+WORDS = [
+    "Traceback (most recent call last)",
+    ":",
+    "\n",
+    "\r",
+    " ",
+    '  File "a.py", line 3, in f',
+    "KeyError: 'x'",
+    "[rank3]: ",
+]
+WORDS += [
+    "Root Cause (first observed failure):\n",
+    "  rank      : 9 (local_rank: 9)\n",
+    "CUDA out of memory",
+    "exitcode: -9",
+]
+WORDS += [
+    "step 99999999999999999999 loss 1e999",
+    "step 1 loss 0.1",
+    "During handling of the above exception",
+    "\x00",
+    "é",
+]
+WORDS += ["Tried to allocate 1.0 GiB and 9.0 GiB is reserved by PyTorch but unallocated", "[rank99999999]", "loss nan"]
+
+
+@settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.sampled_from(WORDS), max_size=30), st.binary(max_size=40))
+def test_whatever_stands_in_a_log_gets_an_answer(
+    tmp_path_factory: pytest.TempPathFactory, words: list[str], rest: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "rank_1.log"
+    path.write_bytes("".join(words).encode() + rest)
+    for cause in diagnose([path]):
+        assert str(cause)

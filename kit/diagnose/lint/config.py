@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -74,12 +75,13 @@ class Config:
         return truth(self.get(dotted)) is True
 
     def number(self, dotted: str) -> float | None:
-        """A number, in quotes or not; None where it is missing, ``auto`` or no number."""
+        """A finite number, in quotes or not; None where it is missing, ``auto`` or no number."""
         value = self.get(dotted)
-        if isinstance(value, str):  # a finding of its own (text-value), and still meant as a number
-            with contextlib.suppress(ValueError):
-                return float(value)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            return None
+        with contextlib.suppress(ValueError, OverflowError):  # a quoted one is a finding of its own (text-value)
+            return float(value) if math.isfinite(float(value)) else None
+        return None
 
     def section(self, dotted: str) -> dict[str, Any]:
         """A section, empty where it is missing or not one."""

@@ -206,7 +206,7 @@ def text_value(config: Config) -> Iterator[Finding]:
             why = f'"{value}" is text; every text is true where a reader does not convert it'
         elif re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", value):
             number = float(value)
-            right = int(number) if number == int(number) and "e" not in value.lower() and "." not in value else number
+            right = int(value) if re.fullmatch(r"[-+]?\d{1,300}", value) else number
             why = f'"{value}" is text, which does not equal the number that accelerate and the Trainer compare it with'
         else:
             continue

@@ -3,6 +3,7 @@ that time grows with the size of the log and memory does not."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -25,8 +26,14 @@ _RANKS = re.compile(rb"\n\s*(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})
 _STEP = re.compile(r"(?i)\bstep[ =:]+(\d{1,18})")
 _SIGNS = {sign.encode() for pattern in PATTERNS for sign in pattern.signs}
 _SIGNS |= {TRACEBACK, TABLE, b"Unable to shutdown", b"Downloading", b"downloading", b"Fetching ", b"Exited with exit"}
-# Capitals are rare in a log: one expression finds all words that begin with one as quickly as one word alone.
-_CAPITALS = re.compile(b"|".join(re.escape(sign) for sign in sorted(_SIGNS) if sign[:1].isupper()))
+# Capitals are rare in a log: one expression finds all words that begin with one, in groups of the same first letter,
+# about as quickly as one word alone.
+_CAPITALS = re.compile(
+    b"|".join(
+        first + b"(?:" + b"|".join(re.escape(sign[1:]) for sign in sorted(same)) + b")"
+        for first, same in itertools.groupby(sorted(s for s in _SIGNS if s[:1].isupper()), lambda sign: sign[:1])
+    )
+)
 _OTHERS = tuple(sorted(sign for sign in _SIGNS if not sign[:1].isupper()))
 _LONGEST = max(map(len, _SIGNS))
 

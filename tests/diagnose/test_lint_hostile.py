@@ -1,0 +1,107 @@
+"""Whatever stands in a file, lint answers with findings or one clear error."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from kit.diagnose.lint import lint
+from kit.diagnose.lint.known_keys import accelerate_keys, deepspeed_keys
+from kit.errors import KitError
+from kit.specs import strict_yaml
+from kit.specs.catalog import load_model, parse_cluster
+
+MODEL, CLUSTER = load_model("llama-3.2-1b"), parse_cluster("2xH100")
+VALUES = st.one_of(
+    st.sampled_from(
+        [None, True, False, 0, -1, 1, 3, 2**63, 10**400, 1e308, -1e308, 0.5, "", "auto", "none", "cpu", "nvme"]
+    ),
+    st.sampled_from(
+        ["1e999", "nan", "inf", "-inf", "Lamb", "DEEPSPEED", "FSDP", "MULTI_GPU", "NO", "0,1", "x" * 300, "\u0000"]
+    ),
+    st.lists(st.integers(), max_size=2),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=1),
+)
+
+
+def below(tree: Any) -> st.SearchStrategy[Any]:
+    """Some keys of a reader, with anything behind them."""
+    if not isinstance(tree, dict):
+        return VALUES
+    return st.one_of(VALUES, st.fixed_dictionaries({}, optional={key: below(inner) for key, inner in tree.items()}))
+
+
+def some(tree: Any) -> st.SearchStrategy[Any]:
+    keys = st.lists(st.sampled_from(sorted(tree)), min_size=1, max_size=6, unique=True)
+    return keys.flatmap(lambda chosen: st.fixed_dictionaries({key: below(tree[key]) for key in chosen}))
+
+
+FUZZ = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+
+
+def answer(path: Path) -> None:
+    with contextlib.suppress(KitError):
+        for finding in lint(path, model=MODEL, cluster=CLUSTER):
+            assert len(str(finding)) < 2000
+
+
+@FUZZ
+@given(data=some(dict(deepspeed_keys().tree)), named=st.booleans())
+def test_deepspeed_configurations(tmp_path_factory: pytest.TempPathFactory, data: Any, named: bool) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "ds.json"
+    path.write_text(json.dumps(data | ({"zero_optimization": {"stage": 3}} if named else {})))
+    answer(path)
+
+
+@FUZZ
+@given(data=some(dict(accelerate_keys().tree)), kind=st.sampled_from(["DEEPSPEED", "FSDP", "MULTI_GPU", "NO", None]))
+def test_accelerate_configurations(tmp_path_factory: pytest.TempPathFactory, data: Any, kind: str | None) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "accelerate.yaml"
+    path.write_text(strict_yaml.dump(data | ({"distributed_type": kind} if kind else {})))
+    answer(path)
+
+
+@FUZZ
+@given(
+    words=st.lists(
+        st.sampled_from(
+            [
+                "torchrun",
+                "deepspeed",
+                "accelerate",
+                "launch",
+                "srun",
+                "python",
+                "-m",
+                "t.py",
+                "--nproc_per_node",
+                "8",
+                "=",
+                "$X",
+                "\\",
+                "\n",
+                "--deepspeed",
+                "CUDA_VISIBLE_DEVICES=0,",
+                "--nnodes",
+                "9" * 400,
+                "$((",
+                "))",
+                "'",
+                "#SBATCH --ntasks=2",
+                "--gpu_ids",
+                ",",
+            ]
+        ),
+        max_size=12,
+    )
+)
+def test_launch_lines(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "run.sh"
+    path.write_text(" ".join(words))
+    answer(path)
