@@ -26,23 +26,31 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 Args = list[str]
 
 
-def expressible(plan: Plan) -> bool:
-    """Whether Megatron-LM has flags for all of this plan; where not, no script is written."""
-    if plan.layout.engine != "megatron" or plan.job.objective != "pretrain":
-        return False
-    model = plan.model
+def why_not(plan: Plan) -> str | None:
+    """Why pretrain_gpt.py of Megatron-LM cannot run a plan of Megatron-core; None where it has flags for all of it."""
+    model, objective = plan.model, plan.job.objective
+    if objective != "pretrain":
+        return (
+            f"job.objective is {objective}, and pretrain_gpt.py trains on whole documents, without a mask of the prompt"
+        )
+    keys = {f"{section}.{key}" for section, values in megatron_settings(plan).items() for key in values}
+    if unknown := sorted(keys - _FLAGS.keys()):
+        return f"it has no flag for {unknown[0]} of megatron.yaml"
+    if not model.traits.transformer_engine:
+        return f"its model builder has no layers for {model.family}"
     scaling = model.rope_scaling or {}
     kind = scaling.get("rope_type", "default")
-    known = {f"{section}.{key}" for section, keys in megatron_settings(plan).items() for key in keys} <= _FLAGS.keys()
-    return (
-        known
-        and model.traits.transformer_engine
-        and kind in _ROPE
-        and isinstance(scaling.get("factor", 1.0), int | float)
-        and (kind != "llama3" or all(scaling.get(key) == value for key, value in _LLAMA3.items()))
-        # --rotary-base is an int there
-        and float(model.rope_theta or 0).is_integer()
-    )
+    if kind not in _ROPE or (kind == "llama3" and any(scaling.get(key) != value for key, value in _LLAMA3.items())):
+        return f"it has no flag for RoPE scaling {kind} as {model.name} has it"
+    if not isinstance(scaling.get("factor", 1.0), int | float):
+        return f"--rope-scaling-factor is a number, and the model has {scaling['factor']!r}"
+    if not float(model.rope_theta or 0).is_integer():
+        return f"--rotary-base is an integer, and the model has {model.rope_theta}"
+    return None
+
+
+def _expressible(plan: Plan) -> bool:
+    return plan.layout.engine == "megatron" and why_not(plan) is None
 
 
 def pretrain_gpt_arguments(plan: Plan) -> list[Args]:
@@ -222,4 +230,4 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
 """Key of megatron.yaml → the flag for its value."""
 
 
-FILES = (DerivedFile("pretrain_gpt.sh", pretrain_gpt_script, expressible),)
+FILES = (DerivedFile("pretrain_gpt.sh", pretrain_gpt_script, _expressible, committed=True),)

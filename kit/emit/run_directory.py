@@ -4,10 +4,13 @@
     run.yaml          data, schedule, checkpoints, logging
     ds_config.md, ds_config.trainer.json
                       why each key of ds_config.json, and the same for the Hugging Face Trainer
+    ds_config.own_optimizer.json, accelerate.own_optimizer.yaml
+                      the same for accelerate scripts that make their own optimizer
     ds_config.json, accelerate.yaml, megatron.yaml, launch.sh, slurm.sbatch, pretrain_gpt.sh
                       the plan for the programs that read them
     hostfile, launch_hosts.sh, launch_elastic.sh, .deepspeed_env, rank.py
                       those of several nodes
+    README.md         which file starts what
     manifest.json     the hash of each, as written
 
 At start the engine compares. A changed plan, or a changed batch, stage or parallelism in another file, is an
@@ -30,7 +33,18 @@ from kit.cost.hardware import usable_gib
 from kit.cost.memory.offload import host_ram_gib_per_node
 from kit.cost.memory.peak import peak_gib
 from kit.cost.workload import Workload
-from kit.emit import accelerate, deepspeed, deepspeed_rationale, launch, megatron, pretrain_gpt, slurm, trainer
+from kit.emit import (
+    accelerate,
+    deepspeed,
+    deepspeed_rationale,
+    launch,
+    megatron,
+    own_optimizer,
+    pretrain_gpt,
+    readme,
+    slurm,
+    trainer,
+)
 from kit.emit.deepspeed_rationale import flat
 from kit.emit.derived_file import DerivedFile, json_text
 from kit.errors import RunDirectoryError, SpecError
@@ -127,11 +141,13 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
     *deepspeed.FILES,
     *deepspeed_rationale.FILES,
     *trainer.FILES,
+    *own_optimizer.FILES,
     *accelerate.FILES,
     *megatron.FILES,
     *pretrain_gpt.FILES,
     *launch.FILES,
     *slurm.FILES,
+    *readme.FILES,
 )
 """Every file that follows from a plan. A new target is a module with ``FILES``, and a line here."""
 

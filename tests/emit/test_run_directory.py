@@ -37,8 +37,9 @@ def test_what_was_written_is_what_is_read(rundir: RunDirectory) -> None:
 
 
 def test_each_engine_gets_its_files(rundir: RunDirectory) -> None:
-    always = {"plan.yaml", "run.yaml", "manifest.json", "launch.sh", "slurm.sbatch"}
+    always = {"plan.yaml", "run.yaml", "manifest.json", "launch.sh", "slurm.sbatch", "README.md"}
     deepspeed = {"ds_config.json", "ds_config.md", "ds_config.trainer.json", "accelerate.yaml"}
+    deepspeed |= {"ds_config.own_optimizer.json", "accelerate.own_optimizer.yaml"}
     own = {"torch": {"accelerate.yaml"}, "deepspeed": deepspeed, "megatron": {"megatron.yaml", "pretrain_gpt.sh"}}
     assert {p.name for p in rundir.path.iterdir()} == always | own[rundir.plan.layout.engine]
     assert bool(rundir.settings) == (rundir.plan.layout.engine != "torch")

@@ -23,6 +23,7 @@ from benchmarks.system_tests.examples.inputs import (
     STEPS,
     plan_for,
 )
+from kit.emit.own_optimizer import ACCELERATE
 from kit.emit.run_directory import files_of
 from kit.emit.trainer import training_arguments
 from kit.specs.layout import Pins
@@ -46,7 +47,10 @@ ds_config.json names one, decays all that it is given (transformers/integrations
 
 _REPORT = '{"engine"'
 
-SCRIPTS = ("accelerate_loop", "trainer", "trl_sft", "trl_dpo")
+OWN_OPTIMIZER = "own optimizer"
+"""accelerate_loop.py under the files without an optimizer, beside which it makes torch's AdamW."""
+SCRIPTS = ("accelerate_loop", OWN_OPTIMIZER, "trainer", "trl_sft", "trl_dpo")
+_LOOPS = ("accelerate_loop", OWN_OPTIMIZER)
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,7 @@ def alone(script: str, directory: Path) -> Facts:
     """The script on one process, without a launcher and without a configuration."""
     accumulation = GLOBAL_BATCH // MICRO_BATCH
     arguments = _arguments(script, directory, accumulation)
-    return _run([sys.executable, str(EXAMPLES / f"{script}.py"), *arguments], directory)
+    return _run([sys.executable, str(_file(script)), *arguments], directory)
 
 
 def plain_torch(directory: Path) -> Facts:
@@ -96,18 +100,19 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
     pins = LAYOUTS[layout]
     fsdp = pins.engine == "torch"
     # A plan for GPUs, because kit starts torch on CPU processes by torchrun; accelerate is then told to use CPUs.
-    decay = {} if script == "accelerate_loop" else {"weight_decay": OF_TRAINER}
-    plan = plan_for(directory, pins, cluster="2xA100-40" if fsdp else "2xcpu", **decay)
+    decay = {} if script in _LOOPS else {"weight_decay": OF_TRAINER}
+    plan = plan_for(directory / "model", pins, cluster="2xA100-40" if fsdp else "2xcpu", **decay)
     place = directory / f"{script} {layout}"
     place.mkdir(exist_ok=True)
     for name, text in files_of(plan).items():
         (place / name).write_text(text, encoding="utf-8")
     arguments = _arguments(script, directory, plan.layout.gradient_accumulation_steps)
-    if script != "accelerate_loop":
+    if script not in _LOOPS:
         planned = {key: value for key, value in training_arguments(plan).items() if key != "use_cpu"}
         arguments = [*arguments, *(word for key, value in planned.items() for word in (f"--{key}", _word(value)))]
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", "accelerate.yaml"]
-    facts = _run([*command, str(EXAMPLES / f"{script}.py"), *arguments], place, launched=True)
+    named = ACCELERATE if script == OWN_OPTIMIZER and not fsdp else "accelerate.yaml"
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", named]
+    facts = _run([*command, str(_file(script)), *arguments], place, launched=True)
     expected = ("FSDP" if fsdp else "DeepSpeedEngine", None if fsdp else pins.zero_stage, 2)
     found = (facts.engine, facts.zero_stage, facts.processes)
     if found[1:] != expected[1:] or not found[0].startswith(expected[0]):
@@ -115,9 +120,13 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
     return facts
 
 
+def _file(script: str) -> Path:
+    return EXAMPLES / ("accelerate_loop.py" if script in _LOOPS else f"{script}.py")
+
+
 def _arguments(script: str, directory: Path, accumulation: int) -> list[str]:
     model = str(directory / "model")
-    if script == "accelerate_loop":
+    if script in _LOOPS:
         sizes = {
             "block": BLOCK,
             "batch": MICRO_BATCH,

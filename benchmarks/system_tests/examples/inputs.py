@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from kit.api import plan as make_plan
 from kit.planner.plan import Plan
@@ -46,19 +47,18 @@ def prepare(directory: Path = DIRECTORY) -> Path:
 
 
 def plan_for(
-    directory: Path, pins: Pins, cluster: str = "2xcpu", precision: str = "fp32", weight_decay: float = 0.1
+    model: Path,
+    pins: Pins,
+    cluster: str = "2xcpu",
+    weight_decay: float = 0.1,
+    micro_batch: int = MICRO_BATCH,
+    **job: Any,
 ) -> Plan:
-    """The tiny model under some layout, eight sequences a step."""
-    job = JobSpec(
-        seq_length=BLOCK,
-        global_batch_size=GLOBAL_BATCH,
-        total_tokens=100_000,
-        precision=precision,  # type: ignore[arg-type]
-        learning_rate=LEARNING_RATE,
-        optimizer=OptimizerSpec(eps=EPS, weight_decay=weight_decay),
-    )
-    pins = pins.but(micro_batch_size=MICRO_BATCH)
-    return make_plan(load_model(str(directory / "model")), parse_cluster(cluster), job, pins)
+    """A tiny model under some layout, eight sequences a step; ``job`` has other fields of ``JobSpec``."""
+    common = {"seq_length": BLOCK, "global_batch_size": GLOBAL_BATCH, "total_tokens": 100_000, "precision": "fp32"}
+    optimizer = OptimizerSpec(eps=EPS, weight_decay=weight_decay)
+    spec = JobSpec(learning_rate=LEARNING_RATE, optimizer=optimizer, **common | job)
+    return make_plan(load_model(str(model)), parse_cluster(cluster), spec, pins.but(micro_batch_size=micro_batch))
 
 
 def _write_tokenizer(directory: Path) -> None:

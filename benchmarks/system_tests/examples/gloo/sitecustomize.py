@@ -16,7 +16,9 @@ def _connect() -> None:
     def prepare(self: Any, cpu: bool = False, *args: Any, **kwargs: Any) -> Any:
         if cpu or "LOCAL_RANK" not in os.environ:
             return original(self, cpu, *args, **kwargs)
-        return "gloo", DistributedType.MULTI_GPU
+        # MULTI_GPU carries FSDP2; plain DDP would be given device numbers, which CPU modules do not have.
+        fsdp = os.environ.get("ACCELERATE_USE_FSDP") == "true"
+        return "gloo", DistributedType.MULTI_GPU if fsdp else DistributedType.MULTI_CPU
 
     PartialState._prepare_backend = prepare
 
@@ -28,6 +30,16 @@ def _without_shared_memory_op() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
+def _names_of_older_accelerate() -> None:
+    """Examples of transformers 4.57 ask for DistributedType.TPU, which accelerate 1.0 renamed to XLA."""
+    from accelerate.utils import DistributedType
+
+    if not hasattr(DistributedType, "TPU"):
+        DistributedType.TPU = DistributedType.XLA
+
+
+if os.environ.get("KIT_OLDER_EXAMPLES"):
+    _names_of_older_accelerate()
 # Not in the launcher, which imports accelerate too and has no rank.
 if "LOCAL_RANK" in os.environ:
     _connect()

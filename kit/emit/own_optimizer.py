@@ -1,0 +1,47 @@
+"""``ds_config.own_optimizer.json`` and ``accelerate.own_optimizer.yaml``: for scripts that make their own optimizer.
+
+Such a script (Hugging Face's ``run_*_no_trainer.py`` are some) hands ``torch.optim.AdamW`` and its scheduler to
+``Accelerator.prepare``. accelerate refuses an optimizer in the code beside one in the file, so the file has none, and
+``"auto"`` where accelerate fills in what it knows: batch sizes from the data loaders, accumulation from the
+``Accelerator`` (accelerator.py, _prepare_deepspeed).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kit.emit.accelerate import accelerate_config
+from kit.emit.deepspeed import ds_config
+from kit.emit.derived_file import DerivedFile
+from kit.emit.trainer import AUTO, for_trainer
+from kit.planner.plan import Plan
+from kit.specs import strict_yaml
+
+DS_CONFIG, ACCELERATE = "ds_config.own_optimizer.json", "accelerate.own_optimizer.yaml"
+_FILLED = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def own_optimizer_config(plan: Plan) -> dict[str, Any]:
+    """``ds_config(plan)`` without an optimizer. accelerate replaces an offloaded AdamW by DeepSpeedCPUAdam."""
+    config = ds_config(plan) | dict.fromkeys(_FILLED, AUTO)
+    del config["optimizer"]
+    # DeepSpeed refuses an optimizer that is not its own unless told so (engine.py, _do_optimizer_sanity_check).
+    config["zero_allow_untested_optimizer"] = True
+    if plan.layout.offload_optimizer != "none" and plan.cluster.gpu.device == "cpu":
+        # Torch's AdamW steps on a CPU as well; DeepSpeedCPUAdam would first be compiled for a minute.
+        config["zero_force_ds_cpu_optimizer"] = False
+    return config
+
+
+def _json(plan: Plan) -> str:
+    return json.dumps(own_optimizer_config(plan), indent=2) + "\n"
+
+
+def _yaml(plan: Plan) -> str:
+    config = accelerate_config(plan)
+    named = config["deepspeed_config"] | {"deepspeed_config_file": DS_CONFIG}
+    return strict_yaml.dump(config | {"deepspeed_config": named})
+
+
+FILES = (DerivedFile(DS_CONFIG, _json, for_trainer), DerivedFile(ACCELERATE, _yaml, for_trainer))

@@ -1,0 +1,72 @@
+"""``README.md`` of a run directory: which of its files starts what."""
+
+from __future__ import annotations
+
+import shlex
+
+from kit.emit import accelerate, own_optimizer, pretrain_gpt
+from kit.emit.derived_file import DerivedFile
+from kit.emit.markdown import plain
+from kit.emit.trainer import for_trainer, training_arguments
+from kit.planner.describe import describe
+from kit.planner.plan import Plan
+
+_ACCELERATE = "accelerate launch --config_file"
+
+
+def readme(plan: Plan) -> str:
+    """Markdown: a section for each way to run the plan, and why a way is missing."""
+    several = " Run it on every node with NODE_RANK and MASTER_ADDR." if plan.cluster.num_nodes > 1 else ""
+    sections = [
+        f"# {plain(plan.model.name)} on {plan.cluster.num_gpus} x {plain(plan.cluster.gpu.name)}",
+        f"{describe(plan.layout)}. `plan.yaml` has the layout, the predictions and the reason of each decision. "
+        "Run every command in this directory.",
+        f"## kit's own training loop\n\n`run.yaml` names the data and the checkpoints.{several}",
+        _command("./launch.sh"),
+    ]
+    if accelerate.applies(plan) and plan.layout.implementation == "huggingface":
+        sections += _own_scripts(plan)
+    if plan.layout.engine == "megatron":
+        reason = pretrain_gpt.why_not(plan)
+        sections.append("## Megatron-LM's pretrain_gpt.py")
+        sections.append(f"There is no `pretrain_gpt.sh`: {reason}." if reason else "`pretrain_gpt.sh` starts it.")
+    return "\n\n".join(sections) + "\n"
+
+
+def _own_scripts(plan: Plan) -> list[str]:
+    """Scripts that know nothing of kit, by who makes the optimizer."""
+    layout = plan.layout
+    batch = f"--per_device_train_batch_size {layout.micro_batch_size}"
+    batch += f" --gradient_accumulation_steps {layout.gradient_accumulation_steps}"
+    if layout.engine == "torch":
+        warning = []
+        if plan.model.is_encoder_decoder and layout.zero_stage:
+            warning.append(
+                "accelerate's FSDP2 does not train this encoder-decoder: it wraps the shared embedding twice. "
+                "Use kit's own loop above, or a DeepSpeed plan (`--pin engine=deepspeed`)."
+            )
+        command = _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {batch}")
+        return ["## An accelerate script, or the Trainer", *warning, command]
+    if not for_trainer(plan):
+        return []
+    arguments = shlex.join(
+        word for key, value in training_arguments(plan).items() for word in (f"--{key}", str(value).lower())
+    )
+    return [
+        "## An accelerate script that makes its own optimizer",
+        "Hugging Face's `run_*_no_trainer.py` do. The file has no optimizer; accelerate takes the batch from the data "
+        f"loaders. Gradients are clipped at {plan.job.grad_clip:g} whether the script clips or not.",
+        _command(f"{_ACCELERATE} {own_optimizer.ACCELERATE} SCRIPT {batch} --learning_rate {plan.job.learning_rate:g}"),
+        "## An accelerate script with `accelerate.utils.DummyOptim`",
+        _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {batch}"),
+        "## The Hugging Face Trainer, TRL",
+        _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {arguments}"),
+        "On one node `deepspeed SCRIPT --deepspeed ds_config.trainer.json` with the same arguments does too.",
+    ]
+
+
+def _command(text: str) -> str:
+    return f"```bash\n{text}\n```"
+
+
+FILES = (DerivedFile("README.md", readme, committed=True),)
