@@ -53,6 +53,11 @@ PROOFS: dict[str, Proof] = {
         "people's own scripts (Accelerator, Trainer, TRL) launched under kit's files", 10,
         "benchmarks.system_tests.examples",
     ),
+    "huggingface-scripts": _proof(
+        "Hugging Face's own example scripts, unchanged, under kit's files", 15,
+        "benchmarks.system_tests.huggingface_scripts",
+        needs="HF_EXAMPLES=examples/pytorch of a checkout of transformers; pip install evaluate",
+    ),
     "parity": _proof(
         "layouts of every kind, launched, against plain torch; then planted faults", 6,
         _PARITY, f"{_PARITY} --plant-all",

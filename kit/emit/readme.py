@@ -42,8 +42,8 @@ def _own_scripts(plan: Plan) -> list[str]:
         warning = []
         if plan.model.is_encoder_decoder and layout.zero_stage:
             warning.append(
-                "accelerate's FSDP2 does not train this encoder-decoder: it wraps the shared embedding twice. "
-                "Use kit's own loop above, or a DeepSpeed plan (`--pin engine=deepspeed`)."
+                "accelerate's FSDP2 does not train this encoder-decoder: the embedding that both stacks share would be "
+                "in two FSDP groups. Use kit's own loop above, or plan for DeepSpeed (layout.engine: deepspeed)."
             )
         command = _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {batch}")
         return ["## An accelerate script, or the Trainer", *warning, command]
@@ -56,12 +56,23 @@ def _own_scripts(plan: Plan) -> list[str]:
         "## An accelerate script that makes its own optimizer",
         "Hugging Face's `run_*_no_trainer.py` do. The file has no optimizer; accelerate takes the batch from the data "
         f"loaders. Gradients are clipped at {plan.job.grad_clip:g} whether the script clips or not.",
+        *_saving(plan),
         _command(f"{_ACCELERATE} {own_optimizer.ACCELERATE} SCRIPT {batch} --learning_rate {plan.job.learning_rate:g}"),
         "## An accelerate script with `accelerate.utils.DummyOptim`",
         _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {batch}"),
         "## The Hugging Face Trainer, TRL",
         _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {arguments}"),
         "On one node `deepspeed SCRIPT --deepspeed ds_config.trainer.json` with the same arguments does too.",
+    ]
+
+
+def _saving(plan: Plan) -> list[str]:
+    if plan.layout.zero_stage < 3:
+        return []
+    return [
+        "Weights are sharded: `save_pretrained` without `state_dict=accelerator.get_state_dict(model)`"
+        " writes empty tensors. Hugging Face's scripts do; keep a checkpoint of `accelerator.save_state` as well "
+        "(`--checkpointing_steps`)."
     ]
 
 

@@ -16,7 +16,16 @@ import typer
 
 from benchmarks.page import Section, table
 from benchmarks.program import chosen, run
-from benchmarks.system_tests.examples.cases import LAYOUTS, SCRIPTS, ExampleError, Facts, alone, launched, plain_torch
+from benchmarks.system_tests.examples.cases import (
+    LAYOUTS,
+    SCRIPTS,
+    ExampleError,
+    Facts,
+    alone,
+    file_of,
+    launched,
+    plain_torch,
+)
 from benchmarks.system_tests.examples.inputs import STEPS, prepare
 
 LOSS_BOUND, NORM_BOUND = 1e-5, 1e-4
@@ -78,7 +87,10 @@ def _said(errors: tuple[float, float]) -> str:
 def figures(rows: dict[str, dict[str, tuple[float, float]]]) -> str:
     """Markdown: a row a script, a column a layout."""
     cells = [
-        [f"[{script}.py](../examples/{script}.py)", *map("{:.0e}, {:.0e}".format, *zip(*row.values(), strict=True))]
+        [
+            f"[{script}](../examples/{file_of(script).name})",
+            *map("{:.0e}, {:.0e}".format, *zip(*row.values(), strict=True)),
+        ]
         for script, row in rows.items()
     ]
     return table(("script", *LAYOUTS), cells)

@@ -73,7 +73,7 @@ def alone(script: str, directory: Path) -> Facts:
     """The script on one process, without a launcher and without a configuration."""
     accumulation = GLOBAL_BATCH // MICRO_BATCH
     arguments = _arguments(script, directory, accumulation)
-    return _run([sys.executable, str(_file(script)), *arguments], directory)
+    return _run([sys.executable, str(file_of(script)), *arguments], directory)
 
 
 def plain_torch(directory: Path) -> Facts:
@@ -112,7 +112,7 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
         arguments = [*arguments, *(word for key, value in planned.items() for word in (f"--{key}", _word(value)))]
     named = ACCELERATE if script == OWN_OPTIMIZER and not fsdp else "accelerate.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", named]
-    facts = _run([*command, str(_file(script)), *arguments], place, launched=True)
+    facts = _run([*command, str(file_of(script)), *arguments], place, launched=True)
     expected = ("FSDP" if fsdp else "DeepSpeedEngine", None if fsdp else pins.zero_stage, 2)
     found = (facts.engine, facts.zero_stage, facts.processes)
     if found[1:] != expected[1:] or not found[0].startswith(expected[0]):
@@ -120,7 +120,8 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
     return facts
 
 
-def _file(script: str) -> Path:
+def file_of(script: str) -> Path:
+    """Several rows may run one file."""
     return EXAMPLES / ("accelerate_loop.py" if script in _LOOPS else f"{script}.py")
 
 
