@@ -41,7 +41,7 @@ def why_not(plan: Plan) -> str | None:
     scaling = model.rope_scaling or {}
     kind = scaling.get("rope_type", "default")
     if kind not in _ROPE or (kind == "llama3" and any(scaling.get(key) != value for key, value in _LLAMA3.items())):
-        return f"it has no flag for RoPE scaling {kind} as {model.name} has it"
+        return "it has no flag for the RoPE scaling of this model"
     if not isinstance(scaling.get("factor", 1.0), int | float):
         return f"--rope-scaling-factor is a number, and the model has {scaling['factor']!r}"
     if not float(model.rope_theta or 0).is_integer():
