@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +107,33 @@ def test_launch_lines(tmp_path_factory: pytest.TempPathFactory, words: list[str]
     path = tmp_path_factory.mktemp("fuzz") / "run.sh"
     path.write_text(" ".join(words))
     answer(path)
+
+
+def test_files_that_no_reader_should_take(tmp_path: Path) -> None:
+    """Each is answered with one clear line, at once."""
+    os.mkfifo(tmp_path / "pipe.json")
+    with (tmp_path / "sparse.json").open("wb") as stream:
+        stream.truncate(1 << 34)
+    (tmp_path / "deep.json").write_text('{"a":' * 50_000 + "1" + "}" * 50_000)
+    (tmp_path / "deep.yaml").write_text("{a: " * 5_000 + "1" + "}" * 5_000)
+    (tmp_path / "binary.sh").write_bytes(bytes(range(128, 256)))
+    for path in sorted(tmp_path.iterdir()):
+        with pytest.raises(KitError) as caught:
+            lint(path)
+        assert "\n" not in str(caught.value)
+        assert len(str(caught.value)) < 300
+
+
+def test_a_hundred_thousand_keys_are_counted_and_not_listed(tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_text(
+        json.dumps({"train_batch_size": 8} | {f"zzz{i}": i for i in range(60_000)}, indent=1)
+    )
+    begin = time.process_time()
+    findings = lint(tmp_path / "keys.json")
+    assert time.process_time() - begin < 5
+    assert len(findings) < 30
+    assert "60000 keys" in findings[0].why
+    (tmp_path / "keys.json").write_text(json.dumps({"scheduler": {"params": {f"a{i}": "1" for i in range(1000)}}}))
+    texts = [finding for finding in lint(tmp_path / "keys.json") if finding.rule == "text-value"]
+    assert len(texts) == 51
+    assert texts[-1].why == "950 more of the same"

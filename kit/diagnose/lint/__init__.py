@@ -8,7 +8,8 @@ from them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -25,9 +26,10 @@ from kit.diagnose.lint import (
 from kit.diagnose.lint.command_rules import contradicts_config, processes, wrapped_classes
 from kit.diagnose.lint.commands import Command, commands
 from kit.diagnose.lint.config import Config, Given, Reader
+from kit.diagnose.lint.described import NEEDS_BOTH
 from kit.diagnose.lint.finding import Finding, Severity
 from kit.diagnose.lint.fix import fixed, write_fixed
-from kit.diagnose.lint.json_text import parse_json
+from kit.diagnose.lint.json_text import JsonText, parse_json
 from kit.diagnose.lint.known_keys import accelerate_keys, deepspeed_keys
 from kit.diagnose.lint.rule import CHECKS, Rule, check
 from kit.errors import KitError, SpecError
@@ -58,15 +60,34 @@ def lint(
     judged. Raises ``SpecError`` for a file that cannot be read at all.
     """
     given = Given(reader, model, cluster, seq_length, gradient_checkpointing)
-    findings = _findings(Path(path), given)
+    try:
+        findings = _findings(Path(path), given)
+    except RecursionError:
+        raise SpecError(f"{Path(path).name}: nested too deeply; a configuration has a few levels") from None
+    findings = tuple(_first_of_each(findings))
     judged = {"prediction", "does-not-fit", "host-ram", "memory-not-judged", "not-read"}
     if (model or cluster) and judged.isdisjoint(finding.rule for finding in findings):
-        why = (
-            "nothing here says how the model is split over GPUs" if model and cluster else consequence_rules.NEEDS_BOTH
-        )
+        why = "nothing here says how the model is split over GPUs" if model and cluster else NEEDS_BOTH
         fix = "name a DeepSpeed or accelerate configuration, a recipe or a run directory"
         findings += (Finding("memory-not-judged", "note", Path(path).name, None, "", why, fix),)
     return findings
+
+
+MOST_OF_A_RULE = 50
+
+
+def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Of a rule with very many findings in a file the first ones, and how many more there are."""
+    counts: Counter[tuple[str, str]] = Counter()
+    last: dict[tuple[str, str], Finding] = {}
+    for finding in findings:
+        counts[finding.file, finding.rule] += 1
+        if counts[finding.file, finding.rule] <= MOST_OF_A_RULE:
+            last[finding.file, finding.rule] = finding
+            yield finding
+    for key, finding in last.items():
+        if (more := counts[key] - MOST_OF_A_RULE) > 0:
+            yield replace(finding, key="", line=None, changes=(), why=f"{more} more of the same", fix="see the first")
 
 
 @check(
@@ -87,7 +108,7 @@ def _findings(path: Path, given: Given) -> tuple[Finding, ...]:
     if kind == "deepspeed":
         return _deepspeed(path, given)
     if kind == "accelerate":
-        return _accelerate(path, strict_yaml.read(path), given)
+        return _accelerate(path, _read_yaml(path), given)
     why = "not a file that kit reads: its keys are neither DeepSpeed's nor accelerate's nor a recipe's"
     return (Finding("not-read", "warning", path.name, None, "", why, "name the configuration itself"),)
 
@@ -122,15 +143,27 @@ def _kind(data: Mapping[str, Any], suffix: str) -> str | None:
 def read_values(path: str | Path) -> dict[str, Any]:
     """The plain values of a file, for a corrected copy."""
     path = Path(path)
-    return _read_json(path).document.data if path.suffix == ".json" else strict_yaml.read(path).data
+    return _read_json(path).document.data if path.suffix == ".json" else _read_yaml(path).data
 
 
-def _read_json(path: Path) -> Any:
+LARGEST_BYTES = 1 << 21
+"""Of a configuration or a script; people's are a hundredth of it."""
+
+
+def _read_json(path: Path) -> JsonText:
     return parse_json(_text(path), path.name)
+
+
+def _read_yaml(path: Path) -> strict_yaml.Document:
+    return strict_yaml.parse_text(_text(path), path.name)
 
 
 def _text(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file():
+            raise SpecError(f"{path}: not a file; name a configuration, a script or a run directory")
+        if path.stat().st_size > LARGEST_BYTES:
+            raise SpecError(f"{path}: larger than {LARGEST_BYTES >> 20} MiB, which no configuration is")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
@@ -217,7 +250,7 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
             found += _deepspeed(other, replace(given, reader=reader), ranks)
             found += contradicts_config(path.name, command, Config(_read_json(other).document))
         else:
-            found += _accelerate(other, strict_yaml.read(other), given)
+            found += _accelerate(other, _read_yaml(other), given)
     return found
 
 

@@ -175,15 +175,14 @@ TORCH_CLASSES = {"Linear", "Embedding", "LayerNorm"}
 @check("accelerate")
 def priced(config: Config) -> Iterator[Finding]:
     """Judges memory as for a DeepSpeed file, from what accelerate makes of its section."""
-    if config.get("distributed_type") != "DEEPSPEED":
-        yield from consequence_rules.memory(config)
-        yield from consequence_rules.speed(config)
-    elif not config.get("deepspeed_config.deepspeed_config_file"):
-        made = as_deepspeed(config)
-        for rule in (consequence_rules.memory, consequence_rules.speed, consequence_rules.bucket_memory):
-            for finding in rule(made):
-                key = FROM_YAML.get(finding.key, "deepspeed_config")
-                yield replace(finding, key=finding.key and key, line=config.line(key))
+    kind = config.get("distributed_type")
+    if kind == "DEEPSPEED" and config.get("deepspeed_config.deepspeed_config_file"):
+        return  # that file is judged by itself
+    made = as_deepspeed(config) if kind == "DEEPSPEED" else config
+    for rule in (consequence_rules.memory, consequence_rules.speed):
+        for finding in rule(made):
+            key = FROM_YAML.get(finding.key, "deepspeed_config") if kind == "DEEPSPEED" else "distributed_type"
+            yield replace(finding, key=finding.key and key, line=config.line(key), changes=())
 
 
 FROM_YAML = {

@@ -59,9 +59,15 @@ class _Reader:
     lines: dict[Location, int] = field(default_factory=dict)
     irregularities: list[Irregularity] = field(default_factory=list)
 
+    counted: tuple[int, int] = (0, 1)
+    """A position and its line: lines are counted onwards from there."""
+
     @property
     def line(self) -> int:
-        return self.text.count("\n", 0, self.position) + 1
+        position, line = self.counted
+        line += self.text.count("\n", position, self.position)
+        self.counted = self.position, line
+        return line
 
     def error(self, problem: str) -> SpecError:
         return SpecError(f"{self.name}:{self.line}: not valid JSON: {problem}")

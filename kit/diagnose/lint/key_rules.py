@@ -32,6 +32,9 @@ BELONGS_INSIDE = "offload_optimizer", "offload_param", "overlap_comm", "contiguo
 """Keys of zero_optimization that people write at the top level, where nothing reads them."""
 
 
+MOST_UNKNOWN = 20
+
+
 @check(
     "deepspeed",
     Rule("duplicate-key", "ds", "a key twice in one object", "refused by DeepSpeed; elsewhere the last one wins"),
@@ -81,8 +84,12 @@ def unknown_key(config: Config) -> Iterator[Finding]:
 
 
 def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Finding]:
-    """Keys that a reader's table does not hold."""
-    for path in _unknown(config.document.data, known.tree, ()):
+    """Keys that a reader's table does not hold; of many the first ones, and how many there are."""
+    found = list(_unknown(config.document.data, known.tree, ()))
+    if len(found) > MOST_UNKNOWN:
+        why = f"{len(found)} keys are not {known.reader}'s; the first {MOST_UNKNOWN} are listed"
+        yield config.finding(rule, "error", "", why, "remove them")
+    for path in found[:MOST_UNKNOWN]:
         dotted = ".".join(path)
         if dotted in known.removed or path[-1].startswith("_"):
             continue  # removed keys have a rule of their own; a leading underscore is a comment in disguise

@@ -122,7 +122,11 @@ def pieces(path: Path) -> Iterator[Piece]:
     by_name = _IN_NAME.search(path.as_posix())
     rank = int(by_name.group(1) or by_name.group(2)) if by_name else None
     text, begin, line = b"", 0, 1
-    with path.open("rb") as stream:
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+    with stream:
         while True:
             more = stream.read(PIECE_BYTES)
             text += more
