@@ -65,6 +65,8 @@ def deepspeed(data: dict[str, Any]) -> set[str]:
     if removed:  # runtime/config.py, _reject_removed_config_keys: raised before anything else is looked at
         said.add("removed-key")
     rest = {key: value for key, value in data.items() if key not in removed}
+    if rest.get("train_batch_size") not in (None, "auto"):  # what fits it depends on what the Trainer is given
+        rest = {key: value for key, value in rest.items() if key not in BATCH or value != "auto"}
     zero = rest.get("zero_optimization") or {}
     asked: set[tuple[str, ...]] = set()
     while True:  # the parser stops at the first thing: what it stopped at is put right, and the rest is read again
