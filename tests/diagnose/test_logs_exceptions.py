@@ -102,6 +102,25 @@ def test_the_rank_that_failed_first_is_named_before_those_that_failed_after_it(t
     ]
 
 
+def test_one_file_a_rank_and_the_launchers_own(tmp_path: Path) -> None:
+    """torchrun's files have the same name in every rank's directory, and here errors on the same line."""
+    full = tuple(
+        line.replace("KeyError: 'labels'", "OSError: [Errno 28] No space left on device") for line in KEY_ERROR
+    )
+    for rank, lines in ((0, RESET), (1, KEY_ERROR), (2, full)):
+        path = tmp_path / "attempt_0" / str(rank) / "stderr.log"
+        path.parent.mkdir(parents=True)
+        path.write_text("\n" * (len(KEY_ERROR) - len(lines)) + "\n".join(lines) + "\n")
+    (tmp_path / "launcher.log").write_text(LAUNCHER + TABLE.format(rank=1))
+    causes = diagnose([tmp_path])
+    assert [(cause.cause, cause.ranks) for cause in causes] == [
+        ("exception", (1,)),
+        ("disk-full", (2,)),
+        ("exception", (0,)),
+    ]
+    assert causes[0].meaning == "KeyError: 'labels'"
+
+
 def test_a_handled_exception_is_not_the_one_that_ended_the_run(tmp_path: Path) -> None:
     between = ["", "During handling of the above exception, another exception occurred:", ""]
     last = tuple(line.replace("KeyError: 'labels'", "ValueError: no labels") for line in KEY_ERROR)

@@ -38,7 +38,10 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
         scan.read(path)
     exceptions = _exceptions(scan)
     causes = _merged([*_recorded(recorded), *_with_frames(scan), *scan.curves.causes()])
-    causes = sorted([*causes, *exceptions], key=lambda cause: -cause.weight)
+    first = scan.first_failed
+    causes = sorted(
+        [*causes, *exceptions], key=lambda cause: (-cause.weight, first is not None and first not in cause.ranks)
+    )
     refined = _refined([*_failed(scan, causes), *causes], scan)
     if plan is None:
         return refined
@@ -79,11 +82,11 @@ def _recorded(recorded: Mapping[int, tuple[str, Mapping[str, Any]]]) -> list[Cau
 
 def _exceptions(scan: Scan) -> list[Cause]:
     """Exceptions that no pattern names, the first first: that of the rank that a launcher says failed first."""
-    first = next((failed.rank for failed, _ in scan.failed if failed.rank is not None), None)
-    named = {cause.place for cause in scan.causes}
+    first = scan.first_failed
+    named = {(cause.place, cause.ranks) for cause in scan.causes}
     groups: dict[tuple[str, str], list[tuple[Traceback, Line]]] = defaultdict(list)
     for raised, line in scan.exceptions:
-        if raised.name not in LAUNCHER_ERRORS and line.place not in named:
+        if raised.name not in LAUNCHER_ERRORS and _spot(line) not in named:
             groups[raised.type, raised.frames].append((raised, line))
     found = []
     for group in groups.values():
@@ -105,13 +108,18 @@ def _exceptions(scan: Scan) -> list[Cause]:
                 frames=raised.frames,
             )
         )
-    return sorted(found, key=lambda cause: (-cause.weight, first is not None and first not in cause.ranks))
+    return found
 
 
 def _with_frames(scan: Scan) -> list[Cause]:
     """Causes whose line is the end of a traceback, with where it comes from."""
-    frames = {line.place: raised.frames for raised, line in scan.exceptions}
-    return [replace(cause, frames=frames.get(cause.place)) for cause in scan.causes]
+    frames = {_spot(line): raised.frames for raised, line in scan.exceptions}
+    return [replace(cause, frames=frames.get((cause.place, cause.ranks))) for cause in scan.causes]
+
+
+def _spot(line: Line) -> tuple[str, tuple[int, ...]]:
+    """Place and rank, as a cause has them: torchrun's files of all ranks have the same name."""
+    return line.place, () if line.rank is None else (line.rank,)
 
 
 def _failed(scan: Scan, causes: Sequence[Cause]) -> list[Cause]:

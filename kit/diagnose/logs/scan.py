@@ -52,6 +52,11 @@ class Scan:
     downloading: dict[int | None, Line] = field(default_factory=dict)
     """The last line of each rank that tells of a download."""
 
+    @property
+    def first_failed(self) -> int | None:
+        """The rank that a launcher says failed first."""
+        return next((failed.rank for failed, _ in self.failed if failed.rank is not None), None)
+
     def read(self, path: Path) -> None:
         """Add one log."""
         found: list[Cause] = []
