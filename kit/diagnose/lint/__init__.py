@@ -73,7 +73,7 @@ def lint(
     return findings
 
 
-MOST_OF_A_RULE = 50
+_MOST_OF_A_RULE = 50
 
 
 def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -82,11 +82,11 @@ def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
     last: dict[tuple[str, str], Finding] = {}
     for finding in findings:
         counts[finding.file, finding.rule] += 1
-        if counts[finding.file, finding.rule] <= MOST_OF_A_RULE:
+        if counts[finding.file, finding.rule] <= _MOST_OF_A_RULE:
             last[finding.file, finding.rule] = finding
             yield finding
     for key, finding in last.items():
-        if (more := counts[key] - MOST_OF_A_RULE) > 0:
+        if (more := counts[key] - _MOST_OF_A_RULE) > 0:
             yield replace(finding, key="", line=None, changes=(), why=f"{more} more of the same", fix="see the first")
 
 
@@ -146,7 +146,7 @@ def read_values(path: str | Path) -> dict[str, Any]:
     return _read_json(path).document.data if path.suffix == ".json" else _read_yaml(path).data
 
 
-LARGEST_BYTES = 1 << 21
+_LARGEST_BYTES = 1 << 21
 """Of a configuration or a script; people's are a hundredth of it."""
 
 
@@ -162,8 +162,8 @@ def _text(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():
             raise SpecError(f"{path}: not a file; name a configuration, a script or a run directory")
-        if path.stat().st_size > LARGEST_BYTES:
-            raise SpecError(f"{path}: larger than {LARGEST_BYTES >> 20} MiB, which no configuration is")
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise SpecError(f"{path}: larger than {_LARGEST_BYTES >> 20} MiB, which no configuration is")
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"

@@ -76,7 +76,7 @@ _DEFAULT_SIZES = {
     "param_buffer_size": 1e8,
 }
 """DeepSpeed's own (runtime/zero/config.py, offload_config.py), by the layout's names."""
-LARGEST_SIZE = 10**15
+_LARGEST_SIZE = 10**15
 
 
 def _sizes(config: Config, layout: Layout) -> dict[str, int | None]:
@@ -97,7 +97,7 @@ def _sizes(config: Config, layout: Layout) -> dict[str, int | None]:
         if value is None and "auto" in (config.get(key), config.get(plain)) and config.reader != "deepspeed":
             value = filled.get(name)
         least = 1 if name.endswith("count") else 0
-        sizes[name] = int(min(max(_DEFAULT_SIZES[name] if value is None else value, least), LARGEST_SIZE))
+        sizes[name] = int(min(max(_DEFAULT_SIZES[name] if value is None else value, least), _LARGEST_SIZE))
     return sizes
 
 

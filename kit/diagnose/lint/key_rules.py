@@ -32,7 +32,7 @@ BELONGS_INSIDE = "offload_optimizer", "offload_param", "overlap_comm", "contiguo
 """Keys of zero_optimization that people write at the top level, where nothing reads them."""
 
 
-MOST_UNKNOWN = 20
+_MOST_UNKNOWN = 20
 
 
 @check(
@@ -86,10 +86,10 @@ def unknown_key(config: Config) -> Iterator[Finding]:
 def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Finding]:
     """Keys that a reader's table does not hold; of many the first ones, and how many there are."""
     found = list(_unknown(config.document.data, known.tree, ()))
-    if len(found) > MOST_UNKNOWN:
-        why = f"{len(found)} keys are not {known.reader}'s; the first {MOST_UNKNOWN} are listed"
+    if len(found) > _MOST_UNKNOWN:
+        why = f"{len(found)} keys are not {known.reader}'s; the first {_MOST_UNKNOWN} are listed"
         yield config.finding(rule, "error", "", why, "remove them")
-    for path in found[:MOST_UNKNOWN]:
+    for path in found[:_MOST_UNKNOWN]:
         dotted = ".".join(path)
         if dotted in known.removed or path[-1].startswith("_"):
             continue  # removed keys have a rule of their own; a leading underscore is a comment in disguise
