@@ -39,18 +39,53 @@ def is_recipe(target: str) -> bool:
     return target.endswith((".yaml", ".yml"))
 
 
+def is_plan(path: Path) -> bool:
+    """Whether the file is a saved plan, and no recipe."""
+    return "schema_version" in strict_yaml.read(path).data
+
+
 def plan_recipe(path: Path, overrides: list[str] | None, calibration: Path | None = None) -> tuple[Plan, Recipe]:
+    """A recipe with its changes, planned now; or a saved plan as it is, of whose recipe ``run`` alone can be given."""
     from kit.api import plan  # a plan of catalog names imports no recipe
     from kit.specs.recipe import load_recipe
 
-    recipe = load_recipe(path, overrides or [])
-    return plan(recipe, calibration=calibration), recipe
+    _one_value_each(changes := overrides or [])
+    if not is_plan(path):
+        recipe = load_recipe(path, changes)
+        return plan(recipe, calibration=calibration), recipe
+    return _saved_plan(path, changes)
+
+
+def _saved_plan(path: Path, changes: list[str]) -> tuple[Plan, Recipe]:
+    from kit.report.what_if import pinned
+    from kit.specs.recipe import Recipe, run_of
+
+    saved = Plan.load(path)
+    if others := [change for change in changes if not change.startswith("run.")]:
+        raise SpecError(
+            f"{others[0]!r}: a plan has every choice made; change its recipe, or ask kit explain with --what-if"
+        )
+    run = run_of(changes, path.parent)
+    return saved, Recipe(
+        name=path.stem, model=saved.model, cluster=saved.cluster, job=saved.job, run=run, layout=pinned(saved)
+    )
+
+
+def _one_value_each(changes: list[str]) -> None:
+    """Raises ``SpecError`` for two values of one key: which of them counts is not for kit to guess."""
+    given: dict[str, str] = {}
+    for change in changes:
+        key, _, value = change.partition("=")
+        if given.setdefault(key, value) != value:
+            raise SpecError(f"{key}={given[key]} and {key}={value}: one choice has two values; leave one of them out")
 
 
 def recipe_changes(overrides: list[str] | None, engine: str, fix: list[str] | None) -> list[str]:
     """Everything that arguments and options change of a recipe, as ``section.key=value``."""
     pinned = [f"layout.{choice}" for choice in fix or []]
-    return [*(overrides or []), *pinned, *([f"layout.engine={engine}"] if engine != "auto" else [])]
+    changes = [*(overrides or []), *pinned, *([f"layout.engine={engine}"] if engine != "auto" else [])]
+    _one_value_each(changes)
+    return changes
 
 
 def job_for(model: ModelSpec, **values: float | str | None) -> JobSpec:
@@ -69,6 +104,7 @@ def job_for(model: ModelSpec, **values: float | str | None) -> JobSpec:
 def pins_of(engine: str, fix: list[str]) -> Pins:
     """``tp=8`` → pins, validated like the layout section of a recipe."""
     data: dict[str, Any] = {} if engine == "auto" else {"engine": engine}
+    _one_value_each(fix)
     for choice in fix:
         key, equals, text = choice.partition("=")
         if not equals:

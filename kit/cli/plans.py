@@ -6,7 +6,7 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,7 @@ from kit.cli.options import (
     Overrides,
     Precision,
     SeqLength,
+    is_plan,
     is_recipe,
     job_for,
     pins_of,
@@ -26,16 +27,19 @@ from kit.cli.options import (
     recipe_changes,
 )
 from kit.errors import SpecError
-from kit.planner.calibration import learn
+from kit.planner.calibration import Calibration, learn
 from kit.planner.calibration import load as load_calibration
 from kit.planner.calibration import save as save_calibration
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
-from kit.specs import strict_yaml
+from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
+
+if TYPE_CHECKING:
+    from kit.report.memory_report import FitReport
 
 
 def plan(
@@ -130,7 +134,8 @@ def explain(
     from kit.report.what_if import explain as explained
 
     if is_recipe(target):
-        result, pins = _plan_or_recipe(Path(target), recipe_changes(overrides, engine, fix), calibration)
+        result, recipe = plan_recipe(Path(target), recipe_changes(overrides, engine, fix), calibration)
+        pins = recipe.layout
     else:
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100")
@@ -145,10 +150,13 @@ def explain(
 
 def memory(
     model: Annotated[
-        str, typer.Argument(help="Catalog name, Hugging Face directory, a size such as 13B; with --probe a plan.yaml.")
-    ],
+        str | None,
+        typer.Argument(help="Recipe or plan file, catalog name, Hugging Face directory, or a size such as 13B."),
+    ] = None,
+    overrides: Overrides = None,
     gpus: Gpus = None,
     engine: Engine = "auto",
+    zero: Annotated[int | None, typer.Option(help="ZeRO stage; the same as --fix zero_stage=N.")] = None,
     fix: Fix = None,
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
@@ -156,29 +164,46 @@ def memory(
     calibration: CalibrationFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     png: Annotated[Path | None, typer.Option(help="Draw a stacked bar into this file.")] = None,
+    largest: Annotated[
+        bool, typer.Option("--largest", help="Without a model: the largest that fits on --gpus, full, LoRA and QLoRA.")
+    ] = False,
     probe: Annotated[
         bool,
         typer.Option("--probe", help="Measure a plan's memory: run the model code on fake tensors, without a GPU."),
     ] = False,
     stage: Annotated[int | None, typer.Option(help="With --probe: the pipeline stage to measure.")] = None,
 ) -> None:
-    """Print peak memory per GPU by component and pipeline stage, and whether it fits."""
+    """Print peak memory per GPU by component and pipeline stage, and whether it fits. Exit code 1 if it does not."""
     import json
 
+    from kit.report.memory_report import memory_report
+
+    choices = [*(fix or []), *([] if zero is None else [f"zero_stage={zero}"])]
+    asked = {"seq_length": seq_length, "global_batch_size": global_batch_size, "precision": precision}
+    if largest:
+        if model is not None or gpus is None:
+            raise SpecError("--largest finds a model for GPUs: leave the model out, and name them, as in --gpus 8xH100")
+        _largest(gpus, pins_of(engine, choices), asked, as_json)
+        return
+    if model is None:
+        raise SpecError("a model, a recipe or a plan is missing; or --largest, to see which model fits")
     if probe:
         # Another process: the probe patches torch for good.
         args = [sys.executable, "-m", "kit.diagnose.probe", model, *(["--json"] if as_json else [])]
         os.execv(sys.executable, args + (["--stage", str(stage)] if stage is not None else []))
-    if gpus is None:
-        raise SpecError("--gpus is missing, for example --gpus 8xH100")
-
-    from kit.planner.request import Request
-    from kit.report.memory_report import memory_report
-
-    spec = load_model(model)
-    job = job_for(spec, seq_length=seq_length, global_batch_size=global_batch_size, precision=precision)
-    pins, known = pins_of(engine, fix or []), load_calibration(calibration)
-    report = memory_report(Request(model=spec, cluster=parse_cluster(gpus), job=job, pins=pins, calibration=known))
+    known = load_calibration(calibration)
+    if is_recipe(model):
+        if gpus or any(asked.values()):
+            raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
+        report = _memory_of_file(Path(model), recipe_changes(overrides, engine, choices), known)
+    else:
+        if gpus is None:
+            raise SpecError("--gpus is missing, for example --gpus 8xH100")
+        if overrides:
+            raise SpecError(f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is none: use the options")
+        spec = load_model(model)
+        job, pins = job_for(spec, **asked), pins_of(engine, choices)
+        report = memory_report(Request(model=spec, cluster=parse_cluster(gpus), job=job, pins=pins, calibration=known))
     if png is not None:
         from kit.report.memory_text import save_png
 
@@ -191,6 +216,31 @@ def memory(
         from kit.report.memory_text import picture
 
         Console(highlight=False, soft_wrap=True).print(picture(report))
+    if report.verdict == "does not fit":
+        raise typer.Exit(1)
+
+
+def _memory_of_file(path: Path, changes: list[str], known: Calibration) -> FitReport:
+    """Of a plan file as it is; of a recipe, of what would be planned or comes closest."""
+    from kit.report.memory_report import memory_report, report_of
+    from kit.specs.recipe import load_recipe
+
+    if is_plan(path):
+        return report_of(plan_recipe(path, changes)[0].workload)
+    recipe = load_recipe(path, changes)
+    return memory_report(
+        Request(model=recipe.model, cluster=recipe.cluster, job=recipe.job, pins=recipe.layout, calibration=known)
+    )
+
+
+def _largest(gpus: str, pins: Pins, asked: dict[str, Any], as_json: bool) -> None:
+    import json
+
+    from kit.report import largest_model
+
+    job = job_for(load_model(largest_model.SIZES[0]), **asked)
+    found = largest_model.largest_models(parse_cluster(gpus), job, pins)
+    typer.echo(json.dumps(largest_model.as_json(found), indent=1) if as_json else largest_model.table(found))
 
 
 def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
@@ -229,16 +279,3 @@ def _chosen_cluster(
     found = cluster_options(model, job, pins, constraints, only, load_calibration(calibration))
     typer.echo(render_options(found) + "\n")
     return f"{found[0].cluster.name}:{found[0].cluster.num_nodes}"
-
-
-def _plan_or_recipe(path: Path, changes: list[str], calibration: Path | None) -> tuple[Plan, Pins]:
-    """A saved plan as it is, or a recipe's, planned now; with the choices that were pinned."""
-    from kit.report.what_if import pinned
-
-    if "schema_version" in strict_yaml.read(path).data:
-        if changes:
-            raise SpecError(f"{changes[0]!r}: a plan has every choice made; ask with --what-if, or explain its recipe")
-        saved = Plan.load(path)
-        return saved, pinned(saved)
-    result, recipe = plan_recipe(path, changes, calibration)
-    return result, recipe.layout

@@ -105,7 +105,9 @@ def _deepspeed(request: Request, space: SearchSpace) -> Iterator[Layout]:
     for zero, recompute in itertools.product(stages, _recompute(pins)):
         for offload, hpz in itertools.product(_offloads(pins, zero, space), _second_copies(cluster, pins, split, zero)):
             yield from _sized("deepspeed", job, pins.but(zero_hpz=hpz), split, dp, zero, offload, recompute)
-    if split == _Split() and pins.implementation is None and pins.sp is None and pins.tp is None:
+    # Who names DeepSpeed means ZeRO on the model of transformers, which accelerate and the Trainer run.
+    own = pins.engine is None and pins.implementation is None
+    if own and split == _Split() and pins.sp is None and pins.tp is None:
         yield from _zero_over_megatron(cluster, job, pins)
 
 

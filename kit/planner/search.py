@@ -82,8 +82,12 @@ def illegal(request: Request, engines: tuple[EngineName, ...] | None = None) -> 
     """For each engine (of those given) without a legal layout: the rules that its least illegal one breaks."""
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
     for engine in engines or _engines(request):
-        broken = (violations(request.workload(layout)) for layout in layouts(request, engine, FALLBACK_SPACE))
-        fewest = min(broken, key=len, default=())
+        fewest: tuple[Violation, ...] = ()
+        for layout in layouts(request, engine, FALLBACK_SPACE):
+            broken = violations(request.workload(layout))
+            fewest = broken if not fewest or len(broken) < len(fewest) else fewest
+            if not broken:
+                break
         if fewest:
             reasons[engine] = fewest
     return reasons

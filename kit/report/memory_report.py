@@ -13,6 +13,7 @@ from kit.planner.describe import describe
 from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit, nearest_miss, nothing_legal
 from kit.planner.request import Request
 from kit.planner.search import search
+from kit.report.memory_reasons import reasons
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.model import ModelSpec
@@ -27,6 +28,8 @@ class FitReport(MemoryReport):
     job: JobSpec
     changes: tuple[str, ...] = ()
     """Smallest changes that make it fit; empty where it does."""
+    reasons: tuple[str, ...] = ()
+    """What the figures come from, in sentences."""
 
     def as_json(self) -> dict[str, Any]:
         """JSON-able values."""
@@ -42,6 +45,7 @@ class FitReport(MemoryReport):
             "memory_gib": self.memory_gib,
             "binding": self.binding,
             "changes": list(self.changes),
+            "reasons": list(self.reasons),
             "host_ram_gib_per_node": self.host_ram_gib_per_node,
             "host_load_gib_per_node": self.host_load_gib_per_node,
             "host_ram_gib_there": self.cluster.host_ram_gib,
@@ -59,15 +63,17 @@ def memory_report(request: Request) -> FitReport:
     """
     result = search(request)
     if result.best:
-        return _report_of(request.workload(result.best.layout))
+        return report_of(request.workload(result.best.layout))
     nearest = nearest_miss(request, result.considered)
     if nearest is None:
         raise PlanError(nothing_legal(request))
     changes = tuple(itertools.islice(changes_that_fit(request), MOST_CHANGES))
-    return _report_of(request.workload(nearest), changes)
+    return report_of(request.workload(nearest), changes)
 
 
-def _report_of(w: Workload, changes: tuple[str, ...] = ()) -> FitReport:
+def report_of(w: Workload, changes: tuple[str, ...] = ()) -> FitReport:
     """Reports one layout: legal, or short of something on its node."""
     memory = peak(w)
-    return FitReport(**vars(memory), model=w.model, cluster=w.cluster, job=w.job, changes=changes)
+    return FitReport(
+        **vars(memory), model=w.model, cluster=w.cluster, job=w.job, changes=changes, reasons=reasons(w, memory)
+    )

@@ -57,7 +57,7 @@ def picture(report: FitReport) -> Text:
         mark, colour = LOOKS[name]
         text.append(mark, style=colour).append(f" {name}   ")
     text.append("| usable")
-    for line in [*_moments(report), *_node_lines(report)]:
+    for line in [*_moments(report), *_node_lines(report), *report.reasons]:
         text.append(f"\n{line}")
     return text
 

@@ -73,6 +73,15 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     return Recipe(name=path.stem, **values)
 
 
+def run_of(overrides: Sequence[str], base: Path) -> RunSpec | None:
+    """The run that ``run.key=value`` words describe without a recipe; null without words. Raises ``SpecError``."""
+    document = strict_yaml.Document(name="run", data={}, lines={})
+    for word in overrides:
+        document = _override(document, word)
+    run: RunSpec | None = _section("run", document, base)
+    return run
+
+
 def merged_text(path: str | Path) -> str:
     """A recipe as YAML text with what it extends laid under it: complete in one file. Raises ``SpecError``."""
     path = Path(path)

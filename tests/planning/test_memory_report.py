@@ -16,8 +16,10 @@ import pytest
 from kit.errors import KitError, PlanError
 from kit.planner.explain.infeasible import changes_that_fit
 from kit.planner.make_plan import make_plan
+from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.report.memory_report import memory_report
+from kit.report.largest_model import SIZES, WAYS, largest_models, table
+from kit.report.memory_report import FitReport, memory_report
 from kit.report.memory_text import LOOKS, picture, save_png
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
@@ -137,3 +139,110 @@ def test_the_command_prints_json() -> None:
     )
     assert printed["layout"].startswith("megatron, tp=2, pp=2")
     assert "full recompute, micro batch 2 x" in printed["layout"]
+
+
+def test_the_sum_of_states_is_bytes_times_parameters() -> None:
+    """16 bytes of DeepSpeed without accumulation; 18 of Megatron; the textbook's 16Ψ is 1,051 GiB of 70.6B."""
+    large, machines = load_model("llama-3-70b"), cluster("64xA100-80")
+    for pins, batch, said in (
+        (Pins(engine="deepspeed", zero_stage=3, micro_batch_size=1), 64, "weights 2 + gradients 2 + optimizer 12 = 16"),
+        (Pins(engine="megatron", tp=8, pp=4), 128, "weights 2 + gradients 4 + optimizer 12 = 18"),
+    ):
+        report = memory_report(Request(model=large, cluster=machines, job=job(global_batch_size=batch), pins=pins))
+        line = report.reasons[0]
+        assert said in line
+        whole = float(re.findall(r"parameters = ([\d,]+) GiB", line)[0].replace(",", ""))
+        assert whole == pytest.approx(int(said.split()[-1]) * 70.55e9 / 2**30, rel=0.001)
+        assert "1,051 GiB" in line
+
+
+def test_zero_3_is_compared_with_zero_2_by_the_figures_of_both() -> None:
+    """A small model: what stage 3 gathers is more than it shards, and a smaller limit of live parameters mends it."""
+
+    def reported(**sizes: int) -> FitReport:
+        pins = Pins(engine="deepspeed", zero_stage=3, micro_batch_size=1, recompute="full", **sizes)  # type: ignore[arg-type]
+        small = load_model("llama-3.2-1b")
+        return memory_report(Request(model=small, cluster=cluster("8xH100"), job=job(global_batch_size=8), pins=pins))
+
+    report = reported()
+    line = next(line for line in report.reasons if line.startswith("ZeRO-3 instead of ZeRO-2"))
+    two, three = map(float, re.findall(r"peak ([\d.]+) -> ([\d.]+)", line)[0])
+    assert three == pytest.approx(report.peak_gib, abs=0.05)
+    pins = Pins(engine="deepspeed", zero_stage=2, micro_batch_size=1, recompute="full")
+    small = load_model("llama-3.2-1b")
+    second = memory_report(Request(model=small, cluster=cluster("8xH100"), job=job(global_batch_size=8), pins=pins))
+    assert two == pytest.approx(second.peak_gib, abs=0.05)
+    assert ("more than sharding saves" in line) == (three > two)
+    assert reported(stage3_max_live_parameters=100_000_000).peak_gib < report.peak_gib
+
+
+def test_selective_recompute_and_loading_are_explained() -> None:
+    pins = Pins(engine="deepspeed", zero_stage=3)
+    report = memory_report(Request(model=MODEL, cluster=cluster("8xH100"), job=job(), pins=pins))
+    assert report.layout.implementation == "huggingface"  # what the Trainer runs, and no layers of Megatron
+    recompute, loading = report.reasons[-2:]
+    kept = {kind: float(size) for kind, size in re.findall(r"(none|selective|full) (\d+\.\d)", recompute)}
+    assert kept["full"] < 0.5 * kept["selective"] < 0.5 * kept["none"] + 0.1
+    assert "never stores them" in recompute
+    assert "8 x 15 = 120 GiB" in loading  # 2 bytes of 8.03B on each of 8 processes
+
+
+def test_the_largest_model_of_a_machine() -> None:
+    """Each figure is the plan's own, and the next size does not fit."""
+    found = largest_models(cluster("1xRTX-4090"), job(), Pins())
+    chosen = [found.largest(way) for way in WAYS]
+    assert [SIZES.index(name) for name in chosen if name] == sorted(SIZES.index(name) for name in chosen if name)
+    for (way, lora), name in zip(WAYS.items(), chosen, strict=True):
+        assert name is not None
+        own = dataclasses.replace(job(), lora=lora)
+        plan = make_plan(load_model(name), found.cluster, own)
+        assert found.needs[name, way].peak_gib == pytest.approx(plan.predicted.peak_gib)
+        with pytest.raises(PlanError):
+            make_plan(load_model(SIZES[SIZES.index(name) + 1]), found.cluster, own)
+        assert f"largest, {way}: {name}: " in table(found)
+
+
+def kit(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "kit", *words], check=False, capture_output=True, text=True)
+
+
+def test_the_exit_code_says_whether_it_fits() -> None:
+    done = kit("memory", "llama-3-70b", "--gpus", "8xH100", "--engine", "deepspeed", "--zero", "1")
+    assert done.returncode == 1
+    assert "does not fit" in done.stdout
+    assert "over megatron" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--fix", "tp=8", "--fix", "tp=4"), "tp=8 and tp=4"),
+        (("--zero", "3", "--fix", "zero_stage=2"), "zero_stage=2 and zero_stage=3"),
+    ],
+)
+def test_two_values_of_one_choice_are_refused(words: tuple[str, ...], said: str) -> None:
+    done = kit("memory", "llama-3.1-8b", "--gpus", "8xH100", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_a_plan_file_stands_wherever_a_recipe_does(tmp_path: Path) -> None:
+    plan = make_plan(MODEL, cluster("8xH100"), job(), Pins(engine="deepspeed", zero_stage=3))
+    plan.save(tmp_path / "plan.yaml")
+    file = str(tmp_path / "plan.yaml")
+    report = json.loads(kit("memory", file, "--json").stdout)
+    assert report["peak_gib"] == pytest.approx(plan.predicted.peak_gib)
+    assert kit("plan", file).stdout.splitlines()[0] in kit("explain", file).stdout
+    data = f"run.data={{train: {tmp_path / 'data'}}}"
+    emitted = kit("emit", file, data, "--out", str(tmp_path / "run"))
+    assert emitted.returncode == 0, emitted.stderr
+    assert Plan.load(tmp_path / "run" / "plan.yaml").layout == plan.layout
+    refused = kit("memory", file, "job.seq_length=512")
+    assert refused.returncode == 2
+    assert "a plan has every choice made" in refused.stderr
+
+
+def test_an_engine_that_is_named_as_a_way_out_can_do_it() -> None:
+    pins = Pins(engine="torch", ep=3)
+    with pytest.raises(PlanError, match="engine=megatron would refuse it too: ep=3 does not divide num_experts=8"):
+        make_plan(load_model("mixtral-8x7b"), cluster("8xH100"), job(), pins)

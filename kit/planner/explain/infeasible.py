@@ -22,7 +22,7 @@ from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import GpuSpec
 from kit.specs.job import LoraSpec
-from kit.specs.layout import EngineName, Layout
+from kit.specs.layout import ENGINES, EngineName, Layout
 
 _MOST_NODES = 1024
 """Largest number of nodes that is tried."""
@@ -41,10 +41,21 @@ def nothing_legal(request: Request) -> str:
         for violation in broken:
             lines.setdefault(str(violation), []).append(engine)
     everyone = len(reasons)
-    return "\n".join(
+    told = [
         message if len(engines) == everyone else f"{' and '.join(engines)}: {message}"
         for message, engines in lines.items()
-    )
+    ]
+    return "\n".join([*told, *_refused_too(request, "\n".join(lines))])
+
+
+def _refused_too(request: Request, told: str) -> Iterator[str]:
+    """Engines that the rules name as a way out, and that refuse the same choices for another reason."""
+    if request.pins.engine is None:
+        return
+    for engine in ENGINES:
+        if engine != request.pins.engine and f"engine={engine}" in told:
+            for broken in illegal(replace(request, pins=request.pins.but(engine=engine)), (engine,)).values():
+                yield f"engine={engine} would refuse it too: {broken[0]}"
 
 
 def _able(reasons: dict[EngineName, tuple[Violation, ...]]) -> dict[EngineName, tuple[Violation, ...]]:

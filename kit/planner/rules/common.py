@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
@@ -256,6 +258,18 @@ def megatron_rope(w: Workload) -> str | None:
     return None
 
 
+def whole_tp(w: Workload, divides_kv_heads: bool = False) -> str:
+    """Sizes of tensor parallelism that the GPUs and every width of the model allow, as text."""
+    model = w.model
+    dense = not model.num_experts or model.first_dense_layers > 0
+    return one_of(
+        tp
+        for tp in divisors(gcd(w.cluster.num_gpus, model.num_attention_heads))
+        if (model.num_key_value_heads % tp == 0 or (tp % model.num_key_value_heads == 0 and not divides_kv_heads))
+        and not (dense and model.ffn_hidden_size % tp)
+    )
+
+
 @rule("deepspeed", "megatron")
 def tp_divides_heads(w: Workload) -> str | None:
     """Megatron: transformer_config.py, num_attention_heads is a multiple of tensor_model_parallel_size. AutoTP splits
@@ -263,7 +277,7 @@ def tp_divides_heads(w: Workload) -> str | None:
     if w.model.num_attention_heads % w.layout.tp:
         return (
             f"tp={w.layout.tp} does not divide num_attention_heads={w.model.num_attention_heads} of {w.model.name}; "
-            f"use {one_of(divisors(w.model.num_attention_heads))}"
+            f"use {whole_tp(w)}"
         )
     return None
 
@@ -274,10 +288,9 @@ def tp_fits_kv_heads(w: Workload) -> str | None:
     than ranks are shared (attention.py gathers them). AutoTP is stricter (``autotp_divides_kv_heads``)."""
     heads, tp = w.model.num_key_value_heads, w.layout.tp
     if runs_megatron_layers(w.layout) and heads % tp and tp % heads:
-        fitting = [d for d in divisors(w.model.num_attention_heads) if heads % d == 0 or d % heads == 0]
         return (
             f"tp={tp} is neither a divisor nor a multiple of num_key_value_heads={heads} of {w.model.name}; "
-            f"use {one_of(fitting)}"
+            f"use {whole_tp(w)}"
         )
     return None
 
@@ -288,10 +301,9 @@ def tp_divides_mlp(w: Workload) -> str | None:
     model = w.model
     dense = not model.num_experts or model.first_dense_layers > 0
     if dense and model.ffn_hidden_size % w.layout.tp:
-        fitting = [d for d in divisors(model.num_attention_heads) if model.ffn_hidden_size % d == 0]
         return (
             f"tp={w.layout.tp} does not divide ffn_hidden_size={model.ffn_hidden_size} of {model.name}; "
-            f"use {one_of(fitting)}"
+            f"use {whole_tp(w)}"
         )
     return None
 

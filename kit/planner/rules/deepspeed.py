@@ -7,13 +7,14 @@ parallelism that trades sequence for heads by all-to-all (Ulysses: cp with cp_co
 
 from __future__ import annotations
 
+from math import gcd
 from operator import attrgetter
 
 from kit.cost.memory.deepspeed_sizes import buffer_sizes, least_param_buffer
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
-from kit.planner.rules.common import runs_megatron_layers
+from kit.planner.rules.common import runs_megatron_layers, whole_tp
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
 from kit.specs.layout import ZERO_KEYS
@@ -157,12 +158,19 @@ def autotp_divides_kv_heads(w: Workload) -> str | None:
     if not runs_megatron_layers(w.layout) and heads % w.layout.tp:
         return (
             f"tp={w.layout.tp} does not divide num_key_value_heads={heads} of {w.model.name}; "
-            f"use {one_of(divisors(heads))}"
+            f"use {whole_tp(w, divides_kv_heads=True)}"
         )
     return None
 
 
 # ---------------------------------------------------------------- Ulysses: runtime/sequence_parallel/ulysses_sp.py
+
+
+def _whole_cp(w: Workload) -> list[int]:
+    """Sizes of Ulysses that the GPUs, the heads and the sequence allow."""
+    heads = w.model.num_key_value_heads
+    both = gcd(w.cluster.num_gpus, w.model.num_attention_heads, w.job.seq_length)
+    return [cp for cp in divisors(both) if heads % cp == 0 or cp % heads == 0]
 
 
 @rule("deepspeed")
@@ -172,7 +180,7 @@ def ulysses_divides_heads(w: Workload) -> str | None:
     if heads % w.layout.cp:
         return (
             f"cp={w.layout.cp} does not divide num_attention_heads={heads} of {w.model.name}; "
-            f"use {one_of(divisors(heads))}"
+            f"use {one_of(_whole_cp(w))}"
         )
     return None
 
@@ -182,10 +190,9 @@ def ulysses_fits_kv_heads(w: Workload) -> str | None:
     """UlyssesSPAttentionHF's constructor: key/value heads are split or copied evenly."""
     cp, heads = w.layout.cp, w.model.num_key_value_heads
     if heads % cp and cp % heads:
-        fitting = [d for d in divisors(w.model.num_attention_heads) if heads % d == 0 or d % heads == 0]
         return (
             f"cp={cp} is neither a divisor nor a multiple of num_key_value_heads={heads} of {w.model.name}; "
-            f"use {one_of(fitting)}"
+            f"use {one_of(_whole_cp(w))}"
         )
     return None
 
@@ -195,7 +202,7 @@ def ulysses_divides_sequence(w: Workload) -> str | None:
     """Ulysses gives every rank an equal part of the sequence."""
     cp = w.layout.cp
     if w.job.seq_length % cp:
-        return f"cp={cp} does not divide seq_length={w.job.seq_length}; use {one_of(divisors(cp))}, or another length"
+        return f"cp={cp} does not divide seq_length={w.job.seq_length}; use {one_of(_whole_cp(w))}, or another length"
     return None
 
 

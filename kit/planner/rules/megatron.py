@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 from kit.cost.model.pipeline import middle_stage_layers
 from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
@@ -65,7 +67,8 @@ def pipeline_divides_layers(w: Workload) -> str | None:
     if _uneven(w) or layers % chunks == 0:
         return None
     given = f"pp={layout.pp}" if layout.vp == 1 else f"pp·vp={layout.pp}·{layout.vp}"
-    near = [d for d in divisors(layers) if d <= 4 * chunks]
+    # Stages are of the GPUs too; chunks of a stage are not.
+    near = [d for d in divisors(gcd(layers, w.cluster.num_gpus) if layout.vp == 1 else layers) if d <= 4 * chunks]
     return f"{given} does not divide num_layers={layers} of {w.model.name}; use {one_of(near)}"
 
 
@@ -217,7 +220,8 @@ def ep_divides_experts(w: Workload) -> str | None:
     """moe_layer.py: every rank has the same number of experts."""
     ep, experts = w.layout.ep, w.model.num_experts
     if experts and experts % ep:
-        return f"ep={ep} does not divide num_experts={experts} of {w.model.name}; use {one_of(divisors(experts))}"
+        fitting = divisors(gcd(experts, w.cluster.num_gpus))
+        return f"ep={ep} does not divide num_experts={experts} of {w.model.name}; use {one_of(fitting)}"
     return None
 
 

@@ -1,0 +1,109 @@
+"""The largest model that some GPUs can train: all weights, LoRA and QLoRA, with GPU memory, host memory and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kit.cost.memory.peak import MemoryReport, peak
+from kit.cost.model.params import count
+from kit.errors import PlanError
+from kit.planner.describe import describe
+from kit.planner.request import Request
+from kit.planner.search import search
+from kit.specs.catalog import load_model
+from kit.specs.cluster import ClusterSpec
+from kit.specs.job import JobSpec, LoraSpec
+from kit.specs.layout import Pins
+from kit.units import human_count
+
+SIZES = (
+    "qwen2.5-0.5b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "qwen2.5-14b", "qwen2.5-32b", "llama-3.1-70b",
+    "mistral-large-2407", "llama-3.1-405b",
+)  # fmt: skip
+"""Decoders of the catalog, one of each usual size, ascending."""
+WAYS: dict[str, LoraSpec | None] = {"full": None, "LoRA": LoraSpec(), "QLoRA": LoraSpec(four_bit=True)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestModels:
+    """Model name and way to train it → what it needs, of those that fit."""
+
+    cluster: ClusterSpec
+    job: JobSpec
+    needs: dict[tuple[str, str], MemoryReport]
+
+    def largest(self, way: str) -> str | None:
+        """Name of the largest model that fits; null where none does."""
+        return next((name for name in reversed(SIZES) if (name, way) in self.needs), None)
+
+
+def largest_models(cluster: ClusterSpec, job: JobSpec, pins: Pins) -> LargestModels:
+    """Plans each size in each way, until one does not fit. Raises ``PlanError`` where no model fits in any way."""
+    needs: dict[tuple[str, str], MemoryReport] = {}
+    for way, lora in WAYS.items():
+        for name in SIZES:
+            request = Request(model=load_model(name), cluster=cluster, job=replace(job, lora=lora), pins=pins)
+            found = search(request).best
+            if found is None:
+                break
+            needs[name, way] = peak(request.workload(found.layout))
+    if not needs:
+        raise PlanError(f"no model of {SIZES[0]} or larger fits on {cluster.num_gpus} x {cluster.gpu.name}")
+    return LargestModels(cluster=cluster, job=job, needs=needs)
+
+
+def table(found: LargestModels) -> str:
+    """A row a model: GiB of a GPU, of a node's host memory and of its disks; then the layout of the largest."""
+    cluster, job = found.cluster, found.job
+    limits = [f"{next(iter(found.needs.values())).usable_gib:.1f} GiB usable a GPU"]
+    limits += [f"{cluster.host_ram_gib:,.0f} GiB of host memory a node"] if cluster.host_ram_gib else []
+    limits += [f"{cluster.nvme_gib:,.0f} GiB of NVMe a node"] if cluster.nvme_gib else []
+    head = f"{'':<34}" + "".join(f"{way:>24}" for way in WAYS)
+    lines = [
+        f"{cluster.num_gpus} x {cluster.gpu.name} ({cluster.name}); {job.precision}, sequences of {job.seq_length}, "
+        f"{job.global_batch_size} a step",
+        f"  {', '.join(limits)}",
+        "",
+        head,
+        f"  {'model':<20}{'parameters':>12}" + f"{'GPU    host    disk':>24}" * len(WAYS) + "   GiB",
+    ]
+    lines += _rows(found)
+    lines.append("")
+    for way in WAYS:
+        name = found.largest(way)
+        lines.append(f"largest, {way}: " + (f"{name}: {describe(found.needs[name, way].layout)}" if name else "none"))
+    return "\n".join(lines)
+
+
+def as_json(found: LargestModels) -> list[dict[str, object]]:
+    """JSON-able values, an entry for each model and way that fits."""
+    return [
+        {
+            "model": name,
+            "parameters": count(load_model(name)).total,
+            "way": way,
+            "layout": describe(memory.layout),
+            "peak_gib": memory.peak_gib,
+            "host_ram_gib_per_node": memory.host_ram_gib_per_node,
+            "nvme_gib_per_node": memory.nvme_gib_per_node,
+        }
+        for (name, way), memory in found.needs.items()
+    ]
+
+
+def _rows(found: LargestModels) -> Iterator[str]:
+    for name in SIZES:
+        cells = [_cell(found.needs.get((name, way))) for way in WAYS]
+        yield f"  {name:<20}{human_count(count(load_model(name)).total):>12}" + "".join(f"{cell:>24}" for cell in cells)
+        if all(cell == _NO for cell in cells):
+            return
+
+
+_NO = "does not fit"
+
+
+def _cell(memory: MemoryReport | None) -> str:
+    if memory is None:
+        return _NO
+    return f"{memory.peak_gib:.1f} {memory.host_ram_gib_per_node:>7,.0f} {memory.nvme_gib_per_node:>7,.0f}"
