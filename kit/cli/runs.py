@@ -52,6 +52,9 @@ def train(
     profile: Annotated[
         str | None, typer.Option(help="Trace these steps, such as 5-8, and print where their time goes.")
     ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take the run directory from the run that its run.lock names.")
+    ] = False,
 ) -> None:
     """Start this node's processes of a run and wait for them."""
     from kit.emit.run_directory import RunDirectory
@@ -77,6 +80,7 @@ def train(
     args = ["--resume", resume if resume == "auto" else str(Path(resume).resolve())] if resume else []
     args += ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
     args += ["--profile", _steps(profile)] if profile else []
+    args += ["--take-over"] if take_over else []
     sys.stdout.flush()
     os.environ.setdefault("PYTHON", sys.executable)
     os.execv(str(rundir.path / "launch.sh"), [str(rundir.path / "launch.sh"), *args])

@@ -21,6 +21,8 @@ from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
 from kit.preflight.check_result import require
 from kit.preflight.requirements import check_gpus
+from kit.training.launcher import ends_with_launcher
+from kit.training.stopping import STOPPED_CODE, UNSAVED_CODE
 from kit.units import to_gib
 
 _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
@@ -31,16 +33,19 @@ _RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one rank. Returns the exit code: 0 done, 2 an error of the user's that it printed, 75 stopped on request
-    (``kit.training.stopping``)."""
+    """Run one rank. Returns the exit code: 0 done, 2 an error of the user's that it printed, 74 not all was saved, 75
+    stopped on request (``kit.training.stopping``)."""
     started = time.monotonic()
     arguments = _arguments(argv)
     try:
         rundir = RunDirectory.open(arguments.run_directory)
         _check_world_size(rundir)
-        _announce_edits(rundir)
-        with process_group(rundir):
-            return run(rundir, arguments, started)
+        with ends_with_launcher(), process_group(rundir):
+            from kit.training.run_lock import run_lock
+
+            with run_lock(rundir.path, arguments.take_over):
+                _announce_edits(rundir)
+                return run(rundir, arguments, started)
     except KitError as error:
         report_error(error)
         return 2
@@ -50,7 +55,6 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
     """Build the engine and train; the process group is up. Returns the exit code."""
     from kit.engines import build_engine
     from kit.training.loop import train
-    from kit.training.stopping import STOPPED_CODE
 
     engine = build_engine(rundir)
     try:
@@ -64,6 +68,9 @@ def run(rundir: RunDirectory, arguments: argparse.Namespace, started: float) -> 
         )
     finally:
         engine.close()
+    if summary.unsaved:
+        report_error(EngineError(summary.unsaved))
+        return UNSAVED_CODE
     return STOPPED_CODE if summary.stopped else 0
 
 
@@ -154,6 +161,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--resume", default=None, help="auto, or the path of an exchange checkpoint")
     parser.add_argument("--stop-at-step", type=int, default=None, help="stop after this step, with a checkpoint")
     parser.add_argument("--profile", type=steps_range, default=None, metavar="FIRST-LAST", help="trace these steps")
+    parser.add_argument("--take-over", action="store_true", help="whoever holds run.lock: it is surely gone")
     # DeepSpeed's launcher adds it to every command; LOCAL_RANK in the environment says the same.
     parser.add_argument("--local_rank", help=argparse.SUPPRESS)
     return parser.parse_args(argv)

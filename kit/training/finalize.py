@@ -78,6 +78,8 @@ class Summary:
     """Cost of keeping them in object storage, at list price."""
     stopped: str | None = None
     """Why the run ended before it was done."""
+    unsaved: str | None = None
+    """What of this run is not on disk."""
 
     def beside_prediction(self) -> str:
         """One line for the terminal; ``kit plan --calibrate summary.json`` learns from it."""
@@ -123,6 +125,9 @@ def finalize(
     )
     expected = storage.predicted_bytes(plan, counters.step, rundir.run.checkpoint, export)
     found = run_collectively(engine.is_main, lambda: storage.found_bytes(root), f"measuring {root}")[0]
+    unsaved = [text for text in (logger.unsaved(counters.step),) if text]
+    if times_s and gather(size)[0] is None:
+        unsaved.append(f"step {counters.step} has no checkpoint of its own: it could not be written, as was said above")
     summary = Summary(
         engine=plan.layout.engine,
         device=_device_name(plan),
@@ -147,6 +152,7 @@ def finalize(
         predicted_storage_usd_per_month=None if expected is None else storage.usd_per_month(expected),
         measured_storage_usd_per_month=storage.usd_per_month(found),
         stopped=stopped.words if stopped else None,
+        unsaved="; ".join(unsaved) or None,
         exchange_checkpoint=str(exchange.relative_to(rundir.path)) if export else None,
     )
     path = rundir.path / "summary.json"

@@ -4,10 +4,12 @@
     0     the run is done                                                nothing
     2     an error that the user can mend; it was printed                mend it
     70    a step hung; stacks of every rank are in ``stacks/``           start again with --resume auto
+    74    the run ended, and some of it was not saved; it was printed    look at what is missing
     75    stopped on request, a checkpoint was written                   start again with --resume auto
 
-70 and 75 are EX_SOFTWARE and EX_TEMPFAIL of sysexits.h. torchrun restarts on any of them but 0 (``--max-restarts``);
-its own exit code is 1 then, so a run that was stopped on request also leaves a file ``stopped`` in its directory.
+70, 74 and 75 are EX_SOFTWARE, EX_IOERR and EX_TEMPFAIL of sysexits.h. torchrun restarts on any of them but 0
+(``--max-restarts``); its own exit code is 1 then, so a run that was stopped on request also leaves a file ``stopped``
+in its directory.
 """
 
 from __future__ import annotations
@@ -18,13 +20,15 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 STOPPED_CODE = 75
+UNSAVED_CODE = 74
 HUNG_CODE = 70
 _MARK = "stopped"
 """File in the run directory, with the reason in it, while a run waits to be started again."""
@@ -81,6 +85,26 @@ def mark(rundir: Path, reason: Reason | None) -> None:
         path.unlink(missing_ok=True)
     else:
         path.write_text(reason.words + "\n", encoding="utf-8")
+
+
+@contextmanager
+def repeatedly(seconds: float, work: Callable[[], bool] | None, over: threading.Event) -> Iterator[None]:
+    """While it is entered, a thread calls ``work`` every so many seconds, until it returns True. ``over`` is set at the
+    end. None: nothing is called."""
+
+    def call() -> None:
+        while work is not None and not over.wait(seconds) and not work():
+            pass
+
+    thread = threading.Thread(target=call, name="kit watch", daemon=True)
+    if work is not None:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if work is not None:
+            thread.join()
 
 
 _GRACE_S = 5.0

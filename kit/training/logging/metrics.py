@@ -180,6 +180,23 @@ def logged_steps(path: Path, step: int, count: int) -> list[tuple[float, float |
     return [(row["loss"], row["grad_norm"]) for row in rows if row.get("grad_norm") is not None][-count:]
 
 
+def missing_steps(path: Path, before: int, last: int) -> str | None:
+    """A sentence about the steps after ``before``, up to ``last``, that ``metrics.jsonl`` lacks; None where it has
+    them all."""
+    missing, why = set(range(before + 1, last + 1)), ""
+    try:
+        missing -= {row["step"] for _, row in logged_rows(path)}
+    except (OSError, ValueError) as error:
+        why = f" ({error})"
+    if not missing:
+        return None
+    span = f"{min(missing)} to {max(missing)}" if len(missing) > 1 else str(min(missing))
+    return (
+        f"{path} lacks {len(missing)} of the {last - before} steps of this run{why}, step {span}: these metrics are "
+        "lost; check the free space there, and who removes files"
+    )
+
+
 def logged_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Lines of ``metrics.jsonl`` and what they hold; a line that a crash tore is left out. Raises OSError."""
     for line in path.read_text(encoding="utf-8").splitlines():

@@ -8,7 +8,7 @@ from typing import Any
 from kit.planner.plan import Plan
 from kit.specs.run import LoggingSpec
 from kit.training.collective import gather, run_collectively
-from kit.training.logging.metrics import EventLog, MetricsLog, RunOutput, StepMetrics, logged_steps
+from kit.training.logging.metrics import EventLog, MetricsLog, RunOutput, StepMetrics, logged_steps, missing_steps
 from kit.training.logging.prometheus import Prometheus
 from kit.training.logging.terminal import Expected, terminal
 from kit.training.logging.trackers import Trackers
@@ -22,7 +22,7 @@ class RunLogger(RunOutput):
     ) -> None:
         """Collective: where the main rank cannot open something, every rank raises CheckpointError with its words."""
         self._outputs: list[RunOutput] = []
-        self._path = rundir / "metrics.jsonl"
+        self._path, self._resumed_step = rundir / "metrics.jsonl", resumed_step
 
         def open_all() -> None:
             served: list[RunOutput] = []
@@ -38,6 +38,10 @@ class RunLogger(RunOutput):
     def history(self, step: int, count: int) -> list[tuple[float, float | None]]:
         """Collective. ``logged_steps`` as the main rank reads them: a resumed run decides by the same numbers."""
         return gather(logged_steps(self._path, step, count))[0]
+
+    def unsaved(self, last_step: int) -> str | None:
+        """Collective. The steps since the start that ``metrics.jsonl`` lacks as the main rank reads it, in words."""
+        return gather(missing_steps(self._path, self._resumed_step, last_step) if self._outputs else None)[0]
 
     def log(self, text: str) -> None:
         for each in self._outputs:

@@ -1,0 +1,240 @@
+"""A run directory belongs to one run: ``run.lock`` names the process of its main rank, and its mtime is a heartbeat.
+
+The file is made with O_EXCL, which holds on shared file systems too. A start that finds one
+
+- on the same machine (host, boot and pid namespace) takes over if that process has ended, and is refused otherwise;
+- of another machine waits: it is refused at the next heartbeat, and takes over when there was none for ``STALE_S``;
+- of the same rendezvous takes over at once: torchrun has started its workers again.
+
+A run that finds another one's lock in the place of its own ends at once, without saving.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from kit.errors import RunDirectoryError
+from kit.training.collective import rank, run_collectively
+from kit.training.stopping import repeatedly
+
+NAME = "run.lock"
+HEARTBEAT_S = 5.0
+STALE_S = 120.0
+"""More than a shared file system keeps attributes of a file (NFS: 60 s) and a heartbeat."""
+_WATCH_S = 3 * HEARTBEAT_S
+"""A lock that looks stale is watched so long: clocks of two machines may differ."""
+
+
+@dataclass(frozen=True)
+class _Holder:
+    """What the file says."""
+
+    host: str
+    machine: str
+    """Boot and pid namespace: where process ids and start times can be compared."""
+    pid: int
+    process_started: str
+    """In the clock of the machine; tells a process from a later one with its id."""
+    since: str
+    rendezvous: str
+    """What torchrun's restarts of one run share; empty where it is not unique."""
+    token: str
+
+    @classmethod
+    def here(cls) -> _Holder:
+        return cls(
+            host=platform.node(),
+            machine=_machine(),
+            pid=os.getpid(),
+            process_started=_started(os.getpid()) or "",
+            since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
+            rendezvous=_rendezvous(),
+            token=uuid.uuid4().hex,
+        )
+
+    def ended(self, other: _Holder) -> bool | None:
+        """Whether the process of ``other`` has ended; None where it cannot be known from here."""
+        if (self.host, self.machine) != (other.host, other.machine):
+            return None
+        try:
+            os.kill(other.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:  # another user's: there is a process, but perhaps a later one
+            pass
+        started = _started(other.pid)
+        return None if started is None else started != other.process_started
+
+
+@contextmanager
+def run_lock(directory: Path, take_over: bool = False) -> Iterator[None]:
+    """Collective. Hold the run directory; the main rank does it for all. ``take_over``: whoever holds it.
+
+    Raises CheckpointError on every rank where another run holds it, or the lock cannot be written."""
+    lock = _Lock(directory / NAME)
+    is_main = rank() == 0
+    run_collectively(is_main, lambda: lock.acquire(take_over), f"locking {directory}")
+    with repeatedly(HEARTBEAT_S, lock.beat if is_main else None, threading.Event()):
+        yield
+    if is_main:
+        lock.release()
+
+
+class _Lock:
+    def __init__(self, path: Path) -> None:
+        self._path, self._mine = path, _Holder.here()
+        self._text = json.dumps(asdict(self._mine)) + "\n"
+
+    def acquire(self, take_over: bool) -> None:
+        """Raises RunDirectoryError where another run holds it, OSError."""
+        first_seen: int | None = None
+        began = time.monotonic()
+        while not self._create():
+            try:
+                with open(self._path, "r+", encoding="utf-8") as file:
+                    beaten, holder = os.fstat(file.fileno()).st_mtime_ns, _parse(file.read())
+                    quiet_s = time.monotonic() - began
+                    first_seen = beaten if first_seen is None else first_seen
+                    if take_over or self._may_replace(holder, quiet_s, time.time() - beaten / 1e9):
+                        if self._replace(file.fileno(), beaten):
+                            break
+                        continue
+            except FileNotFoundError:  # released just now
+                continue
+            if holder is not None and (self._mine.ended(holder) is False or beaten != first_seen):
+                raise RunDirectoryError(
+                    f"{self._path.parent} is in use: process {holder.pid} on {holder.host} has trained there since "
+                    f"{holder.since}; wait for it or stop it. If it is surely gone: --take-over. Or use a new run "
+                    "directory"
+                )
+            if quiet_s < 1:
+                who = f"process {holder.pid} on {holder.host}" if holder else "a process that is just starting"
+                print(f"{self._path} is of {who}: waiting up to {STALE_S:g} s for a sign of life", flush=True)
+            time.sleep(1)
+        if take_over:  # a run that lives after all sees it at its next heartbeat, and ends
+            time.sleep(2 * HEARTBEAT_S)
+
+    def _may_replace(self, holder: _Holder | None, quiet_s: float, age_s: float) -> bool:
+        """``quiet_s``: how long it was watched without a heartbeat. ``age_s`` of the last one, if clocks agree."""
+        if holder is not None:
+            if holder.rendezvous and holder.rendezvous == self._mine.rendezvous:
+                return True
+            if (ended := self._mine.ended(holder)) is not None:
+                return ended
+        return quiet_s >= STALE_S or (quiet_s >= _WATCH_S and age_s >= STALE_S)
+
+    def _create(self) -> bool:
+        try:
+            with open(self._path, "x", encoding="utf-8") as file:
+                file.write(self._text)
+                return True
+        except FileExistsError:
+            return False
+
+    def _replace(self, found: int, beaten: int) -> bool:
+        """Put our lock in the place of the one open as ``found``. Of several that try, the one that locks it first
+        wins; without such locks (some shared file systems) the last one, and the heartbeat ends the others."""
+        try:
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            pass
+        now = os.stat(self._path)
+        if not os.path.samestat(now, os.fstat(found)) or now.st_mtime_ns != beaten:
+            return False
+        partial = self._path.with_name(f".{NAME}.{self._mine.token}.partial")
+        try:
+            partial.write_text(self._text, encoding="utf-8")
+            partial.replace(self._path)
+        finally:
+            partial.unlink(missing_ok=True)
+        return True
+
+    def beat(self) -> bool:
+        """A sign of life. True: there is no need of another one."""
+        try:
+            text = self._path.read_text(encoding="utf-8")
+            if text == self._text:
+                os.utime(self._path)
+            elif holder := _parse(text):
+                directory = self._path.parent
+                print(
+                    f"error: process {holder.pid} on {holder.host} has taken over {directory} at {holder.since}: this "
+                    "run ends without saving",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os._exit(2)
+        except FileNotFoundError:
+            if not (self._path.parent / "plan.yaml").exists():
+                print(
+                    f"error: {self._path.parent} was deleted or moved while it trains: its files are lost; stopping "
+                    f"after this step, with a checkpoint in {self._path.parent / 'checkpoints'} if it can be written",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                os.kill(os.getpid(), signal.SIGTERM)
+                return True
+            with suppress(OSError):
+                self._create()  # somebody has removed the lock alone
+        except OSError:
+            pass  # a shared file system may come back
+        return False
+
+    def release(self) -> None:
+        """Give the directory free, if it is still ours."""
+        with suppress(OSError):
+            if self._path.read_text(encoding="utf-8") == self._text:
+                self._path.unlink()
+
+
+def _parse(text: str) -> _Holder | None:
+    """None for a file that is not written yet, or damaged."""
+    try:
+        return _Holder(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def _rendezvous() -> str:
+    run, endpoint = (os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "RDZV_ENDPOINT"))
+    with suppress(ValueError):  # torchrun --standalone makes a UUID
+        return str(uuid.UUID(run))
+    return f"{run} {endpoint}" if run and endpoint else ""
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return f"{uuid.getnode():x}"
+
+
+def _started(pid: int) -> str | None:
+    """When a process began; "ended" for a zombie, None where it cannot be seen. Linux counts from the boot: psutil's
+    time of day moves with the clock."""
+    try:
+        state, *rest = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return "ended" if state in "ZX" else rest[18]
+    except OSError:
+        pass
+    try:
+        return str(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
