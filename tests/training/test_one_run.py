@@ -18,6 +18,7 @@ import pytest
 from benchmarks.system_tests.kills import launched
 from benchmarks.system_tests.kills.cases import CASES, emit, prepare
 from benchmarks.system_tests.kills.processes import Job
+from kit.diagnose.logs import diagnose
 from kit.errors import RunDirectoryError
 from kit.rehearsal.processes import metrics
 from kit.training import run_lock
@@ -235,3 +236,20 @@ def test_a_run_that_saved_everything_says_nothing(tmp_path, data):
     assert json.loads((run / "summary.json").read_text())["unsaved"] is None
     assert not (run / NAME).exists()
     assert "error" not in log_of(run)
+
+
+class TestWhatTheDoctorSays:
+    def write(self, run, steps):
+        (run / "log.txt").write_text("all is well\n")
+        (run / "metrics.jsonl").write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in steps))
+
+    def test_rows_of_two_runs_are_a_cause(self, tmp_path):
+        self.write(tmp_path, [1, 2, 3, 4, 3, 5, 4, 6])
+        for named in (tmp_path, tmp_path / "log.txt", tmp_path / "metrics.jsonl"):
+            (cause,) = diagnose([named])
+            assert (cause.cause, cause.step, cause.place) == ("two-runs", 3, f"{tmp_path / 'metrics.jsonl'}:5")
+            assert "2 steps stand in metrics.jsonl again, from step 3 on, though 6 were reached" in cause.meaning
+
+    def test_one_run_is_none(self, tmp_path):
+        self.write(tmp_path, [5, 6, 7, 9])
+        assert not diagnose([tmp_path])

@@ -15,6 +15,7 @@ from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files
 from kit.diagnose.logs.scan import Scan
 from kit.diagnose.logs.tracebacks import LAUNCHER_ERRORS, Failed, Traceback
+from kit.diagnose.logs.two_runs import two_runs
 from kit.planner.plan import Plan
 
 MUCH_UNALLOCATED_GIB = 2.0
@@ -37,7 +38,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     for path in log_files(path for path in paths if not flight_recorder.is_record(path)):
         scan.read(path)
     exceptions = _exceptions(scan)
-    causes = _merged([*_recorded(recorded), *_with_frames(scan), *scan.curves.causes()])
+    causes = _merged([*two_runs(paths), *_recorded(recorded), *_with_frames(scan), *scan.curves.causes()])
     first = scan.first_failed
     causes = sorted(
         [*causes, *exceptions], key=lambda cause: (-cause.weight, first is not None and first not in cause.ranks)
