@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -52,7 +53,8 @@ from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.layout import ZERO_KEYS
 from kit.specs.run import RunSpec, absolute_paths, run_paths, with_paths
-from kit.specs.text import check_line
+from kit.specs.text import check_line, shown
+from kit.specs.text_files import MOST_BYTES, open_regular, parse_json, read_text, reason
 
 MANIFEST = "manifest.json"
 FORMAT = "kit-run-directory/1"
@@ -68,7 +70,9 @@ class Edit:
     found: Any
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.key}: {self.planned!r} was planned, {self.found!r} stands there"
+        return (
+            f"{self.file}: {shown(self.key, str)}: {shown(self.planned)} was planned, {shown(self.found)} stands there"
+        )
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,9 @@ class RunDirectory:
         """The plan's, with the sizes of buffers that an edit of ds_config.json states."""
         names = {f"zero_optimization.{key}": name for name, key in ZERO_KEYS.items()}
         found = {names[edit.key]: edit.found for edit in self.edits if edit.key in names}
-        sizes = {name: int(size) for name, size in found.items() if isinstance(size, int | float) and size >= 0}
+        sizes = {
+            name: int(size) for name, size in found.items() if isinstance(size, int | float) and 0 <= size < math.inf
+        }
         return self.plan.workload.with_layout(self.plan.layout.with_sizes(sizes))
 
     def memory_after_edits(self) -> str:
@@ -194,21 +200,24 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
 
 def _read_manifest(path: Path) -> dict[str, str]:
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json(read_text(path / MANIFEST))
         if manifest["format"] != FORMAT:
             raise RunDirectoryError(
-                f"{path.name}/{MANIFEST} has format {manifest['format']!r}; this kit reads {FORMAT!r}: emit again"
+                f"{path.name}/{MANIFEST} has format {shown(manifest['format'])}; this kit reads {FORMAT!r}: emit again"
             )
         files: dict[str, str] = manifest["files"]
-    except FileNotFoundError:
+        if not isinstance(files, dict) or not all(isinstance(digest, str) for digest in files.values()):
+            raise ValueError("files is no mapping of names to hashes")
+    except (FileNotFoundError, NotADirectoryError):
         raise RunDirectoryError(
             f"{path} is not a run directory (no {MANIFEST}); make one with: kit emit RECIPE --out DIR"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunDirectoryError(f"{path.name}/{MANIFEST} is damaged ({error}); emit again") from None
-    missing = [name for name in files if not (path / name).is_file()]
+        raise RunDirectoryError(f"{path.name}/{MANIFEST} is damaged ({reason(error)}); emit again") from None
+    missing = [name for name in files if not os.path.isfile(path / name)]
     if missing:
-        raise RunDirectoryError(f"{path.name} lacks {', '.join(missing)}, which its manifest names; emit again")
+        names = shown(", ".join(missing), str)
+        raise RunDirectoryError(f"{path.name} lacks {names}, which its manifest names; emit again")
     return files
 
 
@@ -237,17 +246,20 @@ def _refuse_plan_owned(path: Path, edits: tuple[Edit, ...]) -> None:
 
 def _parse(file: Path) -> dict[str, Any]:
     try:
-        return _parse_text(file.read_text(encoding="utf-8"), file.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise RunDirectoryError(f"{file.name} cannot be read: {error}") from None
+        text = read_text(file)
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{file.name} cannot be read: {reason(error)}") from None
+    return _parse_text(text, file.name)
 
 
 def _parse_text(text: str, name: str) -> dict[str, Any]:
     """JSON or YAML text → a mapping; JSON is a subset of YAML, but its own parser says better what is wrong."""
     try:
-        data = json.loads(text) if name.endswith(".json") else strict_yaml.parse_text(text, name).data
+        data = parse_json(text) if name.endswith(".json") else strict_yaml.parse_text(text, name).data
     except json.JSONDecodeError as error:
         raise RunDirectoryError(f"{name}:{error.lineno}: not valid JSON: {error.msg}") from None
+    except ValueError as error:
+        raise RunDirectoryError(f"{name}: not valid JSON: {error}") from None
     except SpecError as error:
         raise RunDirectoryError(str(error)) from None
     if not isinstance(data, dict):
@@ -256,7 +268,11 @@ def _parse_text(text: str, name: str) -> dict[str, Any]:
 
 
 def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    try:
+        with open_regular(file) as stream:
+            return hashlib.sha256(stream.read(MOST_BYTES)).hexdigest()
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{file.name} cannot be read: {reason(error)}; emit again") from None
 
 
 def _portable(path: str, run_directory: Path) -> str:

@@ -9,7 +9,6 @@ are never corrected by another kind's runs.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from kit.errors import SpecError
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
+from kit.specs.text_files import parse_json, read_text, reason
 from kit.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 
@@ -211,9 +211,9 @@ def is_corrected(prediction: Prediction) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_text(path))
     except (OSError, ValueError) as error:
-        raise SpecError(f"{path} cannot be read as JSON: {error}; use a run's summary.json") from None
+        raise SpecError(f"{path} cannot be read as JSON: {reason(error)}; use a run's summary.json") from None
     if not isinstance(data, dict):
         raise SpecError(f"{path} is not a JSON object; use a run's summary.json")
     return data

@@ -107,7 +107,7 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def metrics(rundir: Path) -> list[dict[str, Any]]:
     """Rows of ``metrics.jsonl``; a last line cut short by a kill does not count."""
     file = rundir / "metrics.jsonl"
-    return [row for _, row in logged_rows(file)] if file.exists() else []
+    return [row for _, row in logged_rows(file) if row is not None] if file.exists() else []
 
 
 def free_port() -> int:

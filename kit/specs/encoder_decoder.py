@@ -7,6 +7,7 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs.model import ModelSpec
+from kit.specs.text import shown
 
 _T5_PROJECTIONS = ("relu", "gated-gelu")
 """feed_forward_proj: of the first version and of 1.1."""
@@ -76,7 +77,7 @@ def _t5(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     projection = config.get("feed_forward_proj", "relu")
     if projection not in _T5_PROJECTIONS:
         raise SpecError(
-            f"feed_forward_proj={projection!r} of {name} is not computed here; only relu and gated-gelu are"
+            f"feed_forward_proj={shown(projection)} of {name} is not computed here; only relu and gated-gelu are"
         )
     heads = _required(config, "num_heads", name)
     # 1.1 has a head of its own, and config files say so; transformers takes the key for "no scaling" and ties or not
@@ -106,18 +107,18 @@ def _t5(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _bart_like(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if config.get("activation_function", "gelu") != "gelu":
         raise SpecError(
-            f"activation_function={config['activation_function']!r} of {name} is not computed here; gelu is"
+            f"activation_function={shown(config['activation_function'])} of {name} is not computed here; gelu is"
         )
     for key in ("ffn_dim", "attention_heads"):
         ours, theirs = (_required(config, f"{stack}_{key}", name) for stack in ("encoder", "decoder"))
         if ours != theirs:
             raise SpecError(
-                f"encoder_{key}={ours} and decoder_{key}={theirs} of {name}: stacks of one width are computed here; "
-                "use a model whose encoder and decoder are alike"
+                f"encoder_{key}={shown(ours)} and decoder_{key}={shown(theirs)} of {name}: stacks of one width are "
+                "computed here; use a model whose encoder and decoder are alike"
             )
     hidden, heads = _required(config, "d_model", name), _required(config, "encoder_attention_heads", name)
     if not (isinstance(hidden, int) and isinstance(heads, int)) or heads < 1 or hidden % heads:
-        raise SpecError(f"config.json of {name}: {heads!r} attention heads do not divide d_model={hidden!r}")
+        raise SpecError(f"config.json of {name}: {shown(heads)} attention heads do not divide d_model={shown(hidden)}")
     return {
         "family": config["model_type"],
         "num_layers": _required(config, "decoder_layers", name),

@@ -9,6 +9,7 @@ from kit.errors import SpecError
 from kit.specs.frozen import thawed
 from kit.specs.hf_keys import Keys
 from kit.specs.model import ModelSpec
+from kit.specs.text import shown
 
 _LAYERS = ("full_attention", "sliding_attention")
 """Gemma 3 keeps parameters for each kind of layer (configuration_gemma3.py, convert_rope_params_to_dict)."""
@@ -16,15 +17,13 @@ _LAYERS = ("full_attention", "sliding_attention")
 
 def read_rope(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
     """Fields of ModelSpec: base, scaling, part of a head. Raises SpecError for a scaling that is no mapping."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(parameters, Mapping):
-        raise SpecError(f"rope_scaling={parameters!r} of {name} is not a mapping of keys; give one, or leave it out")
+    parameters = _mapping(config.get("rope_parameters") or config.get("rope_scaling") or {}, name)
     local: dict[str, Any] = {}
     if keys.full_attention_every and config["model_type"] == "gemma3_text":
-        inner = parameters.get(_LAYERS[1], {})
+        inner = _mapping(parameters.get(_LAYERS[1], {}), name)
         base = inner.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0
-        local = {"local_rope_theta": float(base)}
-        parameters = parameters.get(_LAYERS[0], {} if _LAYERS[1] in parameters else parameters)
+        local = {"local_rope_theta": _number(base, name)}
+        parameters = _mapping(parameters.get(_LAYERS[0], {} if _LAYERS[1] in parameters else parameters), name)
     scaling = dict(parameters)
     theta = scaling.pop("rope_theta", None) or config.get(keys.rope_names.get("rope_theta", "rope_theta"))
     rotated = scaling.pop("partial_rotary_factor", None)
@@ -32,16 +31,30 @@ def read_rope(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any
         rotated = config.get(keys.rope_names.get("partial_rotary_factor", "partial_rotary_factor"))
     kind = scaling.pop("type", None) or "default"  # the key's name before transformers 4.43
     kind = scaling.pop("rope_type", kind)
+    if not isinstance(kind, str):
+        raise SpecError(f"rope_type={shown(kind)} of {name} is no name of a scaling; give one, or leave it out")
     if config["model_type"] == "phi3" and kind in ("su", "yarn"):  # its older names (configuration_phi3.py)
         kind = "longrope"
     if kind == "longrope" and config.get("original_max_position_embeddings"):
         scaling.setdefault("original_max_position_embeddings", config["original_max_position_embeddings"])
     return {
-        "rope_theta": float(theta or keys.rope_theta),
+        "rope_theta": _number(theta or keys.rope_theta, name),
         "rope_scaling": None if kind == "default" else {"rope_type": kind, **scaling},
-        "partial_rotary_factor": float(keys.partial_rotary_factor if rotated is None else rotated),
+        "partial_rotary_factor": _number(keys.partial_rotary_factor if rotated is None else rotated, name),
         **local,
     }
+
+
+def _mapping(value: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise SpecError(f"rope_scaling={shown(value)} of {name} is not a mapping of keys; give one, or leave it out")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise SpecError(f"a rotary base or factor of {name} is {shown(value)}, which is no number; give one")
+    return float(value)
 
 
 def rope_parameters(model: ModelSpec, keys: Keys) -> dict[str, Any]:

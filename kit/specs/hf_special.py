@@ -7,6 +7,7 @@ from typing import Any
 
 from kit.errors import SpecError
 from kit.specs.model import ModelSpec
+from kit.specs.text import shown
 
 
 def _read_falcon(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -51,7 +52,7 @@ def _read_deepseek(config: Mapping[str, Any], data: Mapping[str, Any], name: str
     widths = latent["nope_head_dim"], latent["rope_head_dim"]
     if not all(isinstance(width, int) for width in widths):
         raise SpecError(
-            f"qk_nope_head_dim={widths[0]!r}, qk_rope_head_dim={widths[1]!r} of {name} are not whole numbers"
+            f"qk_nope_head_dim={shown(widths[0])}, qk_rope_head_dim={shown(widths[1])} of {name} are not whole numbers"
         )
     greedy = config["model_type"] == "deepseek_v2" and config.get("topk_method", "greedy") == "greedy"
     return {

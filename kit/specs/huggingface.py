@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,11 @@ from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
 from kit.specs.hf_rope import read_rope, rope_parameters
 from kit.specs.model import ModelSpec
-from kit.specs.text import check_line, escaped
+from kit.specs.text import check_line, shown
+from kit.specs.text_files import parse_json, read_text, reason
 
+_MOST_BYTES = 1 << 23
+"""Classifiers list their labels; the longest config.json of the corpus has 300 kB."""
 _MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
 """``model_type`` values that are understood: the families of ``ModelSpec``."""
 
@@ -24,11 +26,11 @@ def read_config(directory: Path) -> ModelSpec:
     """The shape of the model in ``directory``. Raises ``SpecError``."""
     file = directory / "config.json"
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        config = parse_json(read_text(file, _MOST_BYTES))
+    except (FileNotFoundError, NotADirectoryError):
         raise SpecError(f"{directory} has no config.json; give the directory of a Hugging Face model") from None
     except (OSError, ValueError) as error:
-        raise SpecError(f"{file} cannot be read as JSON: {error}") from None
+        raise SpecError(f"{shown(file, str)} cannot be read as JSON: {reason(error)}") from None
     if not isinstance(config, dict):
         raise SpecError(f"{file} holds a {type(config).__name__} where an object of keys is expected")
     return model_from_config(config, name=directory.resolve().name, source=file.name)
@@ -60,7 +62,7 @@ def _decoder_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
         data |= read_rope(config, name, keys)
     else:
         data["rope_theta"] = None
-    data |= _windows(config, data, keys)
+    data |= _windows(config, name, keys)
     if family in hf_special.READ:
         data |= hf_special.READ[family](config, data, name)
     return data
@@ -100,10 +102,10 @@ def _unsupported(config: Mapping[str, Any], name: str) -> str:
     part = ""
     if isinstance(config.get("text_config"), dict):
         inner = config["text_config"].get("model_type")
-        part = f" (a model of text and more; its text part, {escaped(str(inner))}, is read where it was saved alone)"
+        part = f" (a model of text and more; its text part, {shown(inner, str)}, is read where it was saved alone)"
     return (
-        f"model_type={kind!r} of {name} is not supported{part}; supported are {', '.join(_MODEL_TYPES)}; a shape of "
-        f"your own needs {', '.join(needed)}, with the nearest family (llama where none is)"
+        f"model_type={shown(kind)} of {name} is not supported{part}; supported are {', '.join(_MODEL_TYPES)}; a shape "
+        f"of your own needs {', '.join(needed)}, with the nearest family (llama where none is)"
     )
 
 
@@ -121,7 +123,7 @@ def _refuse(config: Mapping[str, Any], name: str, keys: Keys) -> None:
     for key, value in keys.only.items():
         allowed = value if isinstance(value, tuple) else (value,)
         if key in config and config[key] not in allowed:
-            raise SpecError(f"{key}={config[key]!r} of {name} is not computed here; only {key}={allowed[0]!r} is")
+            raise SpecError(f"{key}={shown(config[key])} of {name} is not computed here; only {key}={allowed[0]!r} is")
 
 
 def _fields(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
@@ -146,11 +148,11 @@ def _fields(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
     if data.get("ffn_hidden_size") is None:
         if keys.mlp_ratio is None:
             raise SpecError(f"config.json of {name} lacks {keys.names['ffn_hidden_size']}")
-        data["ffn_hidden_size"] = keys.mlp_ratio * hidden
+        data["ffn_hidden_size"] = keys.mlp_ratio * hidden if isinstance(hidden, int) else hidden
     if "num_experts" in data and "moe_ffn_hidden_size" not in data:
         data["moe_ffn_hidden_size"] = data["ffn_hidden_size"]
     for field in ("attention_softcap", "logit_softcap", "routed_scaling_factor"):
-        if isinstance(data.get(field), int):
+        if type(data.get(field)) is int:
             data[field] = float(data[field])
     return data
 
@@ -160,6 +162,8 @@ def _activation(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, A
     if keys.activation is None or config.get(keys.activation) is None:
         return {}
     traits, given = FAMILIES[config["model_type"]], config[keys.activation]
+    if not isinstance(given, str):
+        raise SpecError(f"{keys.activation}={shown(given)} of {name} is no name of an activation; give one")
     known = (traits.activation, *traits.choices.get("activation", ()))
     if keys.spellings.get(given) == traits.activation or given in SPELLINGS[traits.activation]:
         return {}
@@ -167,7 +171,9 @@ def _activation(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, A
         if given in SPELLINGS[activation]:  # type: ignore[index]  # choices of the table
             return {"activation": activation}
     first = SPELLINGS[traits.activation][0]
-    raise SpecError(f"{keys.activation}={given!r} of {name} is not computed here; only {keys.activation}={first!r} is")
+    raise SpecError(
+        f"{keys.activation}={shown(given)} of {name} is not computed here; only {keys.activation}={first!r} is"
+    )
 
 
 def _spelling(model: ModelSpec, keys: Keys) -> str:
@@ -176,11 +182,13 @@ def _spelling(model: ModelSpec, keys: Keys) -> str:
     return "gelu_new" if model.family == "gpt2" else names[0]
 
 
-def _windows(config: Mapping[str, Any], data: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
+def _windows(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
     """Finds the layers with a sliding window, in the list of layers or by the family's pattern."""
     if not keys.full_attention_every:
         return {}
     layers = config.get("layer_types")
+    if not isinstance(layers, list | None):
+        raise SpecError(f"layer_types={shown(layers)} of {name} is no list, of one kind a layer; give one")
     if layers:
         return {"full_attention_every": layers.index("full_attention") + 1 if "full_attention" in layers else 0}
     return {"full_attention_every": config.get("sliding_window_pattern") or keys.full_attention_every}
@@ -193,11 +201,15 @@ def _layer_types(model: ModelSpec) -> list[str]:
 def _check_layers(config: Mapping[str, Any], model: ModelSpec) -> None:
     """A file that lists its layers must have those that the spec says."""
     layers = config.get("layer_types")
-    window = config.get("sliding_window")
+    window = shown(config.get("sliding_window"))
     if layers is None:
-        windowed = window is not None and model.sliding_window is None and bool(config.get("use_sliding_window"))
+        windowed = (
+            config.get("sliding_window") is not None
+            and model.sliding_window is None
+            and bool(config.get("use_sliding_window"))
+        )
     else:
-        windowed = list(layers) != _layer_types(model)
+        windowed = layers != _layer_types(model)
     if windowed:
         raise SpecError(
             f"sliding_window={window} of {model.name}: {model.family} has it in layers that do not follow the pattern "
@@ -223,5 +235,7 @@ def _check_unsaid(model: ModelSpec, keys: Keys) -> None:
 
 def _head_dim(hidden: Any, heads: Any, name: str) -> int:
     if not (isinstance(hidden, int) and isinstance(heads, int)) or heads < 1 or hidden % heads:
-        raise SpecError(f"config.json of {name}: {heads!r} attention heads do not divide the hidden size {hidden!r}")
+        raise SpecError(
+            f"config.json of {name}: {shown(heads)} attention heads do not divide the hidden size {shown(hidden)}"
+        )
     return hidden // heads

@@ -50,7 +50,8 @@ class Flag:
     """For a size: its key below ``zero_optimization`` in ds_config.json."""
 
 
-Size = Annotated[int, Field(gt=0)]
+Size = Annotated[int, Field(gt=0, le=10**8)]
+"""Ranks, layers, sequences or buffers: more than the ranks of the largest ``ClusterSpec`` are none."""
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Elements = Annotated[int, Field(ge=0, le=10**15)]
 """Elements of a buffer. DeepSpeed's own examples go up to 10¹⁴, which means everything."""

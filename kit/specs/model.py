@@ -10,7 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kit.errors import SpecError
-from kit.specs.base import SPEC, Text, TextMapping
+from kit.specs.base import SPEC, Name, Text, TextMapping
 from kit.specs.families import (
     ENCODER_DECODER,
     FAMILIES,
@@ -36,19 +36,27 @@ __all__ = [
     "Traits",
 ]
 
+_MOST_LAYERS = 2000
+"""The deepest that were ever trained have 1,000 (DeepNet, arXiv 2203.00555); costs are added up layer by layer."""
+_WIDEST = 2**24
+"""Of any width, of experts and of vocabularies; a product of two still fits into 64 bits."""
+_LONGEST_POSITION = 2**40
+_LARGEST_FACTOR = 1e15
+"""Of a base, a cap or a factor; the largest RoPE bases are 1e11."""
+
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
 class LatentAttention:
     """DeepSeek's multi-head latent attention (arXiv 2405.04434, section 2.1). Widths per head, unless ranks."""
 
-    kv_lora_rank: int = Field(gt=0)
+    kv_lora_rank: int = Field(gt=0, le=_WIDEST)
     """Width of the compressed key and value."""
-    nope_head_dim: int = Field(gt=0)
+    nope_head_dim: int = Field(gt=0, le=_WIDEST)
     """Part of a query or key head without positions."""
-    rope_head_dim: int = Field(gt=0)
+    rope_head_dim: int = Field(gt=0, le=_WIDEST)
     """Part with rotary positions; of the key one for all heads."""
-    value_head_dim: int = Field(gt=0)
-    q_lora_rank: int | None = Field(default=None, gt=0)
+    value_head_dim: int = Field(gt=0, le=_WIDEST)
+    q_lora_rank: int | None = Field(default=None, gt=0, le=_WIDEST)
     """Width of the compressed query; null = queries are projected in one step."""
 
     @property
@@ -61,29 +69,29 @@ class LatentAttention:
 class ModelSpec:
     """A decoder-only transformer, or an encoder and a decoder of one width. Sizes are per model, never per rank."""
 
-    name: Text
+    name: Name
     """Catalog name, hub id, or the directory name of a local model."""
     family: Family
     """Decides which biases and norms exist, and which Hugging Face class builds it; see ``traits``."""
-    num_layers: int = Field(gt=0)
+    num_layers: int = Field(gt=0, le=_MOST_LAYERS)
     """Transformer layers; of an encoder-decoder those of the decoder."""
-    hidden_size: int = Field(gt=0)
+    hidden_size: int = Field(gt=0, le=_WIDEST)
     """Width of the residual stream."""
-    ffn_hidden_size: int = Field(gt=0)
+    ffn_hidden_size: int = Field(gt=0, le=_WIDEST)
     """Width inside the MLP, per gate or up projection."""
-    num_attention_heads: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0, le=_WIDEST)
     """Query heads."""
-    num_key_value_heads: int = Field(gt=0)
+    num_key_value_heads: int = Field(gt=0, le=_WIDEST)
     """Key/value heads (GQA); equals the query heads without GQA."""
-    head_dim: int = Field(gt=0)
+    head_dim: int = Field(gt=0, le=_WIDEST)
     """Width of one query or key head; times the query heads it need not equal the hidden size."""
-    vocab_size: int = Field(gt=0)
+    vocab_size: int = Field(gt=0, le=_WIDEST)
     """Rows of the embedding, unpadded."""
-    max_position_embeddings: int = Field(gt=0)
+    max_position_embeddings: int = Field(gt=0, le=_LONGEST_POSITION)
     """Longest sequence that the model was made for."""
     tied_embeddings: bool = False
     """Whether the output projection is the input embedding."""
-    norm_eps: float = Field(default=1e-5, gt=0)
+    norm_eps: float = Field(default=1e-5, ge=1e-30, le=1)
     """Epsilon of RMSNorm or LayerNorm."""
     activation: Activation | None = None
     """Activation of the MLP; null = the family's."""
@@ -91,23 +99,23 @@ class ModelSpec:
     """Linear layers that have a bias; null = the family's."""
     positions: Positions | None = None
     """How a token knows its place; null = the family's."""
-    rope_theta: float | None = Field(default=10000.0, gt=0)
+    rope_theta: float | None = Field(default=10000.0, ge=1, le=_LARGEST_FACTOR)
     """RoPE base; null for positions that do not rotate."""
-    local_rope_theta: float | None = Field(default=None, gt=0)
+    local_rope_theta: float | None = Field(default=None, ge=1, le=_LARGEST_FACTOR)
     """RoPE base of the layers with a sliding window (Gemma 3); null = the same."""
     rope_scaling: TextMapping | None = None
     """Hugging Face's rope_parameters beyond the base (rope_type, factor, …)."""
     partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
     """Part of a head that is rotated."""
-    sliding_window: int | None = Field(default=None, gt=0)
+    sliding_window: int | None = Field(default=None, gt=0, le=_LONGEST_POSITION)
     """Positions that a token attends to, its own included; null for all before it."""
-    full_attention_every: int = Field(default=0, ge=0)
+    full_attention_every: int = Field(default=0, ge=0, le=_MOST_LAYERS)
     """Every such layer (the 6th, the 12th, …) attends to all positions all the same; 0 = none does."""
-    attention_softcap: float | None = Field(default=None, gt=0)
+    attention_softcap: float | None = Field(default=None, ge=1e-6, le=_LARGEST_FACTOR)
     """Attention scores go through cap·tanh(score/cap); null = unchanged."""
-    logit_softcap: float | None = Field(default=None, gt=0)
+    logit_softcap: float | None = Field(default=None, ge=1e-6, le=_LARGEST_FACTOR)
     """Logits go through cap·tanh(logit/cap); null = unchanged."""
-    query_pre_attn_scalar: int | None = Field(default=None, gt=0)
+    query_pre_attn_scalar: int | None = Field(default=None, gt=0, le=_WIDEST)
     """Scores are divided by its root; null = by that of head_dim."""
     parallel_residual: bool = False
     """Whether attention and MLP of a layer read the same input, and both are added to it."""
@@ -115,28 +123,28 @@ class ModelSpec:
     """Whether they also read it through one norm."""
     latent: LatentAttention | None = None
     """Keys and values are compressed; head_dim is then nope_head_dim + rope_head_dim."""
-    num_experts: int = Field(default=0, ge=0)
+    num_experts: int = Field(default=0, ge=0, le=_WIDEST)
     """Experts of a layer (mixture of experts), shared ones not counted; 0 for a dense model."""
-    experts_per_token: int = Field(default=0, ge=0)
+    experts_per_token: int = Field(default=0, ge=0, le=_WIDEST)
     """Experts that compute a token."""
-    moe_ffn_hidden_size: int = Field(default=0, ge=0)
+    moe_ffn_hidden_size: int = Field(default=0, ge=0, le=_WIDEST)
     """Width inside one expert; where all layers have experts, ``ffn_hidden_size`` is used by none."""
-    num_shared_experts: int = Field(default=0, ge=0)
+    num_shared_experts: int = Field(default=0, ge=0, le=_WIDEST)
     """Experts that compute every token, of the same width."""
-    first_dense_layers: int = Field(default=0, ge=0)
+    first_dense_layers: int = Field(default=0, ge=0, le=_MOST_LAYERS)
     """Layers at the start that have a dense MLP instead of experts."""
     norm_topk_prob: bool = True
     """Whether the weights of a token's experts are made to add up to 1."""
-    router_groups: int = Field(default=1, gt=0)
+    router_groups: int = Field(default=1, gt=0, le=_WIDEST)
     """Groups of experts, of which a token goes to ``router_top_groups``."""
-    router_top_groups: int = Field(default=1, gt=0)
-    routed_scaling_factor: float = Field(default=1.0, gt=0)
+    router_top_groups: int = Field(default=1, gt=0, le=_WIDEST)
+    routed_scaling_factor: float = Field(default=1.0, ge=1e-6, le=_LARGEST_FACTOR)
     """Factor of the weights of a token's experts."""
-    encoder_layers: int = Field(default=0, ge=0)
+    encoder_layers: int = Field(default=0, ge=0, le=_MOST_LAYERS)
     """Layers of the encoder; 0 for a decoder-only model."""
-    relative_attention_buckets: int = Field(default=0, ge=0)
+    relative_attention_buckets: int = Field(default=0, ge=0, le=_WIDEST)
     """T5: rows of the table of attention biases by distance, which the first layer of each stack holds for all."""
-    relative_attention_max_distance: int = Field(default=128, gt=0)
+    relative_attention_max_distance: int = Field(default=128, gt=0, le=_LONGEST_POSITION)
     """T5: distances from here on share the last bucket."""
     feed_forward_proj: Literal["relu", "gated-gelu"] | None = None
     """T5: its MLP, of the first version or of 1.1."""

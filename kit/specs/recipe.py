@@ -12,6 +12,7 @@ Relative paths in a recipe are relative to the recipe's directory.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 from kit.specs.run import RunSpec, absolute_paths
-from kit.specs.text import check_line, escaped, nearest
+from kit.specs.text import check_line, first_ten, nearest, shown
 
 _SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
 
@@ -52,11 +53,12 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     document = _extended(strict_yaml.read(path), path)
     for word in overrides:
         document = _override(document, word)
-    problems: list[str] = []
-    for key in document.data:
-        if key not in _SECTIONS:
-            fix = nearest(str(key), list(_SECTIONS))
-            problems.append(f"{document.where((key,))}: {escaped(str(key))}: unknown key; {fix}")
+    unknown = [key for key in document.data if key not in _SECTIONS]
+    problems = first_ten(
+        document.name,
+        unknown,
+        lambda key: f"{document.where((key,))}: {shown(key, str)}: unknown key; {nearest(str(key), _SECTIONS)}",
+    )
     problems += [
         f"{document.name}: {key}: is required and missing"
         for key in ("model", "cluster")
@@ -105,8 +107,8 @@ def _section(key: str, document: strict_yaml.Document, base: Path) -> Any:
         local = base / raw
         try:
             if key == "model":
-                return load_model(str(local) if (local / "config.json").is_file() else raw)
-            return parse_cluster(str(local) if local.is_file() else raw)
+                return load_model(str(local) if os.path.isfile(local / "config.json") else raw)
+            return parse_cluster(str(local) if os.path.isfile(local) else raw)
         except SpecError as error:
             raise SpecError(f"{document.where((key,))}: {key}: {error}") from None
     if raw is None:
@@ -121,11 +123,11 @@ def _extended(document: strict_yaml.Document, path: Path) -> strict_yaml.Documen
     base_name = document.data.get("extends")
     if base_name is None:
         return document
-    where = f"{document.where(('extends',))}: extends={base_name!r}"
+    where = f"{document.where(('extends',))}: extends={shown(base_name)}"
     if not isinstance(base_name, str):
         raise SpecError(f"{where}: should be the path of a recipe")
     base_path = path.parent / base_name
-    if not base_path.is_file():
+    if not os.path.isfile(base_path):
         raise SpecError(f"{where}: no such recipe beside {path.name}")
     base = strict_yaml.read(base_path)
     if "extends" in base.data:
@@ -148,8 +150,8 @@ def _override(document: strict_yaml.Document, word: str) -> strict_yaml.Document
     key, equals, text = word.partition("=")
     parts = key.split(".")
     if not equals or not all(parts):
-        raise SpecError(f"override {word!r} is not of the form section.key=value")
-    value = strict_yaml.parse_text(f"value: {text}", f"override {word!r}").data["value"]
+        raise SpecError(f"override {shown(word)} is not of the form section.key=value")
+    value = strict_yaml.parse_text(f"value: {text}", f"override {shown(word)}").data["value"]
     nested: Any = value
     for part in reversed(parts):
         nested = {part: nested}

@@ -5,14 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from kit.errors import SpecError
 from kit.specs.base import SPEC, Text
+from kit.specs.job import MOST_SEQUENCES
 from kit.specs.text import check_line
+
+_MOST_STEPS = 10**11
+"""So many steps of the largest batch are fewer than 2**63 sequences, and one a millisecond takes three years."""
+_MOST_MINUTES = 60 * 24 * 3650
+"""Ten years; waiting for longer than a century is an OverflowError of Python's threads."""
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+"""NumPy and Megatron take 32 bits."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)
@@ -23,7 +31,7 @@ class DataSpec:
     """Prefix of the training pair (without ``.bin``)."""
     validation: Text | None = None
     """Prefix of the held-out pair."""
-    seed: int = 1234
+    seed: Seed = 1234
     """Seed of the sample order."""
     packing: bool = False
     """sft: put as many rows as fit into a sequence, each with its own positions and attention. A sample, of which
@@ -34,11 +42,11 @@ class DataSpec:
 class BatchRampSpec:
     """A batch that grows in equal steps from ``start`` to job.global_batch_size (Megatron-LM's rampup_batch_size)."""
 
-    start: int = Field(gt=0)
+    start: int = Field(gt=0, le=MOST_SEQUENCES)
     """Sequences of the first step; a multiple of micro_batch_size · dp."""
-    increment: int = Field(gt=0)
+    increment: int = Field(gt=0, le=MOST_SEQUENCES)
     """Sequences that are added at a time; divides the way from ``start`` to the whole batch."""
-    samples: int = Field(gt=0)
+    samples: int = Field(gt=0, le=_MOST_STEPS * MOST_SEQUENCES)
     """Sequences seen when the whole batch is reached; each size lasts for the same part of them."""
 
 
@@ -47,7 +55,7 @@ class ScheduleSpec:
     """Learning rate as a function of the samples seen: linear warm-up, then cosine or constant."""
 
     kind: Literal["cosine", "constant"] = "cosine"
-    warmup_steps: int = Field(default=2000, ge=0)
+    warmup_steps: int = Field(default=2000, ge=0, le=_MOST_STEPS)
     """Optimizer steps of linear warm-up; scaled down to a tenth of a run shorter than ten times this."""
     min_ratio: float = Field(default=0.1, ge=0, le=1)
     """Final over peak learning rate."""
@@ -59,10 +67,10 @@ class ScheduleSpec:
 class CheckpointSpec:
     """Native checkpoints on the way, an exchange checkpoint at the end."""
 
-    every_steps: int = Field(default=1000, gt=0)
-    keep_last: int = Field(default=5, gt=0)
+    every_steps: int = Field(default=1000, gt=0, le=_MOST_STEPS)
+    keep_last: int = Field(default=5, gt=0, le=_MOST_STEPS)
     """Older native checkpoints of this run are removed."""
-    keep_every_steps: int | None = Field(default=None, gt=0)
+    keep_every_steps: int | None = Field(default=None, gt=0, le=_MOST_STEPS)
     """Native checkpoints of multiples of this are kept for good, however old."""
     asynchronous: bool = False
     """Training stops only while the state is copied to host memory; a thread writes it. Needs host memory for one
@@ -73,9 +81,9 @@ class CheckpointSpec:
 class LimitsSpec:
     """When a run ends by itself although it is not done."""
 
-    max_minutes: float | None = Field(default=None, gt=0)
+    max_minutes: float | None = Field(default=None, gt=0, le=_MOST_MINUTES)
     """Since its processes started; then it writes a checkpoint and leaves with code 75, to be started again."""
-    hang_seconds: float | None = Field(default=1800, gt=0)
+    hang_seconds: float | None = Field(default=1800, gt=0, le=60 * _MOST_MINUTES)
     """A step that takes longer hangs: every rank writes its stacks to ``stacks/`` and leaves with code 70. null: never
     looked for."""
 
@@ -95,12 +103,12 @@ class StabilitySpec:
     step."""
     not_finite: NotFiniteAction = "stop"
     """A loss or gradient norm that is NaN or infinite; fp16's skipped steps are no such thing."""
-    sigmas: float = Field(default=6.0, gt=0)
+    sigmas: float = Field(default=6.0, gt=0, le=1e6)
     """A spike is so many standard deviations above the median of the window; the deviation is estimated by the median
     distance from the median, which a spike before does not widen."""
-    window_steps: int = Field(default=128, ge=8)
+    window_steps: int = Field(default=128, ge=8, le=10**6)
     """Steps that a spike is compared with; there is none in the first quarter of as many."""
-    max_rewinds: int = Field(default=3, ge=0)
+    max_rewinds: int = Field(default=3, ge=0, le=_MOST_STEPS)
     """Rewinds to the same checkpoint; then the run ends with an error."""
 
 
@@ -112,11 +120,11 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 class LoggingSpec:
     """What is written while training."""
 
-    every_steps: int = Field(default=10, gt=0)
+    every_steps: int = Field(default=10, gt=0, le=_MOST_STEPS)
     """Steps between two lines on the terminal; metrics.jsonl has every step."""
-    gradients_at_steps: tuple[int, ...] = ()
+    gradients_at_steps: tuple[Annotated[int, Field(gt=0, le=_MOST_STEPS)], ...] = ()
     """Steps (from 1) at which full gradients go to ``gradients/step-NNNNNN.safetensors``, for comparisons."""
-    flops_profiler_at_step: int | None = Field(default=None, gt=0)
+    flops_profiler_at_step: int | None = Field(default=None, gt=0, le=_MOST_STEPS)
     """deepspeed: the step (from 1) that its FLOPS profiler measures, to ``flops_profile.txt``; null: none."""
     monitors: tuple[Monitor, ...] = ()
     """deepspeed: where it reports too, in its own words. Each needs its package."""
@@ -138,9 +146,9 @@ class RunSpec:
     """Directory on every node's own disk, for what the layout offloads to nvme. A run makes one folder there for its
     swap files, and removes it when it ends."""
     data: DataSpec
-    steps: int | None = Field(default=None, gt=0)
+    steps: int | None = Field(default=None, gt=0, le=_MOST_STEPS)
     """Optimizer steps; null: as many as ``job.total_tokens`` makes."""
-    seed: int = 1234
+    seed: Seed = 1234
     """Seed of initialisation and dropout."""
     deterministic: bool = False
     """Only kernels that give the same bits each time, as far as torch has them; an operation without one is an error.
@@ -150,9 +158,9 @@ class RunSpec:
     limits: LimitsSpec = Field(default_factory=LimitsSpec)
     stability: StabilitySpec = Field(default_factory=StabilitySpec)
     logging: LoggingSpec = Field(default_factory=LoggingSpec)
-    validation_every_steps: int | None = Field(default=None, gt=0)
+    validation_every_steps: int | None = Field(default=None, gt=0, le=_MOST_STEPS)
     """Steps between evaluations on the held-out data; null: only at the end."""
-    validation_sequences: int = Field(default=64, gt=0)
+    validation_sequences: int = Field(default=64, gt=0, le=10**12)
     """Sequences of one evaluation, the first of the held-out set in file order."""
 
 

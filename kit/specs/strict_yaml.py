@@ -1,7 +1,7 @@
 """YAML in and out: strict, and with the place of every value, so that an error can name its line.
 
 Differences from plain PyYAML: ``1e-5`` is a number (YAML 1.2) and ``20e9`` a whole one, ``on``/``off``/``yes``/``no``
-are strings, and a duplicate key is an error instead of a silent overwrite.
+and dates are strings, and a duplicate key is an error instead of a silent overwrite.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from kit.errors import SpecError
-from kit.specs.text import Location, dotted, escaped, nearest
+from kit.specs.text import Location, dotted, escaped, first_ten, nearest, shown
+from kit.specs.text_files import read_text, reason
 
 T = TypeVar("T")
 
@@ -51,11 +52,10 @@ def parse_text(text: str, name: str) -> Document:
 def read(path: Path) -> Document:
     """Read a YAML file. Raises ``SpecError`` where it is missing or malformed."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SpecError(f"{path}: cannot be read: {reason}") from None
-    return parse_text(text, path.name)
+        text = read_text(path)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{escaped(str(path))}: cannot be read: {reason(error)}") from None
+    return parse_text(text, escaped(path.name))
 
 
 def dump(data: Mapping[str, Any]) -> str:
@@ -71,14 +71,16 @@ def to_plain(value: Any) -> Any:
 
 
 def parse(kind: type[T], data: Any, document: Document, location: Location = ()) -> T:
-    """Plain values → a validated spec; every problem is reported, one line each.
+    """Plain values → a validated spec; the first ten problems are reported, one line each, and the others counted.
 
     Raises ``SpecError``. JSON mode is what lets a strict model take a list for a tuple.
     """
     try:
         return TypeAdapter(kind).validate_json(json.dumps(data))
     except ValidationError as error:
-        raise SpecError("\n".join(_explain(kind, item, document, location) for item in error.errors())) from None
+        items = error.errors(include_url=False)
+        problems = first_ten(document.name, items, lambda item: _explain(kind, item, document, location))
+        raise SpecError("\n".join(problems)) from None
     except SpecError as error:
         raise SpecError(f"{document.where(location)}: {error}") from None
 
@@ -93,10 +95,10 @@ def _explain(kind: Any, item: Any, document: Document, prefix: Location) -> str:
         return f"{where}: is required and missing"
     message = item["msg"].removeprefix("Input ").removeprefix("Value error, ")
     if item["type"] == "literal_error":
-        text = str(item["input"])
+        text = shown(item["input"], str)
         options = re.findall(r"'([^']*)'", item["ctx"]["expected"])
         return f"{where}={escaped(text)}: {message}" + (f"; {nearest(text, options)}" if len(options) > 2 else "")
-    return f"{where}={item['input']!r}: {message}"
+    return f"{where}={shown(item['input'])}: {message}"
 
 
 def _valid_keys(kind: Any, location: Location) -> list[str]:

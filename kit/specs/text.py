@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from kit.errors import SpecError
 
+Item = TypeVar("Item")
 Location = tuple[str | int, ...]
 """Keys and positions that lead to a value of a document."""
 
+LONGEST_SHOWN = 200
+"""Characters of a value that a message repeats."""
 _REFUSED = ("Cc", "Cs", "Zl", "Zp")
 """Unicode categories: C0, DEL and C1 controls, lone surrogates, U+2028, U+2029. Every line break is among them."""
 
@@ -30,7 +34,7 @@ def control_character(text: str) -> str | None:
 def check_line(name: str, text: str) -> None:
     """Raises SpecError where ``text`` holds a control character. ``name``: what the message calls the value."""
     if problem := control_character(text):
-        raise SpecError(f"{name}={text!r}: {problem}")
+        raise SpecError(f"{name}={shown(text)}: {problem}")
 
 
 def escaped(text: str) -> str:
@@ -38,16 +42,28 @@ def escaped(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
+def shown(value: Any, spelling: Callable[[Any], str] = repr) -> str:
+    """A value for a message, on one line and not longer than one."""
+    text = escaped(spelling(value))
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}… ({len(text)} characters)"
+
+
+def first_ten(file: str, problems: Sequence[Item], line: Callable[[Item], str]) -> list[str]:
+    """A line for each of the first ten problems, and one that counts the others."""
+    more = len(problems) - 10
+    return [line(each) for each in problems[:10]] + ([f"{escaped(file)}: and {more} more problems"] if more > 0 else [])
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
     """``did you mean X?`` or the list of valid names."""
     from difflib import get_close_matches  # only a mistake needs it
 
     names = list(valid)
-    close = get_close_matches(word.lower(), [name.lower() for name in names], n=3, cutoff=0.6)
+    close = get_close_matches(word[:LONGEST_SHOWN].lower(), [name.lower() for name in names], n=3, cutoff=0.6)
     named = [name for name in names if name.lower() in close]
     return f"did you mean {' or '.join(named)}?" if named else f"valid are {', '.join(sorted(names))}"
 
 
 def dotted(location: Location) -> str:
     """A place in a document as people write it: ``job.seq_length``."""
-    return ".".join(escaped(str(part)) for part in location)
+    return ".".join(shown(part, str) for part in location)

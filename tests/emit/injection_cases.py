@@ -20,7 +20,7 @@ from kit.emit.run_directory import files_of
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
-from kit.specs.base import Text, TextMapping
+from kit.specs.base import Name, Text, TextMapping
 from kit.specs.run import DataSpec, RunSpec
 
 CONTROLS = [*map(chr, range(32)), *map(chr, range(127, 160)), "\u2028", "\u2029"]
@@ -64,7 +64,7 @@ def texts(kind: Any, place: Place = ()) -> Iterator[tuple[Place, bool]]:
     """Every text below a spec: its place, and whether it is a key there. Fails for text that is not checked."""
     assert kind is not str, f"{place}: a spec's text has the type Text, which refuses control characters"
     inner = typing.get_args(kind)
-    if kind == Text:
+    if kind in (Text, Name):
         yield place, False
     elif kind == TextMapping:
         yield from (((*place, "rope_type"), False), (place, True), ((*place, "list"), False))

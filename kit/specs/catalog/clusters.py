@@ -12,7 +12,7 @@ from kit.specs import strict_yaml
 from kit.specs.catalog.cluster_file import read_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import ClusterSpec, GpuSpec
-from kit.specs.text import nearest
+from kit.specs.text import nearest, shown
 
 _FORMS = (
     "8xH100, 64xA100-80, 2x8xH100 (nodes x GPUs), p4d.24xlarge:8 or aws:p4d.24xlarge:8 (nodes), "
@@ -49,8 +49,8 @@ def load_gpu(name: str) -> GpuSpec:
         return strict_yaml.parse(GpuSpec, data, strict_yaml.Document(name="gpus.yaml", data={}, lines={}), (exact[0],))
     sizes = [known for known in names if re.fullmatch(re.escape(wanted) + r"\d+", _plain(known))] if wanted else []
     if sizes:
-        raise SpecError(f"GPU {name!r} is sold with several memory sizes; say which: {' or '.join(sizes)}")
-    raise SpecError(f"GPU {name!r} is not in the catalog; {nearest(name, names)}; or describe it as a mapping")
+        raise SpecError(f"GPU {shown(name)} is sold with several memory sizes; say which: {' or '.join(sizes)}")
+    raise SpecError(f"GPU {shown(name)} is not in the catalog; {nearest(name, names)}; or describe it as a mapping")
 
 
 def parse_cluster(text: str) -> ClusterSpec:
@@ -65,24 +65,24 @@ def parse_cluster(text: str) -> ClusterSpec:
         return local_cluster({name: load_gpu(name) for name in gpu_names()})
     if text.endswith((".yaml", ".yml")):
         return read_cluster(Path(text), parse_cluster, load_gpu)
-    gpus = re.fullmatch(r"(?:(\d+)x)?(\d+)x(.+)", text.strip(), flags=re.IGNORECASE)
+    gpus = re.fullmatch(r"(?:(\d{1,9})x)?(\d{1,9})x(.+)", text.strip(), flags=re.IGNORECASE)
     if gpus:
         nodes, count, name = gpus.groups()
         return _from_gpus(text, name.strip(), int(count), None if nodes is None else int(nodes))
     *words, last = text.strip().lower().split(":")
-    nodes_given = re.fullmatch(r"-?\d+", last) is not None
+    nodes_given = re.fullmatch(r"-?\d{1,9}", last) is not None
     number, words = (int(last), words) if nodes_given else (1, [*words, last])
     node = _node_name(words[-1]) if words and len(words) <= 2 else None
     if node is not None:
         return _from_node(text, words[0] if len(words) == 2 else None, node, number)
     raise SpecError(
-        f"cluster {text!r} is not understood; forms are {_FORMS}; of nodes {nearest(_word(text), node_names())}"
+        f"cluster {shown(text)} is not understood; forms are {_FORMS}; of nodes {nearest(_word(text), node_names())}"
     )
 
 
 def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSpec:
     if count == 0 or nodes == 0:
-        raise SpecError(f"cluster {text!r} has no GPU; training needs at least one, for example 1x{name}")
+        raise SpecError(f"cluster {shown(text)} has no GPU; training needs at least one, for example 1x{name}")
     gpu = load_gpu(name)
     nodes_with_it = (key for key, row in rows("nodes").items() if row["gpu"] == gpu.name and row.get("default_for_gpu"))
     node_name = next(nodes_with_it, None)
@@ -93,7 +93,7 @@ def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSp
         nodes, count = _whole_nodes(text, gpu.name, node_name, count, per_node)
     elif count > per_node:
         raise SpecError(
-            f"cluster {text!r}: {node_name} has {per_node} GPUs, not {count}; use {nodes}x{per_node}x{gpu.name}, "
+            f"cluster {shown(text)}: {node_name} has {per_node} GPUs, not {count}; use {nodes}x{per_node}x{gpu.name}, "
             "or describe the node as a mapping"
         )
     return _build(text, node_name, count, nodes)
@@ -103,8 +103,8 @@ def _lone_node(text: str, gpu: GpuSpec, count: int, nodes: int | None) -> Cluste
     """GPUs that no node of the catalog has, in one: what is known of it is what the GPU's data sheet says."""
     if count > _MOST_IN_A_NODE or (nodes or 1) > 1:
         raise SpecError(
-            f"cluster {text!r}: no node of the catalog has {gpu.name}, so nothing is known of links between nodes; use "
-            f"up to {_MOST_IN_A_NODE} GPUs, or describe the cluster in a YAML file"
+            f"cluster {shown(text)}: no node of the catalog has {gpu.name}, so nothing is known of links between "
+            f"nodes; use up to {_MOST_IN_A_NODE} GPUs, or describe the cluster in a YAML file"
         )
     return ClusterSpec(
         name=f"{gpu.name} node",
@@ -124,8 +124,8 @@ def _whole_nodes(text: str, gpu: str, node_name: str, count: int, per_node: int)
     if count % per_node:
         below = count - count % per_node
         raise SpecError(
-            f"cluster {text!r}: {count} GPUs are not whole nodes of {per_node} ({node_name}); use {below}x{gpu} or "
-            f"{below + per_node}x{gpu}, or nodes x GPUs of each as in 2x{per_node // 2}x{gpu}"
+            f"cluster {shown(text)}: {count} GPUs are not whole nodes of {per_node} ({node_name}); use "
+            f"{below}x{gpu} or {below + per_node}x{gpu}, or nodes x GPUs of each as in 2x{per_node // 2}x{gpu}"
         )
     return count // per_node, per_node
 
@@ -135,9 +135,9 @@ def _from_node(text: str, provider: str | None, name: str, nodes: int) -> Cluste
     if provider is not None and provider != row.get("provider"):
         offered = row.get("provider")
         fix = f"use {offered}:{name}" if offered else f"{name} belongs to no provider: use {name}:{nodes}"
-        raise SpecError(f"cluster {text!r}: {provider!r} has no {name}; {fix}")
+        raise SpecError(f"cluster {shown(text)}: {provider!r} has no {name}; {fix}")
     if nodes <= 0:
-        raise SpecError(f"cluster {text!r} has no node; training needs at least one, for example {name}:1")
+        raise SpecError(f"cluster {shown(text)} has no node; training needs at least one, for example {name}:1")
     return _build(text, name, int(row["gpus_per_node"]), nodes)
 
 
@@ -146,7 +146,7 @@ def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> Cluster
     whole = int(row["gpus_per_node"])
     if nodes > 1 and not row["inter_node_gbytes_per_s"]:
         raise SpecError(
-            f"cluster {text!r}: {node_name} has no fabric to other nodes; use up to {whole} GPUs, or describe the "
+            f"cluster {shown(text)}: {node_name} has no fabric to other nodes; use up to {whole} GPUs, or describe the "
             "cluster as a mapping"
         )
     data: dict[str, Any] = {key: value for key, value in row.items() if key not in _OWN_KEYS}

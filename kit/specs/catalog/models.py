@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.catalog.rows import rows
 from kit.specs.model import ModelSpec
-from kit.specs.text import nearest
+from kit.specs.text import nearest, shown
 
 
 def model_names() -> list[str]:
@@ -25,9 +26,9 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
     """
     name, path = str(name_or_path), Path(name_or_path)
     key = name.rsplit("/", 1)[-1].lower()
-    if path.name == "config.json" and path.is_file():
+    if path.name == "config.json" and os.path.isfile(path):
         path = path.parent
-    if (path / "config.json").is_file() or (key not in rows("models") and name and path.is_dir()):
+    if os.path.isfile(path / "config.json") or (key not in rows("models") and name and os.path.isdir(path)):
         from kit.specs.huggingface import read_config  # most plans are of a model of the catalog
 
         return read_config(path)  # says what is missing
@@ -37,7 +38,7 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         if is_size(name):
             return shape_of_size(name)
         raise SpecError(
-            f"model {name!r} is neither in the catalog, nor a directory, nor a size such as 13B; "
+            f"model {shown(name)} is neither in the catalog, nor a directory, nor a size such as 13B; "
             f"{nearest(key, model_names())}"
         )
     return _catalog_model(key)

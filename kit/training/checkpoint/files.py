@@ -22,6 +22,7 @@ import xxhash
 from safetensors import SafetensorError
 
 from kit.errors import CheckpointError
+from kit.specs.text_files import parse_json, read_text
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,8 @@ def new_directory(directory: Path) -> Iterator[Path]:
 
 
 _HASH = "sha256"
-_LARGEST_BYTES = 1 << 28
-"""A manifest of a million files is smaller."""
+_MOST_BYTES = 1 << 24
+"""A manifest of a hundred thousand files is smaller."""
 
 
 def sealed(contents: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,12 +167,7 @@ def read_sealed(path: Path, kind: str, version: int, unsealed: int | None = None
 
     Raises OSError, ValueError where it is damaged or not what its hash says, and OtherVersionError.
     """
-    if path.is_file() and path.stat().st_size > _LARGEST_BYTES:
-        raise ValueError(f"it has {path.stat().st_size} bytes, more than any manifest of kit's")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except RecursionError:
-        raise ValueError("its JSON is nested too deeply") from None
+    data = parse_json(read_text(path, _MOST_BYTES))
     if not isinstance(data, dict) or data.get("format") != kind:
         raise ValueError(f"format is not {kind!r}")
     found = data.get("version")

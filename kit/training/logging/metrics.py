@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kit.errors import RunDirectoryError
+from kit.specs.text_files import open_regular
 from kit.training.checkpoint.files import fsync
 from kit.units import human_count, human_seconds
 
@@ -99,6 +101,9 @@ class RunOutput:
         """Write what is left, and free what is held."""
 
 
+_LONGEST_LINE = 1 << 16
+
+
 class MetricsLog(RunOutput):
     """Appends to ``metrics.jsonl``; every line is on its way to disk before the next step.
 
@@ -113,9 +118,18 @@ class MetricsLog(RunOutput):
     def _open(self, resumed_step: int) -> None:
         path = self._path
         if path.exists():
-            kept = [line for line, row in logged_rows(path) if row["step"] <= resumed_step]
-            partial = path.with_name(f".{path.name}.partial")
-            partial.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            partial, foreign = path.with_name(f".{path.name}.partial"), 0
+            try:
+                with open(partial, "w", encoding="utf-8") as kept:
+                    for line, row in logged_rows(path):
+                        foreign += row is None
+                        if row is not None and row["step"] <= resumed_step:
+                            kept.write(f"{line}\n")
+            except ValueError as error:
+                partial.unlink()
+                raise RunDirectoryError(f"{path} cannot be read: {error}; move it away") from None
+            if foreign:
+                print(f"{foreign} lines of {path} are no steps and were left out", flush=True)
             partial.replace(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
 
@@ -174,10 +188,15 @@ def logged_steps(path: Path, step: int, count: int) -> list[tuple[float, float |
     """Loss and gradient norm of the last ``count`` steps up to ``step`` in ``metrics.jsonl``; steps that changed no
     weight are left out. Empty where there is no log."""
     try:
-        rows = [row for _, row in logged_rows(path) if row["step"] <= step] if step else []
-    except OSError:
+        rows = [row for _, row in logged_rows(path) if row is not None and row["step"] <= step] if step else []
+    except (OSError, ValueError):
         return []
-    return [(row["loss"], row["grad_norm"]) for row in rows if row.get("grad_norm") is not None][-count:]
+    found: list[tuple[float, float | None]] = []
+    for row in rows:
+        loss, norm = row.get("loss"), row.get("grad_norm")
+        if isinstance(loss, int | float) and isinstance(norm, int | float):
+            found.append((loss, norm))
+    return found[-count:]
 
 
 def missing_steps(path: Path, before: int, last: int) -> str | None:
@@ -185,7 +204,7 @@ def missing_steps(path: Path, before: int, last: int) -> str | None:
     them all."""
     missing, why = set(range(before + 1, last + 1)), ""
     try:
-        missing -= {row["step"] for _, row in logged_rows(path)}
+        missing -= {row["step"] for _, row in logged_rows(path) if row is not None}
     except (OSError, ValueError) as error:
         why = f" ({error})"
     if not missing:
@@ -197,12 +216,15 @@ def missing_steps(path: Path, before: int, last: int) -> str | None:
     )
 
 
-def logged_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Lines of ``metrics.jsonl`` and what they hold; a line that a crash tore is left out. Raises OSError."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-            int(row["step"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        yield line, row
+def logged_rows(path: Path) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """Lines of ``metrics.jsonl`` and what they hold: a step, or null for a line that a crash tore or another program
+    wrote, of which the first 64 kB are read. Raises OSError, and ValueError for what is no file."""
+    with open_regular(path) as file:
+        for raw in iter(lambda: file.readline(_LONGEST_LINE), b""):
+            if not (line := raw.decode("utf-8", errors="replace").strip()):
+                continue
+            try:
+                row = json.loads(line)
+                yield line, row if type(row["step"]) is int else None
+            except (ValueError, LookupError, TypeError, RecursionError):
+                yield line, None
