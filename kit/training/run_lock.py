@@ -88,10 +88,12 @@ def run_lock(directory: Path, take_over: bool = False) -> Iterator[None]:
     lock = _Lock(directory / NAME)
     is_main = rank() == 0
     run_collectively(is_main, lambda: lock.acquire(take_over), f"locking {directory}")
-    with repeatedly(HEARTBEAT_S, lock.beat if is_main else None, threading.Event()):
-        yield
-    if is_main:
-        lock.release()
+    try:
+        with repeatedly(HEARTBEAT_S, lock.beat if is_main else None, threading.Event()):
+            yield
+    finally:
+        if is_main:
+            lock.release()
 
 
 class _Lock:

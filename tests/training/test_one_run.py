@@ -6,8 +6,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from contextlib import suppress
@@ -72,6 +75,55 @@ def test_ranks_end_when_their_launcher_is_killed(tmp_path, data):
     assert len(reached) < LONG
     assert (run / "checkpoints" / f"step-{reached[-1]:08d}" / "manifest.json").exists(), "it did not save"
     assert not (run / NAME).exists()
+
+
+_RANK = """
+import sys, time
+from kit.training.launcher import ends_with_launcher
+with ends_with_launcher():
+    print("here", flush=True)
+    time.sleep(float(sys.argv[1]))
+print("left alone", flush=True)
+"""
+_PARENT = "import subprocess, sys; subprocess.run(sys.argv[2:])"
+
+
+class TestLaunchersInALine:
+    """No training here: processes with the names of launchers, and one that stands for a rank."""
+
+    def start(self, *names, seconds=30):
+        rank = [sys.executable, "-c", _RANK, str(seconds)]
+        for name in reversed(names):
+            rank = [sys.executable, "-c", _PARENT, name, *rank]
+        top = subprocess.Popen(rank, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert top.stdout.readline() == "here\n"
+        return top
+
+    def test_a_rank_ends_with_the_launcher_of_its_launcher(self):
+        runner = self.start("deepspeed.launcher.runner", "deepspeed.launcher.launch")
+        rank = psutil.Process(runner.pid).children(recursive=True)[-1]
+        runner.kill()
+        said = runner.stdout.read()  # ends when the rank has ended
+        assert said == f"error: the launcher (process {runner.pid}) is gone: rank 0 stops\n"
+        psutil.wait_procs([rank], timeout=5)
+        assert not rank.is_running()
+
+    def test_who_started_the_launcher_may_go(self):
+        shell = self.start("a-job-script", "deepspeed.launcher.launch", seconds=2)
+        shell.kill()
+        assert shell.stdout.read() == "left alone\n"
+
+    def test_a_rank_without_a_launcher_is_left_alone(self):
+        shell = self.start("a-job-script", seconds=2)
+        shell.kill()
+        assert shell.stdout.read() == "left alone\n"
+
+    def test_a_launcher_that_ended_before_its_rank_began(self):
+        command = shlex.join([sys.executable, "-c", _RANK, "2"]) + "; true"  # the shell stands for init
+        environment = {**os.environ, "TORCHELASTIC_RUN_ID": "run"}
+        done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment)
+        assert "EngineError: the launcher ended before this rank began" in done.stderr
+        assert not done.stdout
 
 
 class TestTheLock:
