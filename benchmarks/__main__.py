@@ -134,6 +134,10 @@ PROOFS: dict[str, Proof] = {
         "Megatron's weights in and out beside a plain copy, and the stall of a checkpoint", 2,
         "benchmarks.performance.streaming",
     ),
+    "readers": _proof(
+        "4,000 damaged and hostile files, each read in bounded time and memory or refused in words", 4,
+        "tests.test_readers",
+    ),
     "tables": _proof("the planner's tables in docs, written again", 0.5, "benchmarks.tables"),
     "pipeline-choice": _proof(
         "DeepSpeed's PipelineModule and AutoEP on two processes beside plain torch", 1,

@@ -10,9 +10,9 @@ from pydantic.dataclasses import dataclass
 from kit.specs.base import SPEC
 
 MOST_SEQUENCES = 10**7
-"""Of a step: a hundred times the largest batches; in ``run.steps`` steps they still fit into 64 bits."""
+"""The largest batch: a hundred times the largest batches; in ``run.steps`` steps they still fit into 64 bits."""
 _MOST_TOKENS = 10**18
-"""Of a job: ten thousand times all text there is, and what 64 bits count."""
+"""The longest job: ten thousand times all text there is, and what 64 bits count."""
 _LONGEST_SEQUENCE = 10**8
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]

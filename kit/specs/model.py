@@ -39,10 +39,10 @@ __all__ = [
 _MOST_LAYERS = 2000
 """The deepest that were ever trained have 1,000 (DeepNet, arXiv 2203.00555); costs are added up layer by layer."""
 _WIDEST = 2**24
-"""Of any width, of experts and of vocabularies; a product of two still fits into 64 bits."""
+"""The bound of widths, experts and vocabularies; a product of two still fits into 64 bits."""
 _LONGEST_POSITION = 2**40
 _LARGEST_FACTOR = 1e15
-"""Of a base, a cap or a factor; the largest RoPE bases are 1e11."""
+"""The bound of bases, caps and factors; the largest RoPE bases are 1e11."""
 
 
 @dataclass(frozen=True, kw_only=True, config=SPEC)

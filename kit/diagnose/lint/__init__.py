@@ -36,6 +36,8 @@ from kit.errors import KitError, SpecError
 from kit.specs import strict_yaml
 from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
+from kit.specs.text import shown
+from kit.specs.text_files import read_text, reason
 
 __all__ = ["READERS", "SCRIPTS", "Finding", "Reader", "Severity", "fixed", "lint", "read_values", "write_fixed"]
 
@@ -146,7 +148,7 @@ def read_values(path: str | Path) -> dict[str, Any]:
     return _read_json(path).document.data if path.suffix == ".json" else _read_yaml(path).data
 
 
-_LARGEST_BYTES = 1 << 21
+_MOST_BYTES = 1 << 21
 """Of a configuration or a script; people's are a hundredth of it."""
 
 
@@ -160,14 +162,9 @@ def _read_yaml(path: Path) -> strict_yaml.Document:
 
 def _text(path: Path) -> str:
     try:
-        if path.exists() and not path.is_file():
-            raise SpecError(f"{path}: not a file; name a configuration, a script or a run directory")
-        if path.stat().st_size > _LARGEST_BYTES:
-            raise SpecError(f"{path}: larger than {_LARGEST_BYTES >> 20} MiB, which no configuration is")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise SpecError(f"{path}: cannot be read: {reason}") from None
+        return read_text(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{shown(path, str)}: cannot be read: {reason(error)}") from None
 
 
 def _deepspeed(

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from kit.specs.text_files import open_regular
+
 _RANK = re.compile(r"(\d+)$")
 _MAGIC = b"\x80"
 LARGEST_BYTES = 1 << 28
@@ -52,9 +54,9 @@ class _Plain(pickle.Unpickler):
 def is_record(path: Path) -> bool:
     """Whether a file is a record, by its name, which ends in the rank, and its first byte."""
     try:
-        with path.open("rb") as stream:
+        with open_regular(path) as stream:
             return bool(_RANK.search(path.name)) and stream.read(1) == _MAGIC
-    except OSError:
+    except (OSError, ValueError):
         return False
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunDirectoryError
-from kit.specs.text_files import open_regular
+from kit.specs.text_files import open_regular, reason
 from kit.training.checkpoint.files import fsync
 from kit.units import human_count, human_seconds
 
@@ -131,7 +131,10 @@ class MetricsLog(RunOutput):
             if foreign:
                 print(f"{foreign} lines of {path} are no steps and were left out", flush=True)
             partial.replace(path)
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
+        try:
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed by close)
+        except OSError as error:
+            raise RunDirectoryError(f"{path} cannot be written: {reason(error)}; mend or remove it") from None
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         """Append one step. On a full disk the line waits in memory for the next one: a run does not die of it."""
