@@ -221,7 +221,7 @@ def memory(
 
 
 def _memory_of_file(path: Path, changes: list[str], known: Calibration) -> FitReport:
-    """Of a plan file as it is; of a recipe, of what would be planned or comes closest."""
+    """Reports a plan file as it is; of a recipe what would be planned, or what comes closest."""
     from kit.report.memory_report import memory_report, report_of
     from kit.specs.recipe import load_recipe
 

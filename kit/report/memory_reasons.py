@@ -19,7 +19,7 @@ _LITTLE = 0.1
 """Share of saved activations below which recompute saves little."""
 
 
-def reasons(w: Workload, memory: MemoryReport) -> tuple[str, ...]:
+def memory_reasons(w: Workload, memory: MemoryReport) -> tuple[str, ...]:
     """Sentences about one layout; ``memory`` is what it needs."""
     fullest = max(memory.stages, key=lambda stage: stage.peak_gib).stage
     return (_states(w, fullest), *_zero_3_beside_2(w), *_recompute(w, fullest), *_loading(w))

@@ -13,7 +13,7 @@ from kit.planner.describe import describe
 from kit.planner.explain.infeasible import MOST_CHANGES, changes_that_fit, nearest_miss, nothing_legal
 from kit.planner.request import Request
 from kit.planner.search import search
-from kit.report.memory_reasons import reasons
+from kit.report.memory_reasons import memory_reasons
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.model import ModelSpec
@@ -75,5 +75,5 @@ def report_of(w: Workload, changes: tuple[str, ...] = ()) -> FitReport:
     """Reports one layout: legal, or short of something on its node."""
     memory = peak(w)
     return FitReport(
-        **vars(memory), model=w.model, cluster=w.cluster, job=w.job, changes=changes, reasons=reasons(w, memory)
+        **vars(memory), model=w.model, cluster=w.cluster, job=w.job, changes=changes, reasons=memory_reasons(w, memory)
     )
