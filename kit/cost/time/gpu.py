@@ -48,7 +48,7 @@ class GpuPerf(NamedTuple):
     others: GemmPerf
     """GEMMs of the head and of experts."""
     attention_flops_per_s: float
-    """Fused attention on long sequences, forward and backward together, always in 16 bits."""
+    """Fused attention on long sequences, forward and backward together: in 16 bits, or in fp32 throughout."""
     bytes_per_s: float
 
     def group(self, size: int, stride: int) -> Group:
@@ -64,6 +64,8 @@ def gpu_perf(
     gpu = cluster.gpu
     rates = gpu_rates(gpu.name)
     sixteen = (gpu.bf16_tflops or gpu.fp16_tflops or gpu.fp32_tflops) * TFLOP
+    # Kernels of fp32 (torch's memory-efficient attention) are given the share of their own peak that flash reaches.
+    attention_peak = peak_flops_per_s(gpu, "fp32") if precision == "fp32" else sixteen
     bytes_per_s = gpu.hbm_gbytes_per_s * 1e9 * shared().memory_bandwidth
 
     def gemms(of: str) -> GemmPerf:
@@ -80,7 +82,7 @@ def gpu_perf(
         rates=rates,
         matmul=gemms(precision),
         others=gemms("bf16" if linear_layers_only else precision),
-        attention_flops_per_s=sixteen * rates.attention.get(attention, rates.attention["flash"]),
+        attention_flops_per_s=attention_peak * rates.attention.get(attention, rates.attention["flash"]),
         bytes_per_s=bytes_per_s,
     )
 
