@@ -182,5 +182,5 @@ def speed(plan: kit.Plan, step_s: float) -> dict[str, Any]:
     tokens_per_s = plan.job.global_batch_size * plan.job.seq_length / step_s
     if plan.cluster.gpu.device == "cpu":
         return {"tokens_per_s": tokens_per_s, "mfu": None}
-    flops = model_flops_per_token(plan.model, plan.job.seq_length) * tokens_per_s
+    flops = model_flops_per_token(plan.model, plan.job.seq_length, plan.job.lora is not None) * tokens_per_s
     return {"tokens_per_s": tokens_per_s, "mfu": flops / (plan.cluster.gpu.bf16_tflops * TFLOP)}

@@ -31,7 +31,7 @@ def predict(workload: Workload) -> Prediction:
         step_time_s=step_time_s,
         step_time_components_s=components,
         tokens_per_s=tokens_per_s,
-        mfu=tokens_per_s * model_flops_per_token(model, job.seq_length) / peak,
+        mfu=tokens_per_s * model_flops_per_token(model, job.seq_length, frozen=job.lora is not None) / peak,
         bubble_fraction=bubble_fraction(layout),
         days=seconds / SECONDS_PER_DAY,
         cost_usd=None if price is None else price * cluster.num_nodes * seconds / SECONDS_PER_HOUR,

@@ -164,7 +164,7 @@ class _NodeType:
             calibration,
         )
         self.node = parse_cluster(f"{name}:1")
-        flops = job.total_tokens * model_flops_per_token(model, job.seq_length)
+        flops = job.total_tokens * model_flops_per_token(model, job.seq_length, frozen=job.lora is not None)
         speed = self.node.num_gpus * peak_flops_per_s(self.node.gpu, job.precision) * _HIGHEST_MFU
         self.node_seconds = flops / speed
         """At the highest MFU, on one node: no number of nodes needs less of their time together."""

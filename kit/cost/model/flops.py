@@ -42,7 +42,13 @@ def head_flops_per_token(model: ModelSpec) -> float:
     return 2.0 * model.vocab_size * model.hidden_size
 
 
-def model_flops_per_token(model: ModelSpec, seq_length: int) -> float:
-    """Forward and backward of the whole model; what MFU counts."""
-    layer = layer_matmul_flops_per_token(model) + layer_attention_flops_per_token(model, seq_length)
-    return 3.0 * ((model.num_layers + model.encoder_layers) * layer + head_flops_per_token(model))
+def model_flops_per_token(model: ModelSpec, seq_length: int, frozen: bool = False) -> float:
+    """Forward and backward of the whole model; what MFU counts.
+
+    ``frozen``: of LoRA. Frozen matrices have a gradient of their input and none of their weights; the adapters' own
+    products are left out, here as in the step time.
+    """
+    layers = model.num_layers + model.encoder_layers
+    matrices = layers * layer_matmul_flops_per_token(model) + head_flops_per_token(model)
+    attention = layers * layer_attention_flops_per_token(model, seq_length)
+    return (2.0 if frozen else 3.0) * matrices + 3.0 * attention
