@@ -49,6 +49,10 @@ PROOFS: dict[str, Proof] = {
         "lint on 172 public files against what their own readers say: precision and recall", 0.1,
         "tests.diagnose.corpus_score",
     ),
+    "invariants": _proof(
+        "the planner's own invariants on 1,000 random questions: sums, pins, memory, MFU, time to answer, lint", 15,
+        "tests.planning.test_invariants",
+    ),
     "examples": _proof(
         "people's own scripts (Accelerator, Trainer, TRL) launched under kit's files", 10,
         "benchmarks.system_tests.examples",

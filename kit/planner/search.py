@@ -71,6 +71,16 @@ def search(request: Request) -> SearchResult:
     return usual if usual.best is not None else _search(request, scorer, FALLBACK_SPACE)
 
 
+def can_fit(request: Request) -> bool:
+    """Whether any layout fits; stops at the first one. The fallback's layouts include the usual ones."""
+    scorer = LayoutScorer(request)
+    return any(
+        candidate.step_time_s is not None
+        for engine in _engines(request)
+        for candidate in _considered(request, scorer, engine, FALLBACK_SPACE)
+    )
+
+
 def _search(request: Request, scorer: LayoutScorer, space: SearchSpace) -> SearchResult:
     considered = tuple(
         candidate for engine in _engines(request) for candidate in _considered(request, scorer, engine, space)
@@ -130,16 +140,30 @@ def _engines(request: Request) -> tuple[EngineName, ...]:
 def _considered(request: Request, scorer: LayoutScorer, engine: EngineName, space: SearchSpace) -> Iterator[Candidate]:
     usable = usable_gib(request.cluster.gpu)
     previous: Layout | None = None
-    for layout in layouts(request, engine, space):
+    for index, layout in enumerate(layouts(request, engine, space)):
         if previous is not None and _only_micro_batch_grew(previous, layout):
             continue  # what does not fit with a small micro batch does not fit with a larger one
         workload = request.workload(layout)
         if not is_legal(workload):
+            first = index == 0 and engine == "megatron"
+            if first and not _WHATEVER_THE_SIZES.isdisjoint(each.rule for each in violations(workload)):
+                return
             continue
         peak = scorer.peak_gib(workload)
         fits = peak <= usable
         previous = None if fits else layout
         yield Candidate(layout=layout, peak_gib=peak, step_time_s=scorer.step_time_s(workload) if fits else None)
+
+
+_WHATEVER_THE_SIZES = frozenset(
+    {
+        "bf16_units", "fp8_units", "lora", "megatron_family", "megatron_rope", "objective", "objective_of_stacks",
+        "optimizer", "positions", "precision", "transformer_engine_family", "transformer_engine_needs_cuda",
+        "fp8_needs_transformer_engine",
+    }
+)  # fmt: skip
+"""Rules that read model, cluster, job and implementation alone. All of Megatron's layouts have one implementation: what
+the first one breaks of these, the other thousands break too."""
 
 
 def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:

@@ -17,7 +17,7 @@ from kit.planner.describe import describe
 from kit.planner.request import Request
 from kit.planner.rules import Violation, violations
 from kit.planner.rules.deepspeed import NODE_CAPACITY
-from kit.planner.search import Candidate, SearchResult, illegal, search
+from kit.planner.search import Candidate, SearchResult, can_fit, illegal
 from kit.specs.catalog import gpu_names, load_gpu, node_names, parse_cluster
 from kit.specs.catalog.rows import rows
 from kit.specs.cluster import GpuSpec
@@ -102,7 +102,7 @@ def changes_that_fit(request: Request) -> Iterator[str]:
     """
     helped: set[str] = set()
     for change in sorted(_changes(request), key=lambda change: change.factor):
-        if change.kind not in helped and search(change.request).best is not None:
+        if change.kind not in helped and can_fit(change.request):
             helped.add(change.kind)
             yield change.text
 
