@@ -1,4 +1,4 @@
-"""Lint against what the readers of 172 public files say: precision and recall over (file, rule).
+"""Lint against what the readers of 167 public files say: precision and recall over (file, rule).
 
     python -m tests.diagnose.corpus_score     (make prove NAME=lint-corpus)
 

@@ -30,9 +30,12 @@ def test_what_is_expected_is_what_the_readers_say_today() -> None:
 
 def test_every_file_has_a_source_a_commit_and_a_licence() -> None:
     sources = strict_yaml.read(CORPUS / "sources.yaml").data
+    licences = strict_yaml.read(CORPUS / "licences.yaml").data
     files = {f"{path.parent.name}/{path.name}" for path in CORPUS.glob("*/*")}
     assert set(sources) == files == set(strict_yaml.read(CORPUS / "expected.yaml").data)
     for name, source in sources.items():
         assert source["commit"] in source["source"], name
         assert source["licence"] in ("Apache-2.0", "MIT", "BSD-3-Clause"), name
+        repository = "/".join(source["source"].split("/")[3:5])
+        assert source["licence"] in {seen["licence"] for seen in licences.get(repository, [])}, name
         assert not SECRET.search((CORPUS / name).read_text()), name
