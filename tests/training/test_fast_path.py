@@ -274,7 +274,7 @@ def test_what_was_not_tried_is_refused():
     assert "compile_layers=true" in refused(compile_layers=True, engine="deepspeed", zero_stage=3)
     assert "compile_layers=true" in refused(compile_layers=True, **megatron)
     assert "compile_layers" not in refused(compile_layers=True, engine="deepspeed", zero_stage=2)
-    assert "computes 16 bits on GPUs" in refused(attention_kernel="cudnn")
+    assert "needs a GPU and 16 bits" in refused(attention_kernel="cudnn")
 
 
 def test_the_planner_knows_what_both_do():

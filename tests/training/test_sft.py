@@ -109,7 +109,7 @@ class TestConversion:
         forgetful = "{% for m in messages %}{{ m.content if loop.last else '…' }}{% endfor %}"
         directory = templated(tokenizer, tmp_path / "t", forgetful)
         source = write(tmp_path / "x.jsonl", chat("Hi", "Hello!", "And?", "No."))
-        with pytest.raises(DataError, match=r"x\.jsonl:1: the tokenizer's chat template writes a turn otherwise"):
+        with pytest.raises(DataError, match=r"x\.jsonl:1: the tokenizer's chat template writes a turn differently"):
             tokenise_rows([source], directory, tmp_path / "out", objective="sft")
         assert not list(tmp_path.glob("out*"))
 

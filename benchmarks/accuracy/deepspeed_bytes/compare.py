@@ -8,6 +8,7 @@ from benchmarks.accuracy.deepspeed_bytes.cases import Case
 from benchmarks.accuracy.deepspeed_bytes.measure import Held
 from benchmarks.page import header, table
 from kit.cost.memory import offload
+from kit.cost.memory.engine import engine_memory
 from kit.cost.memory.states import state_bytes
 from kit.cost.model.params import count
 
@@ -41,7 +42,7 @@ def terms(case: Case, measured: dict[str, Held]) -> list[Term]:
     host, nvme = offload.host_state_bytes(layout, precision), offload.nvme_state_bytes(layout, precision)
     in_step = device.gradients if device.gradients_in_step is None else device.gradients_in_step
     between = device.gradients_between_steps
-    buffers = offload.device_buffer_bytes(plan.workload)
+    buffers = engine_memory(plan.workload).buffers
     predicted = {
         ("weights.device", "step"): device.weights,
         ("optimizer.device", "step"): device.optimizer,

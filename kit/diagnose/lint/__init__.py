@@ -309,7 +309,8 @@ def _run_directory(path: Path) -> tuple[Finding, ...]:
         findings += _accelerate(launched, strict_yaml.read(launched), Given(model=rundir.plan.model))
     elif config.is_file():
         findings += _deepspeed(config, Given("deepspeed", rundir.plan.model))
-    return tuple(findings)
+    # The plan judged memory.
+    return tuple(finding for finding in findings if finding.rule != "memory-not-judged")
 
 
 def _ordered(findings: Any) -> tuple[Finding, ...]:
