@@ -79,7 +79,7 @@ _MOST_OF_A_RULE = 50
 
 
 def _first_of_each(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Of a rule with very many findings in a file the first ones, and how many more there are."""
+    """The first findings of a rule that has very many in a file, and how many more there are."""
     counts: Counter[tuple[str, str]] = Counter()
     last: dict[tuple[str, str], Finding] = {}
     for finding in findings:
@@ -149,7 +149,7 @@ def read_values(path: str | Path) -> dict[str, Any]:
 
 
 _MOST_BYTES = 1 << 21
-"""Of a configuration or a script; people's are a hundredth of it."""
+"""The most bytes of a configuration or a script; people's are a hundredth of it."""
 
 
 def _read_json(path: Path) -> JsonText:
