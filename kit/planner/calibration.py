@@ -85,7 +85,7 @@ def load(path: Path | None) -> Calibration:
     try:
         data = strict_yaml.read(path).data
         return Calibration({str(name): _residual(row) for name, row in data.items()})
-    except (SpecError, TypeError, AttributeError, LookupError, ValueError) as error:
+    except (SpecError, TypeError, AttributeError, LookupError, ValueError, OverflowError) as error:
         raise SpecError(f"{path} cannot be read as calibration: {error}; mend it, or name another file") from None
 
 

@@ -56,7 +56,7 @@ class ExchangeCheckpoint:
             self.lora = TypeAdapter(LoraSpec | None).validate_json(json.dumps(data.get("lora")))
             self._records = records_from_json(data["files"])
             self._weight_map = {StateKind(kind): dict(files) for kind, files in data["weight_map"].items()}
-        except (KeyError, TypeError, ValueError, ValidationError, KitError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, ValidationError, KitError) as error:
             raise CheckpointError(
                 f"{index} is damaged ({' '.join(str(error).split())}); copy the checkpoint again"
             ) from error
