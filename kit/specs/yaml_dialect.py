@@ -39,7 +39,7 @@ _FLOAT: tuple[str, re.Pattern[str], list[str]] = (
 _Loader.add_implicit_resolver(*_FLOAT)
 
 
-_MOST_VALUES = 100_000
+_MOST_VALUES = 50_000
 """Values of a document, those counted again that an alias repeats. A plan of 16,384 GPUs has 2,000."""
 _LARGEST_WHOLE = 2.0**63
 _TOO_LARGE = f"more than {_MOST_VALUES} values (aliases repeat theirs), or nested more than {DEEPEST} levels deep"

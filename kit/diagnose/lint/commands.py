@@ -99,12 +99,18 @@ def known_options() -> Mapping[str, Mapping[str, int]]:
     return table
 
 
+_LONGEST_LINE = 1 << 16
+"""Characters of a launch; shlex takes many seconds for a line of a megabyte."""
+
+
 def commands(text: str) -> Iterator[Command]:
     """Every launch in a script, in order. Variables stay as they are written; a line that no shell could split is
     passed over."""
     batch = any(count > 1 for count in map(int, _TASKS.findall(text)))
     exported = ""
     for number, line in _joined(text):
+        if len(line) > _LONGEST_LINE:
+            continue
         try:
             words = shlex.split(_ARITHMETIC.sub("$N", line), comments=True)
         except ValueError:

@@ -18,7 +18,10 @@ def described(config: Config) -> Workload | str:
     """What is known of the run; where memory cannot be judged, why."""
     if config.model is None or config.cluster is None:
         return NEEDS_BOTH
-    layout = _fsdp_layout(config) if config.has("distributed_type") else _layout(config)
+    try:
+        layout = _fsdp_layout(config) if config.has("distributed_type") else _layout(config)
+    except ValueError as error:
+        return f"a number is out of its range: {str(error).splitlines()[-1].strip()[:200]}"
     if isinstance(layout, str):
         return layout
     job = JobSpec(
