@@ -305,3 +305,16 @@ class TestWhatTheDoctorSays:
     def test_one_run_is_none(self, tmp_path):
         self.write(tmp_path, [5, 6, 7, 9])
         assert not diagnose([tmp_path])
+
+
+def test_a_lock_that_another_start_replaced_meanwhile_is_not_taken(tmp_path):
+    """Between reading the old lock and locking it, another start has put its own there, with an equal heartbeat."""
+    path, other = tmp_path / NAME, tmp_path / "other"
+    path.write_text("{}")
+    other.write_text("{}")
+    with path.open("r+") as old:
+        beaten = os.fstat(old.fileno()).st_mtime_ns
+        os.utime(other, ns=(beaten, beaten))
+        other.replace(path)
+        assert not _Lock(path)._replace(old.fileno(), beaten)
+    assert path.read_text() == "{}"
