@@ -20,15 +20,15 @@ def described(config: Config) -> Workload | str:
         return NEEDS_BOTH
     try:
         layout = _fsdp_layout(config) if config.has("distributed_type") else _layout(config)
+        if isinstance(layout, str):
+            return layout
+        job = JobSpec(
+            precision=precision(config),
+            seq_length=config.given.seq_length or min(4096, config.model.max_position_embeddings),
+            global_batch_size=layout.global_batch_size,
+        )
     except ValueError as error:
-        return f"a number is out of its range: {str(error).splitlines()[-1].strip()[:200]}"
-    if isinstance(layout, str):
-        return layout
-    job = JobSpec(
-        precision=precision(config),
-        seq_length=config.given.seq_length or min(4096, config.model.max_position_embeddings),
-        global_batch_size=layout.global_batch_size,
-    )
+        return f"a number is out of its range: {' '.join(str(error).split())[:200]}"
     return Workload(model=config.model, cluster=config.cluster, job=job, layout=layout)
 
 

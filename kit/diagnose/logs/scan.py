@@ -22,7 +22,7 @@ CURVE_BYTES = 1 << 22
 """Bytes, evenly spread, in which losses and step times of a larger log are read: a curve needs no more."""
 MOST_MATCHES = 200
 """Lines of one cause and one rank that are looked at in a file; the first tells the cause."""
-_RANKS = re.compile(rb"\n\s*(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
+_RANKS = re.compile(rb"\n[ \t]{0,40}(?:\[(?:default|rank)?(\d{1,7})\]|[rR]ank ?(\d{1,7})\b)[:\s]")
 _STEP = re.compile(r"(?i)\bstep[ =:]+(\d{1,18})")
 _SIGNS = {sign.encode() for pattern in PATTERNS for sign in pattern.signs}
 _SIGNS |= {TRACEBACK, TABLE, b"Unable to shutdown", b"Downloading", b"downloading", b"Fetching ", b"Exited with exit"}
