@@ -264,7 +264,9 @@ def _arguments(script: Script, directory: Path, place: Path, layout: str | None)
     flags: list[str] = []
     if script.trainer:
         flags = ["--do_train", "--do_eval"]
-        values |= {"adam_epsilon": EPS, "adam_beta2": 0.95, "weight_decay": 0.0, "report_to": "none", "use_cpu": "true"}
+        values |= {"adam_epsilon": EPS, "adam_beta2": 0.95, "weight_decay": 0.0, "report_to": "none"}
+        if layout is None or LAYOUTS[layout].zero_stage != 3:  # there it is the gloo module that joins the processes
+            values["use_cpu"] = "true"
     elif script.model == "t5":
         values["num_beams"] = 1
     return [*(str(word) for key, value in values.items() for word in (f"--{key}", value)), *flags]

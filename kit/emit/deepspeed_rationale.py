@@ -136,6 +136,17 @@ def _trainer(plan: Plan) -> list[str]:
         "",
         f"    --deepspeed ds_config.trainer.json {arguments}",
         "",
+        *_on_cpu(plan),
+    ]
+
+
+def _on_cpu(plan: Plan) -> list[str]:
+    if plan.cluster.gpu.device != "cpu" or plan.layout.zero_stage < 3:
+        return []
+    return [
+        "On CPU processes ZeRO-3 stops with `--use_cpu`: accelerate then joins the processes without DeepSpeed, and",
+        "transformers splits the model over one. Leave it out, and join them by gloo before the script starts.",
+        "",
     ]
 
 
