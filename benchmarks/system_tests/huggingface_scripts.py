@@ -183,7 +183,7 @@ def _run(path: Path, name: str, layout: str | None, directory: Path) -> None:
         env=_environment(directory),
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=1500,
         check=False,
     )
     (place / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
