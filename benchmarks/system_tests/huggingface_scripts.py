@@ -15,13 +15,14 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from benchmarks.page import Section, table
+from benchmarks.page import Section, table, write_json
 from benchmarks.program import chosen, run
 from benchmarks.system_tests.examples.cases import LAYOUTS
 from benchmarks.system_tests.examples.inputs import BLOCK, EPS, plan_for, prepare
@@ -29,6 +30,7 @@ from kit.emit.own_optimizer import ACCELERATE
 from kit.emit.run_directory import files_of
 from tests.support.assets import ROOT
 
+RESULTS = ROOT / "benchmarks" / "results" / "huggingface-scripts.json"
 GLOO = Path(__file__).parent / "examples" / "gloo"
 BOUND = {"moved": 1e-2}
 """Relative, of each number; 1e-5 where it is not here. ``moved`` is the Euclidean distance between exported weights and
@@ -116,27 +118,38 @@ Only = Annotated[list[str], typer.Option(help="only this one; repeatable", defau
 
 
 def main(script: Only, layout: Only, scripts: Annotated[Path, typer.Option(envvar="HF_EXAMPLES")]) -> int:
-    """0 where every script runs under every layout; writes the table of docs/own-scripts.md when all ran."""
-    directory, rows, failed = _inputs(prepare()), [], False
+    """0 where every script runs under every layout. Each cell is kept as it is run; docs/own-scripts.md shows all."""
+    directory, failed = _inputs(prepare()), False
     for name in chosen(script, SCRIPTS):
-        path, cells = _find(scripts, name), []
+        path = _find(scripts, name)
         _run(path, name, None, directory)
         for way in chosen(layout, LAYOUTS):
             try:
                 _run(path, name, way, directory)
-                cells.append(", ".join(_compared(path, directory, way, name)))
+                cell = ", ".join(_compared(path, directory, way, name))
             except ScriptError as error:
                 reason = UPSTREAM.get((SCRIPTS[name].model, way))
-                known = reason is not None and reason in str(error)
-                cells.append("accelerate cannot" if known else "fails")
-                failed |= not known
-                if not known:
+                cell = "accelerate cannot" if reason is not None and reason in str(error) else "fails"
+                if cell == "fails":
+                    failed = True
                     print(f"{name} under {way}: {error}", flush=True)
-            print(f"  {name:32} {way:22} {cells[-1]}", flush=True)
-        rows.append([f"`{name}`", *cells])
-    if not failed and not script and not layout:
-        Section("docs/own-scripts.md", "scripts", lambda: table(("script", *LAYOUTS), rows)).write()
+            print(f"  {name:32} {way:22} {cell}", flush=True)
+            _keep(name, way, cell)
+    Section("docs/own-scripts.md", "scripts", page).write()
     return int(failed)
+
+
+def _keep(name: str, way: str, cell: str) -> None:
+    cells = json.loads(RESULTS.read_text(encoding="utf-8"))
+    cells.setdefault(name, {})[way] = {"date": time.strftime("%Y-%m-%d"), "cell": cell}
+    write_json(RESULTS, cells)
+
+
+def page() -> str:
+    """Markdown: a row a script, a column a layout."""
+    cells = json.loads(RESULTS.read_text(encoding="utf-8"))
+    rows = [[f"`{name}`", *(cells[name].get(way, {}).get("cell", "not run") for way in LAYOUTS)] for name in cells]
+    return table(("script", *LAYOUTS), rows)
 
 
 def _find(root: Path, name: str) -> Path:
