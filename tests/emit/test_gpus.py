@@ -14,7 +14,7 @@ from kit.specs.run import DataSpec, RunSpec
 from tests.emit.test_machine import MODEL
 from tests.test_bad_input import answer
 
-JOB = kit.JobSpec(seq_length=32, global_batch_size=8, total_tokens=10_000)
+JOB = kit.JobSpec(seq_length=32, global_batch_size=16, total_tokens=10_000)
 H100, A100, A100_40 = ("NVIDIA H100 80GB HBM3", 79.6), ("NVIDIA A100-SXM4-80GB", 80.0), ("NVIDIA A100-SXM4-40GB", 40.0)
 
 

@@ -82,7 +82,7 @@ def test_every_flag_is_in_the_recorded_table_and_agrees_with_the_plan():
 def test_what_flags_cannot_say_is_not_written():
     other = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0, "high_freq_factor": 4.0}
     linear = {"rope_type": "linear", "factor": 2.0}
-    for rope in ({"rope_scaling": linear}, {"rope_scaling": other}, {"rope_theta": 0.5}):
+    for rope in ({"rope_scaling": linear}, {"rope_scaling": other}, {"rope_theta": 1.5}):
         spec = tiny.model(**rope)
         assert why_not(tiny.plan(spec, engine="megatron", implementation="local"))
     assert "pretrain_gpt.sh" not in files_of(tiny.plan())
