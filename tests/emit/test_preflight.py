@@ -70,7 +70,7 @@ def test_data_that_the_model_cannot_read(rundir: RunDirectory, tmp_path: Path) -
 
 
 def test_a_disk_too_small_for_one_checkpoint(rundir: RunDirectory) -> None:
-    huge = dataclasses.replace(rundir.plan.model, vocab_size=10**13)
+    huge = dataclasses.replace(rundir.plan.model, vocab_size=2**24, hidden_size=2**18, head_dim=2**12)
     plan = dataclasses.replace(rundir.plan, model=huge)
     check(dataclasses.replace(rundir, plan=plan, run=RunSpec(data=rundir.run.data)), "one checkpoint takes", "GiB free")
 
