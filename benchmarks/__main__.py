@@ -92,6 +92,10 @@ PROOFS: dict[str, Proof] = {
         "runs killed at random moments and resumed, bit for bit the same; restarts by torchrun", 10,
         "benchmarks.system_tests.kills", "benchmarks.system_tests.kills.launched",
     ),
+    "mutants": _proof(
+        "230 small realistic bugs planted one at a time: which are noticed by a test of behaviour", 150,
+        "benchmarks.system_tests.mutants",
+    ),
     "failures": _proof(
         "sixteen failures provoked on two processes, and what the doctor says of each", 4,
         "benchmarks.system_tests.failures", needs="root",
