@@ -3,11 +3,12 @@
 import os
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
-from kit import __version__
+from kit import Plan, __version__
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -29,6 +30,24 @@ def test_plan_prints_a_layout_and_its_reasons() -> None:
     assert done.returncode == 0, done.stderr
     for part in ("8 x H100", "GiB", "step", "MFU", "days"):
         assert part in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        (("--lora",), "lora.four_bit", False),
+        (("--qlora",), "lora.four_bit", True),
+        (("--objective", "sft"), "objective", "sft"),
+        (("--optimizer", "adamw-8bit"), "optimizer.name", "adamw-8bit"),
+    ],
+)
+def test_the_job_is_said_without_a_recipe(words: tuple[str, ...], field: str, value: object, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    done = kit("plan", "llama-3.2-1b", "--gpus", "8xH100", *words, "--attention", "cudnn", "--save", str(plan))
+    assert done.returncode == 0, done.stderr
+    saved = Plan.load(plan)
+    assert attrgetter(field)(saved.job) == value
+    assert saved.layout.attention_kernel == "cudnn"
 
 
 @pytest.mark.parametrize(

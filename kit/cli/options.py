@@ -27,6 +27,11 @@ Fix = Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. R
 SeqLength = Annotated[int | None, typer.Option(help="Tokens in a sequence.")]
 GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")]
 Precision = Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")]
+Objective = Annotated[str | None, typer.Option(help="pretrain, sft or seq2seq.")]
+Lora = Annotated[bool, typer.Option("--lora", help="Train low-rank adapters instead of the weights.")]
+Qlora = Annotated[bool, typer.Option("--qlora", help="The same on frozen weights in 4 bits.")]
+Optimizer = Annotated[str | None, typer.Option(help="adamw or adamw-8bit.")]
+Attention = Annotated[str | None, typer.Option(help="cudnn or default; the same as --fix attention_kernel=NAME.")]
 CalibrationFile = Annotated[
     Path | None, typer.Option("--calibration", help="Correct predictions by the runs that this file records.")
 ]
@@ -88,17 +93,40 @@ def recipe_changes(overrides: list[str] | None, engine: str, fix: list[str] | No
     return changes
 
 
-def job_for(model: ModelSpec, **values: float | str | None) -> JobSpec:
+_JOB = ("seq_length", "global_batch_size", "total_tokens", "precision", "objective", "lora", "qlora", "optimizer")
+
+
+def asked(context: typer.Context) -> dict[str, Any]:
+    """Options that describe the job, of those that were given."""
+    return {key: value for key in _JOB if (value := context.params.get(key)) is not None and value is not False}
+
+
+def job_for(
+    model: ModelSpec,
+    *,
+    lora: bool = False,
+    qlora: bool = False,
+    optimizer: str | None = None,
+    **values: float | str | None,
+) -> JobSpec:
     """Options that were given, over the defaults: of a job, and where those cannot be, of the model."""
-    defaults: dict[str, Any] = {}
+    data: dict[str, Any] = {}
     if model.max_position_embeddings < JobSpec().seq_length:
-        defaults["seq_length"] = model.max_position_embeddings
+        data["seq_length"] = model.max_position_embeddings
     if model.is_encoder_decoder:
-        defaults["objective"] = "seq2seq"
-    given = {
-        key: int(value) if isinstance(value, float) else value for key, value in values.items() if value is not None
-    }
-    return strict_yaml.parse(JobSpec, defaults | given, strict_yaml.Document(name="options", data={}, lines={}))
+        data["objective"] = "seq2seq"
+    if lora or qlora:
+        data["lora"] = {"four_bit": qlora}
+    if optimizer is not None:
+        data["optimizer"] = {"name": optimizer}
+    data |= {key: int(value) if isinstance(value, float) else value for key, value in values.items()}
+    return strict_yaml.parse(JobSpec, data, strict_yaml.Document(name="options", data={}, lines={}))
+
+
+def choices_of(fix: list[str] | None, attention: str | None, zero: int | None = None) -> list[str]:
+    """Choices of ``--fix``, and of options that stand for one."""
+    named = {"attention_kernel": attention, "zero_stage": zero}
+    return [*(fix or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
 
 
 def pins_of(engine: str, fix: list[str]) -> Pins:

@@ -11,14 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kit.cli.options import (
+    Attention,
     CalibrationFile,
     Engine,
     Fix,
     GlobalBatchSize,
     Gpus,
+    Lora,
+    Objective,
+    Optimizer,
     Overrides,
     Precision,
+    Qlora,
     SeqLength,
+    asked,
+    choices_of,
     is_plan,
     is_recipe,
     job_for,
@@ -43,6 +50,7 @@ if TYPE_CHECKING:
 
 
 def plan(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Recipe file, catalog name, or Hugging Face directory.")],
     overrides: Overrides = None,
     gpus: Gpus = None,
@@ -54,6 +62,11 @@ def plan(
         float | None, typer.Option(help="Token budget, for days and cost; for example 1e12.")
     ] = None,
     precision: Precision = None,
+    objective: Objective = None,
+    lora: Lora = False,
+    qlora: Qlora = False,
+    optimizer: Optimizer = None,
+    attention: Attention = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan to this YAML file.")] = None,
     deadline: Annotated[
         float | None, typer.Option(help="Also choose a cluster that trains the token budget in this many days.")
@@ -78,6 +91,8 @@ def plan(
 
     if calibrate is not None and calibration is None:
         raise SpecError("--calibrate records a run; name the file to record it in: --calibration calibration.yaml")
+    fix = choices_of(fix, attention)
+    given = asked(context)
     known = None if calibration is None or (calibrate is not None and not calibration.exists()) else calibration
     chooses = any(wish is not None for wish in (deadline, budget, max_gpus, by))
     if is_recipe(model):
@@ -86,7 +101,7 @@ def plan(
                 "--deadline, --budget, --max-gpus and --by choose a cluster, and a recipe names its own; "
                 "use the model's name instead of the recipe"
             )
-        if gpus or seq_length or global_batch_size or total_tokens or precision:
+        if gpus or given:
             raise SpecError(
                 "a recipe names its own cluster and job; change them as arguments: cluster=8xH100 job.seq_length=8192"
             )
@@ -96,9 +111,8 @@ def plan(
             raise SpecError(
                 f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is not a recipe file: use the options"
             )
-        asked = {"seq_length": seq_length, "global_batch_size": global_batch_size, "total_tokens": total_tokens}
-        spec, pins = load_model(model), pins_of(engine, fix or [])
-        job = job_for(spec, **asked, precision=precision)
+        spec, pins = load_model(model), pins_of(engine, fix)
+        job = job_for(spec, **given)
         if chooses:
             gpus = _chosen_cluster(spec, job, pins, gpus, by or "gpus", deadline, budget, max_gpus, known)
         if gpus is None:
@@ -112,6 +126,7 @@ def plan(
 
 
 def explain(
+    context: typer.Context,
     target: Annotated[str, typer.Argument(help="Plan file, recipe file, catalog name, or Hugging Face directory.")],
     overrides: Overrides = None,
     gpus: Gpus = None,
@@ -120,6 +135,11 @@ def explain(
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
     precision: Precision = None,
+    objective: Objective = None,
+    lora: Lora = False,
+    qlora: Qlora = False,
+    optimizer: Optimizer = None,
+    attention: Attention = None,
     what_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -133,14 +153,18 @@ def explain(
     from kit.report.charts import draw
     from kit.report.what_if import explain as explained
 
+    fix = choices_of(fix, attention)
+    given = asked(context)
     if is_recipe(target):
+        if gpus or given:
+            raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
         result, recipe = plan_recipe(Path(target), recipe_changes(overrides, engine, fix), calibration)
         pins = recipe.layout
     else:
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100")
-        spec, pins = load_model(target), pins_of(engine, fix or [])
-        job = job_for(spec, seq_length=seq_length, global_batch_size=global_batch_size, precision=precision)
+        spec, pins = load_model(target), pins_of(engine, fix)
+        job = job_for(spec, **given)
         result = make_plan(spec, parse_cluster(gpus), job, pins, load_calibration(calibration))
     typer.echo(explained(result, pins, tuple(what_if or ()), load_calibration(calibration)))
     if png is not None:
@@ -149,6 +173,7 @@ def explain(
 
 
 def memory(
+    context: typer.Context,
     model: Annotated[
         str | None,
         typer.Argument(help="Recipe or plan file, catalog name, Hugging Face directory, or a size such as 13B."),
@@ -161,6 +186,11 @@ def memory(
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
     precision: Precision = None,
+    objective: Objective = None,
+    lora: Lora = False,
+    qlora: Qlora = False,
+    optimizer: Optimizer = None,
+    attention: Attention = None,
     calibration: CalibrationFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     png: Annotated[Path | None, typer.Option(help="Draw a stacked bar into this file.")] = None,
@@ -178,12 +208,12 @@ def memory(
 
     from kit.report.memory_report import memory_report
 
-    choices = [*(fix or []), *([] if zero is None else [f"zero_stage={zero}"])]
-    asked = {"seq_length": seq_length, "global_batch_size": global_batch_size, "precision": precision}
+    choices = choices_of(fix, attention, zero)
+    given = asked(context)
     if largest:
         if model is not None or gpus is None:
             raise SpecError("--largest finds a model for GPUs: leave the model out, and name them, as in --gpus 8xH100")
-        _largest(gpus, pins_of(engine, choices), asked, as_json)
+        _largest(gpus, pins_of(engine, choices), given, as_json)
         return
     if model is None:
         raise SpecError("a model, a recipe or a plan is missing; or --largest, to see which model fits")
@@ -193,7 +223,7 @@ def memory(
         os.execv(sys.executable, args + (["--stage", str(stage)] if stage is not None else []))
     known = load_calibration(calibration)
     if is_recipe(model):
-        if gpus or any(asked.values()):
+        if gpus or given:
             raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
         report = _memory_of_file(Path(model), recipe_changes(overrides, engine, choices), known)
     else:
@@ -202,7 +232,7 @@ def memory(
         if overrides:
             raise SpecError(f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is none: use the options")
         spec = load_model(model)
-        job, pins = job_for(spec, **asked), pins_of(engine, choices)
+        job, pins = job_for(spec, **given), pins_of(engine, choices)
         report = memory_report(Request(model=spec, cluster=parse_cluster(gpus), job=job, pins=pins, calibration=known))
     if png is not None:
         from kit.report.memory_text import save_png
@@ -233,12 +263,12 @@ def _memory_of_file(path: Path, changes: list[str], known: Calibration) -> FitRe
     )
 
 
-def _largest(gpus: str, pins: Pins, asked: dict[str, Any], as_json: bool) -> None:
+def _largest(gpus: str, pins: Pins, given: dict[str, Any], as_json: bool) -> None:
     import json
 
     from kit.report import largest_model
 
-    job = job_for(load_model(largest_model.SIZES[0]), **asked)
+    job = job_for(load_model(largest_model.SIZES[0]), **given)
     found = largest_model.largest_models(parse_cluster(gpus), job, pins)
     typer.echo(json.dumps(largest_model.as_json(found), indent=1) if as_json else largest_model.table(found))
 

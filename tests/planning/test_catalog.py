@@ -178,6 +178,29 @@ def test_published_parameter_counts(name: str, parameters: int) -> None:
     assert count(load_model(name)).total == parameters
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("llama3.1-8b", "llama-3.1-8b"),
+        ("llama-31-8b", "llama-3.1-8b"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen3-8B-Base", "qwen3-8b"),
+        ("google/gemma-3-4b-it", "gemma-3-4b"),
+        ("allenai/OLMo-2-1124-7B", "olmo-2-7b"),
+        ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
+        ("lama-3.1-8b", "llama-3.1-8b"),
+    ],
+)
+def test_names_as_people_write_them(written: str, name: str) -> None:
+    assert load_model(written).name == name
+
+
+@pytest.mark.parametrize("written", ["mistral-7b", "qwen3", "llama-3.1-9b", "qwen3-3", "gpt-oss"])
+def test_a_name_that_is_not_one_models_is_refused_with_those_it_may_mean(written: str) -> None:
+    with pytest.raises(SpecError, match=r"did you mean .* or "):
+        load_model(written)
+
+
 @pytest.mark.parametrize("name", ["Llama-3.1-8B", "meta-llama/Llama-3.1-8B", "llama-3.1-8b"])
 def test_model_names_in_any_case(name: str) -> None:
     assert load_model(name).name == "llama-3.1-8b"

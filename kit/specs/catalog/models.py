@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from functools import cache
 from pathlib import Path
 
@@ -19,8 +20,8 @@ def model_names() -> list[str]:
 
 
 def load_model(name_or_path: str | Path) -> ModelSpec:
-    """A catalog name in any case (``llama-3.1-8b``, also as a hub id), a directory with config.json (or that file), or
-    a size (``13B``), for which a shape is made.
+    """A catalog name as people write it (``llama-3.1-8b``, ``llama3.1-8b``, ``Qwen/Qwen3-8B-Base``), a directory with
+    config.json (or that file), or a size (``13B``), for which a shape is made.
 
     Raises ``SpecError`` with the nearest names, or with what a config.json lacks.
     """
@@ -37,11 +38,44 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
 
         if is_size(name):
             return shape_of_size(name)
-        raise SpecError(
-            f"model {shown(name)} is neither in the catalog, nor a directory, nor a size such as 13B; "
-            f"{nearest(key, model_names())}"
-        )
+        near = _near(key)
+        if len(near) != 1:
+            known = f"did you mean {' or '.join(near)}?" if near else nearest(key, model_names())
+            raise SpecError(
+                f"model {shown(name)} is neither in the catalog, nor a directory, nor a size such as 13B; {known} "
+                "Any other model of the hub: the directory of its config.json"
+            )
+        key = near[0]
     return _catalog_model(key)
+
+
+_TUNED = re.compile(r"(^|[-_. ])(meta|base|instruct|chat|hf|it|pt)(?=$|[-_. ])")
+"""Words of a name that do not change a shape."""
+
+
+def _near(word: str) -> list[str]:
+    """Catalog names that are ``word``, or whose row was read in a repository of that name, but for dashes, dots and
+    words such as Instruct; else those that it begins, or those that have its figures and nearly its letters."""
+    from difflib import SequenceMatcher  # only a name that is not in the catalog needs it
+
+    def plain(name: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", _TUNED.sub(r"\1", name))
+
+    def figures(name: str) -> list[str]:
+        return re.findall(r"\d+", name)
+
+    wanted = plain(word[:100].lower())
+    hub = r"huggingface\.co/[^/\s]+/([^/\s;,]+)"
+    written = {
+        name: {plain(name), *(plain(found.lower()) for found in re.findall(hub, row["source"]))}
+        for name, row in rows("models").items()
+    }
+    if same := [name for name, known in written.items() if wanted in known]:
+        return [name for name in same if plain(name) == wanted] or same
+    if begun := [name for name in written if name.startswith(f"{word}-")]:
+        return begun
+    alike = {name: SequenceMatcher(None, plain(name), wanted).ratio() for name in written}
+    return [name for name, ratio in alike.items() if ratio > 0.85 and figures(plain(name)) == figures(wanted)]
 
 
 @cache
