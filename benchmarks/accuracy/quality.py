@@ -266,7 +266,7 @@ def as_markdown(entries: list[Ranked]) -> str:
         header("Published layouts beside the planner's best", "python -m benchmarks.accuracy.quality --markdown FILE"),
         "The published sizes are pinned; in both plans the planner chooses micro batch, interleaving and",
         "recompute. The gap compares predicted step times of kit's own Megatron layers. It can be below zero:",
-        "among layouts within 1 % (between engines: 5 %) the planner takes the simplest.",
+        "among layouts within 1 % the planner takes the simplest.",
         "",
     ]
     rows, notes = [], []

@@ -20,12 +20,11 @@ from kit.planner.request import Request
 from kit.planner.rules import Violation, is_legal, violations
 from kit.specs.layout import ENGINES, EngineName, Layout
 
-ENGINES_ALIKE = 1.05
-"""Step times of different engines that are closer than this are not told apart: the simpler engine is taken."""
 EQUALLY_FAST = 1.01
-"""Ratio of step times below which layouts of one engine count as equally fast; they share most of their error. Of 48
-sets of measured layouts the simplest within a hundredth takes 3.7 % longer than the best in the mean, the fastest 3.1
-%; within a twentieth it takes 6.3 % (python -m benchmarks.accuracy throughput, docs/findings.md)."""
+"""Ratio of step times below which layouts count as equally fast, also those of different engines: what a layout that
+fits only with more memory can cost the plan. Of 48 sets of measured layouts the simplest within a hundredth takes 3.7 %
+longer than the best in the mean, the fastest 3.1 %; within a twentieth it takes 6.3 % (python -m benchmarks.accuracy
+throughput, docs/findings.md)."""
 
 
 class Candidate(NamedTuple):
@@ -184,14 +183,9 @@ def _best(considered: tuple[Candidate, ...]) -> Candidate | None:
     fitting = [candidate for candidate in considered if candidate.step_time_s is not None]
     if not fitting:
         return None
-    engine = min(engine_simplicity(candidate.layout) for candidate in _close(fitting, ENGINES_ALIKE))
-    own = [candidate for candidate in fitting if engine_simplicity(candidate.layout) == engine]
-    return min(_close(own, EQUALLY_FAST), key=lambda candidate: simplicity(candidate.layout))
-
-
-def _close(fitting: list[Candidate], times: float) -> list[Candidate]:
-    fastest = min(step_s(candidate) for candidate in fitting)
-    return [candidate for candidate in fitting if step_s(candidate) <= times * fastest]
+    slowest = EQUALLY_FAST * min(map(step_s, fitting))
+    tied = (candidate for candidate in fitting if step_s(candidate) <= slowest)
+    return min(tied, key=lambda candidate: simplicity(candidate.layout))
 
 
 def step_s(candidate: Candidate) -> float:

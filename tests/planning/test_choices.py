@@ -11,7 +11,7 @@ from kit.cost.model.pipeline import chunk_layers
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.search import ENGINES_ALIKE, EQUALLY_FAST, engine_simplicity, search
+from kit.planner.search import EQUALLY_FAST, engine_simplicity, search
 from kit.report.plan_text import render
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
@@ -36,7 +36,7 @@ def test_a_layout_is_called_the_fastest_only_where_none_is_faster(name: str, mac
     found = search(Request(model=plan.model, cluster=plan.cluster, job=plan.job))
     times = [candidate.step_time_s for candidate in found.considered if candidate.step_time_s is not None]
     behind = plan.predicted.step_time_s / min(times) - 1
-    assert behind <= ENGINES_ALIKE * EQUALLY_FAST - 1
+    assert behind <= EQUALLY_FAST - 1
     said = reason(plan, "engine")
     if behind > 0.001:
         assert f"{behind:.1%} slower" in said
@@ -112,12 +112,12 @@ def test_layers_that_do_not_divide_are_missing_at_the_ends() -> None:
     assert (even.first_stage_layers, even.last_stage_layers) == (7, 7)
 
 
-def test_engines_are_told_apart_by_more_than_layouts_of_one() -> None:
-    """13B on 32 GPUs: a pipeline is a little faster than ZeRO, which is simpler; of ZeRO's own layouts the fastest."""
+def test_of_engines_that_are_equally_fast_the_simplest_is_taken() -> None:
+    """13B on 32 GPUs: a pipeline is a little faster than what is taken, which is of a simpler engine."""
     plan = plan_of("llama-2-13b", "32xA100-80", global_batch_size=512)
     found = search(Request(model=plan.model, cluster=plan.cluster, job=plan.job))
     times = {c.layout: c.step_time_s for c in found.considered if c.step_time_s is not None}
-    behind = plan.predicted.step_time_s / min(times.values())
-    own = min(s for layout, s in times.items() if engine_simplicity(layout) == engine_simplicity(plan.layout))
-    assert EQUALLY_FAST < behind <= ENGINES_ALIKE * EQUALLY_FAST
-    assert plan.predicted.step_time_s <= EQUALLY_FAST * own
+    fastest = min(times, key=lambda layout: times[layout])
+    tied = [layout for layout, seconds in times.items() if seconds <= EQUALLY_FAST * times[fastest]]
+    assert engine_simplicity(plan.layout) == min(map(engine_simplicity, tied)) < engine_simplicity(fastest)
+    assert f"the simplest engine within {EQUALLY_FAST - 1:.0%} of the fastest" in reason(plan, "engine")

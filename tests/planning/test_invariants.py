@@ -23,7 +23,7 @@ from kit.errors import PlanError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.search import can_fit, search
+from kit.planner.search import can_fit, search, step_s
 from kit.specs import strict_yaml
 from kit.specs.layout import PINNABLE, Pins
 from tests.planning.random_cases import random_request, with_more_memory
@@ -88,6 +88,13 @@ def test_no_mfu_above_what_the_precision_allows() -> None:
 
 def test_more_memory_still_has_a_plan() -> None:
     assert [asked(request) for request, _ in plans() if not can_fit(with_more_memory(request))] == []
+
+
+def test_more_memory_is_never_slower_by_over_a_hundredth() -> None:
+    for request, plan in plans():
+        richer = search(with_more_memory(request)).best
+        assert richer is not None, asked(request)
+        assert step_s(richer) <= 1.01 * plan.predicted.step_time_s, asked(request)
 
 
 def test_whether_something_fits_is_said_as_the_search_says_it() -> None:

@@ -14,7 +14,6 @@ from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.rules import is_legal
 from kit.planner.search import (
-    ENGINES_ALIKE,
     EQUALLY_FAST,
     Candidate,
     SearchResult,
@@ -216,7 +215,7 @@ def _reason(considered: Iterable[Candidate], best: Candidate) -> str:
             f"(differences under {EQUALLY_FAST - 1:.0%} are within the model's error)"
         )
     return (
-        f"the simplest engine within {ENGINES_ALIKE - 1:.0%} of the fastest ({behind:.1%} slower than "
+        f"the simplest engine within {EQUALLY_FAST - 1:.0%} of the fastest ({behind:.1%} slower than "
         f"{engine_name(fastest.layout)})"
     )
 
