@@ -130,7 +130,8 @@ def as_markdown(results: list[Result], source: str) -> str:
         "- Megatron's `native` loss fusion: 10 bytes per vocabulary entry. By the source it computes in place (6",
         "  bytes). The published difference to the `te` fusion, in rows that are not counted here, fits one fp32",
         "  copy more. The table has the figure with 6 bytes too.",
-        "- torchtitan: the loss counts as compiled with the layers in tables after 2024, and as not compiled before.",
+        "- torchtitan: whether its loss was compiled, and which attention its recompute policy saves, goes by date, as",
+        "  its history says.",
         "",
     ]
     lines += _table(errors_without(results))

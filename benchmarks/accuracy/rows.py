@@ -12,8 +12,10 @@ from typing import Any, Literal
 
 from benchmarks.accuracy.cleaned import completed
 from benchmarks.accuracy.deepspeed_rows import with_deepspeed
+from benchmarks.accuracy.fsdp_rows import with_fsdp
 from benchmarks.accuracy.grouped import expanded
 from benchmarks.accuracy.hardware import generation_of
+from benchmarks.accuracy.job_fields import Optimizer, check_words, date_of, offload_of, optimizer_of, program_of
 from benchmarks.accuracy.pipelines import NotPredictedError, Row, stage_layers_of
 from benchmarks.accuracy.programs.adapters import PublishedLora
 from benchmarks.accuracy.programs.published import PublishedModel, PublishedWorkload, model_of
@@ -24,6 +26,10 @@ from kit.specs.layout import Layout
 from kit.specs.model import LatentAttention
 
 Recompute = Literal["none", "selective", "full"]
+LOSS_COMPILED, CUDNN_CHOSEN, CUDNN_SAVED = "2025-04-02", "2025-05-14", "2025-12-01"
+"""Days of torchtitan's history: when its loss was compiled with its layers (components/loss.py; for two months of 2024
+too); when it took cuDNN's attention on Blackwell (models/attention.py), and when the policy of selective recompute
+began to save its result (op_sac_save_list)."""
 ANY_CLUSTER = parse_cluster("8xH100")
 """Memory of a row depends on its GPU's generation alone."""
 
@@ -65,36 +71,36 @@ def excluded(row: Row) -> str | None:
 
 
 def workload_of(row: Row) -> PublishedWorkload:
-    """The run that a row measured.
-
-    torchtitan compiles its loss with its layers (components/loss.py); its tables of 2024 are older than that.
-    """
+    """The run that a row measured."""
     model, job = row["model"], row["job"]
     tp, pp, vp, cp, ep, etp = (job.get(size) or 1 for size in ("tp", "pp", "vp", "cp", "ep", "etp"))
     dp = job.get("dp") or (row.get("inferred") or {}).get("dp")
     if not dp:
         raise NotPredictedError("neither a data-parallel size nor a number of GPUs is stated")
     _require(row)
+    check_words(row)
     micro = job["micro_batch_size"]
     batch = job.get("global_batch_size") or micro * dp
     generation = generation_of(row["cluster"].get("gpu") or "unknown")
-    kernels = kernels_of(row)
-    detail, offload, optimizer = (job.get(key) or "" for key in ("recompute_detail", "offload", "optimizer"))
+    fsdp = job["engine"] == "fsdp" and not megatron(row)
+    kernels = program_of(row) if fsdp else kernels_of(row)
+    detail, offload, optimizer = job.get("recompute_detail") or "", offload_of(job), optimizer_of(job)
+    compiled = bool(job.get("compile"))
     moe, lora = model.get("moe") or {}, lora_of(job)
     recompute: Recompute = "none" if "empty module list" in detail else job.get("recompute") or "none"
     modules = re.findall(r"[a-z_]+", detail.partition("modules=")[2])
     modules = modules or (["op"] if "op" in detail or "preset" in detail else ["core_attn"])
-    weight_bytes, gradient_bytes, optimizer_bytes = state_widths(row)
+    weight_bytes, gradient_bytes, optimizer_bytes = state_widths(row, optimizer)
     workload = PublishedWorkload(
         model=model_of_row(row),
         cluster=ANY_CLUSTER,
         job=JobSpec(
             seq_length=model["seq_length"],
-            precision="fp8" if job.get("fp8") else "fp32" if job.get("precision") == "fp32" else "bf16",
-            lora=LoraSpec(rank=lora.rank, four_bit=lora.four_bit) if lora else None,
+            precision="fp8" if job.get("fp8") else "fp32" if str(job.get("precision")).startswith("fp32") else "bf16",
+            lora=_lora_spec(lora) if lora else None,
         ),
         layout=Layout(
-            engine="deepspeed" if kernels == "huggingface" else "megatron" if megatron(row) else "torch",
+            engine="deepspeed" if job["engine"] == "deepspeed" else "megatron" if megatron(row) else "torch",
             implementation="transformer_engine" if megatron(row) else "huggingface",
             dp=dp,
             tp=tp,
@@ -107,7 +113,7 @@ def workload_of(row: Row) -> PublishedWorkload:
             sp=bool(job.get("sp")) and tp > 1,
             zero_stage=zero_stage_of(row),
             recompute=recompute,
-            chunked_loss=bool(job.get("chunked_ce")) or kernels == "litgpt",
+            chunked_loss=_chunked_loss(job, kernels),
             micro_batch_size=micro,
             gradient_accumulation_steps=max(batch // (micro * dp), 1),
         ),
@@ -118,10 +124,12 @@ def workload_of(row: Row) -> PublishedWorkload:
         weight_bytes=weight_bytes,
         main_gradient_bytes=gradient_bytes,
         optimizer_bytes=optimizer_bytes,
-        matrix_optimizer_bytes=optimizer_bytes - 4 if "muon" in optimizer else None,
+        matrix_optimizer_bytes=optimizer_bytes - 4 if optimizer.name == "muon" else None,
         optimizer_instances=job.get("distributed_optimizer_instances") or 1,
-        optimizer_offload=optimizer_offload(offload),
-        optimizer_in_backward="fused in backward" in optimizer,
+        # fp32 master shards stay on the GPU as well: parameters are copied to the host, not moved (megatron-core,
+        # optimizer/cpu_offloading/hybrid_optimizer.py).
+        optimizer_offload=offload.optimizer * (8 / 12 if megatron(row) else 1),
+        optimizer_in_backward=optimizer.in_backward,
         keeps_bf16_weights=not (job.get("fp8") or {}).get("param_gather"),
         hidden_dropout=bool(model.get("hidden_dropout")),
         attention_dropout=bool(model.get("attention_dropout")),
@@ -130,20 +138,61 @@ def workload_of(row: Row) -> PublishedWorkload:
         lora=lora,
         recompute_modules=frozenset(modules if recompute == "selective" else ()),
         recompute_every=_stated(detail, "uniform"),
-        recompute_layers=_stated(detail, "block") if "method=block" in detail else None,
-        activation_offload="activation" in offload,
+        recompute_layers=_recomputed_layers(detail, model["num_layers"]),
+        parameters_offload=offload.parameters,
+        activation_offload=offload.activations,
         cross_entropy=cross_entropy_of(job),
-        compiled=bool(job.get("compile")),
-        compiled_loss=kernels == "torchtitan"
-        and bool(job.get("compile"))
-        and "_2024" not in (row["source"].get("address") or ""),
+        compiled=compiled,
+        compiled_loss=compiled and _compiled_loss(row, kernels),
+        recomputes_cudnn=kernels == "torchtitan" and CUDNN_CHOSEN <= date_of(row) < CUDNN_SAVED,
+        reserved=not row["measured"].get("max_allocated_gib") and bool(row["measured"].get("max_reserved_gib")),
+        holds_logits="fsdp_qlora" in str(row["source"].get("address")),
+        uncounted_layers=_uncounted_layers(job, model["num_layers"]),
         gradient_accumulation_fusion=bool(job.get("gradient_accumulation_fusion")),
         defer_embedding_gradient=bool(job.get("defer_embedding_wgrad")),
         # nanotron's table does not state tp_recompute_allgather; rows with tensor parallelism contradict its default.
         gathers_again=kernels != "nanotron",
         deterministic=bool(job.get("deterministic")),
     )
-    return with_deepspeed(row, workload) if kernels == "huggingface" else workload
+    if kernels == "huggingface":
+        return with_fsdp(row, workload) if fsdp else with_deepspeed(row, workload)
+    return workload
+
+
+def _chunked_loss(job: Row, kernels: str) -> bool:
+    """Where it is not stated: litgpt's, and torchtune's by its presets (recipes/configs, CEWithChunkedOutputLoss)."""
+    stated = job.get("chunked_ce")
+    return kernels in ("litgpt", "torchtune") if stated is None else bool(stated)
+
+
+def _compiled_loss(row: Row, kernels: str) -> bool:
+    """torchtitan's loss since a day; of torchtune's the chunked one (its whole one gets fp32 logits from the model)."""
+    if kernels == "torchtune":
+        return _chunked_loss(row["job"], kernels)
+    return kernels == "torchtitan" and date_of(row) >= LOSS_COMPILED
+
+
+def _lora_spec(lora: PublishedLora) -> LoraSpec:
+    targets: Literal["attention", "all-linear"] = "all-linear" if "mlp" in lora.targets else "attention"
+    return LoraSpec(rank=lora.rank, four_bit=lora.four_bit, targets=targets)
+
+
+def _recomputed_layers(detail: str, layers: int) -> int | None:
+    """How many layers (of a chunk, with Megatron's ``block``) full recompute recomputes; null: all."""
+    every = re.search(r"every (\d+)(?:nd|rd|th) layer", detail)
+    if every:
+        return layers // int(every.group(1))
+    return _stated(detail, "block") if "method=block" in detail else None
+
+
+def _uncounted_layers(job: Row, layers: int) -> int:
+    """Layers whose GEMMs run in nvfp4: an operator of torchao's own, which no list of a recompute policy names
+    (torchtitan, components/quantization/nvfp4.py)."""
+    fp8 = job.get("fp8") or {}
+    if "fp4" not in f"{fp8.get('format')} {job.get('precision')}":
+        return 0
+    first = re.search(r"first (\d+) of", str(fp8.get("recipe")))
+    return int(first.group(1)) if first else layers
 
 
 def _stated(detail: str, method: str) -> int:
@@ -238,43 +287,34 @@ def attention_of(row: Row, generation: str) -> str:
 def zero_stage_of(row: Row) -> int:
     """ZeRO's stage; 1: Megatron's distributed optimizer; 3: FSDP."""
     job = row["job"]
-    stage = job.get("zero_stage") or 0
+    stage = job.get("zero_stage")
+    if stage is None and job["engine"] == "fsdp":
+        return 3
     if stage in (2, 3):
         return 2 if stage == 2 and job["engine"] == "deepspeed" else 3
     return 1 if job.get("distributed_optimizer") or stage == 1 else 0
 
 
-def state_widths(row: Row) -> tuple[int, int, float]:
+def state_widths(row: Row, optimizer: Optimizer) -> tuple[int, int, float]:
     """Bytes per parameter: weights, accumulated gradients, optimizer with master weights.
 
-    Megatron's precision-aware optimizer with bf16 moments keeps 4 + 2 + 2 bytes.
+    Megatron, nanotron: 16-bit weights with fp32 masters. torchtitan: fp32 weights. Others, and FSDP with 16-bit
+    moments: everything in 16 bits.
     """
-    job = row["job"]
-    engine, optimizer = job["engine"], job.get("optimizer") or ""
-    gradient = {"fp32": 4, "bf16": 2, "fp16": 2}.get(job.get("grad_dtype") or "fp32", 4)
-    if megatron(row):
-        precise = "bf16 moments" in optimizer or row["id"].startswith("mbridge/moonlight")
-        if job.get("precision") == "fp32":
-            return 4, 4, 8.0
-        if precise:
-            return 2, gradient, 8.0
-        return 2, gradient, 12.0
-    if engine == "nanotron":
-        return 2, gradient, 12.0
-    if engine == "deepspeed":
-        return 2, 2, 12.0
-    if engine == "fsdp":
-        return 4, 4, 8.0
-    return 2, 2, 2.0 if "8-bit" in optimizer else 4.0
-
-
-def optimizer_offload(offload: str) -> float:
-    """Share of optimizer state in host memory: the moments; fp32 master shards stay on the GPU as well.
-
-    megatron-core, optimizer/cpu_offloading/hybrid_optimizer.py: parameters are copied to the host, not moved.
-    """
-    found = re.search(r"optimizer states to CPU, fraction ([\d.]+)", offload)
-    return float(found.group(1)) * 8 / 12 if found else 0.0
+    job, engine = row["job"], row["job"]["engine"]
+    gradient = 4 if (job.get("grad_dtype") or "fp32") == "fp32" else 2
+    fp32 = str(job.get("precision")).startswith("fp32")
+    mixed = megatron(row) or engine in ("nanotron", "deepspeed")
+    pure = optimizer.short_masters or re.search("parameters and optimizer in bf16|pure bf16", str(job.get("precision")))
+    short = not fp32 and (
+        pure or engine in ("litgpt", "torchtune") or (engine == "fsdp" and optimizer.moment_bytes == 2)
+    )
+    width = optimizer.moment_bytes or (2.0 if short and not mixed else 4.0)
+    moments = 0.0 if optimizer.paged else 2 * width if optimizer.name == "muon" else optimizer.moments * width
+    if mixed:
+        masters = 0.0 if fp32 or optimizer.short_masters else 4.0
+        return 4 if fp32 else 2, 4 if fp32 else gradient, masters + moments
+    return (2, 2, moments) if short else (4, 4, moments)
 
 
 def cross_entropy_of(job: Row) -> Literal["unfused", "native", "te"]:

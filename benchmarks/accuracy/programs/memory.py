@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from benchmarks.accuracy.programs import megatron, torch_memory
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from kit.cost.memory import rank_huggingface
@@ -22,4 +24,7 @@ def _rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     if workload.engine is None:
         raise ValueError("no engine is known that held this model; use DeepSpeed's")
     states = rank_states(workload.engine, workload.parameters[stage], stage)
-    return rank_huggingface.rank_parts(workload, workload.engine, states, stage)
+    parts = rank_huggingface.rank_parts(workload, workload.engine, states, stage)
+    if workload.holds_logits:
+        return replace(parts, loss=parts.loss + 4.0 * workload.model.vocab_size * workload.tokens)
+    return parts

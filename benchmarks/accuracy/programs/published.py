@@ -167,12 +167,22 @@ class PublishedWorkload(Workload):
     """full: only the input of every so many layers is saved (Megatron's ``uniform``)."""
     recompute_layers: int | None = None
     """full: only so many layers of each chunk are recomputed (Megatron's ``block``); null = all."""
+    parameters_offload: bool = False
+    """Whether weights, gradients and optimizer state live in host memory (FSDP's CPUOffload)."""
     activation_offload: bool = False
     cross_entropy: Literal["unfused", "native", "te"] = "unfused"
     """Megatron's three losses: plain, ``--cross-entropy-fusion-impl native`` and ``te``."""
     compiled: bool = False
     """torch.compile of the layers."""
     compiled_loss: bool = False
+    holds_logits: bool = False
+    """Whether the training loop keeps the fp32 logits that the model returned until its next step (fsdp_qlora)."""
+    recomputes_cudnn: bool = False
+    """torchtitan, selective: whether cuDNN's attention is computed once more, on GPUs where it is chosen."""
+    uncounted_layers: int = 0
+    """torchtitan, selective: layers whose GEMMs the policy does not know, and so recomputes (nvfp4)."""
+    reserved: bool = False
+    """Whether memory is asked for that the allocator reserved, rather than what tensors took of it."""
     gradient_accumulation_fusion: bool = False
     defer_embedding_gradient: bool = False
     """Megatron's ``--defer-embedding-wgrad-compute``."""

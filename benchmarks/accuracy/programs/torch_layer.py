@@ -30,18 +30,36 @@ def layer_terms(workload: PublishedWorkload) -> dict[str, float]:
     return terms
 
 
-def kept_bytes(workload: PublishedWorkload) -> float:
-    """Bytes that one layer saves for backward under the run's recompute."""
+def kept_bytes(workload: PublishedWorkload, layers: int) -> float:
+    """Bytes that ``layers`` layers of a chunk save for backward under the run's recompute."""
     model = workload.model
     layer_input = 2.0 * model.hidden_size * workload.shard_tokens
+    whole = sum(layer_terms(workload).values())
     if workload.layout.recompute == "full":
-        return 0.0 if workload.activation_offload else layer_input
+        recomputed = layers if workload.recompute_layers is None else min(workload.recompute_layers, layers)
+        return (0.0 if workload.activation_offload else layer_input * recomputed) + whole * (layers - recomputed)
+    if workload.activation_offload:
+        return 0.0
     if workload.layout.recompute == "selective":
-        # torchtitan's policy saves every second matrix product (wq, wv, w1, w2 of wq wk wv wo w1 w3 w2) and attention.
-        split = 2 * (2 * model.query_width + model.key_value_width + model.ffn_hidden_size) / workload.layout.tp
-        scores = 4 * model.num_attention_heads / workload.layout.tp
-        return layer_input + 2.0 * model.hidden_size * workload.shard_tokens + (split + scores) * workload.tokens
-    return sum(layer_terms(workload).values())
+        share = min(workload.uncounted_layers, model.num_layers) / model.num_layers
+        return layers * (layer_input + _saved_attention(workload) + (1 - share) * _saved_products(workload))
+    return whole * layers
+
+
+def _saved_attention(workload: PublishedWorkload) -> float:
+    """torchtitan's policy per operator saves the kernel's output and log-sum-exp, of the kernels that it names."""
+    if workload.recomputes_cudnn and workload.generation == "blackwell":
+        return 0.0
+    model = workload.model
+    return (2.0 * model.query_width + 4.0 * model.num_attention_heads) / workload.layout.tp * workload.tokens
+
+
+def _saved_products(workload: PublishedWorkload) -> float:
+    """Every second matrix product: wq, wv, w1, w2 of wq wk wv wo w1 w3 w2. Backward does not need the last one's
+    result, which torch.compile therefore drops; eager code keeps it."""
+    model = workload.model
+    split = 2.0 * (model.query_width + model.key_value_width + model.mlp_width) / workload.layout.tp
+    return split * workload.tokens + (0.0 if workload.compiled else 2.0 * model.hidden_size * workload.shard_tokens)
 
 
 def logits_bytes(workload: PublishedWorkload) -> float:
@@ -49,8 +67,9 @@ def logits_bytes(workload: PublishedWorkload) -> float:
 
     torch's cross entropy of fp32 logits: log-probabilities, their gradient and the logits' (4 + 4 + 4). litgpt computes
     head and loss in 16 bits and in chunks: logits and log-probabilities of all, gradients of a chunk. Chunked
-    (torchtune): 16-bit logits of all, the rest for an eighth. Compiled: 16-bit logits and their gradient. nanotron: the
-    logits, their fp32 copy, and its difference from the maximum (parallel/tensor_parallel/functional.py, not in place).
+    (torchtune): 16-bit logits of all, the rest for an eighth, and of a trained head the gradient so far and a chunk's.
+    Compiled: 16-bit logits and their gradient. nanotron: the logits, their fp32 copy, and its difference from the
+    maximum (parallel/tensor_parallel/functional.py, not in place).
     """
     entries = -(-workload.model.vocab_size // workload.layout.tp) * workload.tokens
     if workload.implementation == "litgpt":
@@ -59,7 +78,8 @@ def logits_bytes(workload: PublishedWorkload) -> float:
     if workload.implementation == "nanotron":
         return 10 * entries
     if workload.layout.chunked_loss:
-        return (2 + 10 / 8) * entries
+        head = 2 * 2.0 * workload.model.vocab_size * workload.model.hidden_size if workload.lora is None else 0.0
+        return (2 + (2 if workload.compiled_loss else 10) / 8) * entries + head
     if workload.compiled_loss:
         return 4 * entries
     # Loss parallelism: log-probabilities, the gradient, two results on the way to it (torch, tensor/parallel/loss.py)
@@ -128,15 +148,17 @@ def linear_inputs(workload: PublishedWorkload) -> float:
 
 
 def _adapters(workload: PublishedWorkload) -> float:
-    """An adapter keeps its own dropped-out input and the mask (litgpt/lora.py, LoRALinear.forward), and x·A."""
+    """litgpt's adapter keeps its own dropped-out input and the mask (litgpt/lora.py, LoRALinear.forward), torchtune's
+    without dropout the input that all read, which compiled code computes again; and x·A."""
     lora, model = workload.lora, workload.model
     assert lora is not None
     h, f = model.hidden_size, model.ffn_hidden_size
     inputs = 0.0
+    each = 3.0 if workload.implementation == "litgpt" else 0.0 if workload.compiled else 2.0
     if lora.targets & {"query", "key", "value"}:
         inputs += h
     if "projection" in lora.targets:
         inputs += model.query_width
     if "mlp" in lora.targets:
-        inputs += (2 * h if model.gated_mlp else h) + f
-    return 3.0 * inputs + 2.0 * lora.rank * max(len(lora.targets), 1)
+        inputs += (2 * h if model.gated_mlp and each == 3.0 else h) + f
+    return each * inputs + 2.0 * lora.rank * max(len(lora.targets), 1)

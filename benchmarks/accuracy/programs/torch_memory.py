@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.published import PublishedWorkload
-from benchmarks.accuracy.programs.rank_params import layer_parameters
+from benchmarks.accuracy.programs.rank_params import largest_layer_parameters
 from benchmarks.accuracy.programs.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
+from kit.cost.memory.engine import fsdp_buffers
 from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces
 from kit.cost.memory.states import NF4_BYTES
 from kit.cost.model.pipeline import in_flight
@@ -14,33 +15,41 @@ from kit.cost.model.pipeline import in_flight
 def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     """Memory of a rank of one pipeline stage, by component."""
     layout = workload.layout
+    sharded = layout.zero_stage >= 2 and workload.implementation != "nanotron"
     if workload.lora is not None:
         states = _adapter_states(workload)
-    elif workload.layout.zero_stage == 3:
+    elif sharded:
         states = _sharded_states(workload, stage)
     else:
         states = _states(workload, stage)
     saved = sum(
-        kept_bytes(workload) * len(layers) * count
+        kept_bytes(workload, len(layers)) * count
         for layers, count in zip(
             workload.stage_chunks(stage),
             in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage),
             strict=True,
         )
     )
+    if stage == layout.pp - 1 and workload.implementation == "torchtitan":
+        saved += 8.0 * workload.model.hidden_size * workload.shard_tokens  # the final norm, which is never compiled
     gradients = states["gradients"]
-    # Gradients are made by backward, unless earlier micro batches left theirs or a flat buffer holds them.
+    # Gradients are made by backward, unless earlier micro batches left theirs or a flat buffer holds them. FSDP makes
+    # them on a stream of its own, so that what the allocator reserves for them serves nothing else.
     held = (
         workload.implementation == "nanotron"
         or workload.layout.gradient_accumulation_steps > 1
         or workload.lora is not None
+        or (workload.reserved and sharded)
     )
     # In a pipeline FSDP adds up whole gradients in its reduction's fp32 until the last micro batch (_fsdp_param.py).
-    whole = (
-        4.0 * workload.parameters[stage].total if workload.layout.zero_stage == 3 and workload.layout.pp > 1 else 0.0
-    )
+    whole = 4.0 * workload.parameters[stage].total if sharded and layout.pp > 1 else 0.0
     after = 0.0 if workload.optimizer_in_backward else gradients
-    gathered = _gathered(workload, stage)
+    in_loss, in_backward, at_end = _gathered(workload, stage, sharded)
+    if workload.layout.recompute == "none":
+        recomputed = 0.0
+    else:
+        recomputed = sum(layer_terms(workload).values())
+        recomputed -= kept_bytes(workload, 1) if workload.layout.recompute == "selective" else 0.0
     return RankParts(
         states=RankStates(
             weights=states["weights"],
@@ -52,12 +61,12 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
             extra_in_step=0.0,
             moments=0.0,
         ),
-        buffers=cublas_workspaces(workload.generation),
-        gathered_in_loss=gathered,
-        gathered=gathered,
-        gathered_at_end=gathered,
+        buffers=cublas_workspaces(workload.generation) + (_gather_pool(workload, stage) if sharded else 0.0),
+        gathered_in_loss=in_loss,
+        gathered=in_backward,
+        gathered_at_end=at_end,
         saved_activations=saved,
-        recomputed_layer=sum(layer_terms(workload).values()) if workload.layout.recompute != "none" else 0.0,
+        recomputed_layer=max(recomputed, 0.0),
         backward_workspace=working_bytes(workload),
         loss=logits_bytes(workload) if stage == workload.layout.pp - 1 else 0.0,
         after_backward=_unreduced(workload, stage),
@@ -77,12 +86,17 @@ def _states(workload: PublishedWorkload, stage: int) -> dict[str, float]:
 
 
 def _sharded_states(workload: PublishedWorkload, stage: int) -> dict[str, float]:
-    """FSDP: everything over dp·cp ranks."""
-    parameters = workload.parameters[stage].total / (workload.layout.dp * workload.layout.cp)
+    """FSDP: everything over dp·cp ranks, experts over those that hold the same ones."""
+    if workload.parameters_offload:
+        return {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
+    layout, parameters = workload.layout, workload.parameters[stage]
+    owners = layout.dp * layout.cp
+    experts = parameters.experts / max(owners * layout.tp / (layout.ep * layout.etp), 1.0)
+    held = parameters.dense / owners + experts
     return {
-        "weights": workload.weight_bytes * parameters,
-        "gradients": workload.main_gradient_bytes * parameters,
-        "optimizer": workload.optimizer_bytes * parameters,
+        "weights": workload.weight_bytes * held,
+        "gradients": workload.main_gradient_bytes * held,
+        "optimizer": workload.optimizer_bytes * held * (1 - workload.optimizer_offload),
     }
 
 
@@ -104,22 +118,38 @@ def _adapter_states(workload: PublishedWorkload) -> dict[str, float]:
     }
 
 
-def _gathered(workload: PublishedWorkload, stage: int) -> float:
-    """FSDP: the root's weights stay gathered from forward to backward, two layers come and go; in a pipeline all stay.
-
-    torch/distributed/fsdp/_fully_shard; torchtitan/models/llama3/infra/parallelize.py (with a pipeline it does not
-    reshard after forward).
-    """
+def _gathered(workload: PublishedWorkload, stage: int, sharded: bool) -> tuple[float, float, float]:
+    """What is gathered in the loss, in a layer's backward, at the end; with a pipeline FSDP keeps all weights gathered
+    (torchtitan/models/llama3/infra/parallelize.py)."""
+    parameters = workload.parameters[stage]
     if workload.implementation == "nanotron":
         # Buckets of torch's DistributedDataParallel, copies of 16-bit gradients (nanotron/trainer.py)
-        return 2.0 * workload.parameters[stage].total if workload.layout.dp > 1 else 0.0
-    if workload.layout.zero_stage != 3:
-        return _dequantised(workload)
-    layer = sum(layer_parameters(workload, False))
-    parameters = workload.parameters[stage]
-    if workload.layout.pp > 1:
-        return 2.0 * parameters.total
-    return 2.0 * (parameters.vocabulary + 2 * layer) + (2.0 + 4.0) * layer
+        constant = 2.0 * parameters.total if workload.layout.dp > 1 else 0.0
+    elif not sharded:
+        constant = _dequantised(workload)
+    elif workload.layout.pp > 1:
+        constant = 2.0 * parameters.total
+    else:
+        model, layer = workload.model, largest_layer_parameters(workload, stage)
+        mlp = (3 if model.gated_mlp else 2) * model.hidden_size * model.ffn_hidden_size / workload.layout.tp
+        return fsdp_buffers(
+            root=parameters.vocabulary,
+            head=model.vocab_size * model.hidden_size / workload.layout.tp,
+            layer=layer,
+            attention=workload.dense_layer_matrices - mlp,
+            after_forward=0.0,
+            element=2.0,
+        )
+    return constant, constant, constant
+
+
+def _gather_pool(workload: PublishedWorkload, stage: int) -> float:
+    """What the allocator reserves for all-gathers: they run on a stream of their own, into a flat buffer that is copied
+    out; the root's is there until the first layer's has been (torch, _fully_shard/_fsdp_collectives.py,
+    foreach_all_gather; _fsdp_param_group.py, all_gather_state)."""
+    if not workload.reserved:
+        return 0.0
+    return 2.0 * (workload.parameters[stage].vocabulary + largest_layer_parameters(workload, stage))
 
 
 def _unreduced(workload: PublishedWorkload, stage: int) -> float:

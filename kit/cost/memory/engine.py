@@ -171,7 +171,33 @@ def _engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, floa
 
 
 def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[float, float, float]:
-    """FSDP2 (torch/distributed/fsdp/_fully_shard): gathered weights and gradients on their way to be scattered.
+    """Of kit's torch engine. Gradients come out of the reduce-scatter in fp32, all of a unit, before they are kept in
+    16 bits."""
+    counts = count(model)
+    return fsdp_buffers(
+        root=counts.total - counts.layers,
+        head=counts.head or (counts.embedding - counts.positions),
+        layer=counts.layer.total / layout.tp,
+        attention=counts.layer.attention / layout.tp,
+        after_forward=counts.layers / layout.tp if layout.zero_stage == 2 else 0.0,
+        element=element,
+        scattered=4.0 / layout.dp if layout.gradient_dtype == "bf16" else 0.0,
+    )
+
+
+def fsdp_buffers(
+    *,
+    root: float,
+    head: float,
+    layer: float,
+    attention: float,
+    after_forward: float,
+    element: float,
+    scattered: float = 0.0,
+) -> tuple[float, float, float]:
+    """FSDP2 (torch/distributed/fsdp/_fully_shard): bytes of gathered weights and of gradients on their way to be
+    scattered, in the loss, in a layer's backward, at the end. Sizes are parameters; ``after_forward``: of the layers
+    that stay gathered; ``scattered``: bytes a parameter of a reduced gradient.
 
     The root (embedding, final norm, head) stays gathered from forward to backward, in stage 2 the layers do too; in
     stage 3 one layer computes while the next is gathered. A unit's gradients exist in the compute dtype and as the
@@ -179,15 +205,7 @@ def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[flo
     post_backward); the root's are sent last, the head's are there from the beginning. Activations are fullest in the
     MLP's backward, before attention's gradients are made.
     """
-    counts = count(model)
-    root = counts.total - counts.layers
-    layer = counts.layer.total / layout.tp
-    after_forward = counts.layers / layout.tp if layout.zero_stage == 2 else 0.0
     gathered = max(after_forward, 2 * layer)
-    attention = counts.layer.attention / layout.tp
-    # Gradients come out of the reduce-scatter in fp32, all of a unit, before they are kept in 16 bits.
-    scattered = 4.0 / layout.dp if layout.gradient_dtype == "bf16" else 0.0
-    head = counts.head or (counts.embedding - counts.positions)
     return (
         element * (root + after_forward),
         element * (root + gathered + head + layer - attention) + (4.0 + scattered) * layer,

@@ -1,0 +1,71 @@
+"""What FSDP held of a transformers model in a published run: kit's own layers, and states sharded unit by unit.
+
+A unit is a layer, gathered for its forward and again for its backward, the next one beside it; embedding, final norm
+and head are the root, which stays gathered (torch/distributed/fsdp, FullyShardedDataParallel and fully_shard).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from benchmarks.accuracy.pipelines import Row
+from benchmarks.accuracy.programs.adapters import adapter_parameters
+from benchmarks.accuracy.programs.published import PublishedWorkload
+from benchmarks.accuracy.programs.rank_params import layer_parameters
+from kit.cost.memory.engine import fsdp_buffers
+from kit.cost.memory.phases import EngineMemory
+from kit.cost.memory.states import NF4_TWICE_BYTES, StateBytes
+
+SCALES = NF4_TWICE_BYTES - 0.5
+"""Of a weight in nf4: they are no part of the parameter, and so on every rank (bitsandbytes, nn/modules.py)."""
+
+
+def with_fsdp(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
+    """The workload with the states of FSDP, of DDP at stage 0."""
+    layout, model = workload.layout, workload.model
+    sharded = layout.zero_stage >= 2
+    owners = layout.dp * layout.cp if sharded else 1
+    here = 0.0 if workload.parameters_offload else 1 / owners
+    width, accumulates = workload.weight_bytes * here, layout.gradient_accumulation_steps > 1
+    gradients = workload.main_gradient_bytes * here
+    moments = workload.optimizer_bytes * (1 - workload.optimizer_offload)
+    state = StateBytes(
+        weights=width,
+        gradients=gradients,
+        gradients_in_forward=gradients if accumulates or workload.reserved else 0.0,
+        optimizer=moments * here,
+    )
+    matrices, vectors, experts = layer_parameters(workload, bool(model.num_experts))
+    (parameters,) = workload.parameters
+    root = parameters.vocabulary
+    gathered = (0.0, 0.0, 0.0)
+    matrix_weights = None
+    if workload.lora is not None:
+        # Frozen weights are gathered, and have no gradients.
+        layer = matrices * (0.5 if workload.lora.four_bit else 2.0) + 2.0 * (vectors + experts)
+        in_loss = 2.0 * root + (2 * layer if workload.reserved else 0.0)  # units are gathered on a stream of their own
+        gathered = (in_loss, 2.0 * root + 2 * layer, 2.0 * root) if sharded else gathered
+        if workload.lora.four_bit:
+            matrix_weights = 0.5 * here + SCALES
+            one = 2.0 * model.hidden_size * model.mlp_width
+            gathered = (gathered[0], gathered[1] + one, gathered[2])
+    elif sharded:
+        mlp = (3 if model.gated_mlp else 2) * model.hidden_size * model.mlp_width
+        gathered = fsdp_buffers(
+            root=root,
+            head=model.vocab_size * model.hidden_size,
+            layer=matrices + vectors + experts,
+            attention=matrices - mlp,
+            after_forward=parameters.total - root if layout.zero_stage == 2 else 0.0,
+            element=2.0,
+        )
+    engine = EngineMemory(
+        dense=state,
+        experts=state,
+        matrix_weights=matrix_weights,
+        gathered=gathered,
+        root_is_last=sharded and workload.lora is None,
+    )
+    if workload.lora is not None:
+        engine = engine._replace(adapters=(adapter_parameters(workload, workload.lora, 0),), of_adapters=state)
+    return replace(workload, engine=engine)
