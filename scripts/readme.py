@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
-
-import kit
-from kit.report.plan_text import render
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 EXAMPLE = re.compile(r"(?<=\$ kit plan )(?P<model>\S+) --gpus (?P<gpus>\S+)\n.*?(?=```)", re.DOTALL)
@@ -18,7 +17,9 @@ def refreshed(text: str) -> str:
 
 
 def _output(model: str, gpus: str) -> str:
-    return f"{model} --gpus {gpus}\n{render(kit.plan(model, gpus))}\n"
+    command = [sys.executable, "-m", "kit", "plan", model, "--gpus", gpus]
+    done = subprocess.run(command, cwd=README.parent, capture_output=True, text=True, check=True)
+    return f"{model} --gpus {gpus}\n{done.stdout}"
 
 
 if __name__ == "__main__":

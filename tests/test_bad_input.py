@@ -81,7 +81,7 @@ def test_a_model_of_an_unsupported_kind(model, capsys, monkeypatch):
     ],
 )
 def test_a_stage_that_forbids_what_is_asked(fixes, said, capsys, monkeypatch):
-    words = [word for fix in fixes for word in ("--fix", fix)]
+    words = [f"layout.{fix}" for fix in fixes]
     assert said in answer(
         ["plan", "llama-3.1-8b", "--gpus", "8xA100-40", "--engine", "deepspeed", *words], capsys, monkeypatch
     )
@@ -129,7 +129,7 @@ def test_no_libaio(model, capsys, monkeypatch):
 
 def test_too_little_host_memory_for_the_plan(capsys, monkeypatch):
     words = ["plan", "llama-3-70b", "--gpus", "8xA100-40", "--engine", "deepspeed"]
-    words += ["--fix", "zero_stage=3", "--fix", "offload_optimizer=cpu"]
+    words += ["layout.zero_stage=3", "layout.offload_optimizer=cpu"]
     said = answer(words, capsys, monkeypatch)
     assert "GiB of host memory a node" in said
     assert "offload to nvme, or use more nodes" in said

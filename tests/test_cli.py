@@ -28,7 +28,7 @@ def kit(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
 def test_plan_prints_a_layout_and_its_reasons() -> None:
     done = kit("plan", "llama-3.1-8b", "--gpus", "8xH100")
     assert done.returncode == 0, done.stderr
-    for part in ("8 x H100", "GiB", "step", "MFU", "days"):
+    for part in ("8 × H100", "GiB", "step", "MFU", "days"):
         assert part in done.stdout
 
 
@@ -53,8 +53,8 @@ def test_the_job_is_said_without_a_recipe(words: tuple[str, ...], field: str, va
 @pytest.mark.parametrize(
     ("model", "parts"),
     [
-        ("gpt2-xl", ["fp16, sequences of 1024"]),  # as many as it has positions
-        ("t5-small", ["fp16, sequences of 512"]),  # pairs, without being told
+        ("gpt2-xl", ["fp16 · 1,024 tokens"]),  # as many as it has positions
+        ("t5-small", ["fp16 · 512 tokens"]),  # pairs, without being told
     ],
 )
 def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> None:
@@ -71,18 +71,27 @@ def test_what_is_not_said_follows_the_model(model: str, parts: list[str]) -> Non
         (["plan", "llama-3.1-8b", "--gpus", "0xH100"], ["0xH100"]),
         (["plan", "llama-3.1-8b"], ["--gpus is missing"]),
         (["plan", "llama-3.1-405b", "--gpus", "1xRTX4090"], ["GiB"]),
-        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "cp=3", "--engine", "megatron"], ["cp=3", "4096"]),
-        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "tp=6", "--engine", "megatron"], ["tp=6", "32"]),
-        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "tpp=6"], ["tpp", "tp"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "layout.cp=3", "--engine", "megatron"], ["cp=3", "4096"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "layout.tp=6", "--engine", "megatron"], ["tp=6", "32"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "layout.tpp=6"], ["tpp", "tp"]),
         (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--engine", "megatorn"], ["megatorn", "megatron"]),
         (["plan", "none.yaml"], ["none.yaml", "No such file"]),
         (["plan", "none.yaml", "--deadline", "3"], ["a recipe names its own"]),
         (["plan", "llama-3.1-8b", "--deadline", "-1"], ["deadline_days=-1", "above 0"]),
         (
-            ["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "engine=torch", "--engine", "megatron"],
-            ["two engines"],
+            ["plan", "llama-3.1-8b", "--gpus", "8xH100", "layout.engine=torch", "--engine", "megatron"],
+            ["two values"],
         ),
-        (["explain", "llama-3.1-8b", "--gpus", "8xH100", "--what-if", "precision=int4"], ["precision=int4", "bf16"]),
+        (
+            ["explain", "llama-3.1-8b", "--gpus", "8xH100", "--what-if", "job.precision=int4"],
+            ["precision=int4", "bf16"],
+        ),
+        (["explain", "llama-3.1-8b", "--gpus", "8xH100", "--what-if", "tp=4"], ["write layout.tp=4"]),
+        (["explain", "llama-3.1-8b", "--gpus", "8xH100", "--what-if", "gpus=8xH200"], ["write cluster=8xH200"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--fix", "tp=8"], ["--fix", "layout.tp=8"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "--tp", "8"], ["--tp", "write layout.tp="]),
+        (["memory", "llama-3.1-8b", "--gpus", "8xH100", "--zero=3"], ["--zero", "layout.zero_stage=3"]),
+        (["plan", "llama-3.1-8b", "--gpus", "8xH100", "job.seq_length=8"], ["layout.key=value", "options"]),
         (["emit", "none.yaml", "--out", "x"], ["none.yaml", "No such file"]),
         (["train", "none"], ["is not a run directory"]),
         (["convert", "model", "none", "--out", "x"], ["none", "exchange.json"]),

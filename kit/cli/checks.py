@@ -31,7 +31,6 @@ def lint(
     write_fixed: Annotated[
         Path | None, typer.Option("--write-fixed", help="Write a corrected copy of the file to this path.")
     ] = None,
-    fix: Annotated[Path | None, typer.Option("--fix", hidden=True, help="Earlier name of --write-fixed.")] = None,
     rules: Annotated[bool, typer.Option("--rules", help="Print every rule, as a table.")] = False,
 ) -> None:
     """Find errors in a configuration before you pay for GPUs. Exit code 1 if a finding is an error."""
@@ -43,7 +42,6 @@ def lint(
     from kit.diagnose.lint.rule import markdown
     from kit.specs.catalog import load_model, parse_cluster
 
-    fixed = write_fixed or fix
     if rules:
         typer.echo(markdown())
         return
@@ -51,7 +49,7 @@ def lint(
         raise SpecError("nothing to read; name a ds_config.json, accelerate YAML, recipe, script or run directory")
     if reader is not None and reader not in READERS:
         raise SpecError(f"--reader {reader!r}: {nearest(reader, list(READERS))}")
-    if fixed is not None and (len(paths) > 1 or paths[0].suffix not in (".json", ".yaml", ".yml")):
+    if write_fixed is not None and (len(paths) > 1 or paths[0].suffix not in (".json", ".yaml", ".yml")):
         raise SpecError("--write-fixed writes a copy of one file; name one .json or .yaml file")
     judge = functools.partial(
         lint,
@@ -62,16 +60,16 @@ def lint(
         gradient_checkpointing=gradient_checkpointing,
     )
     findings = [finding for path in paths for finding in judge(path)]
-    if fixed is not None:
+    if write_fixed is not None:
         own = [finding for finding in findings if finding.file == paths[0].name]
-        write_corrected(read_values(paths[0]), own, fixed)
+        write_corrected(read_values(paths[0]), own, write_fixed)
     if as_json:
         typer.echo(json.dumps([finding.as_json() for finding in findings], indent=1))
     else:
         for finding in findings:
             typer.echo(str(finding))
         counts = [f"{sum(f.severity == s for f in findings)} {s}s" for s in ("error", "warning", "note")]
-        typer.echo(", ".join(counts) + (f"; corrected copy: {fixed}" if fixed else ""))
+        typer.echo(", ".join(counts) + (f"; corrected copy: {write_fixed}" if write_fixed else ""))
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,26 +22,53 @@ from kit.specs.model import ModelSpec
 if TYPE_CHECKING:
     from kit.specs.recipe import Recipe
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="Changes to the recipe, as section.key=value.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(help="Pinned choices, such as layout.tp=8; of a recipe any change, as section.key=value."),
+]
 Gpus = Annotated[
     str | None, typer.Option(help="Cluster for a model: 8xH100, aws:p4d.24xlarge:8, cluster.yaml, local …")
 ]
 Engine = Annotated[str, typer.Option(help="auto, torch, deepspeed or megatron.")]
-Fix = Annotated[list[str] | None, typer.Option(help="Pin a choice: --fix tp=8. Repeatable.")]
 SeqLength = Annotated[int | None, typer.Option(help="Tokens in a sequence.")]
 GlobalBatchSize = Annotated[int | None, typer.Option(help="Sequences in an optimizer step.")]
+TotalTokens = Annotated[float | None, typer.Option(help="Token budget, for days and cost; for example 1e12.")]
 Precision = Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")]
 Objective = Annotated[str | None, typer.Option(help="pretrain, sft or seq2seq.")]
 Lora = Annotated[bool, typer.Option("--lora", help="Train low-rank adapters instead of the weights.")]
 Qlora = Annotated[bool, typer.Option("--qlora", help="The same on frozen weights in 4 bits.")]
 Optimizer = Annotated[str | None, typer.Option(help="adamw or adamw-8bit.")]
-Attention = Annotated[str | None, typer.Option(help="cudnn or default; the same as --fix attention_kernel=NAME.")]
+Attention = Annotated[str | None, typer.Option(help="cudnn or default; the same as layout.attention_kernel=NAME.")]
 CalibrationFile = Annotated[
     Path | None, typer.Option("--calibration", help="Correct predictions by the runs that this file records.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as docs/cli.schema.json describes it.")]
 OutDir = Annotated[
     Path, typer.Option("--out", "-o", help="New directory to write; an existing one is never overwritten.")
 ]
+
+
+def echo_json(value: Any) -> None:
+    """Print a value, or any nesting of them, as JSON."""
+    typer.echo(json.dumps(strict_yaml.to_plain(value), indent=1))
+
+
+@contextlib.contextmanager
+def searching(what: str) -> Iterator[None]:
+    """On a terminal, after a second: say what is compared, until it is done."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    line = f"comparing the layouts of {what} …"
+    timer = threading.Timer(1.0, typer.echo, (line,), {"nl": False, "err": True})
+    timer.start()
+    try:
+        yield
+    finally:
+        said = not timer.is_alive()
+        timer.cancel()
+        if said:
+            typer.echo("\r\x1b[K", nl=False, err=True)
 
 
 def is_recipe(target: str) -> bool:
@@ -85,10 +116,10 @@ def _one_value_each(changes: list[str]) -> None:
             raise SpecError(f"{key}={given[key]} and {key}={value}: one choice has two values; leave one of them out")
 
 
-def recipe_changes(overrides: list[str] | None, engine: str, fix: list[str] | None) -> list[str]:
+def recipe_changes(overrides: list[str] | None, engine: str, attention: str | None = None) -> list[str]:
     """Everything that arguments and options change of a recipe, as ``section.key=value``."""
-    pinned = [f"layout.{choice}" for choice in fix or []]
-    changes = [*(overrides or []), *pinned, *([f"layout.engine={engine}"] if engine != "auto" else [])]
+    named = {"engine": None if engine == "auto" else engine, "attention_kernel": attention}
+    changes = [*(overrides or []), *(f"layout.{key}={value}" for key, value in named.items() if value is not None)]
     _one_value_each(changes)
     return changes
 
@@ -123,24 +154,15 @@ def job_for(
     return strict_yaml.parse(JobSpec, data, strict_yaml.Document(name="options", data={}, lines={}))
 
 
-def choices_of(fix: list[str] | None, attention: str | None, zero: int | None = None) -> list[str]:
-    """Choices of ``--fix``, and of options that stand for one."""
-    named = {"attention_kernel": attention, "zero_stage": zero}
-    return [*(fix or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
-
-
-def pins_of(engine: str, fix: list[str]) -> Pins:
-    """``tp=8`` → pins, validated like the layout section of a recipe."""
-    data: dict[str, Any] = {} if engine == "auto" else {"engine": engine}
-    _one_value_each(fix)
-    for choice in fix:
-        key, equals, text = choice.partition("=")
-        if not equals:
+def pins_of(model: str, changes: list[str]) -> Pins:
+    """``layout.tp=8`` → pins, validated like the layout section of a recipe."""
+    data: dict[str, Any] = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        if not equals or not key.startswith("layout."):
             raise SpecError(
-                f"--fix {choice!r} is not of the form key=value; "
-                f"keys are {', '.join(field.name for field in dataclasses.fields(Pins))}"
+                f"{change!r} is not of the form layout.key=value, which pins a choice; {model!r} is not a recipe file: "
+                "use the options for its cluster and job"
             )
-        if key == "engine" and engine not in ("auto", text):
-            raise SpecError(f"--engine {engine} and --fix {choice} name two engines; leave one of them out")
-        data[key] = strict_yaml.parse_text(f"value: {text}", f"--fix {choice}").data["value"]
-    return strict_yaml.parse(Pins, data, strict_yaml.Document(name="--fix", data={}, lines={}))
+        data[key.removeprefix("layout.")] = strict_yaml.parse_text(f"value: {text}", change).data["value"]
+    return strict_yaml.parse(Pins, data, strict_yaml.Document(name="layout", data={}, lines={}))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
+import shlex
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kit.cli.options import (
+    AsJson,
     Attention,
     CalibrationFile,
     Engine,
-    Fix,
     GlobalBatchSize,
     Gpus,
     Lora,
@@ -24,14 +28,16 @@ from kit.cli.options import (
     Precision,
     Qlora,
     SeqLength,
+    TotalTokens,
     asked,
-    choices_of,
+    echo_json,
     is_plan,
     is_recipe,
     job_for,
     pins_of,
     plan_recipe,
     recipe_changes,
+    searching,
 )
 from kit.errors import SpecError
 from kit.planner.calibration import Calibration, learn
@@ -55,12 +61,9 @@ def plan(
     overrides: Overrides = None,
     gpus: Gpus = None,
     engine: Engine = "auto",
-    fix: Fix = None,
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
-    total_tokens: Annotated[
-        float | None, typer.Option(help="Token budget, for days and cost; for example 1e12.")
-    ] = None,
+    total_tokens: TotalTokens = None,
     precision: Precision = None,
     objective: Objective = None,
     lora: Lora = False,
@@ -82,16 +85,17 @@ def plan(
     calibrate: Annotated[
         Path | None, typer.Option(help="summary.json of a run: record it in the file of --calibration, then plan.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Choose a layout; print whether it fits, how fast it is, what it costs, and why.
+    """Choose a layout; print whether it fits, how fast it is and what it costs. kit explain says why.
 
     With --deadline, --budget, --max-gpus or --by the cluster is chosen too: of all node types, or of the one in --gpus.
     """
-    from kit.report.plan_text import render
+    from kit.report.first_screen import first_screen
 
     if calibrate is not None and calibration is None:
         raise SpecError("--calibrate records a run; name the file to record it in: --calibration calibration.yaml")
-    fix = choices_of(fix, attention)
+    changes = recipe_changes(overrides, engine, attention)
     given = asked(context)
     known = None if calibration is None or (calibrate is not None and not calibration.exists()) else calibration
     chooses = any(wish is not None for wish in (deadline, budget, max_gpus, by))
@@ -105,24 +109,34 @@ def plan(
             raise SpecError(
                 "a recipe names its own cluster and job; change them as arguments: cluster=8xH100 job.seq_length=8192"
             )
-        result, _ = plan_recipe(Path(model), recipe_changes(overrides, engine, fix), known)
+        with searching(model):
+            result, _ = plan_recipe(Path(model), changes, known)
+        again = [model, *changes]
     else:
-        if overrides:
-            raise SpecError(
-                f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is not a recipe file: use the options"
-            )
-        spec, pins = load_model(model), pins_of(engine, fix)
+        spec, pins = load_model(model), pins_of(model, changes)
         job = job_for(spec, **given)
         if chooses:
-            gpus = _chosen_cluster(spec, job, pins, gpus, by or "gpus", deadline, budget, max_gpus, known)
+            gpus = _chosen_cluster(spec, job, pins, gpus, by or "gpus", deadline, budget, max_gpus, known, as_json)
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100; or --deadline DAYS to have it chosen")
-        result = make_plan(spec, parse_cluster(gpus), job, pins, load_calibration(known))
+        with searching(f"{spec.name} on {gpus}"):
+            result = make_plan(spec, parse_cluster(gpus), job, pins, load_calibration(known))
+        again = [model, "--gpus", gpus, *changes]
+        for name, value in given.items():
+            again += [f"--{name.replace('_', '-')}"]
+            again += [] if value is True else [f"{value:g}" if isinstance(value, float) else str(value)]
     if calibrate is not None and calibration is not None:
         result = _calibrated(result, calibrate, calibration)
     if save is not None:
         result.save(save)
-    typer.echo(render(result))
+    if as_json:
+        echo_json(result)
+        return
+    words = shlex.join([*again, *(["--calibration", str(calibration)] if calibration else [])])
+    saved = "" if save or is_recipe(model) else f"kit plan {words} --save plan.yaml && "
+    emitted = model if is_recipe(model) else f"{save or 'plan.yaml'} run.data.train=data/train"
+    then = (f"kit explain {words}", f"kit memory {words}", f"{saved}kit emit {emitted} --out runs/a")
+    typer.echo(first_screen(result, then, *_terminal()))
 
 
 def explain(
@@ -131,9 +145,9 @@ def explain(
     overrides: Overrides = None,
     gpus: Gpus = None,
     engine: Engine = "auto",
-    fix: Fix = None,
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
+    total_tokens: TotalTokens = None,
     precision: Precision = None,
     objective: Objective = None,
     lora: Lora = False,
@@ -143,33 +157,42 @@ def explain(
     what_if: Annotated[
         list[str] | None,
         typer.Option(
-            "--what-if", help="Show what a change would do: gpus=16xH200, seq_length=131072, tp=4 …; repeatable."
+            "--what-if",
+            help="Show what a change would do: cluster=16xH200, job.seq_length=131072, layout.tp=4 …; repeatable.",
         ),
     ] = None,
     png: Annotated[Path | None, typer.Option(help="Draw the step and the schedule into this file.")] = None,
     calibration: CalibrationFile = None,
+    as_json: AsJson = False,
 ) -> None:
     """Explain every decision of a plan, what limits it, where its time goes, and what a change would do."""
     from kit.report.charts import draw
     from kit.report.what_if import explain as explained
 
-    fix = choices_of(fix, attention)
+    changes = recipe_changes(overrides, engine, attention)
     given = asked(context)
     if is_recipe(target):
         if gpus or given:
             raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
-        result, recipe = plan_recipe(Path(target), recipe_changes(overrides, engine, fix), calibration)
+        with searching(target):
+            result, recipe = plan_recipe(Path(target), changes, calibration)
         pins = recipe.layout
     else:
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100")
-        spec, pins = load_model(target), pins_of(engine, fix)
+        spec, pins = load_model(target), pins_of(target, changes)
         job = job_for(spec, **given)
-        result = make_plan(spec, parse_cluster(gpus), job, pins, load_calibration(calibration))
-    typer.echo(explained(result, pins, tuple(what_if or ()), load_calibration(calibration)))
+        with searching(f"{spec.name} on {gpus}"):
+            result = make_plan(spec, parse_cluster(gpus), job, pins, load_calibration(calibration))
+    with searching("what each change would do"):
+        explanation = explained(result, pins, tuple(what_if or ()), load_calibration(calibration))
+    if as_json:
+        echo_json(explanation)
+    else:
+        typer.echo(str(explanation))
     if png is not None:
         draw(result, png)
-        typer.echo(f"\n{png}: the step and the schedule")
+        typer.echo(f"\n{png}: the step and the schedule", err=as_json)
 
 
 def memory(
@@ -181,10 +204,9 @@ def memory(
     overrides: Overrides = None,
     gpus: Gpus = None,
     engine: Engine = "auto",
-    zero: Annotated[int | None, typer.Option(help="ZeRO stage; the same as --fix zero_stage=N.")] = None,
-    fix: Fix = None,
     seq_length: SeqLength = None,
     global_batch_size: GlobalBatchSize = None,
+    total_tokens: TotalTokens = None,
     precision: Precision = None,
     objective: Objective = None,
     lora: Lora = False,
@@ -192,7 +214,7 @@ def memory(
     optimizer: Optimizer = None,
     attention: Attention = None,
     calibration: CalibrationFile = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     png: Annotated[Path | None, typer.Option(help="Draw a stacked bar into this file.")] = None,
     largest: Annotated[
         bool, typer.Option("--largest", help="Without a model: the largest that fits on --gpus, full, LoRA and QLoRA.")
@@ -208,12 +230,12 @@ def memory(
 
     from kit.report.memory_report import memory_report
 
-    choices = choices_of(fix, attention, zero)
+    changes = recipe_changes(overrides, engine, attention)
     given = asked(context)
     if largest:
         if model is not None or gpus is None:
             raise SpecError("--largest finds a model for GPUs: leave the model out, and name them, as in --gpus 8xH100")
-        _largest(gpus, pins_of(engine, choices), given, as_json)
+        _largest(gpus, pins_of("--largest", changes), given, as_json)
         return
     if model is None:
         raise SpecError("a model, a recipe or a plan is missing; or --largest, to see which model fits")
@@ -225,15 +247,16 @@ def memory(
     if is_recipe(model):
         if gpus or given:
             raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
-        report = _memory_of_file(Path(model), recipe_changes(overrides, engine, choices), known)
+        report = _memory_of_file(Path(model), changes, known)
     else:
         if gpus is None:
             raise SpecError("--gpus is missing, for example --gpus 8xH100")
-        if overrides:
-            raise SpecError(f"{overrides[0]!r}: section.key=value changes a recipe; {model!r} is none: use the options")
         spec = load_model(model)
-        job, pins = job_for(spec, **given), pins_of(engine, choices)
-        report = memory_report(Request(model=spec, cluster=parse_cluster(gpus), job=job, pins=pins, calibration=known))
+        job, pins = job_for(spec, **given), pins_of(model, changes)
+        with searching(f"{spec.name} on {gpus}"):
+            report = memory_report(
+                Request(model=spec, cluster=parse_cluster(gpus), job=job, pins=pins, calibration=known)
+            )
     if png is not None:
         from kit.report.memory_text import save_png
 
@@ -273,6 +296,17 @@ def _largest(gpus: str, pins: Pins, given: dict[str, Any], as_json: bool) -> Non
     typer.echo(json.dumps(largest_model.as_json(found), indent=1) if as_json else largest_model.table(found))
 
 
+def _terminal() -> tuple[int, Callable[[str], str]]:
+    """Width to wrap at, and how a label looks: as wide as a terminal is, coloured where it shows colours."""
+    from kit.report.plan_text import WIDTH
+
+    if not sys.stdout.isatty():
+        return WIDTH, str
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb"
+    width = max(40, min(WIDTH, shutil.get_terminal_size().columns))
+    return width, str if plain else functools.partial(typer.style, fg="cyan")
+
+
 def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
     """Learn from a run (of the plan beside its summary, or else of this one), record it in the file, and plan again."""
     from kit.cost import predict
@@ -297,8 +331,9 @@ def _chosen_cluster(
     budget: float | None,
     max_gpus: int | None,
     calibration: Path | None,
+    as_json: bool,
 ) -> str:
-    """Print what the node types offer, and return the first."""
+    """Print what the node types offer (beside JSON, to stderr), and return the first."""
     from kit.planner.cluster_selection import GOALS, Constraints, cluster_options, node_type, render_options
 
     goal = next((goal for goal in GOALS if goal == by), None)
@@ -306,6 +341,7 @@ def _chosen_cluster(
         raise SpecError(f"--by {by!r} is not a goal; use gpus, money or time")
     constraints = Constraints(goal=goal, deadline_days=deadline, budget_usd=budget, max_gpus=max_gpus)
     only = None if node is None else node_type(node)
-    found = cluster_options(model, job, pins, constraints, only, load_calibration(calibration))
-    typer.echo(render_options(found) + "\n")
+    with searching(f"{model.name} on {node or 'every node type'}"):
+        found = cluster_options(model, job, pins, constraints, only, load_calibration(calibration))
+    typer.echo(render_options(found) + "\n", err=as_json)
     return f"{found[0].cluster.name}:{found[0].cluster.num_nodes}"

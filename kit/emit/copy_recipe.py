@@ -114,7 +114,7 @@ It needs, here or where you point it:
 
 {own}```
 {convert}      # once, and the same for data/validation
-kit plan recipe.yaml                                # what it will do, and why
+kit plan recipe.yaml                                # what it will do; kit explain says why
 {start}
 kit train run --resume auto                         # after an interruption
 kit emit recipe.yaml --out run2                     # after a change: a new run directory

@@ -84,7 +84,7 @@ def _time(plan: Plan) -> str:
         f"{human_count(predicted.tokens_per_s)} tokens/s, {human_count(predicted.tokens_per_s / gpus)} a GPU; "
         f"MFU {predicted.mfu:.1%}" + (f"; bubble {predicted.bubble_fraction:.1%}" if plan.layout.pp > 1 else ""),
         f"{human_seconds(predicted.days * SECONDS_PER_DAY)} for {human_count(plan.job.total_tokens)} tokens"
-        + _money(plan),
+        + f"; {_money(plan)}",
     ]
     if predicted.operation is not None and plan.cluster.gpu.device == "cuda":
         lines.append(_operation(predicted.operation, predicted))
@@ -121,14 +121,15 @@ def _speed_band(predicted: Prediction) -> str:
 
 
 def _money(plan: Plan) -> str:
-    if plan.predicted.cost_usd is None:
-        return f"; {_no_price(plan.cluster)}"
-    when = f", {plan.cluster.price_date}" if plan.cluster.price_date else ""
-    return f"; ${plan.predicted.cost_usd:,.0f} at ${plan.cluster.price_per_node_hour_usd:,.2f} a node and hour{when}"
+    cost = "" if plan.predicted.cost_usd is None else f"${plan.predicted.cost_usd:,.0f} "
+    return cost + price(plan.cluster)
 
 
-def _no_price(cluster: ClusterSpec) -> str:
-    """A catalog's node may have a price that is of the whole node alone."""
+def price(cluster: ClusterSpec) -> str:
+    """What a node costs, or that nothing says so; a catalog's node may have a price that is of the whole node alone."""
+    if cluster.price_per_node_hour_usd is not None:
+        when = f", {cluster.price_date}" if cluster.price_date else ""
+        return f"at ${cluster.price_per_node_hour_usd:,.2f} a node and hour{when}"
     whole = parse_cluster(f"{cluster.name}:1") if cluster.name in node_names() else cluster
     if cluster.gpus_per_node < whole.gpus_per_node:
         return f"no price for {cluster.gpus_per_node} of the {whole.gpus_per_node} GPUs of a {cluster.name}"

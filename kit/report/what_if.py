@@ -36,23 +36,65 @@ class Binding:
     words: str
 
 
+@dataclass(frozen=True)
+class WhatIf:
+    """What a change would do."""
+
+    change: str
+    plan: Plan | None
+    """The plan with the change; null where there is none."""
+    note: str
+    """Why there is no plan; or that pins had to be left to the planner; else empty."""
+
+    def text(self, before: Plan) -> str:
+        """The new plan beside the old one."""
+        head = f"what if {self.change}"
+        if self.plan is None:
+            return f"{head}: no plan\n" + textwrap.indent(self.note, "  ")
+        note = f", {self.note}" if self.note else ""
+        return "\n".join([f"{head}{note}: {describe(self.plan.layout)}", *_changes(before, self.plan)])
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan, what holds it back, and what would change if something else were given."""
+
+    plan: Plan
+    limits: tuple[Binding, ...]
+    """What takes time beside the work itself, the largest first; then memory."""
+    unpinned: Plan | None
+    """The plan without any pin; null where nothing is pinned, or where there is no such plan."""
+    what_if: tuple[WhatIf, ...]
+
+    def __str__(self) -> str:
+        """The whole plan with its decisions, what limits it, where a step's time goes, the schedule, and what-ifs."""
+        plan = self.plan
+        blocks = [
+            render(plan),
+            _limits(self.limits),
+            _breakdown(plan),
+            _schedule(plan),
+            _without_pins(plan, self.unpinned),
+            *(each.text(plan) for each in self.what_if),
+        ]
+        return "\n\n".join(block for block in blocks if block)
+
+
 def explain(
-    plan: Plan, pins: Pins | None = None, what_if: tuple[str, ...] = (), calibration: Calibration = NONE
-) -> str:
-    """Plain text: the plan, its decisions, what limits it, where a step's time goes, the schedule, and what-ifs.
+    plan: Plan, pins: Pins | None = None, changes: tuple[str, ...] = (), calibration: Calibration = NONE
+) -> Explanation:
+    """Compares a plan with the one that a change (``what_if``) would give. ``pins``: by default those that it names.
 
     Other plans are corrected by ``calibration`` where this one was, so that they compare.
     """
     calibration = calibration if is_corrected(plan.predicted) else NONE
-    blocks = [
-        render(plan),
-        _bindings(plan),
-        _breakdown(plan),
-        _schedule(plan),
-        _without_pins(plan, pins or pinned(plan), calibration),
-        *(_what_if(plan, pins or pinned(plan), word, calibration) for word in what_if),
-    ]
-    return "\n\n".join(block for block in blocks if block)
+    pins = pinned(plan) if pins is None else pins
+    return Explanation(
+        plan=plan,
+        limits=bindings(plan),
+        unpinned=_unpinned(plan, calibration) if pins != Pins() else None,
+        what_if=tuple(what_if(plan, change, pins, calibration) for change in changes),
+    )
 
 
 def pinned(plan: Plan) -> Pins:
@@ -98,8 +140,7 @@ def bindings(plan: Plan) -> tuple[Binding, ...]:
     return (*sorted(times, key=lambda binding: -binding.share), memory, *hosts)
 
 
-def _bindings(plan: Plan) -> str:
-    found = bindings(plan)
+def _limits(found: tuple[Binding, ...]) -> str:
     lines = [f"limited by: {found[0].what}"]
     lines += [
         f"  {binding.share:>6.1%}  {binding.what}: {binding.words}" for binding in found if binding.share >= 0.001
@@ -142,45 +183,54 @@ def shown(plan: Plan) -> tuple[int, int, int]:
 # ---------------------------------------------------------------- other plans
 
 
-def _without_pins(plan: Plan, pins: Pins, calibration: Calibration) -> str:
-    if pins == Pins():
-        return ""
+def _unpinned(plan: Plan, calibration: Calibration) -> Plan | None:
     try:
-        free = make_plan(plan.model, plan.cluster, plan.job, calibration=calibration)
+        return make_plan(plan.model, plan.cluster, plan.job, calibration=calibration)
     except PlanError:
+        return None
+
+
+def _without_pins(plan: Plan, free: Plan | None) -> str:
+    if free is None:
         return ""
     if free.layout == plan.layout:
         return "left to the planner, the same layout would be chosen"
     return "\n".join([f"left to the planner: {describe(free.layout)}", *_changes(plan, free)])
 
 
-def _what_if(plan: Plan, pins: Pins, word: str, calibration: Calibration) -> str:
-    """``gpus=16xH200``, a key of the job (``seq_length=131072``), or a choice of the layout (``tp=4``)."""
-    key, equals, text = word.partition("=")
-    if not equals:
-        raise SpecError(f"--what-if {word!r} is not of the form key=value, such as gpus=16xH200 or seq_length=131072")
-    cluster, job = plan.cluster, plan.job
-    given = strict_yaml.parse_text(f"{key}: {text}", "--what-if")
-    if key in ("gpus", "cluster"):
+def what_if(plan: Plan, change: str, pins: Pins | None = None, calibration: Calibration = NONE) -> WhatIf:
+    """Plans again with ``cluster=16xH200``, a key of the job (``job.seq_length=131072``) or a choice of the layout
+    (``layout.tp=4``). Raises ``SpecError`` for any other change."""
+    cluster, job, pins = plan.cluster, plan.job, pinned(plan) if pins is None else pins
+    key, equals, text = change.partition("=")
+    section, _, name = key.partition(".")
+    names = {
+        "cluster": {""},
+        "job": {field.name for field in dataclasses.fields(job)},
+        "layout": {field.name for field in dataclasses.fields(pins)},
+    }
+    if not equals or name not in names.get(section, ()):
+        like = "cluster=16xH200, job.seq_length=131072 or layout.tp=4"
+        own = [f"{other}.{key}" for other in ("job", "layout") if key in names[other]] + ["cluster"] * (key == "gpus")
+        today = f"; write {own[0]}={text}" if own and equals else ""
+        raise SpecError(f"--what-if {change!r} is not a change that kit knows, such as {like}{today}")
+    given = strict_yaml.parse_text(f"{name or key}: {text}", "--what-if")
+    if section == "cluster":
         cluster = parse_cluster(text)
-    elif key in {field.name for field in dataclasses.fields(job)}:
+    elif section == "job":
         job = strict_yaml.parse(JobSpec, {**strict_yaml.to_plain(job), **given.data}, given)
-    elif key in {field.name for field in dataclasses.fields(Pins)}:
-        pins = strict_yaml.parse(Pins, {**strict_yaml.to_plain(pins), **given.data}, given)
     else:
-        raise SpecError(f"--what-if {word!r}: {key!r} is neither gpus, nor a key of the job, nor one of the layout")
-    head = f"what if {word}"
+        pins = strict_yaml.parse(Pins, {**strict_yaml.to_plain(pins), **given.data}, given)
     try:
-        other = make_plan(plan.model, cluster, job, pins, calibration)
+        return WhatIf(change, make_plan(plan.model, cluster, job, pins, calibration), "")
     except PlanError as refused:
-        if pins == Pins() or key in {field.name for field in dataclasses.fields(Pins)}:
-            return f"{head}: no plan\n" + textwrap.indent(str(refused), "  ")
-        try:
-            other = make_plan(plan.model, cluster, job, calibration=calibration)
-        except PlanError as refused_too:
-            return f"{head}: no plan\n" + textwrap.indent(str(refused_too), "  ")
-        head += ", pins left to the planner (with them there is no plan)"
-    return "\n".join([f"{head}: {describe(other.layout)}", *_changes(plan, other)])
+        if pins == Pins() or section == "layout":
+            return WhatIf(change, None, str(refused))
+    try:
+        other = make_plan(plan.model, cluster, job, calibration=calibration)
+    except PlanError as refused_too:
+        return WhatIf(change, None, str(refused_too))
+    return WhatIf(change, other, "pins left to the planner (with them there is no plan)")
 
 
 def _changes(before: Plan, after: Plan) -> list[str]:
@@ -214,4 +264,4 @@ def _speed(plan: Plan) -> float:
     return plan.predicted.tokens_per_s / plan.cluster.num_gpus
 
 
-__all__ = ["Binding", "bindings", "explain", "pinned", "shown"]
+__all__ = ["Binding", "Explanation", "WhatIf", "bindings", "explain", "pinned", "shown", "what_if"]

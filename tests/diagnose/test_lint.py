@@ -250,11 +250,15 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert run.returncode == 1
     assert "[unknown-key] train_batch_sise" in run.stdout
     assert "did you mean train_batch_size?" in run.stdout
-    run = kit(str(bad), "--json", "--fix", str(tmp_path / "good.json"))
+    run = kit(str(bad), "--json", "--write-fixed", str(tmp_path / "good.json"))
     assert run.returncode == 1
     assert {item["rule"] for item in json.loads(run.stdout)} == {"unknown-key", "batch-missing"}
     assert kit(str(tmp_path / "good.json")).returncode == 0
-    for words in ([str(tmp_path / "none.json")], [str(bad), "--reader", "nobody"], [str(bad), "--fix", str(bad)]):
+    for words in (
+        [str(tmp_path / "none.json")],
+        [str(bad), "--reader", "nobody"],
+        [str(bad), "--write-fixed", str(bad)],
+    ):
         run = kit(*words)
         assert run.returncode == 2
         assert run.stderr.startswith("error: ")

@@ -59,14 +59,14 @@ def test_explain_says_what_binds_and_what_would_change() -> None:
     assert pinned(plan) == pins
     shares = {binding.what: binding.share for binding in bindings(plan)}
     assert sum(share for what, share in shares.items() if what not in ("memory", "host RAM")) == pytest.approx(1.0)
-    text = explain(plan, pins, ("gpus=64xH100", "seq_length=8192", "tp=3"))
+    text = str(explain(plan, pins, ("cluster=64xH100", "job.seq_length=8192", "layout.tp=3")))
     assert "limited by: compute" in text
     assert "NVLink: tensor-parallel collectives" in text
     assert "  stage 3  " in text
     assert "left to the planner" in text
-    assert "what if gpus=64xH100: megatron" in text
-    assert "what if tp=3: no plan" in text
-    with pytest.raises(SpecError, match="neither gpus"):
+    assert "what if cluster=64xH100: megatron" in text
+    assert "what if layout.tp=3: no plan" in text
+    with pytest.raises(SpecError, match="such as cluster=16xH200"):
         explain(plan, pins, ("colour=blue",))
 
 

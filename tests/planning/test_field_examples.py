@@ -57,7 +57,7 @@ def test_three_dimensional_layouts_as_quoted(name: str, machines: str, pp: int, 
     pins = Pins(engine="megatron", tp=8, pp=pp)
     plan = plan_of(name, machines, pins, seq_length=2048, global_batch_size=batch)
     assert plan.layout.dp == dp
-    words = explain(plan, pins)
+    words = str(explain(plan, pins))
     assert "limited by: compute" in words
     assert "left to the planner" in words
 

@@ -23,6 +23,7 @@ from kit.report.memory_report import FitReport, memory_report
 from kit.report.memory_text import LOOKS, picture, save_png
 from kit.specs.catalog import load_model
 from kit.specs.layout import Pins
+from kit.specs.strict_yaml import to_plain
 from tests.planning.examples import cluster, job
 
 MODEL = load_model("llama-3.1-8b")
@@ -131,7 +132,7 @@ def test_impossible_pins_list_every_rule() -> None:
 
 def test_the_command_prints_json() -> None:
     choices = ("tp=2", "pp=2", "recompute=full", "micro_batch_size=2", "zero_stage=1")
-    sizes = ["--seq-length", "2048", *(word for choice in choices for word in ("--fix", choice))]
+    sizes = ["--seq-length", "2048", *(f"layout.{choice}" for choice in choices)]
     words = [sys.executable, "-m", "kit", "memory", "llama-3.1-8b", "--gpus", "8xH100", *sizes, "--json"]
     printed = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
     assert printed["peak_gib"] == pytest.approx(
@@ -207,7 +208,7 @@ def kit(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_exit_code_says_whether_it_fits() -> None:
-    done = kit("memory", "llama-3-70b", "--gpus", "8xH100", "--engine", "deepspeed", "--zero", "1")
+    done = kit("memory", "llama-3-70b", "--gpus", "8xH100", "--engine", "deepspeed", "layout.zero_stage=1")
     assert done.returncode == 1
     assert "does not fit" in done.stdout
     assert "over megatron" not in done.stdout
@@ -216,8 +217,8 @@ def test_the_exit_code_says_whether_it_fits() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--fix", "tp=8", "--fix", "tp=4"), "tp=8 and tp=4"),
-        (("--zero", "3", "--fix", "zero_stage=2"), "zero_stage=2 and zero_stage=3"),
+        (("layout.tp=8", "layout.tp=4"), "tp=8 and layout.tp=4"),
+        (("layout.zero_stage=2", "layout.zero_stage=3"), "zero_stage=2 and layout.zero_stage=3"),
     ],
 )
 def test_two_values_of_one_choice_are_refused(words: tuple[str, ...], said: str) -> None:
@@ -232,7 +233,8 @@ def test_a_plan_file_stands_wherever_a_recipe_does(tmp_path: Path) -> None:
     file = str(tmp_path / "plan.yaml")
     report = json.loads(kit("memory", file, "--json").stdout)
     assert report["peak_gib"] == pytest.approx(plan.predicted.peak_gib)
-    assert kit("plan", file).stdout.splitlines()[0] in kit("explain", file).stdout
+    shown = json.loads(kit("plan", file, "--json").stdout)
+    assert shown == json.loads(kit("explain", file, "--json").stdout)["plan"] == to_plain(plan)
     data = f"run.data={{train: {tmp_path / 'data'}}}"
     emitted = kit("emit", file, data, "--out", str(tmp_path / "run"))
     assert emitted.returncode == 0, emitted.stderr

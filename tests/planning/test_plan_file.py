@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kit.cost.hardware import usable_gib
 from kit.errors import SpecError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
+from kit.planner.request import Request
+from kit.planner.search import search
+from kit.report.first_screen import first_screen
 from kit.report.plan_text import WIDTH, render
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.layout import Pins
@@ -60,6 +66,54 @@ def test_the_text_shows_what_matters_and_fits_a_terminal(name: str, machines: st
     assert f"MFU {plan.predicted.mfu:.1%}" in text
     for decision in plan.decisions:
         assert f"{decision.rule}={decision.chosen}" in text
+
+
+@pytest.mark.parametrize("width", [60, WIDTH])
+@pytest.mark.parametrize(
+    ("name", "machines", "asked", "pins", "layout"),
+    [
+        (
+            "llama-3.1-8b",
+            "8xH100",
+            {},
+            {"engine": "megatron", "tp": 2},
+            "core TP 2 + sequence parallel · DP 4",
+        ),
+        ("llama-3-70b", "64xA100-80", {}, {"engine": "torch", "tp": 8}, "PyTorch TP 8 · DP 8, FSDP2"),
+        ("gpt2-xl", "1xTitan-RTX", {"seq_length": 1024, "precision": "fp16"}, {"zero_stage": 3}, "DeepSpeed ZeRO-3 · "),
+    ],
+)
+def test_the_first_screen_is_short(
+    name: str, machines: str, asked: dict[str, Any], pins: dict[str, Any], layout: str, width: int
+) -> None:
+    plan = make_plan(load_model(name), parse_cluster(machines), job(**asked), Pins(**pins))
+    lines = first_screen(plan, ("kit explain",), width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= (15 if width == WIDTH else 24)
+    joined = " ".join(" ".join(lines).split())
+    assert layout in joined
+    for part in (
+        f"{plan.predicted.peak_gib:.1f} of {usable_gib(plan.cluster.gpu):.1f} GiB usable",
+        f"MFU {plan.predicted.mfu:.1%}",
+        "tokens/s",
+        "100B tok",
+        "next kit explain",
+    ):
+        assert part in joined
+
+
+def test_the_bar_is_the_share_of_the_gpu(plan: Plan) -> None:
+    bar = next(line for line in first_screen(plan).splitlines() if "memory" in line).split()[1]
+    assert bar.count("█") / len(bar) == pytest.approx(plan.predicted.peak_gib / plan.cluster.gpu.memory_gib, abs=0.02)
+
+
+def test_runners_up_are_as_much_slower_as_their_steps(plan: Plan) -> None:
+    free = make_plan(load_model("llama-3.1-8b"), parse_cluster("8xH100"), job())
+    considered = search(Request(model=free.model, cluster=free.cluster, job=free.job)).considered
+    others = [each.step_time_s for each in considered if each.layout.engine == "deepspeed" and each.step_time_s]
+    behind = min(others) / free.predicted.step_time_s - 1
+    (line,) = [line for line in first_screen(free).splitlines() if line.startswith("  also")]
+    assert re.search(rf"DeepSpeed .*{re.escape(f'{behind:+.1%}')}", line)
 
 
 def test_a_long_pipeline_is_shortened_in_the_middle() -> None:

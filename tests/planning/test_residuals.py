@@ -65,7 +65,7 @@ def test_other_plans_of_an_explanation_are_corrected_too(tmp_path: Path) -> None
     plan = plan_of()
     known = learned(plan, tmp_path, measured_step_time_s=3 * plan.predicted.step_time_s)
     pins = Pins(engine="megatron", tp=4)
-    words = explain(plan_of(known, pins), pins, ("tp=8",), known).partition("left to the planner")[2]
+    words = str(explain(plan_of(known, pins), pins, ("layout.tp=8",), known)).partition("left to the planner")[2]
     changes = [float(line.split()[-1].rstrip("%")) for line in words.splitlines() if line.startswith("  step")]
     assert len(changes) == 2
     assert all(abs(change) < 40 for change in changes)  # uncorrected they would be -66 %

@@ -15,7 +15,7 @@ REMOVE = object()
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding; ``changes`` is what ``--fix`` does about it, nothing where a person has to decide."""
+    """One finding; ``changes`` is what ``--write-fixed`` does about it, nothing where a person has to decide."""
 
     rule: str
     severity: Severity

@@ -71,8 +71,9 @@ def _engine(request: Request, result: SearchResult, best: Candidate) -> Decision
         others = [candidate for candidate in result.considered if candidate.layout.engine == engine]
         if others:
             other = min(others, key=_rank)
-            fast_path = _fast_path(request, other)
-            rejected.append(f"{describe(other.layout)}: {_cost_of(other, request.cluster)}{fast_path}")
+            behind = "" if other.step_time_s is None else f"{other.step_time_s / step_s(best) - 1:+.1%}, "
+            cost = f"{behind}{_cost_of(other, request.cluster)}{_fast_path(request, other)}"
+            rejected.append(f"{describe(other.layout)}: {cost}")
         else:
             broken = illegal(request, (engine,)).get(engine, ())
             rejected += [f"{engine}: {violation}" for violation in broken[:1]]

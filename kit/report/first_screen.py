@@ -1,0 +1,115 @@
+"""A plan in about fifteen lines that one can read aloud: what ``kit plan`` prints. ``kit explain`` says the rest."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Iterator
+
+from kit.cost.hardware import usable_gib
+from kit.cost.model.params import count
+from kit.planner.describe import describe
+from kit.planner.plan import Decision, Plan
+from kit.report.plan_text import WIDTH, price
+from kit.units import SECONDS_PER_DAY, human_count, human_seconds
+
+_BAR = 28
+"""Columns of a full GPU."""
+_LABEL = 12
+_ENGINES = {
+    "torch": "PyTorch",
+    "deepspeed": "DeepSpeed",
+    "deepspeed over megatron": "DeepSpeed over Megatron-core",
+    "megatron": "Megatron-core",
+}
+_RUNNER_UP = re.compile(r"(?P<layout>[^:]+): (?P<behind>[+-][\d.]+%), ")
+
+
+def first_screen(
+    plan: Plan, then: tuple[str, ...] = (), width: int = WIDTH, style: Callable[[str], str] = lambda label: label
+) -> str:
+    """Lines of at most ``width`` columns; ``then``: commands to go on with, which are never broken over lines."""
+    cluster, job = plan.cluster, plan.job
+    node = f"{cluster.num_nodes} × {cluster.name}" if cluster.num_nodes > 1 else cluster.name
+    title = (
+        f"{plan.model.name} · {human_count(count(plan.model).total)} parameters · {cluster.num_gpus} × "
+        f"{cluster.gpu.name} ({node}) · {job.precision} · {job.seq_length:,} tokens · "
+        f"{job.global_batch_size:,} sequences a step"
+    )
+    lines = [*textwrap.wrap(title, width, subsequent_indent="  "), ""]
+    for label, text in _rows(plan):
+        wrapped = textwrap.wrap(text, width - _LABEL, break_long_words=False, break_on_hyphens=False)
+        lines += _labelled(label, wrapped, style)
+    return "\n".join([*lines, *_labelled("next", then, style)]).replace("\u00a0", " ")
+
+
+def spoken(description: str) -> str:
+    """Field words for what ``describe`` says: ``megatron, tp=2, sp`` → ``Megatron-core TP 2 + sequence parallel``."""
+    engine, *parts = [part for part in description.split(", ") if part != "dp=1"]
+    if "sp" in parts:
+        parts.remove("sp")
+        parts[0] += " + sequence parallel"
+    text = re.sub(r"\b([a-z]{2,3})=(\d+)", lambda m: f"{m[1].upper()} {m[2]}", " · ".join(parts))
+    text = re.sub(r"(DP \d+) · (?=ZeRO|FSDP2|DDP|distributed)", r"\1, ", text)
+    text = text.replace("FSDP2 (zero_stage=2)", "FSDP2 (ZeRO-2)").replace("micro batch", "micro-batch")
+    return f"{_ENGINES[engine]} " + re.sub(r"(?<=\d) x (?=\d)", "\u00a0×\u00a0", text)
+
+
+def _labelled(label: str, lines: list[str] | tuple[str, ...], style: Callable[[str], str]) -> list[str]:
+    heads = [style(f"  {label:<{_LABEL - 2}}"), *[" " * _LABEL] * len(lines)]
+    return [head + line for head, line in zip(heads, lines, strict=False)]
+
+
+def _rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    predicted, cluster = plan.predicted, plan.cluster
+    yield "layout", spoken(describe(plan.layout))
+    yield "memory", _memory(plan)
+    if predicted.host_ram_gib_per_node:
+        disks = f" and {predicted.nvme_gib_per_node:,.0f} GiB of NVMe" if predicted.nvme_gib_per_node else ""
+        yield "host", f"{predicted.host_ram_gib_per_node:,.0f} GiB of host memory{disks} on every node"
+    yield (
+        "time",
+        (
+            f"{human_seconds(predicted.step_time_s)} a step ({_band(plan)}) · {human_count(predicted.tokens_per_s)} "
+            f"tokens/s · MFU {predicted.mfu:.1%}"
+        ),
+    )
+    goodput = (predicted.operation.goodput if predicted.operation and cluster.gpu.device == "cuda" else 0.0) or 1.0
+    stops = " with checkpoints and failures" if goodput < 1 else ""
+    cost = "" if predicted.cost_usd is None else f"${predicted.cost_usd / goodput:,.0f} "
+    yield (
+        f"{human_count(plan.job.total_tokens)} tok",
+        f"{human_seconds(predicted.days * SECONDS_PER_DAY / goodput)}{stops} · {cost}{price(cluster)}",
+    )
+    if others := [match for decision in plan.decisions if decision.rule == "engine" for match in _others(decision)]:
+        yield "also", " · ".join(others)
+    for decision in plan.decisions:
+        if decision.rule in ("seq_length", "precision"):
+            yield "note", f"{decision.rule}={decision.chosen}: {decision.why}"
+
+
+def _memory(plan: Plan) -> str:
+    """A bar over the whole GPU: what is used, what is free to use, and what CUDA and the allocator keep."""
+    gpu, peak = plan.cluster.gpu, plan.predicted.peak_gib
+    scale = _BAR / gpu.memory_gib
+    used, usable = round(peak * scale), round(usable_gib(gpu) * scale)
+    bar = ("█" * used).ljust(usable, "░").ljust(_BAR, "·")
+    band = plan.predicted.memory_band
+    checked = "not measured yet" if band is None else f"± {band:.0%}"
+    return f"{bar} {peak:.1f} of {usable_gib(gpu):.1f} GiB usable ({gpu.memory_gib:.1f} total; {checked})"
+
+
+def _band(plan: Plan) -> str:
+    predicted = plan.predicted
+    if predicted.step_time_band is not None:
+        return f"± {predicted.step_time_band:.0%}"
+    similar = re.search(r"± \d+%", predicted.step_time_evidence)
+    return f"{similar[0]} for similar code" if similar else "no published run to compare with"
+
+
+def _others(decision: Decision) -> Iterator[str]:
+    """The best layout of each other engine, and how much longer its step takes."""
+    for text in decision.rejected:
+        if match := _RUNNER_UP.match(text):
+            parts = [part for part in match["layout"].split(", ") if not part.startswith(("dp=", "micro batch", "vp="))]
+            yield f"{spoken(', '.join(parts)).replace(' ·', '')} {match['behind']}"
