@@ -61,8 +61,16 @@ def main(
 
 
 def _alone(chosen: Sequence[Mutant], tests: str, after: bool) -> None:
+    """Raises MutantError after the last one where any could not be run."""
+    failures = []
     for mutant in chosen:
-        _record(mutant, run([mutant], tests or mutant.tests), after)
+        try:
+            _record(mutant, run([mutant], tests or mutant.tests), after)
+        except MutantError as error:
+            print(f"{mutant.name}: NOT RUN: {error}", flush=True)
+            failures.append(mutant.name)
+    if failures:
+        raise MutantError(f"{len(failures)} could not be run, as was said above: {', '.join(failures)}")
 
 
 def _together(chosen: Sequence[Mutant], tests: str, after: bool) -> None:
