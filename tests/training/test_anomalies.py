@@ -8,6 +8,7 @@ import math
 import random
 import statistics
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -306,6 +307,13 @@ class TestBatchRamp:
             samples += sizes[-1]
         assert sizes == [4] * 8 + [8] * 4 + [12] * 3 + [16] * 4
 
+    @pytest.mark.parametrize("samples", [96, 97, 100])
+    def test_sizes_are_megatrons_where_increments_divide_nothing(self, samples):
+        """megatron-core, num_microbatches_calculator.py: increments come after shares of samples, whole or not."""
+        ramp = BatchRampSpec(start=4, increment=4, samples=samples)
+        for seen in range(samples + 20):
+            assert batch_size(seen, ramp, 16) == min(16, 4 + 4 * int(seen / (samples / 3))), seen
+
     def test_steps_of_a_budget(self):
         plan = tiny.plan(micro_batch_size=4, gradient_accumulation_steps=4, job={"total_tokens": 32 * 160})
         rundir = tiny.run_directory_spec(steps=None, schedule=ScheduleSpec(batch_ramp=self.RAMP))
@@ -326,6 +334,16 @@ class TestBatchRamp:
         spec = ScheduleSpec(batch_ramp=BatchRampSpec(samples=96, **ramp))
         with pytest.raises(SpecError, match=said):
             length(plan, tiny.run_directory_spec(steps=5, schedule=spec))
+
+    def test_an_interleaved_pipeline_takes_whole_rounds(self):
+        plan = tiny.plan(
+            tiny.model(num_layers=4), engine="megatron", implementation="local", pp=2, vp=2,
+            micro_batch_size=4, gradient_accumulation_steps=4,
+        )  # fmt: skip
+        for start, refused in ((4, True), (8, False)):
+            spec = ScheduleSpec(batch_ramp=BatchRampSpec(start=start, increment=start, samples=96))
+            with pytest.raises(SpecError, match=r"dp · pp \(an interleaved") if refused else nullcontext():
+                length(plan, tiny.run_directory_spec(steps=5, schedule=spec))
 
     @pytest.mark.usefixtures("one_process")
     def test_a_ramped_run_resumes_in_the_middle(self, tmp_path):

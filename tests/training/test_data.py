@@ -12,7 +12,7 @@ import torch
 from kit.engines.base import IGNORE_INDEX
 from kit.errors import DataError
 from kit.training.data.indexed import IndexedTokens, IndexedWriter
-from kit.training.data.loader import DataParallelShard, training_batches, validation_batches
+from kit.training.data.loader import DataLoader, DataParallelShard, training_batches, validation_batches
 from kit.training.data.order import order
 from kit.training.data.samples import GptSamples
 from tests.training import tiny
@@ -197,6 +197,12 @@ class TestBatches:
             for (inputs, labels), (expected_inputs, expected_labels) in zip(rows, expected, strict=True):
                 assert np.array_equal(inputs, expected_inputs)
                 assert np.array_equal(labels, expected_labels)
+
+    def test_a_smaller_step_of_a_ramp_is_its_samples_once_over_all_ranks(self, samples):
+        feeds = [DataLoader(samples, None, DataParallelShard(2, 4, rank, 2), 5, 0) for rank in range(2)]
+        found = [row.numpy() for feed in feeds for batch in feed.step(16, 8) for row in batch.input_ids]
+        expected = [samples[order(5, len(samples), 16 + k)][0] for k in range(8)]
+        assert sorted(row.tobytes() for row in found) == sorted(row.tobytes() for row in expected)
 
     def test_every_sample_once_an_epoch(self, samples):
         share = DataParallelShard(1, 1, 0, 1)

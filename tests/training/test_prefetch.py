@@ -10,6 +10,7 @@ from kit.errors import DataError
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training import loop
 from kit.training.data.loader import DataLoader, Prefetcher
+from kit.training.schedule import batch_size
 from tests.training import runs, tiny
 
 
@@ -76,3 +77,7 @@ def test_a_run_that_reads_ahead_is_the_same_run(tmp_path, monkeypatch):
     assert threads == {"MainThread", "kit-data"}
     assert found[0] == found[1]
     assert len({row["batch_size"] for row in found[0]}) > 1
+    # What the run skipped was not seen: it does not make the batch grow.
+    assert [row["batch_size"] for row in found[0]] == [
+        batch_size(row["samples_seen"] - row["batch_size"], rundir.run.schedule.batch_ramp, 8) for row in found[0]
+    ]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from kit.emit.deepspeed import ds_config
@@ -22,10 +22,10 @@ from kit.engines.huggingface.models import build_model
 from kit.errors import DataError
 from kit.specs.job import OptimizerSpec
 from kit.specs.run import DataSpec
-from kit.training.data.fine_tuning_rows import Rows
+from kit.training.data.fine_tuning_rows import Row, Rows
 from kit.training.data.indexed import IndexedTokens, IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches
-from kit.training.data.samples import PackedSamples, RowSamples, packs
+from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
 from kit.training.data.tokenise_rows import tokenise_rows
 from tests.training import tiny
 from tests.workers import pool
@@ -105,6 +105,19 @@ class TestConversion:
         tokenise_rows([source], tokenizer, tmp_path / "out", objective="sft")
         assert read(tmp_path / "out", tokenizer) == [("2+2=4</s>", "4</s>")]
 
+    @pytest.mark.parametrize("adds", [False, True])
+    def test_a_prompt_begins_as_the_tokenizer_begins_a_text(self, tokenizer, tmp_path, adds):
+        """With a BOS where it adds one, and without where it only has one."""
+        loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer, bos_token="<|im_start|>")
+        if adds:
+            loaded.backend_tokenizer.post_processor = processors.TemplateProcessing(
+                single="<|im_start|> $A", special_tokens=[("<|im_start|>", loaded.bos_token_id)]
+            )
+        loaded.save_pretrained(tmp_path / "t")
+        source = write(tmp_path / "x.jsonl", {"prompt": "2+2=", "completion": "4"})
+        tokenise_rows([source], tmp_path / "t", tmp_path / "out", objective="sft")
+        assert read(tmp_path / "out", tmp_path / "t") == [("<|im_start|>" * adds + "2+2=4</s>", "4</s>")]
+
     def test_a_template_that_rewrites_history_is_refused(self, tokenizer, tmp_path):
         forgetful = "{% for m in messages %}{{ m.content if loop.last else '…' }}{% endfor %}"
         directory = templated(tokenizer, tmp_path / "t", forgetful)
@@ -131,6 +144,15 @@ class TestConversion:
         assert loaded.decode(row.labels) == "cde"
         assert row.inputs.tolist() == [0, *row.labels[:-1]]
 
+    def test_pairs_are_as_long_as_the_longer_of_the_two(self, tokenizer, tmp_path):
+        source = write(tmp_path / "x.jsonl", {"source": "ab", "target": "cde"}, {"source": "abcdef", "target": "c"})
+        result = tokenise_rows([source], tokenizer, tmp_path / "out", objective="seq2seq")
+        assert result.sidecar.longest == 6
+        samples = RowSamples(Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 6, 1000), 6)
+        assert [samples.length(index) for index in range(2)] == [3, 6]
+        with pytest.raises(DataError, match=r"has a row of 6 tokens and job\.seq_length is 5"):
+            Rows(IndexedTokens(tmp_path / "out"), "seq2seq", 5, 1000)
+
     @pytest.mark.parametrize(
         ("row", "message"),
         [
@@ -142,6 +164,15 @@ class TestConversion:
     def test_rows_of_another_form(self, tokenizer, tmp_path, row, message):
         with pytest.raises(DataError, match=message):
             tokenise_rows([write(tmp_path / "x.jsonl", row)], tokenizer, tmp_path / "out", objective="sft")
+
+
+@pytest.mark.parametrize(("seq_length", "length"), [(12, 12), (20, 16)])
+def test_rows_are_rounded_up_and_never_beyond_seq_length(seq_length, length):
+    """Rows of 3 and 11 tokens."""
+    rows = [Row(inputs=np.arange(n), labels=np.arange(n), source=np.arange(n)) for n in (3, 11)]
+    plain = padded(rows, seq_length)
+    assert plain.input_ids.shape == plain.labels.shape == plain.source_ids.shape == (2, length)
+    assert packed([rows[:1], rows[1:]], seq_length).input_ids.shape == (2, length)
 
 
 @pytest.mark.parametrize("capacity", [10, 37, 64])

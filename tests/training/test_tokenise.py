@@ -8,7 +8,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from kit.errors import DataError
@@ -44,6 +44,18 @@ def test_every_kind_of_source(tokenizer, tmp_path):
     assert tokens(tmp_path / "out" / "train") == [2, 3, 4, 1, 5, 1, 6, 6, 1, 2, 1, 0, 1, 4, 5, 1]
     assert (result.sidecar.num_documents, result.sidecar.max_token_id, result.sidecar.vocab_size) == (6, 6, 7)
     assert "16 tokens in 6 documents" in str(result)
+
+
+def test_special_tokens_that_the_tokenizer_would_add_are_not(tokenizer, tmp_path):
+    """Llama's puts a BOS before every text: a document ends with one token, and begins with none."""
+    loaded = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    loaded.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<unk> $A", special_tokens=[("<unk>", 0)]
+    )
+    loaded.save_pretrained(tmp_path / "adding")
+    (tmp_path / "x.txt").write_text("a b")
+    tokenise([tmp_path / "x.txt"], tmp_path / "adding", tmp_path / "x")
+    assert tokens(tmp_path / "x") == [2, 3, 1]
 
 
 def test_more_documents_than_a_batch(tokenizer, tmp_path):
