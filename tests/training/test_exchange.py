@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -228,10 +229,23 @@ class TestHuggingFace:
         for name, parameter in model.named_parameters():
             assert torch.equal(parameter, master[name].bfloat16()), name
 
+    def test_shards_are_numbered_filled_and_summed(self, exported, tmp_path):
+        """As save_pretrained writes them: what loads a model by its index or its files finds the same."""
+        exchange_to_hf(exported[2], tmp_path / "hf", shard_bytes=10_000)
+        files = sorted(tmp_path.glob("hf/*.safetensors"))
+        assert len(files) > 2
+        assert [path.name for path in files] == [
+            f"model-{number:05d}-of-{len(files):05d}.safetensors" for number in range(1, len(files) + 1)
+        ]
+        sizes = [sum(tensor.nbytes for tensor in load_file(path).values()) for path in files]
+        assert all(one + next_one > 10_000 for one, next_one in pairwise(sizes)), "two would fit into one"
+        index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+        assert index["metadata"]["total_size"] == sum(sizes)
+
     def test_tokenizer_and_special_tokens_come_along(self, exported, tmp_path):
         source = tmp_path / "source"
         source.mkdir()
-        (source / "config.json").write_text('{"eos_token_id": [5, 6], "bos_token_id": 4, "pad_token_id": null}')
+        (source / "config.json").write_text('{"eos_token_id": [5, 6], "bos_token_id": 0, "pad_token_id": null}')
         (source / "tokenizer.json").write_text("{}")
         (source / "generation_config.json").write_text('{"temperature": 0.5, "do_sample": true}')
         (source / "secret.txt").write_text("not part of a model")
@@ -239,7 +253,7 @@ class TestHuggingFace:
         names = {path.name for path in (tmp_path / "hf").iterdir()}
         assert names == {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json"}
         model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", local_files_only=True)
-        assert (model.config.eos_token_id, model.config.bos_token_id) == ([5, 6], 4)
+        assert (model.config.eos_token_id, model.config.bos_token_id) == ([5, 6], 0)
         assert model.generation_config.temperature == 0.5
 
     def test_an_existing_directory_is_not_overwritten(self, exported, tmp_path):
@@ -268,10 +282,11 @@ def test_buffers_stay_in_fp32_whatever_the_dtype(one_process, tmp_path):
     rundir = tiny.run_directory(tmp_path / "run", tiny.plan(tiny.model("deepseek_v3")))
     engine = TorchEngine(rundir)
     export_exchange(engine, tmp_path / "exchange", cases.COUNTERS, model=rundir.plan.model)
-    exchange_to_hf(tmp_path / "exchange", tmp_path / "hf", dtype="bfloat16")
-    buffers = {n: t for n, t in load_file(tmp_path / "hf" / "model.safetensors").items() if is_buffer(n)}
-    assert buffers
-    assert {tensor.dtype for tensor in buffers.values()} == {torch.float32}
+    exchange_to_hf(tmp_path / "exchange", tmp_path / "hf", dtype="bfloat16", shard_bytes=30_000)
+    tensors = {n: t for path in tmp_path.glob("hf/*.safetensors") for n, t in load_file(path).items()}
+    assert {tensor.dtype for name, tensor in tensors.items() if is_buffer(name)} == {torch.float32}
+    index = json.loads((tmp_path / "hf" / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in tensors.values())
 
 
 def test_a_megatron_checkpoint_has_fp32_state_and_adams_own_count(exported, tmp_path):
@@ -282,6 +297,8 @@ def test_a_megatron_checkpoint_has_fp32_state_and_adams_own_count(exported, tmp_
     counters = Counters(step=5, samples_seen=20, tokens_seen=640, optimizer_steps=3)
     export_exchange(engine, tmp_path / "skipped", counters, model=rundir.plan.model)
     convert(tmp_path / "skipped", "megatron", tmp_path / "megatron", dtype="bfloat16")
+    assert import_exchange(engine, tmp_path / "skipped").step == 5
+    assert engine.optimizer_steps == 3
     exchange_to_hf(tmp_path / "skipped", tmp_path / "hf", dtype="float32")
     convert(tmp_path / "megatron", "exchange", tmp_path / "back", model=str(tmp_path / "hf"))
     found, expected = ExchangeCheckpoint(tmp_path / "back"), ExchangeCheckpoint(tmp_path / "skipped")

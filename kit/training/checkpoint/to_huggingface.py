@@ -127,13 +127,14 @@ def _write_weights(
     # In the order of the source, which may read what lies together once.
     files = plan_files([name for name in source.names() if name in shapes], shapes, dtype.itemsize, shard_bytes)
     weight_map: dict[str, str] = {}
+    total = 0
     for number, names in enumerate(files, start=1):
         file_name = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
         tensors = {name: (torch.float32 if is_buffer(name) else dtype, shapes[name]) for name in names}
         write_tensors(into / file_name, tensors, source)
+        total += sum(math.prod(shape) * kind.itemsize for kind, shape in tensors.values())
         weight_map |= dict.fromkeys(names, file_name)
     if len(files) > 1:
-        total = sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         write_json(into / "model.safetensors.index.json", index)
 
