@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import re
 import statistics
 import time
 from contextlib import nullcontext
@@ -137,6 +138,14 @@ class TestSpikes:
         runs.run(again)
         assert runs.metrics(again)[8:] == rows[8:]
 
+    def test_warned_of_by_the_loss_and_discarded_by_the_norm(self, tmp_path, spoiled):
+        """The stricter of the two is done."""
+        spoiled[14] = 100.0
+        rundir = prepared(tmp_path / "run", loss_spike="warn", gradient_spike="discard")
+        runs.run(rundir, export_at_end=False)
+        assert [(event["event"], event["action"]) for event in events(rundir)] == [("gradient spike", "discard")]
+        assert runs.metrics(rundir)[7]["grad_norm"] is None
+
     def test_discard_by_the_gradient_norm(self, tmp_path, spoiled):
         """A factor on the loss is one on the gradient."""
         spoiled[14] = 100.0
@@ -176,12 +185,19 @@ class TestSpikes:
         runs.run(rundir, resume="auto")
         assert [row["step"] for row in runs.metrics(rundir)] == list(range(1, 13))
         assert events(rundir)[-1]["event"] == "resumed"
+        # The window of a process that was started again is that of one that was not.
+        (whole_spike,), (spike,) = ([e for e in events(r) if e["event"] == "loss spike"] for r in (whole, rundir))
+        assert spike["why"] == whole_spike["why"]
 
     def test_rewound_twice_no_sample_is_read_again(self, tmp_path, spoiled):
         """The second time to a checkpoint that has left samples out already."""
         spoiled.update({14: 10.0, 22: 10.0})
-        rundir = prepared(tmp_path / "run", loss_spike="rewind")
+        rundir = prepared(tmp_path / "run", loss_spike="rewind", window_steps=16)
         summary = runs.run(rundir)
+        spikes = [event for event in events(rundir) if event["event"] == "loss spike"]
+        assert [(event["step"], event["samples"]) for event in spikes] == [(8, [14, 15]), (10, [22, 23])]
+        # Each is compared with all steps before it, and with none of those that were made again.
+        assert [re.search(r"of (\d+) steps", event["why"]).group(1) for event in spikes] == ["7", "9"]
         rewinds = [event for event in events(rundir) if event["event"] == "rewound"]
         assert [(event["step"], event["skipped_samples"]) for event in rewinds] == [(6, [12, 15]), (9, [22, 23])]
         exchange = json.loads((rundir.path / summary.exchange_checkpoint / "exchange.json").read_text())

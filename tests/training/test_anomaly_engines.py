@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kit.specs.run import CheckpointSpec, StabilitySpec
+from kit.training.checkpoint.engine_checkpoint import read_manifest
 from tests.training import runs, tiny
 from tests.workers import pool
 
@@ -149,6 +150,7 @@ def test_an_overflow_of_fp16_halves_the_scale_and_the_run_goes_on(tmp_path, stag
     assert scales[1:] == [scale / 2 if skip else scale for scale, skip in zip(scales, skipped, strict=True)][:-1]
     assert all(row["event"] is None for row in rows)
     assert (steps, optimizer_steps) == (16, skipped.count(False))
+    assert read_manifest(rundir.path / "checkpoints" / "step-00000016").counters.optimizer_steps == optimizer_steps
     assert optimizer_steps >= 5
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import random
 from contextlib import ExitStack
 
@@ -216,6 +217,18 @@ def test_everything_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     files.publish(partial, directory)
     assert {(str(path), False) for path in (partial, partial / "deep", partial / "deep" / "file")} < set(synced)
     assert synced[-1] == (str(tmp_path), True)
+
+
+def test_a_json_file_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
+    synced, real = [], os.fsync
+
+    def look(descriptor):
+        synced.append((os.readlink(f"/proc/self/fd/{descriptor}"), (tmp_path / "x.json").exists()))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    files.write_json(tmp_path / "x.json", {"a": 1})
+    assert synced == [(str(tmp_path / ".x.json.partial"), False), (str(tmp_path), True)]
 
 
 @pytest.mark.parametrize(("engine", "zero_stage"), [("torch", 0), ("torch", 3), ("deepspeed", 1), ("deepspeed", 3)])

@@ -58,6 +58,14 @@ class TestWhatARunLeaves:
         assert printed[:-1] == ["step 2/5", "step 4/5", "step 5/5"]
         assert printed[-1].startswith("measured: step ")
 
+    def test_the_summary_has_the_validation_of_the_last_step(self, tmp_path):
+        """Also where a run is stopped between two of those that are logged."""
+        whole, stopped = (runs.prepare(tmp_path / f"{n}", validation_every_steps=n) for n in (1, 2))
+        runs.run(whole, export_at_end=False)
+        summary = runs.run(stopped, stop_at_step=3, export_at_end=False)
+        assert summary.validation_loss == runs.metrics(whole)[2]["validation_loss"]
+        assert runs.metrics(stopped)[2]["validation_loss"] is None
+
     def test_the_loss_falls(self, tmp_path):
         rundir = runs.prepare(tmp_path / "run", tiny.plan(micro_batch_size=8), steps=40)
         runs.run(rundir)

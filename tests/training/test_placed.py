@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -50,6 +52,27 @@ def test_parts_become_the_tensors(tmp_path, monkeypatch, block_bytes):
         assert record == record_of(tmp_path / name)
         found = load_file(tmp_path / name)
         assert all(torch.equal(found[each], TENSORS[each]) for each in TENSORS)
+
+
+def test_writes_that_stop_half_way_go_on_where_they_stopped(tmp_path, monkeypatch):
+    """As pwrite may: a network file system, a signal."""
+    real = parallel_safetensors.os.pwrite
+    monkeypatch.setattr(
+        parallel_safetensors.os, "pwrite", lambda fd, data, at: real(fd, memoryview(data).cast("B")[:20], at)
+    )
+    write(Halves(), tmp_path)
+    assert all(torch.equal(load_file(tmp_path / "master.safetensors")[each], TENSORS[each]) for each in TENSORS)
+
+
+def test_what_was_written_is_on_the_disk(tmp_path, monkeypatch):
+    synced, real = [], os.fdatasync
+
+    def look(descriptor):
+        synced.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fdatasync", look)
+    assert set(write(Halves(), tmp_path)) == set(synced)
 
 
 def test_writes_that_a_file_system_loses_are_noticed(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from kit.training.data.indexed import IndexedTokens, IndexedWriter
 from kit.training.data.loader import DataLoader, DataParallelShard, training_batches
 from kit.training.data.samples import PackedSamples, RowSamples, packed, packs, padded
 from kit.training.data.tokenise_rows import tokenise_rows
-from tests.training import tiny
+from tests.training import runs, tiny
 from tests.workers import pool
 
 CHATML = (
@@ -298,6 +298,20 @@ def rows_of(samples: Any, rows: Rows, seed: int) -> list[Any]:
     if isinstance(samples, PackedSamples):
         return [rows[row] for index in drawn for row in samples._packs[index]]
     return [rows[index] for index in drawn]
+
+
+@pytest.mark.usefixtures("one_process")
+def test_a_run_counts_positions_and_not_labels(tmp_path):
+    """Tokens seen and tokens per second are of all positions, as a budget is; the loss is of the labels that count."""
+    rows_on_disk(tmp_path / "train")
+    data = DataSpec(train=str(tmp_path / "train"))
+    rundir = tiny.run_directory(tmp_path / "run", tiny.plan(job=JOB, micro_batch_size=2), data=data, steps=2)
+    summary = runs.run(rundir, export_at_end=False)
+    assert summary.tokens_seen == 2 * 2 * tiny.SEQ_LENGTH
+    for line in (rundir.path / "metrics.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert 0 < row["tokens"] < 2 * tiny.SEQ_LENGTH
+        assert row["tokens_per_s"] * row["step_time_s"] == pytest.approx(2 * tiny.SEQ_LENGTH)
 
 
 def test_packing_is_of_rows_alone(tmp_path):
