@@ -20,6 +20,7 @@ from kit.cost.model.pipeline import chunk_layers
 from kit.emit.derived_file import DerivedFile, chosen
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
+from kit.specs.balancing import BalancingSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
@@ -46,6 +47,11 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "transformer_config.moe_layer_freq": "model.first_dense_layers",
     "transformer_config.moe_router_score_function": "model.family",
     "transformer_config.moe_router_enable_expert_bias": "model.family",
+    "transformer_config.moe_router_load_balancing_type": "job.balancing",
+    "transformer_config.moe_aux_loss_coeff": "job.balancing",
+    "transformer_config.moe_z_loss_coeff": "job.balancing",
+    "transformer_config.moe_router_bias_update_rate": "job.balancing",
+    "transformer_config.moe_expert_capacity_factor": "job.balancing",
     "transformer_config.moe_router_num_groups": "model.router_groups",
     "transformer_config.moe_router_group_topk": "model.router_top_groups",
     "transformer_config.moe_router_topk_scaling_factor": "model.routed_scaling_factor",
@@ -156,23 +162,36 @@ def _expert_parallel(layout: Layout) -> dict[str, Any]:
     return {"expert_model_parallel_size": layout.ep, "expert_tensor_parallel_size": layout.etp}
 
 
-def _experts(model: ModelSpec, layout: Layout) -> dict[str, Any]:
-    """Routing as transformers computes it: no auxiliary loss, no token dropped, whatever its experts' load."""
+def _experts(model: ModelSpec, balancing: BalancingSpec, layout: Layout) -> dict[str, Any]:
+    """Routing as transformers computes it, and what balances its experts."""
+    kind = balancing.moe_router_load_balancing_type
+    # moe/router.py takes tokens and probabilities of this loss over all data-parallel ranks, whose gradients are then
+    # averaged once more.
+    coefficient = balancing.moe_aux_loss_coeff * (layout.dp if kind == "global_aux_loss" else 1)
     settings: dict[str, Any] = {
         "num_moe_experts": model.num_experts,
         "moe_router_topk": model.experts_per_token,
         "moe_ffn_hidden_size": model.moe_ffn_hidden_size,
         # The softmax of the chosen logits alone is the normalised softmax of all.
         "moe_router_pre_softmax": not model.norm_topk_prob,
-        "moe_router_load_balancing_type": "none",
+        "moe_router_load_balancing_type": kind,
         "moe_router_dtype": "fp32",
         "moe_token_dispatcher_type": "alltoall",
     }
     if model.traits.router == "sigmoid":
-        # The correction of scores comes with the weights and stays (kit/engines/huggingface/buffers.py): a rate of 0.
         settings |= {"moe_router_score_function": "sigmoid", "moe_router_pre_softmax": False}
-        settings |= {"moe_router_enable_expert_bias": True, "moe_router_bias_update_rate": 0.0}
+        settings |= {
+            "moe_router_enable_expert_bias": True,
+            "moe_router_bias_update_rate": balancing.moe_router_bias_update_rate,
+        }
     settings |= chosen(
+        ("moe_aux_loss_coeff", coefficient, coefficient),
+        ("moe_z_loss_coeff", balancing.moe_z_loss_coeff, balancing.moe_z_loss_coeff),
+        (
+            "moe_expert_capacity_factor",
+            balancing.moe_expert_capacity_factor is not None,
+            balancing.moe_expert_capacity_factor,
+        ),
         ("moe_router_num_groups", model.router_groups > 1, model.router_groups),
         ("moe_router_group_topk", model.router_groups > 1, model.router_top_groups),
         ("moe_router_topk_scaling_factor", model.routed_scaling_factor != 1, model.routed_scaling_factor),
@@ -221,7 +240,7 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "sequence_parallel": layout.sp,
     }
     if model.num_experts:
-        settings |= _experts(model, layout)
+        settings |= _experts(model, job.balancing or BalancingSpec(), layout)
     windowed = model.sliding_window is not None and model.windowed(job.seq_length)
     clamped, scalar = model.traits.activation == "clamped_swiglu", model.query_pre_attn_scalar
     recomputes_all = layout.recompute == "full"

@@ -154,6 +154,15 @@ def _virtual_stages(value: Any, settings: Mapping[str, Any]) -> Args:
     return ["--num-virtual-stages-per-pipeline-rank", str(value)]
 
 
+def _per_token_loss(value: Any, settings: Mapping[str, Any]) -> Args:
+    """Left out beside losses of routers, which the flag divides by the ranks that share a sequence (moe/router.py). All
+    tokens of whole documents count, so the mean over micro batches is the same."""
+    config = settings["transformer_config"]
+    if "moe_aux_loss_coeff" in config or "moe_z_loss_coeff" in config:
+        return []
+    return ["--calculate-per-token-loss"] if value else []
+
+
 _DTYPES = ("float32", "bfloat16", "float16")
 _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "parallel_state.tensor_model_parallel_size": _covered_by_another_flag,
@@ -178,7 +187,7 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "transformer_config.hidden_dropout": _value("--hidden-dropout"),
     "transformer_config.attention_dropout": _value("--attention-dropout"),
     "transformer_config.gradient_accumulation_fusion": _if("--no-gradient-accumulation-fusion", when=False),
-    "transformer_config.calculate_per_token_loss": _if("--calculate-per-token-loss"),
+    "transformer_config.calculate_per_token_loss": _per_token_loss,
     "transformer_config.bf16": _if("--bf16"),
     "transformer_config.params_dtype": _same(_DTYPES),
     "transformer_config.pipeline_dtype": _same(_DTYPES),
@@ -194,6 +203,9 @@ _FLAGS: dict[str, Callable[[Any, Mapping[str, Any]], Args]] = {
     "transformer_config.moe_ffn_hidden_size": _value("--moe-ffn-hidden-size"),
     "transformer_config.moe_router_pre_softmax": _if("--moe-router-pre-softmax"),
     "transformer_config.moe_router_load_balancing_type": _value("--moe-router-load-balancing-type"),
+    "transformer_config.moe_aux_loss_coeff": _value("--moe-aux-loss-coeff"),
+    "transformer_config.moe_z_loss_coeff": _value("--moe-z-loss-coeff"),
+    "transformer_config.moe_expert_capacity_factor": _value("--moe-expert-capacity-factor"),
     "transformer_config.moe_router_dtype": _value("--moe-router-dtype"),
     "transformer_config.moe_token_dispatcher_type": _value("--moe-token-dispatcher-type"),
     "transformer_config.expert_model_parallel_size": _value("--expert-model-parallel-size"),

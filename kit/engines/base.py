@@ -171,6 +171,11 @@ class Engine(Protocol):
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
         """Loss and gradients of one optimizer step; leaves the gradients ready for ``apply`` or ``discard``."""
 
+    def routing_metrics(self) -> Mapping[str, float | None]:
+        """What routers did in the last ``forward_backward``, over all ranks: fields of ``StepMetrics``. Empty without
+        experts."""
+        return {}
+
     def gradient_norm(self) -> float | None:
         """Norm that ``apply`` will report, between ``forward_backward`` and ``apply``, while the step can still be
         discarded. Not finite where a gradient is not finite. None: fp16's scaled gradient overflowed, and ``apply``

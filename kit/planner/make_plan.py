@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from kit.cost.estimate import predict
 from kit.cost.memory.deepspeed_sizes import buffer_sizes
 from kit.errors import PlanError
@@ -11,6 +13,7 @@ from kit.planner.explain.infeasible import nothing_fits, nothing_legal
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import search
+from kit.specs.balancing import BalancingSpec
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -29,6 +32,9 @@ def make_plan(
     Raises ``PlanError``: with every broken rule where no layout is legal; with the nearest miss and the smallest
     changes that would help where none fits. ``calibration``: residuals of earlier runs, which correct predictions.
     """
+    published = model.traits.balancing
+    if published and job.balancing is None and job.objective == "pretrain" and job.lora is None:
+        job = dataclasses.replace(job, balancing=BalancingSpec(**published))
     request = Request(model=model, cluster=cluster, job=job, pins=pins or Pins(), calibration=calibration)
     result = search(request)
     if result.best is None:

@@ -71,6 +71,8 @@ class Traits:
     """Whether each head has a learned score that takes part in the softmax and adds nothing."""
     router: Literal["softmax", "sigmoid"] = "softmax"
     """Scores of experts. sigmoid: with a correction that chooses experts and does not weigh them; no parameter."""
+    balancing: Mapping[str, Any] = field(default_factory=dict)
+    """How its experts were balanced in pretraining, as published: fields of BalancingSpec. Empty: nobody said."""
     fused_attention: bool = True
     """Whether transformers has it by torch's scaled_dot_product_attention; otherwise scores are materialised."""
     even_heads: bool = False
@@ -220,6 +222,11 @@ FAMILIES: Mapping[Family, Traits] = {
         megatron="llama.mixtral",
         transformer_engine=True,
         mlp_names=("block_sparse_moe", "w1", "w3", "w2"),
+        balancing={
+            "moe_router_load_balancing_type": "aux_loss",
+            "moe_aux_loss_coeff": 0.02,
+            "source": "config.json of mistralai/Mixtral-8x7B-v0.1, router_aux_loss_coef",
+        },
         needs=_EXPERTS,
         takes=(*_ROPE, "sliding_window"),
     ),
@@ -227,15 +234,34 @@ FAMILIES: Mapping[Family, Traits] = {
         megatron="llama.qwen3_moe",
         transformer_engine=True,
         qk_norm="head",
+        balancing={
+            "moe_router_load_balancing_type": "global_aux_loss",
+            "moe_aux_loss_coeff": 0.001,
+            "source": "arXiv 2505.09388, section 2; config.json of Qwen/Qwen3-235B-A22B, router_aux_loss_coef",
+        },
         needs=_EXPERTS,
         takes=(*_ROPE, "norm_topk_prob"),
     ),
     "deepseek_v2": Traits(
-        needs=("latent", *_EXPERTS), takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts")
+        # Its losses of devices and of communication are not computed.
+        balancing={
+            "moe_router_load_balancing_type": "seq_aux_loss",
+            "moe_aux_loss_coeff": 0.003,
+            "source": "arXiv 2405.04434, section 3.1.2, alpha_1",
+        },
+        needs=("latent", *_EXPERTS),
+        takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts"),
     ),
     "deepseek_v3": Traits(
         megatron="deepseek.deepseek_v3",
         router="sigmoid",
+        # The last 500 billion tokens of 14.8 trillion had a rate of 0.
+        balancing={
+            "moe_router_load_balancing_type": "seq_aux_loss",
+            "moe_aux_loss_coeff": 0.0001,
+            "moe_router_bias_update_rate": 0.001,
+            "source": "arXiv 2412.19437, section 4.2, alpha and gamma",
+        },
         needs=("latent", *_EXPERTS),
         takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts"),
     ),

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from kit.specs.balancing import BalancingSpec
 from kit.specs.base import SPEC
 
 MOST_SEQUENCES = 10**7
@@ -69,3 +70,6 @@ class JobSpec:
     """Peak learning rate; the schedule is in ``run.schedule``. A step of Adam changes a weight by about as much."""
     grad_clip: float = Field(default=1.0, ge=0, le=1e9)
     """Largest global gradient norm; 0 turns clipping off."""
+    balancing: BalancingSpec | None = None
+    """Balancing of experts. null: in pretraining what the model's family was published with, which a plan then shows;
+    otherwise none."""

@@ -9,7 +9,7 @@ run that is killed and resumed makes the same steps.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -189,10 +189,11 @@ class _Run:
         is_end = step == self.total_steps  # where a run is merely stopped must not show in its metrics
         validated = self.validate(step) if is_end or _is_due(step, run.validation_every_steps) else None
         agreed = self._agree(result.counters)
+        routing = self.engine.routing_metrics()
         is_last = step == last_step or bool(self.stopped)
         if self.engine.is_main:
             due = is_last or _is_due(step, run.logging.every_steps)
-            self.logger.log_step(self._metrics(result, agreed, validated), due)
+            self.logger.log_step(self._metrics(result, agreed, validated, routing), due)
         if is_last or _is_due(step, run.checkpoint.every_steps):
             self._save(result.counters, wait=is_last)
 
@@ -225,7 +226,13 @@ class _Run:
             self.logger.log(f"{self.stopped.words}: stopping after step {counters.step} with a checkpoint")
         return agreed
 
-    def _metrics(self, result: _StepResult, agreed: Sequence[float], validated: float | None) -> StepMetrics:
+    def _metrics(
+        self,
+        result: _StepResult,
+        agreed: Sequence[float],
+        validated: float | None,
+        routing: Mapping[str, float | None],
+    ) -> StepMetrics:
         plan, clock, pace, step_s = self.rundir.plan, self.clock, self.clock.pace_s, self.clock.step_s
         tokens_per_s = result.size * plan.job.seq_length / step_s
         on_gpu = plan.cluster.gpu.device != "cpu"
@@ -252,6 +259,7 @@ class _Run:
             loss_scale=result.norms.loss_scale if result.norms else None,
             event=f"{result.decision.kind}: {result.decision.action}" if result.decision else None,
             eta_s=None if pace is None else pace * (self.total_steps - result.counters.step),
+            **routing,  # type: ignore[arg-type]
         )
 
 

@@ -51,7 +51,6 @@ arguments=(
     --hidden-dropout 0.0
     --attention-dropout 0.0
     --no-gradient-accumulation-fusion
-    --calculate-per-token-loss
     --bf16
     --tensor-model-parallel-size 2
     --pipeline-model-parallel-size 2
@@ -60,9 +59,10 @@ arguments=(
     --num-experts 8
     --moe-router-topk 2
     --moe-ffn-hidden-size 14336
-    --moe-router-load-balancing-type none
+    --moe-router-load-balancing-type aux_loss
     --moe-router-dtype fp32
     --moe-token-dispatcher-type alltoall
+    --moe-aux-loss-coeff 0.02
     --expert-model-parallel-size 8
     --expert-tensor-parallel-size 1
     --num-virtual-stages-per-pipeline-rank 2

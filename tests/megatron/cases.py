@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import megatron_settings
 from kit.engines.base import IGNORE_INDEX, MicroBatch, StateKind, TensorSource
 from kit.engines.full_tensors import full_tensors
@@ -17,6 +18,7 @@ from kit.engines.huggingface import experts
 from kit.engines.huggingface.buffers import SavedBuffers
 from kit.specs.job import OptimizerSpec
 from kit.specs.model import ModelSpec
+from tests.support.balance import PlainRouters
 from tests.training import tiny
 
 MICRO_BATCH_SIZE = 2
@@ -44,6 +46,8 @@ class Trajectory:
     """Weights before the first step: what came in from the Hugging Face directory, out again."""
     masters: dict[str, torch.Tensor] = field(default_factory=dict)
     """After the last step."""
+    routing: dict[str, float | None] = field(default_factory=dict)
+    """Metrics of the last step's experts."""
 
 
 HF_DIRECTORY = "model"
@@ -57,7 +61,7 @@ def run_directory(
     model_path: str | None = HF_DIRECTORY,
     **layout: Any,
 ) -> Any:
-    """A run directory for the Megatron engine with GLOBAL_BATCH_SIZE sequences a step."""
+    """A run directory, for the Megatron engine unless ``layout`` says otherwise: GLOBAL_BATCH_SIZE sequences a step."""
     size = layout.get("micro_batch_size", MICRO_BATCH_SIZE)
     layout = {
         "engine": "megatron",
@@ -67,7 +71,8 @@ def run_directory(
     } | layout
     plan = tiny.plan(spec, job=JOB | (job or {}), **layout)
     rundir = tiny.run_directory(path, plan, model_path=model_path and str(path.parent / model_path))
-    return dataclasses.replace(rundir, settings=megatron_settings(plan))
+    settings = {"megatron": megatron_settings, "deepspeed": ds_config, "torch": lambda _: {}}
+    return dataclasses.replace(rundir, settings=settings[plan.layout.engine](plan))
 
 
 def step_batch(vocab_size: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -109,11 +114,21 @@ def train_with_fault(rundir: Any, steps: int, fault: str | None, packed: bool = 
         return train(rundir, steps, packed)
 
 
+def built(rundir: Any) -> Any:
+    """The engine of a plan."""
+    match rundir.plan.layout.engine:
+        case "torch":
+            from kit.engines.torch.engine import TorchEngine as Engine
+        case "deepspeed":
+            from kit.engines.deepspeed.engine import DeepSpeedEngine as Engine
+        case _:
+            from kit.engines.megatron.engine import MegatronEngine as Engine
+    return Engine(rundir)
+
+
 def train(rundir: Any, steps: int, packed: bool = False) -> Trajectory:
     """Inside a worker: build the engine, train, close."""
-    from kit.engines.megatron.engine import MegatronEngine
-
-    engine = MegatronEngine(rundir)
+    engine = built(rundir)
     result = Trajectory(initial=export(engine, StateKind.MASTER))
     for step in range(steps):
         size = rundir.plan.layout.micro_batch_size
@@ -125,6 +140,7 @@ def train(rundir: Any, steps: int, packed: bool = False) -> Trajectory:
         result.tokens.append(loss.tokens)
         result.norms.append(engine.apply(LEARNING_RATE).gradient)
     result.masters = export(engine, StateKind.MASTER)
+    result.routing = dict(engine.routing_metrics())
     engine.close()
     return result
 
@@ -141,6 +157,7 @@ def reference(
     grad_clip: float = JOB["grad_clip"],
     eps: float = JOB["optimizer"].eps,
     packed: bool = False,
+    routers: PlainRouters | None = None,
 ) -> Trajectory:
     """Trains with plain transformers and torch.optim.AdamW in one process, all sequences in one batch."""
     # gpt-oss holds the biases of all experts in one matrix.
@@ -162,7 +179,9 @@ def reference(
         loss = (
             F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum") / count
         )
-        loss.backward()
+        (loss if routers is None else loss + routers.loss(GLOBAL_BATCH_SIZE)).backward()
+        if routers is not None:
+            routers.move_biases()
         if step == 0:
             result.gradients = _on_disk(spec, {name: p.grad.clone() for name, p in model.named_parameters()})
             result.gradients |= dict(buffers.export(StateKind.GRADIENT))

@@ -58,6 +58,12 @@ def test_every_flag_is_in_the_recorded_table_and_agrees_with_the_plan():
         assert flags.get("--num-experts", 0) == model.num_experts
         assert flags.get("--expert-model-parallel-size", 1) == (layout.ep if model.num_experts else 1)
         assert flags.get("--expert-tensor-parallel-size", 1) == (layout.etp if model.num_experts else 1)
+        if job.balancing:
+            kind, coefficient = job.balancing.moe_router_load_balancing_type, job.balancing.moe_aux_loss_coeff
+            assert flags["--moe-router-load-balancing-type"] == [kind]
+            assert flags["--moe-aux-loss-coeff"] == [coefficient * (layout.dp if kind == "global_aux_loss" else 1)]
+            assert (flags["--moe-z-loss-coeff"], flags["--moe-expert-capacity-factor"]) == (0.125, 2.0)
+        assert ("--calculate-per-token-loss" in flags) != bool(job.balancing)
         assert flags["--micro-batch-size"] == layout.micro_batch_size
         assert flags["--global-batch-size"] == job.global_batch_size
         assert flags["--seq-length"] == job.seq_length

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from kit.emit.megatron import PLAN_OWNED_KEYS, megatron_settings, padded_vocab_size
+from kit.specs.balancing import BalancingSpec
 from kit.specs.families import families_where
 from tests.megatron.shapes import BY_FAMILY
 from tests.training import tiny
@@ -28,10 +29,11 @@ def plans():
         for layout in LAYOUTS:
             for precision in ("fp32", "bf16"):
                 spec = tiny.model(family, num_layers=4, vocab_size=127, **BY_FAMILY.get(family, {}))
-                plan = tiny.plan(
-                    spec, job={"precision": precision}, engine="megatron", implementation="local", **layout
-                )
-                yield plan
+                job = {"precision": precision}
+                if spec.num_experts:
+                    both = {"moe_z_loss_coeff": 0.125, "moe_expert_capacity_factor": 2.0}
+                    job["balancing"] = BalancingSpec(**(spec.traits.balancing | both))
+                yield tiny.plan(spec, job=job, engine="megatron", implementation="local", **layout)
 
 
 def test_every_key_is_accepted_by_megatron_core():
@@ -52,6 +54,11 @@ def test_every_key_is_accepted_by_megatron_core():
         config = transformer_config(settings["transformer_config"])
         assert config.num_layers == plan.model.num_layers
         assert config.bf16 == (plan.job.precision == "bf16")
+        if plan.model.num_experts:
+            chosen = plan.job.balancing
+            assert config.moe_router_load_balancing_type == chosen.moe_router_load_balancing_type
+            assert config.moe_router_bias_update_rate in (chosen.moe_router_bias_update_rate, 1e-3)  # or its default
+            assert (config.moe_z_loss_coeff, config.moe_expert_capacity_factor) == (0.125, 2.0)
 
 
 def test_fp8_is_emitted_as_the_gpu_has_it():

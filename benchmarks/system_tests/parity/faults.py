@@ -247,6 +247,40 @@ def _decayed_norms(_):
     return lambda config: {}
 
 
+def _unscaled_router_losses(begin):
+    """Losses of routers are added as they are to a loss that is a sum over tokens."""
+
+    def unscaled(self, micro_batches):
+        begin(self, micro_batches)
+        self._config.grad_scale_func = None
+
+    return unscaled
+
+
+def _loads_of_this_rank(_):
+    """Auxiliary losses weigh experts by the tokens of this rank's part of the sequence."""
+    return lambda routing_map, reduce_group, **_: (
+        routing_map.sum(0) * reduce_group.size(),
+        len(routing_map),
+        len(routing_map) * reduce_group.size(),
+    )
+
+
+def _biases_of_this_rank(_):
+    """Each rank moves its biases by the loads that it saw."""
+    return lambda tokens, bias, rate: bias + rate * torch.sign(tokens.mean(-1, keepdim=True) - tokens)
+
+
+def _no_sum_over_ranks(_):
+    """Loads stay those of one rank."""
+    return lambda self: None
+
+
+def _mean_over_ranks_twice(begin):
+    """Losses of routers are divided by the number of ranks here and by the engine once more."""
+    return lambda self, micro_batches, averaged_over, loss_scale=1.0: begin(self, micro_batches, 1, loss_scale)
+
+
 _DEEPSPEED, _MEGATRON = "kit.engines.deepspeed", "kit.engines.megatron"
 _GLOBAL_NAMES = f"{_MEGATRON}.resharding.huggingface:_global_names"
 _ZERO_3 = "deepspeed.runtime.zero.stage3:DeepSpeedZeroOptimizer_Stage3"
@@ -289,6 +323,13 @@ FAULTS: dict[str, Fault] = {
     "megatron-forgotten-correction": Fault(
         "megatron.core.transformer.moe.router:topk_routing_with_score_function", _scores_alone
     ),
+    "local-expert-loads": Fault("kit.engines.routing:RoutingRecord.reduce", _no_sum_over_ranks),
+    "router-losses-averaged-twice": Fault("kit.engines.huggingface.routing:HfRouting.begin", _mean_over_ranks_twice),
+    "megatron-unscaled-router-losses": Fault(f"{_MEGATRON}.routing:MegatronRouting.begin", _unscaled_router_losses),
+    "megatron-loads-of-this-rank": Fault(
+        "megatron.core.transformer.moe.router:get_tokens_per_expert_and_token_count", _loads_of_this_rank
+    ),
+    "megatron-biases-of-this-rank": Fault(f"{_FINALIZE}:get_updated_expert_bias", _biases_of_this_rank),
     "megatron-summed-expert-biases": Fault(f"{_MEGATRON}.model.layers:ExpertRowParallelLinear", _summed_biases),
     "megatron-joined-documents": Fault(f"{_MEGATRON}.model.cp_all_gather:causal_attention", _across_documents),
     "megatron-running-positions": Fault(f"{_MEGATRON}.model.build:LanguageModel.forward", _running_positions),

@@ -26,6 +26,7 @@ from kit.engines.deepspeed.memory_checkpoint import copy_checkpoint
 from kit.engines.deepspeed.nvme_state import NvmeState
 from kit.engines.huggingface.adapters import InitialAdapters, checkpoint_shapes
 from kit.engines.huggingface.models import HfDirectory
+from kit.engines.huggingface.routing import HfRouting
 from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, to_host
 from kit.errors import CheckpointError, EngineError
 
@@ -45,6 +46,15 @@ class DeepSpeedEngine(Engine):
         self._engine, self._strategy = build_deepspeed(rundir)
         self._state = parameter_state(self._engine)
         self._strategy.attach(self._engine, self._state)
+        plan = rundir.plan
+        self._routing = HfRouting(
+            self._engine.module,
+            plan.model,
+            plan.job,
+            self._strategy.dp_size,
+            torch.device(self._engine.device),
+            self._strategy.sequence_group,
+        )
         self.dp_rank: int = self._strategy.dp_rank
         self.dp_size: int = self._strategy.dp_size
         self.is_main: bool = dist.get_rank() == 0
@@ -72,18 +82,24 @@ class DeepSpeedEngine(Engine):
         self._pending = True
         scale = mean_scale(tokens, self._strategy.averaged_over)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._routing.begin(len(micro_batches), self._strategy.averaged_over, self._loss_scale)
         for index, micro_batch in enumerate(micro_batches):
+            self._routing.sequences = len(micro_batch.input_ids)
             # Set for every backward: stages 0 and 1 reduce, and 2 and 3 hand over, only at the boundary.
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
             loss = self._strategy.loss_sum(micro_batch)
             self._engine.backward(loss * scale, scale_wrt_gas=False)
             loss_sum += loss.detach()
+        self._routing.end()
         dist.all_reduce(loss_sum, group=self._strategy.tokens_group)
         try:
             return to_host(loss_sum, tokens)[0]
         except EngineError:
             self.discard()
             raise
+
+    def routing_metrics(self) -> Mapping[str, float | None]:
+        return self._routing.metrics()
 
     def gradient_norm(self) -> float | None:
         if self._scaled_norm is None:

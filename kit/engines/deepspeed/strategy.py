@@ -38,6 +38,9 @@ class ModelParallelStrategy(ABC):
     tensor_group: dist.ProcessGroup | None = None
     """Ranks over which parameters are cut, ZeRO apart; None: none is."""
 
+    sequence_group: dist.ProcessGroup | None = None
+    """Ranks that split the sequences of one micro batch; None: none do."""
+
     @property
     def averaged_over(self) -> int:
         """Number by which DeepSpeed divides the sum of gradients; the loss is multiplied by it first."""

@@ -77,6 +77,7 @@ class UlyssesSequenceParallel(DataParallel):
             seq_length_is_variable=True,
         )
         self.mpu = _sequence_parallel_unit()
+        self.sequence_group = parallel_state_sp.get_sequence_parallel_group()
         return model
 
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:

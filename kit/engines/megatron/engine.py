@@ -25,6 +25,7 @@ from kit.engines.megatron.resharding.export import export_blocks
 from kit.engines.megatron.resharding.groups import shard_groups
 from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.resharding.optimizer_state import LocalState
+from kit.engines.megatron.routing import MegatronRouting
 from kit.engines.megatron.weights.random import RandomSource
 
 
@@ -46,6 +47,7 @@ class MegatronEngine(Engine):
                 build_chunks(plan.model, self._config, settings["model"], plan.layout.implementation)
             )
         ]
+        self._routing = MegatronRouting(plan.model, self._config, self._chunks)
         self._optimizer = build_optimizer(optimizer_config(settings["optimizer"]), self._chunks)
         self._norm: float | None = None
         """Norm of the current gradients, once it was computed."""
@@ -72,7 +74,13 @@ class MegatronEngine(Engine):
         for chunk in self._chunks:
             chunk.train()
         self.discard()
-        return self._run(micro_batches, forward_only=False)
+        scale = self._routing.begin(micro_batches)
+        total = self._run(micro_batches, forward_only=False, divisor=scale)
+        self._routing.end(len(micro_batches))
+        return total
+
+    def routing_metrics(self) -> Mapping[str, float | None]:
+        return self._routing.metrics()
 
     def gradient_norm(self) -> float:
         """Computes the norm by the first two parts of megatron-core's step (optimizer.py, ``ChainedOptimizer.step``).
@@ -167,11 +175,13 @@ class MegatronEngine(Engine):
         del self._resharder, self._states, self._optimizer, self._chunks
         parallel_state.destroy_model_parallel()
 
-    def _run(self, micro_batches: Sequence[MicroBatch], forward_only: bool) -> LossSum:
+    def _run(
+        self, micro_batches: Sequence[MicroBatch], forward_only: bool, divisor: torch.Tensor | None = None
+    ) -> LossSum:
         micro_batches = pad_to_longest(micro_batches, length_unit(self._config))
         micro_batch_size, seq_length = micro_batches[0].input_ids.shape
         results = self._run_schedule(
-            forward_step_func=_forward_step,
+            forward_step_func=partial(_forward_step, divisor),
             data_iterator=[iter(micro_batches) for _ in self._chunks],
             model=self._chunks,
             num_microbatches=len(micro_batches),
@@ -196,17 +206,21 @@ class MegatronEngine(Engine):
         return LossSum(loss_sum=loss_sum, tokens=int(tokens))
 
 
-def _forward_step(micro_batches: Iterator[MicroBatch], model: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+def _forward_step(
+    divisor: torch.Tensor | None, micro_batches: Iterator[MicroBatch], model: torch.nn.Module
+) -> tuple[torch.Tensor, Any]:
     """One micro batch through one model chunk (``forward_step_func`` of pipeline_parallel/schedules.py)."""
     output, counted = forward(model, next(micro_batches))
-    return output, partial(_sum_loss, counted)
+    return output, partial(_sum_loss, divisor, counted)
 
 
 def _sum_loss(
-    counted: torch.Tensor, losses: torch.Tensor
+    divisor: torch.Tensor | None, counted: torch.Tensor, losses: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
     """(loss sum, tokens, what to keep). With two values instead of three, megatron-core would scale the loss."""
     loss_sum = (losses * counted).sum()
     tokens = counted.sum()
     sums = torch.stack([loss_sum.detach().double(), tokens.double()])  # a copy: the loss itself is divided in place
+    if divisor is not None:
+        loss_sum = loss_sum / divisor
     return loss_sum, tokens.int(), {"sums": sums}

@@ -24,6 +24,7 @@ from kit.engines.huggingface.buffers import SavedBuffers
 from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
 from kit.engines.huggingface.models import HfDirectory, build_model, check_names, check_shape, source_for_model
 from kit.engines.huggingface.packed_attention import attend_by_document
+from kit.engines.huggingface.routing import HfRouting
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.kernels.chunked_loss import ChunkedLoss
 from kit.engines.kernels.compiled_blocks import compile_layers, prefer_cudnn
@@ -57,6 +58,7 @@ class TorchEngine(Engine):
         if plan.job.precision == "fp8":
             # Rows have lengths of their own in every objective but pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
+        self._routing = HfRouting(self._model, plan.model, plan.job, plan.layout.dp, self._device)
         if plan.layout.recompute == "full":
             self._model.activation_checkpointing_enable({"use_reentrant": False})
         if plan.layout.compile_layers:
@@ -105,11 +107,14 @@ class TorchEngine(Engine):
         # Both DDP and FSDP2 average over the ranks: times dp makes that the sum.
         scale = mean_scale(tokens, self.dp_size)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._routing.begin(len(micro_batches), averaged_over=self.dp_size)
         for index, micro_batch in enumerate(micro_batches):
+            self._routing.sequences = len(micro_batch.input_ids)
             with self._parallel.micro_batch(is_last=index == len(micro_batches) - 1):
                 loss = self._loss(micro_batch)
                 (loss * scale).backward()
             loss_sum += loss.detach()
+        self._routing.end()
         dist.all_reduce(loss_sum, group=self._parallel.tokens_group)
         norm = self._parallel.norm(self._gradients())
         try:
@@ -119,6 +124,9 @@ class TorchEngine(Engine):
             raise
         self._norm = norm, known[0]
         return total
+
+    def routing_metrics(self) -> Mapping[str, float | None]:
+        return self._routing.metrics()
 
     def apply(self, learning_rate: float) -> Norms:
         norm, known = self._gradient_norm()

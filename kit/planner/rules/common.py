@@ -226,6 +226,30 @@ def lora(w: Workload) -> str | None:
 # ---------------------------------------------------------------- Megatron's layers, on its engine and under ZeRO
 
 
+@rule()
+def balancing(w: Workload) -> str | None:
+    """What balances experts needs experts whose router is trained, on rows without padding, which it would count."""
+    chosen, model = w.job.balancing, w.model
+    if chosen is None:
+        return None
+    if not model.num_experts:
+        return f"job.balancing with {model.name}, which has no experts; leave it out"
+    if w.job.lora is not None or w.job.objective != "pretrain":
+        why = "lora, which freezes routers" if w.job.lora else f"objective={w.job.objective}, whose padding would count"
+        return f"job.balancing with {why}; leave it out, or pretrain all weights"
+    if chosen.moe_router_bias_update_rate and model.traits.router != "sigmoid":
+        return (
+            f"moe_router_bias_update_rate={chosen.moe_router_bias_update_rate:g} with {model.name}, whose router has "
+            "no expert bias; use 0, and an auxiliary loss"
+        )
+    if chosen.moe_expert_capacity_factor is not None and w.layout.engine != "megatron":
+        return (
+            f"moe_expert_capacity_factor={chosen.moe_expert_capacity_factor:g} on engine={w.layout.engine}, which "
+            "drops no tokens; use engine=megatron, or null"
+        )
+    return None
+
+
 @rule("deepspeed", "megatron")
 def megatron_family(w: Workload) -> str | None:
     """Layers and weight maps that the Megatron engine has."""

@@ -55,6 +55,21 @@ class StepMetrics:
     """Peak of the fullest GPU up to this step's backward, as allocated by torch; null on CPU processes."""
     loss_scale: float | None = None
     """fp16 alone."""
+    expert_load_max: float | None = None
+    """Tokens of the fullest expert over the mean of its layer, of the worst layer. This and the next six: of models
+    with experts."""
+    expert_load_entropy: float | None = None
+    """Entropy of an expert's share of the tokens over that of even shares, of the worst layer: 1 is even."""
+    dead_experts: int | None = None
+    """Experts, of all layers, that no token of the step went to."""
+    dropped_tokens: float | None = None
+    """Part of the (token, expert) pairs that were over an expert's capacity."""
+    router_aux_loss: float | None = None
+    """Auxiliary loss without its coefficient, mean over layers: 1 is even; null where nothing is added to the loss."""
+    router_z_loss: float | None = None
+    """The routers' z-loss without its coefficient, mean over layers."""
+    expert_bias_range: float | None = None
+    """Largest less smallest expert bias of a layer, of the worst layer; null without such biases."""
     event: str | None = None
     """``loss spike: discarded`` and the like; what events.jsonl says more of."""
     eta_s: float | None = None

@@ -27,6 +27,13 @@ GAUGES = {
     "kit_tokens_per_second_per_gpu": ("tokens_per_s_per_gpu", "Per GPU"),
     "kit_mfu_ratio": ("mfu", "Model FLOPs utilisation, causal attention"),
     "kit_memory_peak_gib": ("memory_gib", "Peak of the fullest GPU"),
+    "kit_expert_load_max_ratio": ("expert_load_max", "Tokens of the fullest expert over the mean, worst layer"),
+    "kit_expert_load_entropy_ratio": ("expert_load_entropy", "Entropy of expert loads, 1 is even, worst layer"),
+    "kit_dead_experts": ("dead_experts", "Experts without a token in the last step"),
+    "kit_dropped_tokens_ratio": ("dropped_tokens", "Part of the tokens over an expert's capacity"),
+    "kit_router_aux_loss": ("router_aux_loss", "Auxiliary loss without its coefficient, 1 is even"),
+    "kit_router_z_loss": ("router_z_loss", "z-loss of routers without its coefficient"),
+    "kit_expert_bias_range": ("expert_bias_range", "Largest less smallest expert bias, worst layer"),
     "kit_eta_seconds": ("eta_s", "Until the last step"),
 }
 """Exported name → (field of a step's metrics, help)."""

@@ -4,11 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 
+from kit.specs.balancing import BalancingSpec
 from kit.specs.job import LoraSpec, OptimizerSpec
-from tests.planning.examples import deepspeed, torch
+from tests.planning.examples import deepspeed, megatron, torch
 from tests.planning.rule_cases import STARCODER, Case
 
+_SEQUENCES = BalancingSpec(moe_router_load_balancing_type="seq_aux_loss", moe_aux_loss_coeff=1e-4)
 CASES = [
+    Case(
+        "balancing",
+        torch(zero_stage=3),
+        "job.balancing with llama-3.1-8b, which has no experts",
+        torch(zero_stage=3),
+        change={"balancing": _SEQUENCES},
+        good_change={"balancing": None},
+    ),
+    Case(
+        "balancing",
+        torch(zero_stage=3),
+        "objective=sft, whose padding would count",
+        torch(zero_stage=3),
+        model="mixtral-8x7b",
+        change={"balancing": _SEQUENCES, "objective": "sft"},
+        good_change={"objective": "pretrain"},
+    ),
+    Case(
+        "balancing",
+        torch(zero_stage=3),
+        "moe_router_bias_update_rate=0.001 with mixtral-8x7b, whose router has no expert bias",
+        torch(zero_stage=3),
+        model="mixtral-8x7b",
+        change={"balancing": BalancingSpec(moe_router_bias_update_rate=1e-3)},
+        good_change={"balancing": None},
+    ),
+    Case(
+        "balancing",
+        torch(zero_stage=3),
+        "moe_expert_capacity_factor=1.25 on engine=torch, which drops no tokens; use engine=megatron",
+        megatron(),
+        model="mixtral-8x7b",
+        change={"balancing": BalancingSpec(moe_expert_capacity_factor=1.25)},
+    ),
     Case(
         "bf16_units",
         torch(),

@@ -1,0 +1,89 @@
+"""Balancing of experts by megatron-core: its losses on the scale of the step's loss, and what its routers did.
+
+megatron-core adds the losses of routers in backward (moe/moe_utils.py, MoEAuxLossAutoScaler). They are to be means
+over micro batches and data-parallel ranks. With ``calculate_per_token_loss`` it multiplies each by the tokens of this
+rank, to cancel the division by all tokens of the step; where tensor- or context-parallel ranks share a sequence, or
+labels are masked, the result is too small or too large. So the routers here leave that factor out, and
+``config.grad_scale_func`` puts in the right one: all tokens of the step, over micro batches and data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.transformer.moe.moe_utils import get_moe_layer_wise_logging_tracker
+from megatron.core.transformer.moe.router import TopKRouter
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from kit.engines.base import MicroBatch
+from kit.engines.kernels.loss import global_tokens
+from kit.engines.routing import RoutingRecord
+from kit.specs.model import ModelSpec
+
+
+class MegatronRouting:
+    """The routers of one rank's model chunks."""
+
+    def __init__(self, model: ModelSpec, config: TransformerConfig, chunks: Sequence[torch.nn.Module]) -> None:
+        self._config = config
+        self._routers: dict[int, Any] = {}
+        self.adds_losses = bool(config.moe_aux_loss_coeff or config.moe_z_loss_coeff)
+        """Whether routers have losses of their own."""
+        for router in (module for chunk in chunks for module in chunk.modules() if isinstance(module, TopKRouter)):
+            layer = router.layer_number - 1 - model.first_dense_layers
+            router.calculate_per_token_loss = False
+            router.register_forward_hook(partial(self._count, layer))
+            self._routers[layer] = router
+        self._record = RoutingRecord(model, torch.cuda.current_device()) if model.num_experts else None
+        get_moe_layer_wise_logging_tracker().clear()
+
+    def begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
+        """Collective. Begin a step; what its loss is to be divided by, for ``grad_scale_func`` multiplies by it."""
+        self._config.grad_scale_func = None
+        if self._record is not None:
+            self._record.clear()
+        if not self.adds_losses:
+            return None
+        group = parallel_state.get_data_parallel_group()
+        tokens = global_tokens(micro_batches, torch.device(torch.cuda.current_device()), group)
+        scale = tokens.clamp(min=1).float() / (len(micro_batches) * group.size())
+        self._config.grad_scale_func = lambda value: value * scale
+        return scale
+
+    def end(self, num_micro_batches: int) -> None:
+        """Collective. Add up what all ranks saw."""
+        if self._record is None:
+            return
+        data = parallel_state.get_data_parallel_world_size()
+        copies = dist.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
+        tracked = get_moe_layer_wise_logging_tracker()
+        for layer, router in self._routers.items():
+            # Values are summed over micro batches. Of each auxiliary loss a rank has its own tokens' part; the global
+            # one is taken over the data-parallel ranks already. Of the z-loss it has its own mean.
+            values = {name: row["values"][router.layer_number - 1] for name, row in tracked.items()}
+            z = values.pop("z_loss", 0.0) / copies
+            parts = 1 if "global_load_balancing_loss" in values else data
+            self._record.add_losses(
+                layer, sum(values.values(), start=0.0) / parts / num_micro_batches, z / num_micro_batches
+            )
+            if router.expert_bias is not None:
+                self._record.set_bias(layer, router.expert_bias, copies)
+        tracked.clear()
+        self._record.reduce()
+
+    def metrics(self) -> Mapping[str, float | None]:
+        """Metrics of the last step; empty without experts."""
+        if self._record is None:
+            return {}
+        return self._record.metrics(self.adds_losses, self._config.moe_router_enable_expert_bias)
+
+    def _count(self, layer: int, router: Any, inputs: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
+        # As megatron-core counts for its biases: neither evaluation nor the forward pass that recompute repeats.
+        if self._record is not None and router.training and torch.is_grad_enabled():
+            routed = output[1]
+            self._record.add_tokens(layer, routed.sum(0), routed.shape[0] * router.topk)

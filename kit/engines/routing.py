@@ -1,0 +1,65 @@
+"""What the routers of a model did in one optimizer step, over all ranks: loads of experts, and what balances them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from kit.specs.model import ModelSpec
+
+
+class RoutingRecord:
+    """Sums over the micro batches of a step, layer by layer; layers are those with experts, numbered from 0."""
+
+    def __init__(self, model: ModelSpec, device: torch.device | int) -> None:
+        self._experts = model.num_experts
+        # Of a layer: tokens of each expert, bias of each expert, (token, expert) pairs before drops, both losses.
+        shape = (model.num_layers - model.first_dense_layers, 2 * self._experts + 3)
+        self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self._sums.zero_()
+
+    def add_tokens(self, layer: int, tokens: torch.Tensor, chosen: int) -> None:
+        """``tokens``: (experts), computed by each. ``chosen``: pairs of a token and an expert that the router chose."""
+        self._sums[layer, : self._experts] += tokens
+        self._sums[layer, -3] += chosen
+
+    def add_losses(self, layer: int, auxiliary: torch.Tensor | float, z: torch.Tensor | float) -> None:
+        """This rank's part of the means over the step, without their coefficients."""
+        self._sums[layer, -2] += auxiliary
+        self._sums[layer, -1] += z
+
+    def set_bias(self, layer: int, bias: torch.Tensor, copies: int) -> None:
+        """``bias``: (experts), which so many ranks hold alike."""
+        self._sums[layer, self._experts : -3] = bias.double() / copies
+
+    def reduce(self) -> None:
+        """Collective: sums of all ranks, on all ranks."""
+        dist.all_reduce(self._sums)
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """(layers, experts), fp64."""
+        return self._sums[:, : self._experts]
+
+    def metrics(self, losses: bool, biases: bool) -> Mapping[str, float | None]:
+        """Fields of ``StepMetrics``. Waits for the device. ``losses``, ``biases``: whether the model is trained with
+        them."""
+        sums = self._sums.cpu()
+        tokens, bias = sums[:, : self._experts], sums[:, self._experts : -3]
+        share = tokens / tokens.sum(1, keepdim=True).clamp(min=1)
+        entropy = -(share * share.clamp(min=1e-30).log()).sum(1) / math.log(max(2, self._experts))
+        return {
+            "expert_load_max": float(share.max()) * self._experts,
+            "expert_load_entropy": float(entropy.min()),
+            "dead_experts": int((tokens == 0).sum()),
+            "dropped_tokens": 1 - float(tokens.sum() / sums[:, -3].sum().clamp(min=1)),
+            "router_aux_loss": float(sums[:, -2].mean()) if losses else None,
+            "router_z_loss": float(sums[:, -1].mean()) if losses else None,
+            "expert_bias_range": float((bias.max(1).values - bias.min(1).values).max()) if biases else None,
+        }
