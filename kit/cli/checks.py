@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from kit.cli.options import AsJson, echo_json
 from kit.errors import SpecError
 from kit.specs.text import nearest
 
@@ -27,7 +28,7 @@ def lint(
     gradient_checkpointing: Annotated[
         bool, typer.Option("--gradient-checkpointing", help="Judge memory with gradient checkpointing on.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
     write_fixed: Annotated[
         Path | None, typer.Option("--write-fixed", help="Write a corrected copy of the file to this path.")
     ] = None,
@@ -35,7 +36,6 @@ def lint(
 ) -> None:
     """Find errors in a configuration before you pay for GPUs. Exit code 1 if a finding is an error."""
     import functools
-    import json
 
     from kit.diagnose.lint import READERS, lint, read_values
     from kit.diagnose.lint import write_fixed as write_corrected
@@ -64,7 +64,7 @@ def lint(
         own = [finding for finding in findings if finding.file == paths[0].name]
         write_corrected(read_values(paths[0]), own, write_fixed)
     if as_json:
-        typer.echo(json.dumps([finding.as_json() for finding in findings], indent=1))
+        echo_json([finding.as_json() for finding in findings])
     else:
         for finding in findings:
             typer.echo(str(finding))
@@ -83,13 +83,11 @@ def doctor(
     plan: Annotated[Path | None, typer.Option(help="Run directory: check what its plan needs and predicts.")] = None,
     port: Annotated[int | None, typer.Option(help="Rendezvous port to check (29500).", min=1024, max=65535)] = None,
     bandwidth: Annotated[bool, typer.Option("--bandwidth", help="Also measure disks, copies and collectives.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Before a run, check this machine or all hosts of a hostfile. After it, find the cause of a failure in its logs.
 
     Exit code 1 where something is wrong."""
-    import json
-
     if not logs:
         _machines(hosts, plan, port, bandwidth, as_json)
         return
@@ -100,7 +98,7 @@ def doctor(
 
     causes = diagnose(logs, RunDirectory.open(plan).plan if plan else None)
     if as_json:
-        typer.echo(json.dumps([cause.as_json() for cause in causes], indent=1))
+        echo_json(causes)
     else:
         typer.echo("\n".join(str(cause) for cause in causes) if causes else "no known sign of a failure")
     if causes:
@@ -109,7 +107,6 @@ def doctor(
 
 def _machines(hosts: Path | None, plan: Path | None, port: int | None, bandwidth: bool, as_json: bool) -> None:
     """``kit doctor`` without a log."""
-    import json
     import time
 
     from kit.emit.run_directory import RunDirectory
@@ -126,7 +123,7 @@ def _machines(hosts: Path | None, plan: Path | None, port: int | None, bandwidth
 
         results = sorted([*measure(names, rundir, port or PORT), *results], key=lambda v: v.state != "failure")
     if as_json:
-        typer.echo(json.dumps([result.as_json() for result in results], indent=1))
+        echo_json(results)
     else:
         typer.echo(table(results, time.monotonic() - begin))
         if rundir is not None and (line := rundir.memory_after_edits()):

@@ -226,8 +226,6 @@ def memory(
     stage: Annotated[int | None, typer.Option(help="With --probe: the pipeline stage to measure.")] = None,
 ) -> None:
     """Print peak memory per GPU by component and pipeline stage, and whether it fits. Exit code 1 if it does not."""
-    import json
-
     from kit.report.memory_report import memory_report
 
     changes = recipe_changes(overrides, engine, attention)
@@ -262,7 +260,7 @@ def memory(
 
         save_png(report, png)
     if as_json:
-        typer.echo(json.dumps(report.as_json(), indent=1))
+        echo_json(report.as_json())
     else:
         from rich.console import Console
 
@@ -287,13 +285,14 @@ def _memory_of_file(path: Path, changes: list[str], known: Calibration) -> FitRe
 
 
 def _largest(gpus: str, pins: Pins, given: dict[str, Any], as_json: bool) -> None:
-    import json
-
     from kit.report import largest_model
 
     job = job_for(load_model(largest_model.SIZES[0]), **given)
     found = largest_model.largest_models(parse_cluster(gpus), job, pins)
-    typer.echo(json.dumps(largest_model.as_json(found), indent=1) if as_json else largest_model.table(found))
+    if as_json:
+        echo_json(largest_model.as_json(found))
+    else:
+        typer.echo(largest_model.table(found))
 
 
 def _terminal() -> tuple[int, Callable[[str], str]]:

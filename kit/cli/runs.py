@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from kit.cli.app import PLAIN
-from kit.cli.options import Overrides, is_recipe, plan_recipe
+from kit.cli.options import AsJson, Overrides, echo_json, is_recipe, plan_recipe
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs.recipe import Recipe
@@ -28,6 +28,7 @@ def emit(
         bool, typer.Option(help="Compare ds_configs/ and launch/ of this checkout with its recipes.")
     ] = False,
     write_shipped: Annotated[bool, typer.Option(help="Regenerate ds_configs/ and launch/.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Plan a recipe and write its run directory."""
     if check or write_shipped:
@@ -36,8 +37,11 @@ def emit(
     if recipe is None or out is None:
         raise SpecError("kit emit needs a recipe and --out NEW_DIRECTORY")
     result, loaded = plan_recipe(recipe, overrides)
-    rundir = _emit(loaded, result, out)
-    typer.echo(f"{out}: {', '.join(sorted(p.name for p in rundir.path.iterdir()))}")
+    files = sorted(path.name for path in _emit(loaded, result, out).path.iterdir())
+    if as_json:
+        echo_json({"directory": str(out), "files": files})
+        return
+    typer.echo(f"{out}: {', '.join(files)}")
     typer.echo(f"start it: kit train {out}    or: {out}/launch.sh")
 
 
@@ -90,13 +94,12 @@ def rehearse(
     recipe: Annotated[str, typer.Argument(help="Recipe file, or the name of one that comes with kit.")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Keep everything in this new directory.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run a scaled-down copy of a recipe on CPU processes: train, kill, resume, export.
 
     Exit code 1 if its losses, gradient norms or weights differ from plain torch's.
     """
-    import json
     import tempfile
 
     from kit.rehearsal.rehearse import rehearse, render
@@ -108,7 +111,10 @@ def rehearse(
     planned, loaded = plan_recipe(path, overrides)
     with tempfile.TemporaryDirectory(prefix="kit-rehearsal-") as scratch:
         result = rehearse(path.stem, planned, loaded.run, out or Path(scratch) / path.stem)
-    typer.echo(json.dumps(result.as_json(), indent=1) if as_json else render(result))
+    if as_json:
+        echo_json(result.as_json())
+    else:
+        typer.echo(render(result))
     if not result.passed:
         raise typer.Exit(1)
 
@@ -121,12 +127,15 @@ def list_where_unnamed(context: typer.Context) -> None:
 
 
 @recipes.command("list")
-def list_recipes() -> None:
+def list_recipes(as_json: AsJson = False) -> None:
     """List every recipe and its purpose."""
-    from kit.specs.shipped import headline, recipe_names, recipe_path
+    from kit.specs.shipped import shipped_recipes
 
-    for name in recipe_names():
-        typer.echo(f"{name}\n    {headline(recipe_path(name))}")
+    if as_json:
+        echo_json(shipped_recipes())
+        return
+    for recipe in shipped_recipes():
+        typer.echo(f"{recipe.name}\n    {recipe.purpose}")
 
 
 @recipes.command("copy")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from kit.errors import RunDirectoryError
 
@@ -25,10 +25,6 @@ class CheckResult:
     """What was found, with its values."""
     fix: str = ""
     """What to do; empty where nothing is wrong."""
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}
 
 
 def ok(check: str, said: str, host: str = HERE) -> CheckResult:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from typing_extensions import TypedDict
+
 from kit.cost.memory.peak import MemoryReport, peak
 from kit.cost.model.params import count
 from kit.errors import PlanError
@@ -76,7 +78,19 @@ def table(found: LargestModels) -> str:
     return "\n".join(lines)
 
 
-def as_json(found: LargestModels) -> list[dict[str, object]]:
+class LargestJson(TypedDict):
+    """A model that fits, trained in one way, as ``kit memory --largest --json`` prints it."""
+
+    model: str
+    parameters: int
+    way: str
+    layout: str
+    peak_gib: float
+    host_ram_gib_per_node: float
+    nvme_gib_per_node: float
+
+
+def as_json(found: LargestModels) -> list[LargestJson]:
     """JSON-able values, an entry for each model and way that fits."""
     return [
         {

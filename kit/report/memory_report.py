@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
-from kit.cost.memory.peak import MemoryReport, peak
+from typing_extensions import TypedDict
+
+from kit.cost.memory.peak import MemoryReport, Verdict, peak
 from kit.cost.workload import Workload
 from kit.errors import PlanError
 from kit.planner.describe import describe
@@ -17,6 +18,32 @@ from kit.report.memory_reasons import memory_reasons
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.model import ModelSpec
+
+
+class MemoryJson(TypedDict):
+    """A report as ``kit memory --json`` prints it."""
+
+    model: str
+    model_source: str
+    gpus: int
+    gpu: str
+    layout: str
+    verdict: Verdict
+    peak_gib: float
+    usable_gib: float
+    memory_gib: float
+    binding: str
+    changes: list[str]
+    reasons: list[str]
+    host_ram_gib_per_node: float
+    host_load_gib_per_node: float
+    host_ram_gib_there: float | None
+    nvme_gib_per_node: float
+    nvme_gib_there: float | None
+    stages: list[dict[str, float]]
+    """Of each pipeline stage: its number, and GiB by component."""
+    phases: list[dict[str, float]]
+    """Of each pipeline stage: its number, and the peak of every phase in GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +58,7 @@ class FitReport(MemoryReport):
     reasons: tuple[str, ...] = ()
     """What the figures come from, in sentences."""
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> MemoryJson:
         """JSON-able values."""
         return {
             "model": self.model.name,

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import SpecError
 from kit.specs.text import nearest
+
+
+@dataclass(frozen=True)
+class ShippedRecipe:
+    """A recipe that comes with kit."""
+
+    name: str
+    purpose: str
 
 
 def recipes_directory() -> Path:
@@ -30,6 +39,11 @@ def example_script(name: str) -> Path | None:
 def recipe_names() -> tuple[str, ...]:
     """Names of all recipes, sorted."""
     return tuple(sorted(path.stem for path in recipes_directory().glob("*.yaml")))
+
+
+def shipped_recipes() -> list[ShippedRecipe]:
+    """All of them, by name."""
+    return [ShippedRecipe(name, headline(recipe_path(name))) for name in recipe_names()]
 
 
 def recipe_path(name: str) -> Path:

@@ -5,12 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from typing_extensions import TypedDict
+
 Severity = Literal["error", "warning", "note"]
 """error: it stops the run, or silently runs something else. warning: it costs memory, speed or a surprise later.
 note: right only under a condition that the file does not show."""
 
 REMOVE = object()
 """The new value of a key that a fix removes."""
+
+
+class FindingJson(TypedDict):
+    """A finding as ``kit lint --json`` prints it."""
+
+    rule: str
+    severity: Severity
+    file: str
+    line: int | None
+    key: str
+    why: str
+    fix: str
+    fixable: bool
+    """Whether ``--write-fixed`` mends it."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +49,7 @@ class Finding:
         key = f"{self.key}: " if self.key else ""
         return f"{place}: {self.severity}: [{self.rule}] {key}{self.why}; {self.fix}"
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> FindingJson:
         """Plain values."""
         return {
             "rule": self.rule,

@@ -41,7 +41,3 @@ class Cause:
         lines += [f"  from   {self.frames}"] if self.frames else []
         lines += [f"  seen   {self.place}: {self.evidence[:400]}", f"  do     {self.fix}"]
         return "\n".join(lines)
-
-    def as_json(self) -> dict[str, object]:
-        """Plain values."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in vars(self).items()}

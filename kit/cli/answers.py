@@ -1,0 +1,54 @@
+"""What commands print with ``--json``, as a JSON schema of the types: ``python -m kit.cli.answers``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from kit.diagnose.lint.finding import FindingJson
+from kit.diagnose.logs.cause import Cause
+from kit.planner.plan import Plan
+from kit.preflight.check_result import CheckResult
+from kit.rehearsal.rehearse import Rehearsal
+from kit.report.largest_model import LargestJson
+from kit.report.memory_report import MemoryJson
+from kit.report.what_if import Explanation
+from kit.specs.shipped import ShippedRecipe
+
+
+@dataclass(frozen=True)
+class Written:
+    """What ``kit emit`` wrote."""
+
+    directory: str
+    files: list[str]
+
+
+ANSWERS: dict[str, Any] = {
+    "plan": Plan,
+    "explain": Explanation,
+    "memory": MemoryJson,
+    "memory --largest": list[LargestJson],
+    "recipes list": list[ShippedRecipe],
+    "emit": Written,
+    "lint": list[FindingJson],
+    "doctor": list[CheckResult],
+    "doctor LOGS": list[Cause],
+    "rehearse": Rehearsal,
+}
+"""Command → the type of its answer."""
+
+
+def json_schema() -> dict[str, Any]:
+    """Draft 2020-12: the answer of a command is under ``commands``."""
+    adapters = [(name, "serialization", TypeAdapter(kind)) for name, kind in ANSWERS.items()]
+    by_command, rest = TypeAdapter.json_schemas(adapters, title="answers of kit with --json")  # type: ignore[arg-type]
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return head | rest | {"commands": {name: schema for (name, _), schema in by_command.items()}}
+
+
+if __name__ == "__main__":
+    print(json.dumps(json_schema(), indent=1))

@@ -1,0 +1,53 @@
+"""What a command prints with ``--json`` is what docs/cli.schema.json says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from typer.testing import CliRunner
+
+from kit.cli import app
+from kit.cli.answers import ANSWERS, json_schema
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = str(ROOT / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml")
+MODEL = ("llama-3.2-1b", "--gpus", "8xH100")
+COMMANDS = {
+    "plan": [("plan", *MODEL), ("plan", RECIPE)],
+    "explain": [("explain", *MODEL, "layout.tp=2", "--what-if", "cluster=2xH200", "--what-if", "layout.tp=3")],
+    "memory": [("memory", *MODEL), ("memory", "llama-3.1-405b", "--gpus", "1xH100")],
+    "memory --largest": [("memory", "--largest", "--gpus", "1xRTX-4090")],
+    "recipes list": [("recipes", "list")],
+    "emit": [("emit", RECIPE, "--out", "run")],
+    "lint": [("lint", "ds_config.json")],
+    "doctor": [("doctor",)],
+    "doctor LOGS": [("doctor", "train.log")],
+}
+"""Answer → commands that give one; a rehearsal takes minutes, and has a test of its own."""
+
+
+@pytest.mark.parametrize("command", [each for each in ANSWERS if each != "rehearse"])
+def test_an_answer_is_as_its_schema_says(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text('{"train_batch_sise": 8}')
+    Path("train.log").write_text("[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    schema: dict[str, Any] = json_schema() | {"$ref": f"#/commands/{command.replace(' ', '%20')}"}
+    for words in COMMANDS[command]:
+        done = CliRunner().invoke(app, [*words, "--json"])
+        assert done.exit_code in (0, 1), done.output
+        answer = json.loads(done.stdout)
+        jsonschema.validate(answer, schema)
+        for key in (first := answer[0] if isinstance(answer, list) else answer):
+            was, first[key] = first[key], 0.5 if isinstance(first[key], str | list | dict) else {"of": "another type"}
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(answer, schema)
+            first[key] = was
+
+
+def test_the_committed_schema_is_todays() -> None:
+    committed = json.loads((ROOT / "docs" / "cli.schema.json").read_text(encoding="utf-8"))
+    assert committed == json_schema(), "run: python -m kit.cli.answers > docs/cli.schema.json"
