@@ -1,13 +1,24 @@
-"""The public names: what the command line does, for use from Python, and the values that it takes and gives."""
+"""The public names: what the command line does, for use from Python, and the values that it takes and gives.
+
+``kit plan`` is ``plan``, ``kit explain`` is ``explain``, and so on; ``kit emit`` is ``emit_run``, because ``kit.emit``
+is the package that writes files. Every function raises ``KitError`` for what a user can mend.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kit.errors import KitError
+from kit.errors import EngineError, KitError, RunDirectoryError
 from kit.planner.calibration import load as load_calibration
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
+from kit.planner.request import Request
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec, GpuSpec
 from kit.specs.job import JobSpec, OptimizerSpec
@@ -15,6 +26,13 @@ from kit.specs.layout import Layout, Pins
 from kit.specs.model import ModelSpec
 from kit.specs.recipe import Recipe, load_recipe
 from kit.specs.run import RunSpec
+
+if TYPE_CHECKING:
+    from kit.diagnose.lint.finding import Finding
+    from kit.emit.run_directory import RunDirectory
+    from kit.rehearsal.rehearse import Rehearsal
+    from kit.report.memory_report import FitReport
+    from kit.report.what_if import Explanation
 
 
 def plan(
@@ -33,17 +51,130 @@ def plan(
     Raises ``SpecError`` for unknown names and impossible values, ``PlanError`` where nothing is legal or fits.
     """
     known = load_calibration(None if calibration is None else Path(calibration))
+    asked = _request(model, cluster, job, pins)
+    return make_plan(asked.model, asked.cluster, asked.job, asked.pins, known)
+
+
+def explain(plan: Plan, *what_if: str) -> Explanation:
+    """Why the plan is as it is, what limits it, and what a change would do; ``str`` of it is what the command prints.
+
+    ``what_if``: ``"cluster=16xH200"``, ``"job.seq_length=131072"`` or ``"layout.tp=4"``. Raises ``SpecError``.
+    """
+    from kit.report.what_if import explain
+
+    return explain(plan, changes=what_if)
+
+
+def memory(
+    model: str | Path | ModelSpec | Recipe,
+    cluster: str | ClusterSpec | None = None,
+    job: JobSpec | None = None,
+    pins: Pins | None = None,
+) -> FitReport:
+    """GiB of a GPU by component and pipeline stage, of the plan or of the nearest miss, with changes that would help.
+
+    Takes what ``plan`` takes. Raises ``SpecError``, and ``PlanError`` where no layout is legal.
+    """
+    from kit.report.memory_report import memory_report
+
+    return memory_report(_request(model, cluster, job, pins))
+
+
+def emit_run(recipe: Recipe, out: str | Path) -> RunDirectory:
+    """Plan a recipe and write its run directory. Raises ``RunDirectoryError`` if ``out`` exists."""
+    from kit.emit.run_directory import write
+
+    if recipe.run is None:
+        raise RunDirectoryError(f"{recipe.name}: run is required and missing; a run needs at least run.data.train")
+    return write(plan(recipe), recipe.run, out)
+
+
+def lint(path: str | Path, model: str | None = None, cluster: str | None = None) -> tuple[Finding, ...]:
+    """Errors of a ds_config.json, an accelerate file, a recipe, a script or a run directory, in the order of the file.
+
+    Raises ``SpecError`` for a file that cannot be read at all.
+    """
+    from kit.diagnose.lint import lint
+
+    named = None if model is None else load_model(model)
+    return lint(path, model=named, cluster=None if cluster is None else parse_cluster(cluster))
+
+
+def convert(
+    source: str | Path, out: str | Path, to: str = "hf", dtype: str = "bfloat16", extras_from: str | Path | None = None
+) -> str:
+    """Write an exchange checkpoint, a Hugging Face model or Megatron's in another format, and say what it is.
+
+    ``to``: hf, exchange or megatron. ``dtype``: of the weights. ``extras_from``: a Hugging Face directory whose
+    tokenizer files are copied. Needs torch. Raises ``CheckpointError``.
+    """
+    from kit.training.checkpoint.convert import convert
+
+    extras = None if extras_from is None else Path(extras_from)
+    return convert(Path(source), to, Path(out), dtype=dtype, extras_from=extras)
+
+
+def convert_data(sources: Sequence[str | Path], tokenizer: str | Path, out: str | Path) -> str:
+    """Tokenise text into the .bin/.idx pair that the engines read, and say how much it is. Needs transformers.
+
+    Raises ``DataError``.
+    """
+    from kit.training.data.tokenise import tokenise
+
+    return str(tokenise([Path(source) for source in sources], Path(tokenizer), Path(out)))
+
+
+def train(run_directory: str | Path, resume: str | Path | None = None, stop_at_step: int | None = None) -> None:
+    """Start this node's processes of a run, and wait for them. Their output is this process's.
+
+    ``resume``: ``"auto"`` for the newest good checkpoint, or the path of an exchange checkpoint.
+    Raises ``RunDirectoryError`` before anything starts, and ``EngineError`` where a process fails.
+    """
+    from kit.emit.run_directory import RunDirectory
+    from kit.preflight.run_checks import preflight
+
+    rundir = RunDirectory.open(run_directory)
+    preflight(rundir, None if resume in (None, "auto") else Path(resume))
+    command = [str(rundir.path / "launch.sh"), *launch_arguments(resume, stop_at_step)]
+    done = subprocess.run(command, env={"PYTHON": sys.executable, **os.environ}, check=False)
+    if done.returncode:
+        raise EngineError(f"{rundir.path.name}: launch.sh ended with exit code {done.returncode}; see its output above")
+
+
+def launch_arguments(resume: str | Path | None, stop_at_step: int | None) -> list[str]:
+    """Arguments of a run directory's launch.sh."""
+    args = ["--resume", "auto" if resume == "auto" else str(Path(resume).resolve())] if resume else []
+    return [*args, "--stop-at-step", str(stop_at_step)] if stop_at_step else args
+
+
+def rehearse(recipe: Recipe, out: str | Path | None = None) -> Rehearsal:
+    """Run a scaled-down copy of a recipe on CPU processes: train, kill, resume, export. ``out`` keeps its files.
+
+    Raises ``KitError`` where a run fails; ``passed`` says whether its losses and weights are plain torch's.
+    """
+    from kit.rehearsal.rehearse import rehearse
+
+    with tempfile.TemporaryDirectory(prefix="kit-rehearsal-") as scratch:
+        return rehearse(recipe.name, plan(recipe), recipe.run, Path(out) if out else Path(scratch) / "rehearsal")
+
+
+def _request(
+    model: str | Path | ModelSpec | Recipe,
+    cluster: str | ClusterSpec | None,
+    job: JobSpec | None,
+    pins: Pins | None,
+) -> Request:
     if isinstance(model, Recipe):
         if cluster is not None or job is not None or pins is not None:
             raise TypeError(
                 "a recipe names its own cluster, job and layout; change them with load_recipe(path, overrides)"
             )
-        return make_plan(model.model, model.cluster, model.job, model.layout, known)
+        return Request(model=model.model, cluster=model.cluster, job=model.job, pins=model.layout)
     if cluster is None:
-        raise TypeError("plan() needs a cluster, for example '8xH100'")
+        raise TypeError("a cluster is missing, for example '8xH100'")
     model = model if isinstance(model, ModelSpec) else load_model(str(model))
     cluster = cluster if isinstance(cluster, ClusterSpec) else parse_cluster(cluster)
-    return make_plan(model, cluster, job or JobSpec(), pins or Pins(), known)
+    return Request(model=model, cluster=cluster, job=job or JobSpec(), pins=pins or Pins())
 
 
 __all__ = [
@@ -58,6 +189,14 @@ __all__ = [
     "Plan",
     "Recipe",
     "RunSpec",
+    "convert",
+    "convert_data",
+    "emit_run",
+    "explain",
+    "lint",
     "load_recipe",
+    "memory",
     "plan",
+    "rehearse",
+    "train",
 ]

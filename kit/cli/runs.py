@@ -61,6 +61,7 @@ def train(
     ] = False,
 ) -> None:
     """Start this node's processes of a run and wait for them."""
+    from kit.api import launch_arguments
     from kit.emit.run_directory import RunDirectory
     from kit.preflight.run_checks import preflight
 
@@ -81,8 +82,7 @@ def train(
         if rundir.path == target:
             raise
         raise RunDirectoryError(f"{error}\n{out} is written; once this is mended: kit train {out}") from None
-    args = ["--resume", resume if resume == "auto" else str(Path(resume).resolve())] if resume else []
-    args += ["--stop-at-step", str(stop_at_step)] if stop_at_step else []
+    args = launch_arguments(resume, stop_at_step)
     args += ["--profile", _steps(profile)] if profile else []
     args += ["--take-over"] if take_over else []
     sys.stdout.flush()

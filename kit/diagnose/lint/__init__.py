@@ -263,11 +263,12 @@ def _model_parallel(megatron: Path) -> int:
 @check(None, Rule("recipe", "recipe", "errors that `kit plan` reports", "no plan"))
 def _recipe(path: Path) -> tuple[Finding, ...]:
     """A recipe's own errors and those of its plan; one finding a line."""
-    from kit.api import plan
+    from kit.planner.make_plan import make_plan
     from kit.specs.recipe import load_recipe
 
     try:
-        plan(load_recipe(path))
+        recipe = load_recipe(path)
+        make_plan(recipe.model, recipe.cluster, recipe.job, recipe.layout)
     except KitError as error:
         return tuple(
             Finding("recipe", "error", path.name, None, "", line, "change the recipe")

@@ -1,0 +1,65 @@
+"""The Python interface: what the command line does, and the notebook that shows it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import kit
+from kit import api
+from kit.errors import RunDirectoryError
+from tests.support.assets import RECIPE
+
+ROOT = Path(__file__).resolve().parents[1]
+FUNCTIONS = ["convert", "convert_data", "emit_run", "explain", "lint", "memory", "plan", "rehearse", "train"]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_typed_and_says_what_it_raises(name: str) -> None:
+    function = getattr(kit, name)
+    signature = inspect.signature(function)
+    assert all(each.annotation is not inspect.Parameter.empty for each in signature.parameters.values())
+    assert signature.return_annotation is not inspect.Signature.empty
+    assert "Raises ``" in (function.__doc__ or "")
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in api.__all__ if not hasattr(kit, name)] == []
+    assert set(FUNCTIONS) <= set(api.__all__)
+
+
+def test_the_notebook_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """Cell by cell, as a kernel would, and what it prints is there."""
+    cells = json.loads((ROOT / "examples" / "first_plan.ipynb").read_text(encoding="utf-8"))["cells"]
+    names: dict[str, Any] = {}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), cell["id"], "exec"), names)
+    printed = capsys.readouterr().out
+    for part in ("GiB", "MFU", "cluster=16xH200", "stage3_prefetch", "[unknown-key]"):
+        assert part in printed
+
+
+def test_a_changed_plan_has_the_figures_of_that_plan() -> None:
+    plan = kit.plan("llama-3.2-1b", "8xH100")
+    (change,) = kit.explain(plan, "cluster=2xH200").what_if
+    assert change.plan is not None
+    assert change.plan.predicted == kit.plan("llama-3.2-1b", "2xH200").predicted
+
+
+def test_memory_is_that_of_the_plan() -> None:
+    assert kit.memory("llama-3.2-1b", "8xH100").peak_gib == kit.plan("llama-3.2-1b", "8xH100").predicted.peak_gib
+
+
+def test_a_run_directory_is_written_once_and_trained_only_when_it_can_be(tmp_path: Path) -> None:
+    recipe = kit.load_recipe(RECIPE, [f"run.data={{train: {tmp_path / 'data'}}}"])
+    run = kit.emit_run(recipe, tmp_path / "run")
+    assert (run.path / "launch.sh").is_file()
+    with pytest.raises(RunDirectoryError, match="not overwritten"):
+        kit.emit_run(recipe, tmp_path / "run")
+    with pytest.raises(RunDirectoryError, match="data"):
+        kit.train(run.path)
