@@ -186,11 +186,17 @@ def test_quantised_weights_agree_on_every_layout(tmp_path):
     plain = pool("torch", 2).run(train, directory(tmp_path / "plain", hf, "torch", 0))[0]
     assert one["curve"][0][0] != pytest.approx(plain["curve"][0][0], rel=1e-6), "nf4 is not fp32"
     for engine, stage in [("torch", 0), ("torch", 3), ("deepspeed", 2), ("deepspeed", 3)]:
-        found = pool(engine, 2).run(train, directory(tmp_path / f"{engine}{stage}", hf, engine, stage, lora))[0]
+        rundir = directory(tmp_path / f"{engine}{stage}", hf, engine, stage, lora)
+        found = pool(engine, 2).run(train, rundir)[0]
         assert np.allclose(found["curve"], one["curve"], rtol=1e-5), (engine, stage)
         for name, gradient in one["gradients"].items():
             error = (found["gradients"][name] - gradient).abs().max() / gradient.abs().max()
             assert error < 1e-5, (engine, stage, name)
+        plan = rundir.plan
+        states = parts_of(Workload(plan.model, plan.cluster, plan.job, plan.layout), 0).states
+        assert found["held"]["optimizer"] == pytest.approx(states.optimizer, rel=0.001), (engine, stage)
+        if (engine, stage) != ("deepspeed", 3):  # which never partitions tensors as small as these
+            assert found["held"]["weights"] == pytest.approx(states.weights, rel=0.02), (engine, stage)
 
 
 def test_only_adapters_have_gradients_and_moments(tmp_path):

@@ -24,6 +24,10 @@ _ZERO3_SUB_GROUP = 10**9
 """Parameters that a stage-3 step converts at a time where no size is written (runtime/zero/config.py)."""
 
 
+_NF4_CODES = 0.5
+"""Bytes of a weight in nf4 without its scales."""
+
+
 def engine_memory(workload: Workload) -> EngineMemory:
     """Memory that the engine takes on every rank. Only whether there are several micro batches matters, so layouts
     share results."""
@@ -94,26 +98,37 @@ def _exported(model: ModelSpec, layout: Layout, optimizer: OptimizerName) -> int
 
 
 def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> EngineMemory:
-    """The base frozen in 16 bits or four; adapters and their states in fp32 (16 bytes with AdamW's moments), sharded by
-    FSDP2 as all else, otherwise alike on every rank. Adapters are matrices, all of them.
+    """The base frozen in 16 bits or four, sharded where the engine shards weights. Adapters and their states: of
+    DeepSpeed as all that it trains; of torch in fp32 (16 bytes with AdamW's moments), sharded by FSDP2 as all else.
 
     Frozen weights are read from disk one by one, in the precision in which they stay
     (kit/engines/huggingface/adapters.py,
     build_frozen); autocast has nothing to cast of them. Those in four bits are whole again, one at a time, while
-    they are multiplied (bitsandbytes/autograd/_functions.py, MatMul4Bit).
+    they are multiplied (bitsandbytes/autograd/_functions.py, MatMul4Bit); their scales are no parameters, and so on
+    every rank.
     """
     model, layout = workload.model, workload.layout
-    moments = MOMENTS[workload.job.optimizer.name].matrices
     each = adapter_parameters_of(model, lora) / layout.tp / model.num_layers
     adapters = tuple(each * len(stage_layers(model, layout, stage)) for stage in range(layout.pp))
-    dense = memory.dense
-    if layout.engine == "torch" and workload.job.precision == "bf16":
-        dense = dense._replace(weights=dense.weights / 2)  # no fp32 masters of what is frozen
-    owners = layout.dp if layout.engine == "torch" and layout.zero_stage else 1
-    load, gathered = 0.0, memory.gathered
+    dense = of_adapters = memory.dense
+    load, gathered, matrix_weights = 0.0, memory.gathered, None
+    if layout.engine == "torch":
+        sharded = layout.zero_stage > 0
+        if workload.job.precision == "bf16":
+            dense = dense._replace(weights=dense.weights / 2)  # no fp32 masters of what is frozen
+        own = 4.0 / (layout.dp if sharded else 1)
+        moments = MOMENTS[workload.job.optimizer.name].matrices * own / 4
+        of_adapters = StateBytes(weights=own, gradients=own, gradients_in_forward=own, optimizer=moments)
+        if sharded:
+            gathered = _frozen_fsdp_buffers(workload, lora.four_bit)
     if lora.four_bit:
         one = 2.0 * deepspeed_sizes.largest_layer_matrix(model)
         gathered = (gathered[0] + one, gathered[1] + one, gathered[2])
+        in_host = layout.offload_param != "none"
+        owners = (
+            layout.dp * layout.cp if layout.zero_stage == 3 or (layout.engine == "torch" and layout.zero_stage) else 1
+        )
+        matrix_weights = (0.0 if in_host else _NF4_CODES / owners) + NF4_TWICE_BYTES - _NF4_CODES
         if layout.engine == "deepspeed" and layout.zero_stage == 3:
             (parameters,) = workload.parameters
             # Whole weights are quantised, and partitioned afterwards (kit/engines/deepspeed/data_parallel.py).
@@ -122,18 +137,24 @@ def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> 
     return memory._replace(
         adapters=adapters,
         deferred_head_gradient=0.0,
-        of_adapters=StateBytes(
-            weights=4.0 / owners,
-            gradients=4.0 / owners,
-            gradients_in_forward=4.0 / owners,
-            optimizer=moments / owners,
-        ),
+        of_adapters=of_adapters,
         dense=dense,
-        matrix_weights=NF4_TWICE_BYTES if lora.four_bit else None,
+        matrix_weights=matrix_weights,
         autocast_copies=(0.0, 0.0),
         gathered=gathered,
         load=load,
     )
+
+
+def _frozen_fsdp_buffers(workload: Workload, four_bit: bool) -> tuple[float, float, float]:
+    """``fsdp_buffers`` of frozen weights, which have no gradients; in four bits they are gathered as codes."""
+    counts, layout, element = count(workload.model), workload.layout, float(workload.element)
+    root = element * (counts.total - counts.layers)
+    per_matrix = _NF4_CODES if four_bit else element
+    rest = counts.layer.total - counts.layer.matrices
+    layer = (per_matrix * counts.layer.matrices + element * rest) / layout.tp
+    kept = layer * counts.num_layers if layout.zero_stage == 2 else 0.0
+    return root + kept, root + max(kept, 2 * layer), root
 
 
 def _engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, float]]:

@@ -107,15 +107,14 @@ def host_buffer_bytes(workload: Workload) -> float:
 
 
 def host_ram_gib_per_node(workload: Workload) -> float:
-    """Host memory that offload takes on each node."""
+    """Host memory that offload takes on each node. What is frozen has neither gradients nor optimizer state."""
     model, cluster, layout, precision = workload.model, workload.cluster, workload.layout, workload.job.precision
     states = host_state_bytes(layout, precision)
-    pinned = states.weights + states.gradients
-    if layout.zero_stage < 3:
-        # Masters too (stage_1_and_2.py, weights_partition); stage 3 leaves them pageable, as Adam leaves its moments.
-        pinned += states.optimizer / 3
-    of_parameters = (states.total + (PINNED_ROUNDING - 1) * pinned) * count(model).total / layout.tp
-    rank = of_parameters + host_buffer_bytes(workload)
+    # Masters too (stage_1_and_2.py, weights_partition); stage 3 leaves them pageable, as Adam leaves its moments.
+    pinned = states.gradients + (states.optimizer / 3 if layout.zero_stage < 3 else 0.0)
+    of_trained = states.gradients + states.optimizer + (PINNED_ROUNDING - 1) * pinned
+    of_weights = PINNED_ROUNDING * states.weights * count(model).total
+    rank = (of_weights + of_trained * workload.trained_parameters) / layout.tp + host_buffer_bytes(workload)
     return to_gib(rank * layout.world_size / cluster.num_nodes)
 
 
