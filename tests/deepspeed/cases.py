@@ -125,10 +125,13 @@ def train(
 
     with planted(fault):
         engine = build(chosen, start, directory, resized(chosen, zero))
+        evaluated = engine.evaluate(micro_batches(engine, chosen, 0))
         curve = Curve(
             *advance(engine, chosen, 0, steps), exported(engine, StateKind.MASTER), engine.held_bytes().get("nvme", 0)
         )
         engine.close()
+    # On every layout: of the same batch and weights, before the first step.
+    assert fault or abs(evaluated.mean / curve.losses[0] - 1) < 1e-5, (evaluated, curve.losses[0])
     return curve
 
 

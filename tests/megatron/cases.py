@@ -40,6 +40,9 @@ class Trajectory:
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
+    """Labels that counted: in the first step's evaluation, then step by step."""
+    evaluated: list[float] = field(default_factory=list)
+    """Loss of the first step's batch, evaluated before it is trained on."""
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
     """Gradients of the first step, under Hugging Face names; empty on all ranks but the main one."""
     initial: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -133,6 +136,10 @@ def train(rundir: Any, steps: int, packed: bool = False) -> Trajectory:
     for step in range(steps):
         size = rundir.plan.layout.micro_batch_size
         batches = micro_batches(rundir.plan.model.vocab_size, step, engine.dp_rank, engine.dp_size, packed, size)
+        if step == 0:
+            evaluated = engine.evaluate(batches)
+            result.evaluated.append(evaluated.mean)
+            result.tokens.append(evaluated.tokens)
         loss = engine.forward_backward(batches)
         if step == 0:
             result.gradients = export(engine, StateKind.GRADIENT)
@@ -185,6 +192,9 @@ def reference(
         if step == 0:
             result.gradients = _on_disk(spec, {name: p.grad.clone() for name, p in model.named_parameters()})
             result.gradients |= dict(buffers.export(StateKind.GRADIENT))
+        if step == 0:
+            result.evaluated.append(loss.item())
+            result.tokens.append(count)
         result.losses.append(loss.item())
         result.tokens.append(count)
         result.norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), grad_clip)))
@@ -235,7 +245,7 @@ def largest_errors(found: Trajectory, expected: Trajectory) -> dict[str, tuple[f
 def _errors(found: Trajectory, expected: Trajectory) -> dict[str, dict[Any, float]]:
     """Infinite where something is missing, and for tokens and initial weights, which must be exact, if they are not."""
     errors: dict[str, dict[Any, float]] = {"tokens": {0: 0.0 if found.tokens == expected.tokens else torch.inf}}
-    for what in ("losses", "norms"):
+    for what in ("evaluated", "losses", "norms"):
         pairs = zip(getattr(found, what), getattr(expected, what), strict=True)
         errors[what] = {step: abs(a - b) / abs(b) for step, (a, b) in enumerate(pairs)}
     for what in ("initial", "gradients", "masters"):

@@ -90,6 +90,54 @@ def rotations(spec: ModelSpec, positions: torch.Tensor) -> tuple[torch.Tensor, t
     return running, rotation(positions.shape[1])
 
 
+def longrope(spec: ModelSpec, length: int) -> bool:
+    """Inside a worker: whether this rank rotates by the long factors, its positions a part of a document of this
+    length."""
+    from kit.engines.megatron.model.rope import HfRotaryEmbedding
+
+    rotation = HfRotaryEmbedding(spec, torch.distributed.group.WORLD)
+    rotation.positions = torch.arange(length).chunk(torch.distributed.get_world_size())[torch.distributed.get_rank()][
+        None
+    ]
+    rotation(length)
+    return bool(torch.equal(rotation.inv_freq, rotation._long))
+
+
+def dropped_places(rundir: Any) -> torch.Tensor:
+    """Inside a worker: the first layer's attention of what is the same on every rank, with dropout."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    attention = engine.modules()["decoder.layers.0.self_attention.core_attention"].train()
+    tensors = torch.randn(3, 8, 1, 2, 8, generator=torch.Generator().manual_seed(0))
+    attended = attention(*tensors, None).detach()
+    engine.close()
+    return attended
+
+
+def embedded(rundir: Any) -> torch.Tensor:
+    """Inside a worker: what the embedding makes of the first batch, (sequence, batch, hidden)."""
+    from kit.engines.megatron.engine import MegatronEngine
+
+    engine = MegatronEngine(rundir)
+    inputs, _ = cases.step_batch(rundir.plan.model.vocab_size, 0)
+    embedding = next(module for name, module in engine.modules().items() if name.endswith("module.embedding"))
+    found = embedding(inputs, torch.arange(inputs.shape[1]).expand_as(inputs)).detach()
+    engine.close()
+    return found
+
+
+def memory_told(rundir: Any) -> tuple[float, float]:
+    """Inside a worker: GiB of the fullest rank as a summary says it, and those of this one."""
+    from kit.engines.megatron.engine import MegatronEngine
+    from kit.training.finalize import memory_held_gib
+
+    engine = MegatronEngine(rundir)
+    found = memory_held_gib(engine)[0], sum(engine.held_bytes().values()) / 2**30
+    engine.close()
+    return found
+
+
 def initial_weights(rundir: Any) -> dict[str, torch.Tensor]:
     """Inside a worker: the weights of an engine just built."""
     from kit.engines.megatron.engine import MegatronEngine

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from tests.megatron import cases, inside
 from tests.megatron.conftest import steps
@@ -40,6 +44,7 @@ CASES = {
     "dp2-distributed-optimizer": ("llama", LLAMA, {"dp": 2, "zero_stage": 1}),
     "dp2-plain-optimizer": ("llama", LLAMA, {"dp": 2}),
     "cp2": ("llama", LLAMA, {"cp": 2}),
+    "cp2-ring": ("llama", TWO_LAYERS, {"cp": 2, "cp_comm_type": "p2p"}),
     "cp2-tp2-distributed-optimizer-qwen3": ("qwen3", LLAMA, {"cp": 2, "tp": 2, "sp": True, "zero_stage": 1}),
     "tp2-sp-mistral": ("mistral", TWO_LAYERS | WINDOW, {"tp": 2, "sp": True}),
     "cp2-mistral": ("mistral", TWO_LAYERS | WINDOW, {"cp": 2}),
@@ -56,7 +61,9 @@ CASES = {
     "cp2-gemma3": ("gemma3_text", TWO_LAYERS | TWO_ROTATIONS, {"cp": 2}),
     "pp2-neox": ("gpt_neox", TWO_LAYERS | NEOX, {"pp": 2}),
     "tp2-sp-ep2-deepseek": ("deepseek_v3", TWO_LAYERS | DEEPSEEK, {"tp": 2, "sp": True, "ep": 2}),
+    "tp2-dense-deepseek": ("deepseek_v3", TWO_LAYERS | DEEPSEEK | {"first_dense_layers": 2}, {"tp": 2}),
     "tp2-sp-ep2-gpt-oss": ("gpt_oss", TWO_LAYERS | GPT_OSS, {"tp": 2, "sp": True, "ep": 2}),
+    "tp4-five-tokens": ("llama", TWO_LAYERS | {"vocab_size": 5}, {"tp": 4}),  # the last rank has padding alone
     "tp2-pp2-sp": ("llama", LLAMA, {"tp": 2, "pp": 2, "sp": True}),
     "dp2-pp2-vp2-distributed-optimizer-tied-qwen3": (
         "qwen3",
@@ -109,6 +116,34 @@ def test_dropout_is_drawn_again_alike(references, sp):
     for run in runs[1:]:
         assert (run.losses, run.norms) == (runs[0].losses, runs[0].norms)
     assert abs(runs[0].losses[0] - expected.losses[0]) > 1e-3
+
+
+def test_each_rank_drops_places_of_its_own():
+    """Ranks of a tensor-parallel group have different heads: the same mask for all would be half of the masks."""
+    with tempfile.TemporaryDirectory() as directory:
+        rundir = cases.run_directory(Path(directory) / "run", tiny.model(), model_path=None, tp=2)
+        rundir.settings["transformer_config"] |= {"attention_dropout": 0.5}
+        one, other = pool("megatron", 2).run(inside.dropped_places, rundir)
+    assert not torch.equal(one, other)
+
+
+def test_longropes_factors_follow_the_whole_document_on_every_rank():
+    """Long ones beyond the original length and not at it, also where a rank has the beginning of a document alone."""
+    spec = tiny.model("phi3", **TWO_LAYERS | {"rope_scaling": LONGROPE})
+    for length, expected in ((16, False), (18, True)):
+        assert pool("megatron", 2).run(inside.longrope, spec, length) == [expected] * 2
+
+
+def test_embeddings_of_gemma_are_scaled_in_their_own_dtype(references):
+    """By √32 rounded to bf16, as transformers does it."""
+    spec = tiny.model("gemma2", **TWO_LAYERS | CAPPED)
+    directory, _ = references(spec)
+    rundir = cases.run_directory(directory / "run", spec, job={"precision": "bf16"}, tp=2)
+    model = AutoModelForCausalLM.from_pretrained(directory / "model", dtype=torch.bfloat16)
+    inputs, _ = cases.step_batch(spec.vocab_size, 0)
+    with torch.no_grad():
+        expected = model.get_input_embeddings()(inputs)
+    assert torch.equal(pool("megatron", 2).run(inside.embedded, rundir)[0].transpose(0, 1), expected)
 
 
 def test_rotary_positions_are_those_that_are_given():

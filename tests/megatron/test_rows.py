@@ -21,6 +21,7 @@ def test_length_unit_is_what_chunks_and_sequence_parallelism_divide():
     assert length_unit(config(tensor_model_parallel_size=4, sequence_parallel=True)) == 4
     assert length_unit(config(context_parallel_size=2)) == 4
     assert length_unit(config(context_parallel_size=2, tensor_model_parallel_size=3, sequence_parallel=True)) == 12
+    assert length_unit(config(context_parallel_size=2, tensor_model_parallel_size=4, sequence_parallel=True)) == 8
 
 
 def test_rows_get_one_length_and_keep_what_they_had():

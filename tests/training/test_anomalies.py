@@ -231,6 +231,7 @@ class TestSpikes:
         rundir = prepared(tmp_path / "run", loss_spike="rewind", max_rewinds=2)
         with pytest.raises(EngineError, match=r"after 2 rewinds to step 6 .*other data does not help"):
             runs.run(rundir)
+        assert [event["event"] for event in events(rundir)].count("rewound") == 2
 
     def test_no_way_back(self, tmp_path, spoiled):
         spoiled[6] = 10.0

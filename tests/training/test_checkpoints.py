@@ -19,6 +19,7 @@ from kit.training.checkpoint import files, random_state
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
 from kit.training.checkpoint.storage import require_disk_space, steps_kept
+from kit.training.collective import gather, split_over_ranks
 from tests.support.small_disk import small_disk
 from tests.training import runs, tiny
 from tests.workers import pool
@@ -190,6 +191,8 @@ def _draws_after_load(rundir, root):
             path.write_bytes(content)
         dist.barrier()
     engine.close()
+    shares = gather(split_over_ranks([*range(7)]))  # which two ranks do not divide
+    assert sorted(item for share in shares for item in share) == [*range(7)]
     return expected, found, said
 
 

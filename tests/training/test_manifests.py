@@ -138,7 +138,7 @@ class TestNative:
 
     @pytest.mark.usefixtures("one_process")
     @pytest.mark.parametrize("name", ["state/more.pt", "more.json", ".hidden", "state/deep/er"])
-    def test_a_file_that_is_not_listed_is_refused(self, run, name):
+    def test_a_file_that_is_not_listed_is_refused(self, run, name, tmp_path):
         more = run.path / "checkpoints" / STEP / name
         more.parent.mkdir(exist_ok=True)
         more.write_text("{}")
@@ -146,6 +146,10 @@ class TestNative:
             words = runs.run_failing(run, resume=resume)
             assert words.startswith(f"{more} is not in the checkpoint's manifest")
             assert "remove it" in words
+        more.unlink()
+        (tmp_path / "elsewhere").mkdir()
+        more.symlink_to(tmp_path / "elsewhere")  # a directory is none of the files, a link to one is
+        assert runs.run_failing(run, resume="auto").startswith(f"{more} is not in the checkpoint's manifest")
         more.unlink()
         runs.run(run, resume="auto")
 
