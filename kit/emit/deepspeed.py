@@ -286,4 +286,14 @@ def runs_deepspeed(plan: Plan) -> bool:
     return plan.layout.engine == "deepspeed"
 
 
+def with_nvme_path(config: dict[str, Any], path: str) -> dict[str, Any]:
+    """Fills in the disk that ``run.nvme_path`` names, because a plan does not know it."""
+    named = {
+        name: section | {"nvme_path": path}
+        for name, section in config["zero_optimization"].items()
+        if isinstance(section, dict) and section.get("device") == "nvme"
+    }
+    return config | {"zero_optimization": config["zero_optimization"] | named}
+
+
 FILES = (DerivedFile("ds_config.json", lambda plan: json_text(ds_config(plan)), runs_deepspeed, PLAN_OWNED_KEYS),)

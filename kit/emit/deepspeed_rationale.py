@@ -116,8 +116,8 @@ def ds_config_page(plan: Plan) -> str:
     ]
     if plan.layout.uses_nvme:
         lines += [
-            "`nvme_path` is not here: it is the run's (`run.nvme_path`), and the worker adds it. A script of your "
-            "own adds it to both offload sections.",
+            "`nvme_path` is the run's (`run.nvme_path`): a run directory has it where the recipe names one outside a "
+            "home directory. kit's own worker swaps to a directory of its own below it.",
             "",
         ]
     lines += _trainer(plan)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit.emit.deepspeed import ds_config
+from kit.emit.deepspeed import ds_config, with_nvme_path
 from kit.emit.derived_file import json_text
 from kit.emit.run_directory import DERIVED_FILES, files_of
 from kit.emit.trainer import for_trainer, trainer_config
@@ -46,17 +46,7 @@ class Template:
         pins = Pins(engine="deepspeed", **model, **self.pins)
         plan = make_plan(load_model(self.model), parse_cluster(self.cluster), job, pins)
         config = trainer_config(plan) if for_trainer(plan) else ds_config(plan)
-        return json_text(_with_nvme_path(config, NVME_PATH))
-
-
-def _with_nvme_path(config: dict[str, Any], path: str) -> dict[str, Any]:
-    """Fills in the disk that ``run.nvme_path`` names, because a plan does not know it."""
-    named = {
-        name: section | {"nvme_path": path}
-        for name, section in config["zero_optimization"].items()
-        if isinstance(section, dict) and section.get("device") == "nvme"
-    }
-    return config | {"zero_optimization": config["zero_optimization"] | named}
+        return json_text(with_nvme_path(config, NVME_PATH))
 
 
 TEMPLATES = (
@@ -124,7 +114,7 @@ def shipped_files() -> dict[str, str]:
         if "ds_config.json" in texts:
             run = load_recipe(recipe_path(name)).run
             nvme_path = (run and run.nvme_path) or NVME_PATH
-            files[f"ds_configs/{name}.json"] = json_text(_with_nvme_path(ds_config(plan), nvme_path))
+            files[f"ds_configs/{name}.json"] = json_text(with_nvme_path(ds_config(plan), nvme_path))
             files[f"ds_configs/{name}.md"] = texts["ds_config.md"]
             rows.append(f"| [{name}]({name}.json) | {describe(plan.layout)} | [why]({name}.md) |")
     files["ds_configs/README.md"] = _configs_page(rows)

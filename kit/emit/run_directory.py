@@ -101,14 +101,15 @@ class RunDirectory:
                 f"{path.name}/plan.yaml was changed after it was written; every other file follows from it: "
                 "change the recipe and emit again (kit emit RECIPE --out NEW_DIR)"
             )
-        edits = tuple(edit for file in DERIVED_FILES for edit in _edits(path, file, plan, hashes))
-        _refuse_plan_owned(path, edits)
         document = strict_yaml.read(path / "run.yaml")  # the user's to edit: it never changes the plan
+        run = absolute_paths(strict_yaml.parse(RunSpec, document.data, document), path)
+        edits = tuple(edit for file in DERIVED_FILES for edit in _edits(path, file, plan, run, hashes))
+        _refuse_plan_owned(path, edits)
         own_file = {"deepspeed": "ds_config.json", "megatron": "megatron.yaml"}.get(plan.layout.engine)
         return cls(
             path=path,
             plan=plan,
-            run=absolute_paths(strict_yaml.parse(RunSpec, document.data, document), path),
+            run=run,
             settings=_parse(path / own_file) if own_file else {},
             megatron=_parse(path / "megatron.yaml") if megatron.applies(plan) else {},
             edits=edits,
@@ -172,7 +173,7 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
         raise RunDirectoryError(
             f"{path.name} exists already and is not overwritten; choose another --out, or remove it yourself"
         )
-    files = files_of(plan)
+    files = {name: _of_run(name, text, run) for name, text in files_of(plan).items()}
     portable = {key: _portable(named, path) for key, named in run_paths(run).items()}
     files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(with_paths(run, portable)))
     manifest = {
@@ -198,6 +199,14 @@ def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
     return RunDirectory.open(path)
 
 
+def _of_run(name: str, text: str, run: RunSpec) -> str:
+    """DeepSpeed's files name the run's disk, for scripts that start without kit's worker; never one in a home."""
+    its_own = name.startswith("ds_config") and name.endswith(".json")
+    if not its_own or not run.nvme_path or Path(run.nvme_path).is_relative_to(Path.home().resolve()):
+        return text
+    return json_text(deepspeed.with_nvme_path(parse_json(text), run.nvme_path))
+
+
 def _read_manifest(path: Path) -> dict[str, str]:
     try:
         manifest = parse_json(read_text(path / MANIFEST))
@@ -221,14 +230,14 @@ def _read_manifest(path: Path) -> dict[str, str]:
     return files
 
 
-def _edits(path: Path, derived: DerivedFile, plan: Plan, hashes: Mapping[str, str]) -> list[Edit]:
-    """What differs between a file on disk and the text that the plan gives it."""
+def _edits(path: Path, derived: DerivedFile, plan: Plan, run: RunSpec, hashes: Mapping[str, str]) -> list[Edit]:
+    """What differs between a file on disk and the text that plan and run give it."""
     file, name = path / derived.name, derived.name
     if not derived.applies(plan) or _sha256(file) == hashes.get(name):
         return []
     if file.suffix not in (".json", ".yaml"):
         return [Edit(file=name, key="(text)", planned="as emitted", found="edited")]
-    planned, found = flat(_parse_text(derived.text(plan), name)), flat(_parse(file))
+    planned, found = flat(_parse_text(_of_run(name, derived.text(plan), run), name)), flat(_parse(file))
     keys = [key for key in {**planned, **found} if planned.get(key) != found.get(key)]
     return [Edit(file=name, key=key, planned=planned.get(key), found=found.get(key)) for key in keys]
 

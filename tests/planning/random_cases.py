@@ -32,6 +32,13 @@ def random_request(seed: int) -> Request:
     return Request(model=model, cluster=cluster, job=job)
 
 
+def with_twice_the_nodes(request: Request) -> Request:
+    """Twice as many of the same nodes; a lone node gets a fabric."""
+    cluster = request.cluster
+    links = cluster.inter_node_gbytes_per_s or 50.0
+    return replace(request, cluster=replace(cluster, num_nodes=2 * cluster.num_nodes, inter_node_gbytes_per_s=links))
+
+
 def with_more_memory(request: Request) -> Request:
     """The same GPUs with a quarter more memory."""
     gpu = request.cluster.gpu

@@ -4,29 +4,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from kit.cost.memory.peak import peak_gib
-from kit.diagnose.lint import lint
-from kit.emit.accelerate import accelerate_config
-from kit.emit.accelerate import applies as by_accelerate
-from kit.emit.deepspeed import ds_config
+from kit.diagnose.lint import SCRIPTS, lint
+from kit.emit.run_directory import write
 from kit.errors import PlanError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import can_fit, search, step_s
-from kit.specs import strict_yaml
+from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.job import JobSpec
 from kit.specs.layout import PINNABLE, Pins
-from tests.planning.random_cases import random_request, with_more_memory
+from kit.specs.run import DataSpec, RunSpec
+from kit.units import human_seconds
+from tests.planning.random_cases import random_request, with_more_memory, with_twice_the_nodes
 
 CASES = int(os.environ.get("KIT_INVARIANTS", "40"))
 LONGEST_S = 3.0
@@ -97,6 +98,50 @@ def test_more_memory_is_never_slower_by_over_a_hundredth() -> None:
         assert step_s(richer) <= 1.01 * plan.predicted.step_time_s, asked(request)
 
 
+def test_twice_the_nodes_are_faster_or_the_answer_says_that_fewer_are() -> None:
+    for request, plan in plans():
+        doubled = with_twice_the_nodes(request)
+        fewer = request.cluster.num_gpus
+        larger, refusal = None, ""
+        try:
+            larger = make_plan(doubled.model, doubled.cluster, doubled.job)
+        except PlanError as refused:
+            refusal = str(refused)
+        if larger is None:
+            assert f"with {fewer} GPUs it takes " in refusal, asked(doubled)
+            assert "with job.global_batch_size=" in refusal, asked(doubled)
+            continue
+        said = [decision.why for decision in larger.decisions if decision.rule == "num_gpus"]
+        if larger.predicted.step_time_s > plan.predicted.step_time_s:
+            assert said, asked(doubled)
+
+
+def test_fewer_gpus_are_named_with_the_step_that_they_take() -> None:
+    """96 sequences over 512 GPUs: the largest half, quarter, … of them that is the fastest, and what both take."""
+    model, job = load_model("qwen3-4b"), JobSpec(seq_length=4096, global_batch_size=96)
+    cluster = parse_cluster("512xH100")
+    steps = {
+        nodes: make_plan(model, replace(cluster, num_nodes=nodes), job).predicted.step_time_s for nodes in (64, 32, 16)
+    }
+    assert steps[32] < min(steps[64], steps[16])
+    (why,) = (each.why for each in make_plan(model, cluster, job).decisions if each.rule == "num_gpus")
+    assert f"256 take {human_seconds(steps[32])} a step, 512 take {human_seconds(steps[64])}" in why
+    smaller = make_plan(model, replace(cluster, num_nodes=16), job)
+    assert "num_gpus" not in {decision.rule for decision in smaller.decisions}
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_what_does_and_its_step() -> None:
+    model, cluster = load_model("opt-2.7b"), parse_cluster("16xA100-80")
+    job = JobSpec(seq_length=2048, global_batch_size=24)
+    with pytest.raises(PlanError) as refused:
+        make_plan(model, cluster, job)
+    for batch, gpus in ((16, 16), (32, 16), (24, 8)):
+        other = replace(job, global_batch_size=batch)
+        step_s = make_plan(model, replace(cluster, num_nodes=gpus // 8), other).predicted.step_time_s
+        changed = f"job.global_batch_size={batch}" if gpus == 16 else f"{gpus} GPUs"
+        assert f"with {changed} it takes {human_seconds(step_s)} a step" in str(refused.value)
+
+
 def test_whether_something_fits_is_said_as_the_search_says_it() -> None:
     for request, plan, _ in answers()[:15]:
         assert can_fit(request) == (search(request).best is not None) == (plan is not None), asked(request)
@@ -108,29 +153,25 @@ def test_no_answer_takes_more_than_three_seconds() -> None:
     assert slow == {}
 
 
-def test_emitted_files_lint_without_errors(tmp_path: Path) -> None:
-    linted = 0
+_NO_CONFIGURATION = {"manifest.json", "plan.yaml", "run.yaml", "megatron.yaml"}
+"""Files of a run directory that no launcher reads; lint reads them with the directory."""
+
+
+def test_run_directories_and_all_their_files_lint_without_errors(tmp_path: Path) -> None:
+    linted: Counter[str] = Counter()
     for number, (request, plan) in enumerate(plans()):
-        files = {}
-        if plan.layout.engine == "deepspeed":
-            files["ds_config.json"] = json.dumps(_with_disk(ds_config(plan), tmp_path))
-        if by_accelerate(plan):
-            files["accelerate.yaml"] = strict_yaml.dump(accelerate_config(plan))
-        (directory := tmp_path / str(number)).mkdir()
-        for name, text in files.items():
-            (directory / name).write_text(text)
-            found = lint(directory / name)
-            assert [str(finding) for finding in found if finding.severity == "error"] == [], asked(request)
-            linted += 1
-    assert linted > CASES / 10
-
-
-def _with_disk(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Fills in the path that a run names (``run.nvme_path``), because a plan does not know it."""
-    for section in config["zero_optimization"].values():
-        if isinstance(section, dict) and section.get("device") == "nvme":
-            section["nvme_path"] = str(path)
-    return config
+        data = DataSpec(train=str(tmp_path / "rows"))
+        run = RunSpec(data=data, model_path=str(tmp_path / "model"), nvme_path=str(tmp_path))
+        directory = write(plan, run, tmp_path / str(number)).path
+        for path in [directory, *directory.iterdir()]:
+            read = path.suffix in (".json", ".yaml", *SCRIPTS) and path.name not in _NO_CONFIGURATION
+            if read or path == directory:
+                found = [str(finding) for finding in lint(path) if finding.severity == "error"]
+                assert found == [], f"{path.name}: {asked(request)}"
+                linted[path.name if read else "directory"] += 1
+        linted["on disks"] += plan.layout.uses_nvme
+    asked_for = ("directory", "ds_config.json", "ds_config.trainer.json", "accelerate.yaml", "launch.sh", "on disks")
+    assert all(linted[name] for name in asked_for), linted
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from kit.preflight.requirements import check_host_memory, check_nvme, swap_direc
 
 
 def prepare_swapping(rundir: RunDirectory, settings: dict[str, Any]) -> None:
-    """Check this machine, and tell ``settings`` where the swap files go; a path that stands there already is kept.
+    """Check this machine, and tell ``settings`` where the swap files go: to a directory of this run alone, unless
+    ds_config.json was edited to name another.
 
     Raises KitError for a disk, memory or library that will not do.
     """
@@ -25,10 +26,10 @@ def prepare_swapping(rundir: RunDirectory, settings: dict[str, Any]) -> None:
     require(check_nvme(rundir.plan, rundir.run, rundir.path))
     ops.load_async_io()
     folder = swap_directory(rundir.plan, rundir.run, rundir.path)
-    zero = settings["zero_optimization"]
+    zero, edited = settings["zero_optimization"], {edit.key for edit in rundir.edits if edit.file == "ds_config.json"}
     for name in ("offload_optimizer", "offload_param"):
-        if zero.get(name, {}).get("device") == "nvme":
-            zero[name].setdefault("nvme_path", str(folder))
+        if zero.get(name, {}).get("device") == "nvme" and f"zero_optimization.{name}.nvme_path" not in edited:
+            zero[name]["nvme_path"] = str(folder)
 
 
 def remove_swap_files(rundir: RunDirectory) -> None:

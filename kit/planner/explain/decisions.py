@@ -9,6 +9,7 @@ from kit.cost.hardware import usable_gib
 from kit.cost.time.step import StepTimer
 from kit.planner.candidates import fast_paths
 from kit.planner.describe import describe, engine_name
+from kit.planner.explain.fewer_gpus import faster_with_fewer
 from kit.planner.explain.notes import notes
 from kit.planner.plan import Decision
 from kit.planner.request import Request
@@ -49,7 +50,8 @@ def decisions(request: Request, result: SearchResult) -> tuple[Decision, ...]:
         decision = _choice(name, request, result, best)
         if decision is not None:
             made.append(decision)
-    return (*made, *_alternatives(request, result, best), *notes(request.workload(best.layout)))
+    made += [*_alternatives(request, result, best), *faster_with_fewer(request, best)]
+    return (*made, *notes(request.workload(best.layout)))
 
 
 def _cost_of(candidate: Candidate, cluster: ClusterSpec) -> str:

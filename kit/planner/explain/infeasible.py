@@ -14,6 +14,7 @@ from kit.cost.memory.peak import peak_gib
 from kit.cost.workload import Workload
 from kit.planner.candidates import FALLBACK_SPACE, layouts
 from kit.planner.describe import describe
+from kit.planner.explain.fewer_gpus import batch_divides
 from kit.planner.request import Request
 from kit.planner.rules import Violation, violations
 from kit.planner.rules.deepspeed import NODE_CAPACITY
@@ -45,7 +46,10 @@ def nothing_legal(request: Request) -> str:
         message if len(engines) == everyone else f"{' and '.join(engines)}: {message}"
         for message, engines in lines.items()
     ]
-    return "\n".join([*told, *_refused_too(request, "\n".join(lines))])
+    told += _refused_too(request, "\n".join(lines))
+    if any(violation.rule == "batch" for broken in reasons.values() for violation in broken):
+        told += batch_divides(request)
+    return "\n".join(told)
 
 
 def _refused_too(request: Request, told: str) -> Iterator[str]:
