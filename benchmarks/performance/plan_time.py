@@ -4,9 +4,8 @@
 
 Prints the median and the fastest of some runs, and fails where a median is above its promise: half a second, two for
 16,384 GPUs. Then prints the fastest plan over the fastest bare import of pydantic, typer, rich and yaml, which take
-turns, and fails above twice the imports, three times for 16,384 GPUs; beside it a typer command that does nothing but
-make one pydantic value, below which kit cannot come. Then searches ever more layouts inside one process: the time must
-not grow faster than their number.
+turns, and fails above twice the imports, three times for 16,384 GPUs. Then searches ever more layouts inside one
+process: the time must not grow faster than their number.
 """
 
 from __future__ import annotations
@@ -45,16 +44,6 @@ LINEAR = 1.1
 
 
 BARE = ("-c", "import pydantic, typer, rich, yaml")
-LEAST = (
-    "-c",
-    """
-import pydantic.dataclasses, typer, rich, yaml
-Value = pydantic.dataclasses.dataclass(type("Value", (), {"__annotations__": {"number": int}}))
-def command(number: int = 1) -> None: Value(number)
-typer.run(command)
-""",
-)
-"""A command line of one option and one value."""
 
 
 def command(verb: str, model: str, gpus: str) -> tuple[str, ...]:
@@ -75,7 +64,6 @@ def ratios_kept(runs: int) -> bool:
     plans = {f"kit plan {model} --gpus {gpus}": (model, gpus) for model, gpus in RATIOS}
     cases = {
         "bare imports of pydantic, typer, rich and yaml": BARE,
-        "least typer command with a pydantic value": LEAST,
         **{name: command("plan", *case) for name, case in plans.items()},
     }
     turns = [{name: cold_s(arguments) for name, arguments in cases.items()} for _ in range(runs)]

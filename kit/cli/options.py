@@ -151,7 +151,8 @@ def job_for(
     if optimizer is not None:
         data["optimizer"] = {"name": optimizer}
     data |= {key: int(value) if isinstance(value, float) else value for key, value in values.items()}
-    return strict_yaml.parse(JobSpec, data, strict_yaml.Document(name="options", data={}, lines={}))
+    document = strict_yaml.Document(name="options", data={}, lines={})
+    return strict_yaml.parse(JobSpec, data, document) if data else JobSpec()
 
 
 def pins_of(model: str, changes: list[str]) -> Pins:
@@ -165,4 +166,4 @@ def pins_of(model: str, changes: list[str]) -> Pins:
                 "use the options for its cluster and job"
             )
         data[key.removeprefix("layout.")] = strict_yaml.parse_text(f"value: {text}", change).data["value"]
-    return strict_yaml.parse(Pins, data, strict_yaml.Document(name="layout", data={}, lines={}))
+    return strict_yaml.parse(Pins, data, strict_yaml.Document(name="layout", data={}, lines={})) if data else Pins()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
@@ -109,4 +108,6 @@ def _without_absent_sizes(layout: dict[str, Any]) -> dict[str, Any]:
 
 def _digest(data: dict[str, Any]) -> str:
     canonical = json.dumps(data, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
+    from hashlib import sha256  # OpenSSL: a plan that is only printed has no digest
+
+    return sha256(canonical.encode()).hexdigest()

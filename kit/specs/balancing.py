@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import Field
-from pydantic.dataclasses import dataclass
+from typing import Annotated, Literal
 
 from kit.errors import SpecError
-from kit.specs.base import SPEC, Text
+from kit.specs.base import Text, Within, spec
 
 LoadBalancingType = Literal["none", "aux_loss", "seq_aux_loss", "global_aux_loss"]
 _LARGEST_COEFFICIENT = 1e3
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class BalancingSpec:
     """Balancing of experts while a model trains. Fields are named and mean as in megatron-core
     (transformer/transformer_config.py); the default is none at all."""
@@ -23,14 +20,14 @@ class BalancingSpec:
     """What the auxiliary loss of each layer is taken over (arXiv 2101.03961, equation 4). aux_loss: one micro batch of
     one data-parallel rank, so that it depends on the layout. seq_aux_loss: each sequence. global_aux_loss: loads of all
     ranks and of the step's micro batches so far (arXiv 2501.11873)."""
-    moe_aux_loss_coeff: float = Field(default=0.0, ge=0, le=_LARGEST_COEFFICIENT)
+    moe_aux_loss_coeff: Annotated[float, Within(ge=0, le=_LARGEST_COEFFICIENT)] = 0.0
     """Coefficient of the auxiliary loss, which is 1 for even loads, whatever the number of experts."""
-    moe_z_loss_coeff: float = Field(default=0.0, ge=0, le=_LARGEST_COEFFICIENT)
+    moe_z_loss_coeff: Annotated[float, Within(ge=0, le=_LARGEST_COEFFICIENT)] = 0.0
     """Coefficient of the router's z-loss (arXiv 2202.08906, equation 5); 0 = none."""
-    moe_router_bias_update_rate: float = Field(default=0.0, ge=0, le=_LARGEST_COEFFICIENT)
+    moe_router_bias_update_rate: Annotated[float, Within(ge=0, le=_LARGEST_COEFFICIENT)] = 0.0
     """What a step adds to the expert bias of an expert with less than the mean load, and takes from one with more
     (arXiv 2408.15664): of routers with sigmoid scores. 0 = the bias stays."""
-    moe_expert_capacity_factor: float | None = Field(default=None, gt=0, le=_LARGEST_COEFFICIENT)
+    moe_expert_capacity_factor: Annotated[float, Within(gt=0, le=_LARGEST_COEFFICIENT)] | None = None
     """An expert computes at most this many times the mean load of a micro batch, of the tokens that weigh it most;
     engine=megatron. null: no token is dropped."""
     source: Text = "user"

@@ -1,23 +1,97 @@
 """What every spec shares: frozen, keyword-only, strictly typed, unknown keys refused, text that stays on one line.
 
-A spec is a pydantic dataclass, so ``dataclasses.replace`` validates again. The string beneath each field is its
-documentation in the JSON schema too (``kit/specs/schema.py``).
+Whoever makes a spec from values, ``dataclasses.replace`` included, has them validated by pydantic. Pydantic is imported
+by the first value that needs it: defaults and the rows of the catalog are known to be good (a test validates them), so
+a plan of catalog names does without, and takes half the time. The string beneath each field is its documentation in the
+JSON schema too (``kit/specs/schema.py``).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from typing import Annotated, Any
-
-from pydantic import AfterValidator, ConfigDict, Field
-from pydantic_core import PydanticCustomError
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, dataclass_transform
 
 from kit.specs.frozen import FrozenMap
 from kit.specs.text import control_character
 
-SPEC = ConfigDict(extra="forbid", strict=True, defer_build=True, allow_inf_nan=False)
-"""Pydantic configuration of every spec: no number is infinite or NaN. A validator is built
-when the first value is made: a plan needs few of them."""
+if TYPE_CHECKING:
+    from pydantic import GetCoreSchemaHandler, TypeAdapter
+    from pydantic_core import CoreSchema, PydanticCustomError
+
+T = TypeVar("T")
+
+SPEC = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+"""Pydantic configuration of every spec: no number is infinite or NaN."""
+
+
+_ADAPTERS: dict[Any, TypeAdapter[Any]] = {}
+
+
+def adapter(kind: Any) -> TypeAdapter[Any]:
+    """Pydantic's reader and writer of a type, built once."""
+    if kind not in _ADAPTERS:
+        from pydantic import TypeAdapter
+
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def spec(kind: type[T]) -> type[T]:
+    """Makes a class a frozen, keyword-only dataclass. Values that are wrong raise ``pydantic.ValidationError``."""
+    kind.__pydantic_config__ = SPEC  # type: ignore[attr-defined]
+    made = dataclasses.dataclass(frozen=True, kw_only=True)(kind)
+    unchecked = made.__init__
+
+    @wraps(unchecked)
+    def init(self: Any, **values: Any) -> None:
+        if values or not complete:
+            from pydantic_core import ArgsKwargs
+
+            adapter(type(self)).validator.validate_python(ArgsKwargs((), values), self_instance=self)
+        else:
+            unchecked(self)
+
+    complete = all(field.default is not dataclasses.MISSING for field in dataclasses.fields(made))  # type: ignore[arg-type]
+    made.__init__ = init  # type: ignore[method-assign]
+    return made
+
+
+def trusted(kind: type[T], values: Mapping[str, Any]) -> T:
+    """A spec of values that were validated before, such as those of the catalog."""
+    made = object.__new__(kind)
+    kind.__init__.__wrapped__(made, **values)  # type: ignore[attr-defined]
+    return made
+
+
+class Within:
+    """Bounds of a number, as of pydantic's ``Field``."""
+
+    def __init__(self, **bounds: float) -> None:
+        self._bounds = bounds
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        whole = handler(source)
+        number: Any = whole
+        while "schema" in number:  # inside of its checks
+            number = number["schema"]
+        number.update(self._bounds)
+        return whole
+
+
+class Checked:
+    """A check of a value that has the right type: it returns the value to keep, or raises."""
+
+    def __init__(self, check: Callable[[Any], Any]) -> None:
+        self._check = check
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        from pydantic_core.core_schema import no_info_after_validator_function
+
+        return no_info_after_validator_function(self._check, handler(source))
 
 
 _LONGEST = 4096
@@ -31,6 +105,8 @@ LARGEST_RATE = 1e6
 
 
 def _refuse(problem: str) -> PydanticCustomError:
+    from pydantic_core import PydanticCustomError
+
     return PydanticCustomError("value", "{problem}", {"problem": problem})
 
 
@@ -70,11 +146,11 @@ def _lines_within(value: Any) -> Any:
     return value
 
 
-Text = Annotated[str, AfterValidator(_line)]
+Text = Annotated[str, Checked(_line)]
 """Every text of a spec: without control characters, so that no value becomes a line of its own in an emitted file."""
-Name = Annotated[Text, AfterValidator(_name)]
+Name = Annotated[Text, Checked(_name)]
 """A text that files are named after."""
-Rate = Annotated[float, Field(ge=0, le=LARGEST_RATE), AfterValidator(_rate)]
+Rate = Annotated[float, Within(ge=0, le=LARGEST_RATE), Checked(_rate)]
 """GB/s or TFLOP/s; 0 where there is none."""
-TextMapping = Annotated[dict[str, Any], AfterValidator(_lines_within), AfterValidator(FrozenMap)]
+TextMapping = Annotated[dict[str, Any], Checked(_lines_within), Checked(FrozenMap)]
 """Keys and values as another program has them, at any depth; their text as ``Text``."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from kit.specs.base import SPEC, Name, Rate, Text
+from kit.specs.base import Name, Rate, Text, Within, spec
 
 _LARGEST_GIB = 2**20
 """A pebibyte: no GPU, host or node's disks have it."""
 _MOST_GPUS_OF_A_NODE = 4096
-_MOST_NODES = 2**16
+MOST_NODES = 2**16
 """The largest clusters have 25,000; a search over all ways to split a million takes minutes."""
 _LARGEST_PRICE = 1e6
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class GpuSpec:
     """One accelerator, or one CPU process standing in for it (``device: cpu``)."""
 
@@ -28,7 +25,7 @@ class GpuSpec:
     generation: Text | None = None
     """volta, turing, ampere, ada, hopper, blackwell, cdna2, cdna3, cpu: decides kernels, workspaces and recipes of 8
     bits; null: that of the catalog's GPU of this name."""
-    memory_gib: float = Field(ge=1e-3, le=_LARGEST_GIB)
+    memory_gib: Annotated[float, Within(ge=1e-3, le=_LARGEST_GIB)]
     """Memory that the driver reports, GiB."""
     bf16_tflops: Rate
     """Dense bf16 peak without sparsity; 0 where the GPU has no bf16."""
@@ -36,38 +33,38 @@ class GpuSpec:
     """Dense fp16 peak without sparsity."""
     fp8_tflops: Rate = 0.0
     """Dense fp8 peak without sparsity; 0 where the GPU has no fp8."""
-    fp32_tflops: Rate = Field(gt=0)
+    fp32_tflops: Annotated[Rate, Within(gt=0)]
     """Dense fp32 peak (TF32 tensor cores where torch would use them is not counted)."""
-    hbm_gbytes_per_s: Rate = Field(gt=0)
+    hbm_gbytes_per_s: Annotated[Rate, Within(gt=0)]
     """Memory bandwidth, GB/s."""
     nvlink_gbytes_per_s: Rate = 0.0
     """All of its links to other GPUs (NVLink, Infinity Fabric) together, GB/s per direction; 0 where it has none."""
-    pcie_gbytes_per_s: Rate = Field(gt=0)
+    pcie_gbytes_per_s: Annotated[Rate, Within(gt=0)]
     """Host link, GB/s per direction."""
     source: Text
     """Address of the data sheet, with what was read from it."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class ClusterSpec:
     """Equal nodes of equal GPUs."""
 
     name: Name
     """Node type, for example ``p4d.24xlarge``; or what the user called it."""
     gpu: GpuSpec
-    gpus_per_node: int = Field(gt=0, le=_MOST_GPUS_OF_A_NODE)
-    num_nodes: int = Field(gt=0, le=_MOST_NODES)
-    intra_node_gbytes_per_s: Rate = Field(gt=0)
+    gpus_per_node: Annotated[int, Within(gt=0, le=_MOST_GPUS_OF_A_NODE)]
+    num_nodes: Annotated[int, Within(gt=0, le=MOST_NODES)]
+    intra_node_gbytes_per_s: Annotated[Rate, Within(gt=0)]
     """Bandwidth of one GPU to the others of its node (NVLink, else PCIe), GB/s per direction."""
     inter_node_gbytes_per_s: Rate
     """Fabric bandwidth per GPU, GB/s per direction; 0 for a lone node."""
-    host_ram_gib: float | None = Field(default=None, gt=0, le=_LARGEST_GIB)
+    host_ram_gib: Annotated[float, Within(gt=0, le=_LARGEST_GIB)] | None = None
     """Host memory of a node, GiB; null = unknown, which refuses offload."""
-    nvme_gib: float | None = Field(default=None, ge=0, le=_LARGEST_GIB)
+    nvme_gib: Annotated[float, Within(ge=0, le=_LARGEST_GIB)] | None = None
     """Local NVMe of a node, GiB; null = unknown, which refuses offload to it."""
-    nvme_gbytes_per_s: Rate | None = Field(default=None, gt=0)
+    nvme_gbytes_per_s: Annotated[Rate, Within(gt=0)] | None = None
     """What a node's disks read together, GB/s, as stated or measured; null = one drive is assumed (efficiency.yaml)."""
-    price_per_node_hour_usd: float | None = Field(default=None, gt=0, le=_LARGEST_PRICE)
+    price_per_node_hour_usd: Annotated[float, Within(gt=0, le=_LARGEST_PRICE)] | None = None
     """List price of a node per hour, USD, on demand; null = unknown."""
     price_date: Text | None = None
     """Date on which the price was read."""

@@ -1,15 +1,10 @@
 """How ranks split the work, and which of it a user pinned."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
-from kit.specs.base import SPEC
+from kit.specs.base import SPEC, Within, spec, trusted
 from kit.specs.frozen import FrozenMap
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
@@ -50,10 +45,10 @@ class Flag:
     """For a size: its key below ``zero_optimization`` in ds_config.json."""
 
 
-Size = Annotated[int, Field(gt=0, le=10**8)]
+Size = Annotated[int, Within(gt=0, le=10**8)]
 """Ranks, layers, sequences or buffers: more than the ranks of the largest ``ClusterSpec`` are none."""
-ZeroStage = Annotated[int, Field(ge=0, le=3)]
-Elements = Annotated[int, Field(ge=0, le=10**15)]
+ZeroStage = Annotated[int, Within(ge=0, le=3)]
+Elements = Annotated[int, Within(ge=0, le=10**15)]
 """Elements of a buffer. DeepSpeed's own examples go up to 10¹⁴, which means everything."""
 _HOST = FrozenMap({"cpu": "optimizer on host", "nvme": "optimizer on NVMe"})
 _WEIGHTS_ON_HOST = FrozenMap({"cpu": "parameters on host", "nvme": "parameters on NVMe"})
@@ -170,13 +165,13 @@ class Layout:
         """Sequences per optimizer step."""
         return self.micro_batch_size * self.gradient_accumulation_steps * self.dp
 
-    def with_sizes(self, sizes: Mapping[str, int | None]) -> Layout:
+    def with_sizes(self, sizes: Mapping[str, int | None]) -> Self:
         """Replaces sizes of DeepSpeed's buffers (``ZERO_KEYS``)."""
         changes: dict[str, Any] = dict(sizes)
         return dataclasses.replace(self, **changes)
 
 
-_HINTS = get_type_hints(Layout, include_extras=True)
+_HINTS = Layout.__annotations__  # evaluated: this module has no postponed annotations
 DEFAULTS: Mapping[str, Any] = {
     field.name: None if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(Layout)
 }
@@ -191,7 +186,7 @@ PINNABLE = tuple(name for name in _HINTS if name not in ("dp", "gradient_accumul
 """What a user may decide. Data parallelism and accumulation follow from it."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class Pins:
     """The part of a layout that a user decided; null leaves the choice to the planner. The fields of ``Layout`` without
     their columns: a test compares the two."""
@@ -232,6 +227,6 @@ class Pins:
     param_buffer_count: Size | None = None
     param_buffer_size: Elements | None = None
 
-    def but(self, **chosen: Any) -> Pins:
-        """Copies the pins with other choices."""
-        return dataclasses.replace(self, **chosen)
+    def but(self, **chosen: Any) -> "Pins":
+        """Copies the pins with other choices, which the planner made: they are not validated."""
+        return trusted(Pins, {**vars(self), **chosen})

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cached_property
-from typing import Literal
-
-from pydantic import Field
-from pydantic.dataclasses import dataclass
+from typing import Annotated, Literal
 
 from kit.errors import SpecError
-from kit.specs.base import SPEC, Name, Text, TextMapping
+from kit.specs.base import Name, Text, TextMapping, Within, spec
 from kit.specs.families import (
     ENCODER_DECODER,
     FAMILIES,
@@ -43,20 +40,26 @@ _WIDEST = 2**24
 _LONGEST_POSITION = 2**40
 _LARGEST_FACTOR = 1e15
 """The bound of bases, caps and factors; the largest RoPE bases are 1e11."""
+_Width = Annotated[int, Within(gt=0, le=_WIDEST)]
+_Count = Annotated[int, Within(ge=0, le=_WIDEST)]
+_Layers = Annotated[int, Within(ge=0, le=_MOST_LAYERS)]
+_Tokens = Annotated[int, Within(gt=0, le=_LONGEST_POSITION)]
+_Factor = Annotated[float, Within(ge=1e-6, le=_LARGEST_FACTOR)]
+_Base = Annotated[float, Within(ge=1, le=_LARGEST_FACTOR)]
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class LatentAttention:
     """DeepSeek's multi-head latent attention (arXiv 2405.04434, section 2.1). Widths per head, unless ranks."""
 
-    kv_lora_rank: int = Field(gt=0, le=_WIDEST)
+    kv_lora_rank: _Width
     """Width of the compressed key and value."""
-    nope_head_dim: int = Field(gt=0, le=_WIDEST)
+    nope_head_dim: _Width
     """Part of a query or key head without positions."""
-    rope_head_dim: int = Field(gt=0, le=_WIDEST)
+    rope_head_dim: _Width
     """Part with rotary positions; of the key one for all heads."""
-    value_head_dim: int = Field(gt=0, le=_WIDEST)
-    q_lora_rank: int | None = Field(default=None, gt=0, le=_WIDEST)
+    value_head_dim: _Width
+    q_lora_rank: _Width | None = None
     """Width of the compressed query; null = queries are projected in one step."""
 
     @property
@@ -65,7 +68,7 @@ class LatentAttention:
         return self.nope_head_dim + self.rope_head_dim
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class ModelSpec:
     """A decoder-only transformer, or an encoder and a decoder of one width. Sizes are per model, never per rank."""
 
@@ -73,25 +76,25 @@ class ModelSpec:
     """Catalog name, hub id, or the directory name of a local model."""
     family: Family
     """Decides which biases and norms exist, and which Hugging Face class builds it; see ``traits``."""
-    num_layers: int = Field(gt=0, le=_MOST_LAYERS)
+    num_layers: Annotated[int, Within(gt=0, le=_MOST_LAYERS)]
     """Transformer layers; of an encoder-decoder those of the decoder."""
-    hidden_size: int = Field(gt=0, le=_WIDEST)
+    hidden_size: _Width
     """Width of the residual stream."""
-    ffn_hidden_size: int = Field(gt=0, le=_WIDEST)
+    ffn_hidden_size: _Width
     """Width inside the MLP, per gate or up projection."""
-    num_attention_heads: int = Field(gt=0, le=_WIDEST)
+    num_attention_heads: _Width
     """Query heads."""
-    num_key_value_heads: int = Field(gt=0, le=_WIDEST)
+    num_key_value_heads: _Width
     """Key/value heads (GQA); equals the query heads without GQA."""
-    head_dim: int = Field(gt=0, le=_WIDEST)
+    head_dim: _Width
     """Width of one query or key head; times the query heads it need not equal the hidden size."""
-    vocab_size: int = Field(gt=0, le=_WIDEST)
+    vocab_size: _Width
     """Rows of the embedding, unpadded."""
-    max_position_embeddings: int = Field(gt=0, le=_LONGEST_POSITION)
+    max_position_embeddings: _Tokens
     """Longest sequence that the model was made for."""
     tied_embeddings: bool = False
     """Whether the output projection is the input embedding."""
-    norm_eps: float = Field(default=1e-5, ge=1e-30, le=1)
+    norm_eps: Annotated[float, Within(ge=1e-30, le=1)] = 1e-5
     """Epsilon of RMSNorm or LayerNorm."""
     activation: Activation | None = None
     """Activation of the MLP; null = the family's."""
@@ -99,23 +102,23 @@ class ModelSpec:
     """Linear layers that have a bias; null = the family's."""
     positions: Positions | None = None
     """How a token knows its place; null = the family's."""
-    rope_theta: float | None = Field(default=10000.0, ge=1, le=_LARGEST_FACTOR)
+    rope_theta: _Base | None = 10000.0
     """RoPE base; null for positions that do not rotate."""
-    local_rope_theta: float | None = Field(default=None, ge=1, le=_LARGEST_FACTOR)
+    local_rope_theta: _Base | None = None
     """RoPE base of the layers with a sliding window (Gemma 3); null = the same."""
     rope_scaling: TextMapping | None = None
     """Hugging Face's rope_parameters beyond the base (rope_type, factor, …)."""
-    partial_rotary_factor: float = Field(default=1.0, gt=0, le=1)
+    partial_rotary_factor: Annotated[float, Within(gt=0, le=1)] = 1.0
     """Part of a head that is rotated."""
-    sliding_window: int | None = Field(default=None, gt=0, le=_LONGEST_POSITION)
+    sliding_window: _Tokens | None = None
     """Positions that a token attends to, its own included; null for all before it."""
-    full_attention_every: int = Field(default=0, ge=0, le=_MOST_LAYERS)
+    full_attention_every: _Layers = 0
     """Every such layer (the 6th, the 12th, …) attends to all positions all the same; 0 = none does."""
-    attention_softcap: float | None = Field(default=None, ge=1e-6, le=_LARGEST_FACTOR)
+    attention_softcap: _Factor | None = None
     """Attention scores go through cap·tanh(score/cap); null = unchanged."""
-    logit_softcap: float | None = Field(default=None, ge=1e-6, le=_LARGEST_FACTOR)
+    logit_softcap: _Factor | None = None
     """Logits go through cap·tanh(logit/cap); null = unchanged."""
-    query_pre_attn_scalar: int | None = Field(default=None, gt=0, le=_WIDEST)
+    query_pre_attn_scalar: _Width | None = None
     """Scores are divided by its root; null = by that of head_dim."""
     parallel_residual: bool = False
     """Whether attention and MLP of a layer read the same input, and both are added to it."""
@@ -123,28 +126,28 @@ class ModelSpec:
     """Whether they also read it through one norm."""
     latent: LatentAttention | None = None
     """Keys and values are compressed; head_dim is then nope_head_dim + rope_head_dim."""
-    num_experts: int = Field(default=0, ge=0, le=_WIDEST)
+    num_experts: _Count = 0
     """Experts of a layer (mixture of experts), shared ones not counted; 0 for a dense model."""
-    experts_per_token: int = Field(default=0, ge=0, le=_WIDEST)
+    experts_per_token: _Count = 0
     """Experts that compute a token."""
-    moe_ffn_hidden_size: int = Field(default=0, ge=0, le=_WIDEST)
+    moe_ffn_hidden_size: _Count = 0
     """Width inside one expert; where all layers have experts, ``ffn_hidden_size`` is used by none."""
-    num_shared_experts: int = Field(default=0, ge=0, le=_WIDEST)
+    num_shared_experts: _Count = 0
     """Experts that compute every token, of the same width."""
-    first_dense_layers: int = Field(default=0, ge=0, le=_MOST_LAYERS)
+    first_dense_layers: _Layers = 0
     """Layers at the start that have a dense MLP instead of experts."""
     norm_topk_prob: bool = True
     """Whether the weights of a token's experts are made to add up to 1."""
-    router_groups: int = Field(default=1, gt=0, le=_WIDEST)
+    router_groups: _Width = 1
     """Groups of experts, of which a token goes to ``router_top_groups``."""
-    router_top_groups: int = Field(default=1, gt=0, le=_WIDEST)
-    routed_scaling_factor: float = Field(default=1.0, ge=1e-6, le=_LARGEST_FACTOR)
+    router_top_groups: _Width = 1
+    routed_scaling_factor: _Factor = 1.0
     """Factor of the weights of a token's experts."""
-    encoder_layers: int = Field(default=0, ge=0, le=_MOST_LAYERS)
+    encoder_layers: _Layers = 0
     """Layers of the encoder; 0 for a decoder-only model."""
-    relative_attention_buckets: int = Field(default=0, ge=0, le=_WIDEST)
+    relative_attention_buckets: _Count = 0
     """T5: rows of the table of attention biases by distance, which the first layer of each stack holds for all."""
-    relative_attention_max_distance: int = Field(default=128, gt=0, le=_LONGEST_POSITION)
+    relative_attention_max_distance: _Tokens = 128
     """T5: distances from here on share the last bucket."""
     feed_forward_proj: Literal["relu", "gated-gelu"] | None = None
     """T5: its MLP, of the first version or of 1.1."""
@@ -255,8 +258,7 @@ def _of_the_family(model: ModelSpec) -> list[str]:
     for item in dataclasses.fields(ModelSpec):
         value = getattr(model, item.name)
         known = families_with(item.name)
-        # pydantic keeps a Field where it stands as the default
-        if not known or value == getattr(item.default, "default", item.default):
+        if not known or value == item.default:
             continue
         if model.family not in known:
             found.append(

@@ -17,11 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic.dataclasses import dataclass
-
 from kit.errors import SpecError
 from kit.specs import strict_yaml
-from kit.specs.base import SPEC, Text
+from kit.specs.base import Text, spec
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -33,7 +31,7 @@ from kit.specs.text import check_line, first_ten, nearest, shown
 _SECTIONS = ("model", "cluster", "job", "run", "layout", "extends")
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class Recipe:
     """A recipe with its names looked up and its paths made absolute; every value validated."""
 

@@ -7,11 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
-from pydantic.dataclasses import dataclass
-
 from kit.errors import SpecError
-from kit.specs.base import SPEC, Text
+from kit.specs.base import Text, Within, spec
 from kit.specs.job import MOST_SEQUENCES
 from kit.specs.text import check_line
 
@@ -19,11 +16,12 @@ _MOST_STEPS = 10**11
 """So many steps of the largest batch are fewer than 2**63 sequences, and one a millisecond takes three years."""
 _MOST_MINUTES = 60 * 24 * 3650
 """Ten years; waiting for longer than a century is an OverflowError of Python's threads."""
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
+_Steps = Annotated[int, Within(gt=0, le=_MOST_STEPS)]
+Seed = Annotated[int, Within(ge=0, lt=2**32)]
 """NumPy and Megatron take 32 bits."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class DataSpec:
     """Tokenised data: prefixes of Megatron ``.bin``/``.idx`` pairs, as ``kit convert data`` writes them."""
 
@@ -38,52 +36,52 @@ class DataSpec:
     job.global_batch_size make a step, is then such a pack."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class BatchRampSpec:
     """A batch that grows in equal steps from ``start`` to job.global_batch_size (Megatron-LM's rampup_batch_size)."""
 
-    start: int = Field(gt=0, le=MOST_SEQUENCES)
+    start: Annotated[int, Within(gt=0, le=MOST_SEQUENCES)]
     """Sequences of the first step; a multiple of micro_batch_size · dp."""
-    increment: int = Field(gt=0, le=MOST_SEQUENCES)
+    increment: Annotated[int, Within(gt=0, le=MOST_SEQUENCES)]
     """Sequences that are added at a time; divides the way from ``start`` to the whole batch."""
-    samples: int = Field(gt=0, le=_MOST_STEPS * MOST_SEQUENCES)
+    samples: Annotated[int, Within(gt=0, le=_MOST_STEPS * MOST_SEQUENCES)]
     """Sequences seen when the whole batch is reached; each size lasts for the same part of them."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class ScheduleSpec:
     """Learning rate as a function of the samples seen: linear warm-up, then cosine or constant."""
 
     kind: Literal["cosine", "constant"] = "cosine"
-    warmup_steps: int = Field(default=2000, ge=0, le=_MOST_STEPS)
+    warmup_steps: Annotated[int, Within(ge=0, le=_MOST_STEPS)] = 2000
     """Optimizer steps of linear warm-up; scaled down to a tenth of a run shorter than ten times this."""
-    min_ratio: float = Field(default=0.1, ge=0, le=1)
+    min_ratio: Annotated[float, Within(ge=0, le=1)] = 0.1
     """Final over peak learning rate."""
     batch_ramp: BatchRampSpec | None = None
     """null: every step has job.global_batch_size."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class CheckpointSpec:
     """Native checkpoints on the way, an exchange checkpoint at the end."""
 
-    every_steps: int = Field(default=1000, gt=0, le=_MOST_STEPS)
-    keep_last: int = Field(default=5, gt=0, le=_MOST_STEPS)
+    every_steps: _Steps = 1000
+    keep_last: _Steps = 5
     """Older native checkpoints of this run are removed."""
-    keep_every_steps: int | None = Field(default=None, gt=0, le=_MOST_STEPS)
+    keep_every_steps: _Steps | None = None
     """Native checkpoints of multiples of this are kept for good, however old."""
     asynchronous: bool = False
     """Training stops only while the state is copied to host memory; a thread writes it. Needs host memory for one
     checkpoint, and state that is not offloaded to NVMe."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class LimitsSpec:
     """When a run ends by itself although it is not done."""
 
-    max_minutes: float | None = Field(default=None, gt=0, le=_MOST_MINUTES)
+    max_minutes: Annotated[float, Within(gt=0, le=_MOST_MINUTES)] | None = None
     """Since its processes started; then it writes a checkpoint and leaves with code 75, to be started again."""
-    hang_seconds: float | None = Field(default=1800, gt=0, le=60 * _MOST_MINUTES)
+    hang_seconds: Annotated[float, Within(gt=0, le=60 * _MOST_MINUTES)] | None = 1800.0
     """A step that takes longer hangs: every rank writes its stacks to ``stacks/`` and leaves with code 70. null: never
     looked for."""
 
@@ -92,7 +90,7 @@ SpikeAction = Literal["off", "warn", "discard", "rewind"]
 NotFiniteAction = Literal["stop", "discard", "rewind"]
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class StabilitySpec:
     """What is done about a step that is not like the ones before it. ``discard``: no optimizer step, the batch is lost.
     ``rewind``: back to the last checkpoint, and on after the batches since."""
@@ -103,12 +101,12 @@ class StabilitySpec:
     step."""
     not_finite: NotFiniteAction = "stop"
     """A loss or gradient norm that is NaN or infinite; fp16's skipped steps are no such thing."""
-    sigmas: float = Field(default=6.0, gt=0, le=1e6)
+    sigmas: Annotated[float, Within(gt=0, le=1e6)] = 6.0
     """A spike is so many standard deviations above the median of the window; the deviation is estimated by the median
     distance from the median, which a spike before does not widen."""
-    window_steps: int = Field(default=128, ge=8, le=10**6)
+    window_steps: Annotated[int, Within(ge=8, le=10**6)] = 128
     """Steps that a spike is compared with; there is none in the first quarter of as many."""
-    max_rewinds: int = Field(default=3, ge=0, le=_MOST_STEPS)
+    max_rewinds: Annotated[int, Within(ge=0, le=_MOST_STEPS)] = 3
     """Rewinds to the same checkpoint; then the run ends with an error."""
 
 
@@ -116,27 +114,27 @@ Monitor = Literal["tensorboard", "wandb", "csv_monitor", "comet"]
 Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class LoggingSpec:
     """What is written while training."""
 
-    every_steps: int = Field(default=10, gt=0, le=_MOST_STEPS)
+    every_steps: _Steps = 10
     """Steps between two lines on the terminal; metrics.jsonl has every step."""
-    gradients_at_steps: tuple[Annotated[int, Field(gt=0, le=_MOST_STEPS)], ...] = ()
+    gradients_at_steps: tuple[_Steps, ...] = ()
     """Steps (from 1) at which full gradients go to ``gradients/step-NNNNNN.safetensors``, for comparisons."""
-    flops_profiler_at_step: int | None = Field(default=None, gt=0, le=_MOST_STEPS)
+    flops_profiler_at_step: _Steps | None = None
     """deepspeed: the step (from 1) that its FLOPS profiler measures, to ``flops_profile.txt``; null: none."""
     monitors: tuple[Monitor, ...] = ()
     """deepspeed: where it reports too, in its own words. Each needs its package."""
     trackers: tuple[Tracker, ...] = ()
     """Where what metrics.jsonl holds is sent too, through accelerate. Each needs its package."""
-    prometheus_port: int | None = Field(default=None, gt=0, lt=65536)
+    prometheus_port: Annotated[int, Within(gt=0, lt=65536)] | None = None
     """The main rank answers Prometheus there; null: it does not."""
     prometheus_address: Text = "127.0.0.1"
     """0.0.0.0 for all of a node's addresses: whoever reaches the port then reads the run's metrics."""
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class RunSpec:
     """Everything an engine needs at run time that planning does not."""
 
@@ -146,21 +144,21 @@ class RunSpec:
     """Directory on every node's own disk, for what the layout offloads to nvme. A run makes one folder there for its
     swap files, and removes it when it ends."""
     data: DataSpec
-    steps: int | None = Field(default=None, gt=0, le=_MOST_STEPS)
+    steps: _Steps | None = None
     """Optimizer steps; null: as many as ``job.total_tokens`` makes."""
     seed: Seed = 1234
     """Seed of initialisation and dropout."""
     deterministic: bool = False
     """Only kernels that give the same bits each time, as far as torch has them; an operation without one is an error.
     Slower on GPUs."""
-    schedule: ScheduleSpec = Field(default_factory=ScheduleSpec)
-    checkpoint: CheckpointSpec = Field(default_factory=CheckpointSpec)
-    limits: LimitsSpec = Field(default_factory=LimitsSpec)
-    stability: StabilitySpec = Field(default_factory=StabilitySpec)
-    logging: LoggingSpec = Field(default_factory=LoggingSpec)
-    validation_every_steps: int | None = Field(default=None, gt=0, le=_MOST_STEPS)
+    schedule: ScheduleSpec = ScheduleSpec()
+    checkpoint: CheckpointSpec = CheckpointSpec()
+    limits: LimitsSpec = LimitsSpec()
+    stability: StabilitySpec = StabilitySpec()
+    logging: LoggingSpec = LoggingSpec()
+    validation_every_steps: _Steps | None = None
     """Steps between evaluations on the held-out data; null: only at the end."""
-    validation_sequences: int = Field(default=64, gt=0, le=10**12)
+    validation_sequences: Annotated[int, Within(gt=0, le=10**12)] = 64
     """Sequences of one evaluation, the first of the held-out set in file order."""
 
 

@@ -14,10 +14,7 @@ import textwrap
 from itertools import pairwise
 from typing import Any
 
-from pydantic import TypeAdapter
-from pydantic.dataclasses import dataclass
-
-from kit.specs.base import SPEC, Text
+from kit.specs.base import Text, adapter, spec
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout, Pins
@@ -25,7 +22,7 @@ from kit.specs.model import ModelSpec
 from kit.specs.run import RunSpec
 
 
-@dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class RecipeFile:
     """A recipe of kit: a model, a cluster, a job, and what the planner must not choose."""
 
@@ -42,11 +39,11 @@ class RecipeFile:
 
 def json_schema() -> dict[str, Any]:
     """Draft 2020-12."""
-    schema = TypeAdapter(RecipeFile).json_schema()
+    schema = adapter(RecipeFile).json_schema()
     parts = {RecipeFile.__name__: schema, **schema["$defs"]}
-    for spec in (RecipeFile, *_specs()):
-        if (part := parts.get(spec.__name__)) is not None:
-            for name, text in _strings_beneath(Layout if spec is Pins else spec).items():
+    for kind in (RecipeFile, *_specs()):
+        if (part := parts.get(kind.__name__)) is not None:
+            for name, text in _strings_beneath(Layout if kind is Pins else kind).items():
                 part["properties"].get(name, {})["description"] = text
     # A variant says only what differs; what is missing in the whole is found when it is loaded.
     for part in (schema, schema["$defs"]["RunSpec"], schema["$defs"]["DataSpec"]):
@@ -56,7 +53,7 @@ def json_schema() -> dict[str, Any]:
 
 def _specs() -> list[type]:
     modules = [module for name, module in sys.modules.items() if name.startswith("kit.specs.")]
-    return [value for module in modules for value in vars(module).values() if hasattr(value, "__pydantic_fields__")]
+    return [value for module in modules for value in vars(module).values() if hasattr(value, "__pydantic_config__")]
 
 
 def _strings_beneath(spec: type) -> dict[str, str]:

@@ -13,9 +13,8 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-
 from kit.errors import SpecError
+from kit.specs.base import adapter
 from kit.specs.text import Location, dotted, escaped, first_ten, nearest, shown
 from kit.specs.text_files import read_text, reason
 
@@ -67,7 +66,7 @@ def dump(data: Mapping[str, Any]) -> str:
 
 def to_plain(value: Any) -> Any:
     """A spec (or any nesting of them) → dicts, lists and scalars."""
-    return TypeAdapter(type(value)).dump_python(value, mode="json")
+    return adapter(type(value)).dump_python(value, mode="json")
 
 
 def parse(kind: type[T], data: Any, document: Document, location: Location = ()) -> T:
@@ -75,8 +74,11 @@ def parse(kind: type[T], data: Any, document: Document, location: Location = ())
 
     Raises ``SpecError``. JSON mode is what lets a strict model take a list for a tuple.
     """
+    from pydantic import ValidationError  # imported where values are read: see kit.specs.base
+
     try:
-        return TypeAdapter(kind).validate_json(json.dumps(data))
+        value: T = adapter(kind).validate_json(json.dumps(data))
+        return value
     except ValidationError as error:
         items = error.errors(include_url=False)
         problems = first_ten(document.name, items, lambda item: _explain(kind, item, document, location))

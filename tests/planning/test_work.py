@@ -79,8 +79,9 @@ def test_the_compiled_catalog_is_that_of_the_yaml_files() -> None:
     assert (CATALOG / "catalog.json").read_text() == compiled(), "run: python scripts/compile_catalog.py"
 
 
-def test_a_plan_of_catalog_names_loads_neither_recipes_nor_yaml() -> None:
-    assert not loaded_by("plan", "llama-3-8b", "--gpus", "8xH100") & {"yaml", "kit.specs.recipe", "rich.console"}
+def test_a_plan_of_catalog_names_loads_neither_recipes_nor_yaml_nor_pydantic() -> None:
+    loaded = loaded_by("plan", "llama-3-8b", "--gpus", "8xH100")
+    assert not loaded & {"yaml", "kit.specs.recipe", "rich.console", "pydantic", "pydantic_core"}
 
 
 def test_memory_as_json_loads_neither_torch_nor_what_only_draws() -> None:

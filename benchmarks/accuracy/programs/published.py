@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
-from pydantic import dataclasses as pydantic
-
 from benchmarks.accuracy.programs.adapters import PublishedLora, adapter_parameters
 from benchmarks.accuracy.programs.rank_params import layer_parameters, rank_parameters
 from kit.cost.memory.phases import EngineMemory
 from kit.cost.model.params import RankParameters
 from kit.cost.workload import UNHIDDEN, ExecutionModel, Workload
-from kit.specs.base import SPEC
+from kit.specs.base import spec
 from kit.specs.families import Norm, Traits
 from kit.specs.model import ModelSpec
 
@@ -22,7 +20,7 @@ PREFETCHED = 0.25
 rows."""
 
 
-@pydantic.dataclass(frozen=True, kw_only=True, config=SPEC)
+@spec
 class PublishedModel(ModelSpec):
     """A decoder of no family of kit: norms, biases and positions as published. Its vocabulary is padded."""
 

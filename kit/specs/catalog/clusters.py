@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import strict_yaml
+from kit.specs.base import trusted
 from kit.specs.catalog.cluster_file import read_cluster
 from kit.specs.catalog.rows import rows
-from kit.specs.cluster import ClusterSpec, GpuSpec
+from kit.specs.cluster import MOST_NODES, ClusterSpec, GpuSpec
 from kit.specs.text import nearest, shown
 
 _FORMS = (
@@ -45,8 +44,7 @@ def load_gpu(name: str) -> GpuSpec:
     names = gpu_names()
     exact = [known for known in names if _plain(known) == wanted]
     if exact:
-        data = {"name": exact[0], **rows("gpus")[exact[0]]}
-        return strict_yaml.parse(GpuSpec, data, strict_yaml.Document(name="gpus.yaml", data={}, lines={}), (exact[0],))
+        return trusted(GpuSpec, {"name": exact[0], **rows("gpus")[exact[0]]})
     sizes = [known for known in names if re.fullmatch(re.escape(wanted) + r"\d+", _plain(known))] if wanted else []
     if sizes:
         raise SpecError(f"GPU {shown(name)} is sold with several memory sizes; say which: {' or '.join(sizes)}")
@@ -144,22 +142,22 @@ def _from_node(text: str, provider: str | None, name: str, nodes: int) -> Cluste
 def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> ClusterSpec:
     row = dict(rows("nodes")[node_name])
     whole = int(row["gpus_per_node"])
+    if nodes > MOST_NODES:
+        raise SpecError(f"cluster {shown(text)} has {nodes:,} nodes; use at most {MOST_NODES:,}")
     if nodes > 1 and not row["inter_node_gbytes_per_s"]:
         raise SpecError(
             f"cluster {shown(text)}: {node_name} has no fabric to other nodes; use up to {whole} GPUs, or describe the "
             "cluster as a mapping"
         )
     data: dict[str, Any] = {key: value for key, value in row.items() if key not in _OWN_KEYS}
-    data |= {"name": node_name, "gpu": dataclasses.asdict(load_gpu(row["gpu"])), "num_nodes": nodes}
+    data |= {"name": node_name, "gpu": load_gpu(row["gpu"]), "num_nodes": nodes}
     if gpus_per_node < whole:
         # A part of a server has its share of memory and disks, and no price: nobody rents out a part.
         share = 1.0 if row.get("whole_host") else gpus_per_node / whole
         for key in ("host_ram_gib", "nvme_gib"):
             data[key] = None if data[key] is None else data[key] * share
         data |= {"gpus_per_node": gpus_per_node, "price_per_node_hour_usd": None, "price_date": None}
-    return strict_yaml.parse(
-        ClusterSpec, data, strict_yaml.Document(name="nodes.yaml", data={}, lines={}), (node_name,)
-    )
+    return trusted(ClusterSpec, data)
 
 
 def _node_name(word: str) -> str | None:

@@ -6,11 +6,13 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kit.errors import SpecError
-from kit.specs import strict_yaml
+from kit.specs.base import trusted
 from kit.specs.catalog.rows import rows
-from kit.specs.model import ModelSpec
+from kit.specs.frozen import FrozenMap
+from kit.specs.model import LatentAttention, ModelSpec
 from kit.specs.text import nearest, shown
 
 
@@ -80,5 +82,10 @@ def _near(word: str) -> list[str]:
 
 @cache
 def _catalog_model(key: str) -> ModelSpec:
-    document = strict_yaml.Document(name="models.yaml", data={}, lines={})
-    return strict_yaml.parse(ModelSpec, {"name": key, **rows("models")[key]}, document, (key,))
+    row = rows("models")[key]
+    own: dict[str, Any] = {}
+    if scaling := row.get("rope_scaling"):
+        own["rope_scaling"] = FrozenMap(scaling)
+    if latent := row.get("latent"):
+        own["latent"] = trusted(LatentAttention, latent)
+    return trusted(ModelSpec, {"name": key, **row, **own})
