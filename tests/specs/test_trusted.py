@@ -5,8 +5,11 @@ import dataclasses
 import pytest
 from pydantic import ValidationError
 
+from kit.errors import SpecError
+from kit.specs.balancing import BalancingSpec
 from kit.specs.base import adapter, trusted
 from kit.specs.catalog import gpu_names, load_gpu, load_model, model_names, node_names, parse_cluster
+from kit.specs.families import FAMILIES
 from kit.specs.job import JobSpec, LoraSpec, OptimizerSpec
 from kit.specs.layout import Pins
 from kit.specs.run import CheckpointSpec, LimitsSpec, LoggingSpec, ScheduleSpec, StabilitySpec
@@ -40,6 +43,12 @@ def test_a_node_of_the_catalog_is_what_validation_makes_of_its_row(name):
     assert repr(cluster) == repr(validated(cluster))
 
 
+@pytest.mark.parametrize("family", [name for name, traits in FAMILIES.items() if traits.balancing])
+def test_the_balancing_of_a_family_is_valid(family):
+    made = trusted(BalancingSpec, FAMILIES[family].balancing)
+    assert repr(made) == repr(validated(made))
+
+
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_defaults_are_valid(kind):
     assert repr(kind()) == repr(validated(kind()))
@@ -58,7 +67,7 @@ def test_a_value_that_is_given_is_validated(kind):
 
 def test_a_wrong_row_would_be_noticed():
     wrong = trusted(OptimizerSpec, {"beta1": 2})
-    with pytest.raises(Exception, match="beta1=2.0: should be less than 1"):
+    with pytest.raises(SpecError, match=r"beta1=2\.0: should be less than 1"):
         validated(wrong)
     assert repr(trusted(OptimizerSpec, {"weight_decay": 1})) != repr(OptimizerSpec(weight_decay=1))
 
