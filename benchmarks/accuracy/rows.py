@@ -96,7 +96,7 @@ def workload_of(row: Row) -> PublishedWorkload:
         cluster=ANY_CLUSTER,
         job=JobSpec(
             seq_length=model["seq_length"],
-            precision="fp8" if job.get("fp8") else "fp32" if str(job.get("precision")).startswith("fp32") else "bf16",
+            precision=_precision(job),
             lora=_lora_spec(lora) if lora else None,
         ),
         layout=Layout(
@@ -157,6 +157,14 @@ def workload_of(row: Row) -> PublishedWorkload:
     if kernels == "huggingface":
         return with_fsdp(row, workload) if fsdp else with_deepspeed(row, workload)
     return workload
+
+
+def _precision(job: Row) -> Literal["fp8", "fp32", "bf16"]:
+    """What linear layers compute in: 8 or 4 bits, fp32, or 16 bits."""
+    stated = str(job.get("precision")).lower()
+    if job.get("fp8") or re.search("fp8|fp4", stated):
+        return "fp8"
+    return "fp32" if stated.startswith("fp32") else "bf16"
 
 
 def _chunked_loss(job: Row, kernels: str) -> bool:

@@ -22,17 +22,20 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
     terms = {
         "residual": 2 * (ELEMENT * stream + (8 if model.norm == "layernorm" else 4) * shard),
         # Inputs of the first linear layers: LayerNormLinear saves its rank's part and gathers it again in backward.
-        "layernorm": 2 * ELEMENT * stream,
+        "layernorm": 2 * _input_bytes(workload) * stream,
         "dropout": 2.0 * stream if workload.hidden_dropout else 0.0,
     }
     terms |= _latent(workload, model.latent) if model.latent else _attention(workload)
     terms |= _experts(workload) if has_experts else _mlp(workload)
-    # Without 16-bit parameters Megatron computes in fp32. fp8 linear layers keep their input in 8 bits
-    # (transformer_engine/pytorch/module/linear.py).
+    # Without 16-bit parameters Megatron computes in fp32.
     widths = dict.fromkeys(terms, float(workload.weight_bytes)) | {"dropout": float(ELEMENT)}
-    if workload.job.precision == "fp8":
-        widths |= dict.fromkeys(("layernorm", "attention_output", "moe_act"), 1.0)
     return {name: size * widths[name] / ELEMENT for name, size in terms.items()}
+
+
+def _input_bytes(workload: Workload) -> float:
+    """Bytes of an element of what a linear layer keeps of its input: in fp8 the 8-bit copy that it multiplies, not the
+    16-bit input (transformer_engine/pytorch/module/linear.py, layernorm_linear.py, grouped_linear.py)."""
+    return 1.0 if workload.job.precision == "fp8" else float(ELEMENT)
 
 
 def _attention(workload: Workload) -> dict[str, float]:
@@ -40,7 +43,6 @@ def _attention(workload: Workload) -> dict[str, float]:
 
     Where rotation or grouped queries leave them in different layouts they are made contiguous and the fused
     projection's result is freed (transformer_engine/pytorch/attention/dot_product_attention/utils.py, get_qkv_layout).
-    flash-attn saves its own output beside the transposed copy that the projection saves (backends.py, FlashAttention).
     """
     model, tokens = workload.model, workload.tokens
     query = model.query_width / workload.layout.tp
@@ -48,10 +50,18 @@ def _attention(workload: Workload) -> dict[str, float]:
     saved = ELEMENT * (query + 2 * key_value) * tokens
     if model.qk_norm:
         saved += (ELEMENT * (query + key_value) + 4 * (query + key_value) / model.head_dim) * tokens
-    outputs = 2 if workload.attention == "flash" else 1
-    terms = {"attention": saved, "attention_output": ELEMENT * outputs * query * tokens}
+    terms = {"attention": saved, "attention_output": _output_bytes(workload) * query * tokens}
     terms["core_attn"] = _scores(workload)
     return terms
+
+
+def _output_bytes(workload: Workload) -> float:
+    """Of attention's result, an element. A fused kernel keeps it for its own backward; the projection keeps its input:
+    the same tensor with cuDNN's, a transposed copy with flash-attn's (backends.py, FlashAttention), or fp8 copy.
+    """
+    of_kernel = 0.0 if workload.attention == "unfused" else float(ELEMENT)
+    shared = workload.attention == "cudnn" and workload.job.precision != "fp8"
+    return of_kernel + (0.0 if shared else _input_bytes(workload))
 
 
 def _scores(workload: Workload) -> float:
@@ -67,15 +77,15 @@ def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
     """megatron-core, transformer/multi_latent_attention.py: compressed states, up-projections, concatenated heads."""
     model = workload.model
     heads = model.num_attention_heads / workload.layout.tp
-    compressed = ELEMENT * (latent.kv_lora_rank + latent.rope_head_dim) + ELEMENT * latent.kv_lora_rank
+    of_input = _input_bytes(workload)
+    compressed = ELEMENT * (latent.kv_lora_rank + latent.rope_head_dim) + of_input * latent.kv_lora_rank
     if latent.q_lora_rank is not None:
-        compressed += 2 * ELEMENT * latent.q_lora_rank
-    outputs = 2 if workload.attention == "flash" else 1
+        compressed += (ELEMENT + of_input) * latent.q_lora_rank
     per_head = 2 * latent.query_head_dim + latent.value_head_dim
     return {
         "attention": compressed * workload.shard_tokens,
         "mla_up_proj": ELEMENT * per_head * heads * workload.tokens,
-        "attention_output": ELEMENT * outputs * latent.value_head_dim * heads * workload.tokens,
+        "attention_output": _output_bytes(workload) * latent.value_head_dim * heads * workload.tokens,
         "core_attn": _scores(workload),
     }
 
@@ -83,8 +93,8 @@ def _latent(workload: Workload, latent: LatentAttention) -> dict[str, float]:
 def _mlp(workload: Workload) -> dict[str, float]:
     """Result of the first projection (saved by the fused activation) and of the activation (saved by the second)."""
     model = workload.model
-    width = (3 if model.gated_mlp else 2) * model.ffn_hidden_size / workload.layout.tp
-    return {"mlp": ELEMENT * width * workload.tokens}
+    each = ELEMENT * (2 if model.gated_mlp else 1) + _input_bytes(workload)
+    return {"mlp": each * model.ffn_hidden_size / workload.layout.tp * workload.tokens}
 
 
 def _experts(workload: Workload) -> dict[str, float]:
@@ -98,13 +108,14 @@ def _experts(workload: Workload) -> dict[str, float]:
     copies = workload.shard_tokens if workload.layout.sp else workload.tokens / max(1, tp / etp)
     arrived = copies * model.experts_per_token * etp
     width = model.moe_ffn_hidden_size / etp
+    of_input = _input_bytes(workload)
     # Only SwiGLU has a fused kernel that weighs by the probability; GELU's result and its product are two tensors.
-    results = 1 if model.gated_mlp else 2
+    results = of_input + (0 if model.gated_mlp else ELEMENT)
     router = (3 * 4 + 1) * model.num_experts * workload.shard_tokens
     shared = model.shared_ffn_hidden_size / tp
     return {
         "router": router,
-        "experts": ELEMENT * (model.hidden_size + gate * width) * arrived,
-        "moe_act": ELEMENT * results * width * arrived,
-        "shared_experts": ELEMENT * (gate + 1) * shared * workload.tokens,
+        "experts": (of_input * model.hidden_size + ELEMENT * gate * width) * arrived,
+        "moe_act": results * width * arrived,
+        "shared_experts": (ELEMENT * gate + of_input) * shared * workload.tokens,
     }
