@@ -146,6 +146,18 @@ PROOFS: dict[str, Proof] = {
         "4,000 damaged and hostile files, each read in bounded time and memory or refused in words", 4,
         "tests.test_readers",
     ),
+    "wheel": _proof(
+        "the sdist's wheel in empty environments of Python 3.11 to 3.13: it answers as the checkout does", 2,
+        "benchmarks.system_tests.wheel",
+    ),
+    "docs": Proof(
+        "the docs site, built strictly into build/site: no dead link, no page left out", 1,
+        (
+            "test -e .venv/docs/bin/mkdocs || { python -m venv .venv/docs && .venv/docs/bin/python -m pip install "
+            "--quiet --constraint constraints.txt --editable '.[docs]'; }",
+            ".venv/docs/bin/mkdocs build --strict",
+        ),
+    ),
     "tables": _proof("the planner's tables in docs, written again", 0.5, "benchmarks.tables"),
     "pipeline-choice": _proof(
         "DeepSpeed's PipelineModule and AutoEP on two processes beside plain torch", 1,

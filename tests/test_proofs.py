@@ -25,9 +25,11 @@ def _texts() -> dict[str, str]:
 
 
 TEXTS = _texts()
+NOT_OURS = {"pip", "venv"}
 COMMANDS = sorted(
     {name.rstrip(".") for text in TEXTS.values() for name in re.findall(r"python -m (benchmarks[a-z0-9_.]*)", text)}
-    | {word for proof in PROOFS.values() for line in proof.commands for word in re.findall(r"-m (\S+)", line)} - {"pip"}
+    | {word for proof in PROOFS.values() for line in proof.commands for word in re.findall(r"-m (\S+)", line)}
+    - {"pip", "venv"}
 )
 
 

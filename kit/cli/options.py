@@ -42,7 +42,7 @@ Attention = Annotated[str | None, typer.Option(help="cudnn or default; the same 
 CalibrationFile = Annotated[
     Path | None, typer.Option("--calibration", help="Correct predictions by the runs that this file records.")
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, as docs/cli.schema.json describes it.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; python -m kit.cli.answers prints its schema.")]
 OutDir = Annotated[
     Path, typer.Option("--out", "-o", help="New directory to write; an existing one is never overwritten.")
 ]

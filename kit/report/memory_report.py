@@ -41,9 +41,9 @@ class MemoryJson(TypedDict):
     nvme_gib_per_node: float
     nvme_gib_there: float | None
     stages: list[dict[str, float]]
-    """Of each pipeline stage: its number, and GiB by component."""
+    """A row a pipeline stage: its number, and GiB by component."""
     phases: list[dict[str, float]]
-    """Of each pipeline stage: its number, and the peak of every phase in GiB."""
+    """A row a pipeline stage: its number, and the peak of every phase in GiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,71 @@
+"""What a stranger meets: licence, metadata, workflows, images; each names what exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from kit import __version__
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TARGETS = re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def read(path: str) -> Any:
+    return yaml.safe_load((ROOT / path).read_text(encoding="utf-8"))
+
+
+def test_the_licence_is_the_one_that_is_named() -> None:
+    assert PROJECT["license"] == read("CITATION.cff")["license"] == "Apache-2.0"
+    text = (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert "Apache License" in text
+    assert "9. Accepting Warranty or Additional Liability." in text
+
+
+def test_one_version() -> None:
+    assert PROJECT["version"] == read("CITATION.cff")["version"] == __version__
+    assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+
+
+def test_ci_tests_every_python_that_is_promised_by_make_targets_that_exist() -> None:
+    jobs = read(".github/workflows/ci.yaml")["jobs"]
+    promised = {each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3." in each}
+    for name in ("fast", "planner"):
+        assert set(jobs[name]["strategy"]["matrix"]["python"]) == promised
+    steps = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    named = [re.match(r"make ([a-z-]+)", step) for step in steps]
+    assert [match[1] for match in named if match and match[1] not in TARGETS] == []
+    assert {"make lint", "make types", "make test-fast", ".ci/run"} <= set(steps)
+    hooks = read(".pre-commit-config.yaml")["repos"][0]["hooks"]
+    assert [hook["entry"] for hook in hooks] == ["make lint", "make types"]
+
+
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_an_image_is_built_by_a_target_that_exists(name: str) -> None:
+    lines = (ROOT / "docker" / f"{name}.Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    known = {"FROM", "ARG", "RUN", "WORKDIR", "COPY", "ENV", "ENTRYPOINT", "CMD"}
+    assert {line.split()[0] for line in lines if line and not line.startswith("#")} <= known
+    assert [match[1] for line in lines if (match := re.match(r"RUN make ([a-z-]+)", line))] == ["setup"]
+
+
+@pytest.mark.parametrize(
+    ("words", "absent"),
+    [
+        (("-c", "import kit"), {"typer", "pydantic", "yaml", "kit.api", "rich", "dataclasses"}),
+        (("-m", "kit", "--help"), {"numpy", "torch", "transformers", "matplotlib"}),
+    ],
+    ids=["import kit", "kit --help"],
+)
+def test_nothing_is_imported_before_it_is_needed(words: tuple[str, ...], absent: set[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()} & absent == set()
