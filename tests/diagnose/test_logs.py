@@ -46,6 +46,28 @@ def test_a_spike_that_goes_back_is_no_divergence(tmp_path: Path) -> None:
     assert (cause.cause, cause.step) == ("loss-divergence", 8)
 
 
+@pytest.mark.parametrize(
+    ("load", "dead", "steps", "expected"),
+    [
+        (1.3, 0, 40, []),
+        (3.5, 0, 40, ["hot-expert"]),
+        (2.0, 2, 40, ["dead-experts"]),
+        (6.0, 1, 40, ["dead-experts", "hot-expert"]),
+        (6.0, 1, 19, []),  # a router is uneven when it starts
+    ],
+)
+def test_experts_without_tokens_or_with_too_many(
+    tmp_path: Path, load: float, dead: int, steps: int, expected: list[str]
+) -> None:
+    rows = [{"step": step, "loss": 3.0, "expert_load_max": load, "dead_experts": dead} for step in range(1, steps + 1)]
+    rows[0] |= {"expert_load_max": 8.0, "dead_experts": 3}
+    lines = [json.dumps(row) for row in rows] + ['{"step": 41, "expert_load_max": nu']
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    causes = diagnose([tmp_path])
+    assert [cause.cause for cause in causes] == expected
+    assert all(cause.step == steps for cause in causes)
+
+
 def test_a_failure_provoked_now(tmp_path: Path) -> None:
     killed = next(failure for failure in FAILURES if failure.name == "killed")
     causes = provoke(killed, tmp_path / "killed")

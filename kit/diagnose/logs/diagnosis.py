@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.diagnose.logs import flight_recorder
 from kit.diagnose.logs.cause import Cause
+from kit.diagnose.logs.experts import unbalanced_experts
 from kit.diagnose.logs.patterns import ALLOCATOR, PATTERNS, RESERVED
 from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files
@@ -38,7 +39,9 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     for path in log_files(path for path in paths if not flight_recorder.is_record(path)):
         scan.read(path)
     exceptions = _exceptions(scan)
-    causes = _merged([*two_runs(paths), *_recorded(recorded), *_with_frames(scan), *scan.curves.causes()])
+    causes = _merged(
+        [*two_runs(paths), *unbalanced_experts(paths), *_recorded(recorded), *_with_frames(scan), *scan.curves.causes()]
+    )
     first = scan.first_failed
     causes = sorted(
         [*causes, *exceptions], key=lambda cause: (-cause.weight, first is not None and first not in cause.ranks)

@@ -17,8 +17,13 @@ _STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')
 def two_runs(paths: Iterable[Path]) -> list[Cause]:
     """A cause for each ``metrics.jsonl`` among the logs, in the directories named or beside the logs, whose steps go
     back."""
+    return [cause for path in metrics_files(paths) if (cause := _of(path)) is not None]
+
+
+def metrics_files(paths: Iterable[Path]) -> list[Path]:
+    """Each ``metrics.jsonl`` among the logs, in the directories named or beside the logs."""
     files = {path if path.name == _NAME else (path if path.is_dir() else path.parent) / _NAME for path in paths}
-    return [cause for path in sorted(files) if path.is_file() and (cause := _of(path)) is not None]
+    return [path for path in sorted(files) if path.is_file()]
 
 
 def _of(path: Path) -> Cause | None:
