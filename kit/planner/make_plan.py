@@ -12,7 +12,7 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import search
 from kit.specs.balancing import BalancingSpec
-from kit.specs.base import trusted
+from kit.specs.base import changed, trusted
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -33,7 +33,7 @@ def make_plan(
     """
     published = model.traits.balancing
     if published and job.balancing is None and job.objective == "pretrain" and job.lora is None:
-        job = trusted(JobSpec, {**vars(job), "balancing": trusted(BalancingSpec, published)})
+        job = changed(job, balancing=trusted(BalancingSpec, published))
     request = Request(model=model, cluster=cluster, job=job, pins=pins or Pins(), calibration=calibration)
     result = search(request)
     if result.best is None:

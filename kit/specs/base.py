@@ -67,6 +67,12 @@ def trusted(kind: type[T], values: Mapping[str, Any]) -> T:
     return made
 
 
+def changed(value: T, **values: Any) -> T:
+    """Like ``dataclasses.replace``, for values that kit itself worked out: they are not validated."""
+    kept = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}  # type: ignore[arg-type]
+    return trusted(type(value), kept | values)
+
+
 class Within:
     """Bounds of a number, as of pydantic's ``Field``."""
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, get_args
 
-from kit.specs.base import SPEC, Within, spec, trusted
+from kit.specs.base import SPEC, Within, changed, spec
 from kit.specs.frozen import FrozenMap
 
 EngineName = Literal["torch", "deepspeed", "megatron"]
@@ -229,4 +229,4 @@ class Pins:
 
     def but(self, **chosen: Any) -> "Pins":
         """Copies the pins with other choices, which the planner made: they are not validated."""
-        return trusted(Pins, {**vars(self), **chosen})
+        return changed(self, **chosen)

@@ -9,6 +9,7 @@ from kit.cost.time.step import StepTimer
 from kit.planner.plan import Decision
 from kit.planner.request import Request
 from kit.planner.search import Candidate, search, step_s
+from kit.specs.base import changed
 from kit.units import human_seconds
 
 _SHARE_OF_COMPUTE = 0.6
@@ -54,9 +55,9 @@ def _fewer(request: Request) -> Iterator[tuple[Request, Candidate]]:
     cluster = request.cluster
     while cluster.num_gpus > 1:
         if cluster.num_nodes > 1:
-            cluster = replace(cluster, num_nodes=cluster.num_nodes // 2)
+            cluster = changed(cluster, num_nodes=cluster.num_nodes // 2)
         else:
-            cluster = replace(cluster, gpus_per_node=cluster.gpus_per_node // 2)
+            cluster = changed(cluster, gpus_per_node=cluster.gpus_per_node // 2)
         fewer = replace(request, cluster=cluster)
         if (found := search(fewer).best) is not None:
             yield fewer, found
