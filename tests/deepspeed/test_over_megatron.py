@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from kit.emit.run_directory import files_of
 from tests.deepspeed import cases, plain
+from tests.training import tiny
 from tests.workers import pool
 
 STEPS = 3
@@ -45,6 +47,15 @@ def test_fp32_is_plain_torch(chosen, start, tmp_path):
     assert plain.gradient_error(curve, expected) < TOLERANCE
     assert plain.curve_error(curve.losses, expected.losses) < TOLERANCE
     assert plain.curve_error(curve.norms, expected.norms) < TOLERANCE
+
+
+def test_rows_that_data_parallel_ranks_do_not_divide_are_all_exported(tmp_path):
+    """63 rows of the vocabulary on each of two tensor-parallel ranks, over two data-parallel ones."""
+    spec = tiny.model(vocab_size=126)
+    start = cases.hf_directory(tmp_path, spec=spec)
+    found = pool("megatron", 4).run(cases.initial, plan(1, dp=2, spec=spec), start, tmp_path)[0]
+    for name, tensor in load_file(start / "model.safetensors").items():
+        assert torch.equal(found[name], tensor), name
 
 
 def test_tied_embeddings_at_stage_3(tmp_path):

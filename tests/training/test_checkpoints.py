@@ -119,6 +119,21 @@ class TestRoom:
                 ("checkpoint failed", step) for step in (3, 4, 5, 6)
             ]
 
+    def test_what_a_thread_could_not_write_is_told_with_the_next_one(self, tmp_path, monkeypatch):
+        real = NativeCheckpoints.write
+
+        def write(self, save, counters, *more, **options):
+            if counters.step == 2:
+                raise CheckpointError("no room")
+            real(self, save, counters, *more, **options)
+
+        monkeypatch.setattr(NativeCheckpoints, "write", write)
+        rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
+        runs.run(rundir, export_at_end=False)
+        events = [json.loads(line) for line in (rundir.path / "events.jsonl").read_text().splitlines()]
+        assert [(e["event"], e["step"], e["why"]) for e in events] == [("checkpoint failed", 4, "no room")]
+        assert checkpoints(rundir) == ["step-00000004", "step-00000006"]
+
     def test_the_first_one_is_as_large_as_predicted(self, tmp_path):
         require_disk_space(tmp_path / "not" / "yet", 1)
         with pytest.raises(CheckpointError, match=r"takes 1048576\.00 GiB and .* GiB left; free some space"):

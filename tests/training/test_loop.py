@@ -140,6 +140,15 @@ class TestInterrupted:
         runs.run(second, resume=first.path / "checkpoints" / "exchange-step-00000003")
         assert runs.metrics(first) + runs.metrics(second) == runs.metrics(whole)
 
+    def test_an_exchange_checkpoint_goes_on_with_another_batch_size(self, tmp_path):
+        """What it has seen is then not what this run's schedule says of so many steps."""
+        first = runs.prepare(tmp_path / "first")
+        runs.run(first, stop_at_step=3)
+        shutil.copytree(first.path / "checkpoints" / "exchange-step-00000003", tmp_path / "copied")
+        second = runs.prepare(tmp_path / "second", tiny.plan(gradient_accumulation_steps=2))
+        runs.run(second, resume=tmp_path / "copied", export_at_end=False)
+        assert [row["samples_seen"] for row in runs.metrics(second)] == [10, 14, 18]
+
     def test_a_finished_run_is_left_as_it_is(self, whole):
         exchange = whole.path / "checkpoints" / "exchange-step-00000006" / "exchange.json"
         before = runs.metrics(whole), exchange.stat().st_mtime_ns

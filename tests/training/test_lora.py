@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kit.engines.huggingface.models import build_model
 from kit.errors import EngineError
 from kit.specs.job import LoraSpec, OptimizerSpec
 from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint.exchange import ExchangeCheckpoint
 from kit.training.checkpoint.to_huggingface import exchange_to_hf
 from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.support.peak_memory import Peak, return_freed_memory
@@ -68,6 +70,16 @@ def train(rundir: tiny.TinyRunDirectory, exchange: Path | None = None) -> dict[s
         if number == 1 and exchange is not None:
             native.mkdir(exist_ok=True)
             engine.save(native)
+            copied = rundir.path / "copied"
+            copied.mkdir(exist_ok=True)
+            engine.snapshot()(copied, None)
+            torch.distributed.barrier()
+            saved, by_thread = (
+                {path.name: path.stat().st_size for path in where.rglob("*") if path.suffix in (".pt", ".safetensors")}
+                for where in (native, copied)
+            )
+            assert by_thread.keys() == saved.keys()
+            assert all(by_thread[name] < 1.3 * size for name, size in saved.items()), "with the frozen model"
             counters = Counters(2, 16, 0, engine.optimizer_steps)
             export_exchange(engine, exchange, counters, model=rundir.plan.model, lora=rundir.plan.job.lora)
     result["held"] = engine.held_bytes()
@@ -105,13 +117,15 @@ def directory(path: Path, hf: Path, engine: str, stage: int, lora: LoraSpec = LO
 
 def reference(hf: Path, family: Any, lora: LoraSpec) -> tuple[list[float], dict[str, torch.Tensor]]:
     """peft alone, one process, the whole batch: losses of two steps, gradients of the second."""
-    from peft import get_peft_model, set_peft_model_state_dict
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 
     shapes = adapter_shapes(tiny.model(family), lora)
     base = AutoModelForCausalLM.from_pretrained(hf, local_files_only=True, dtype=torch.float32)
     targets = {name.split(".")[-3] for name in shapes}
     model = get_peft_model(base, peft_config(lora, sorted(targets)))
     initial = InitialAdapters(shapes, 7)
+    for name, theirs in get_peft_model_state_dict(model).items():
+        assert initial.read(name).std().item() == pytest.approx(theirs.std().item(), rel=0.4), name
     set_peft_model_state_dict(model, {name: initial.read(name) for name in shapes})
     trained = {n.replace(".default", ""): p for n, p in model.named_parameters() if p.requires_grad}
     assert trained.keys() == shapes.keys()
@@ -167,6 +181,9 @@ def check_exports(exchange: Path, hf: Path, tmp_path: Path) -> None:
 
     exchange_to_hf(exchange, tmp_path / "peft", dtype="float32", extras_from=hf)
     exchange_to_hf(exchange, tmp_path / "merged", dtype="float32", merge_into=hf)
+    # peft corrects it with a warning where it loads the adapters; others take it as it is.
+    written = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert written["fan_in_fan_out"] is ExchangeCheckpoint(exchange).model.traits.conv1d
     tokens = torch.arange(20).reshape(2, 10)
     base = AutoModelForCausalLM.from_pretrained(hf, dtype=torch.float32)
     before = base(tokens).logits.detach()

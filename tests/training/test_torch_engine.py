@@ -17,6 +17,7 @@ from kit.engines.huggingface.inputs import call_arguments
 from kit.engines.huggingface.models import build_model, parameter_shapes
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import CheckpointError, EngineError
+from kit.specs.job import LoraSpec
 from tests.training import cases, tiny
 from tests.training.batches import micro_batches, sample
 from tests.workers import pool
@@ -114,6 +115,18 @@ class TestOneProcess:
         after = cases.state(engine, StateKind.MASTER)
         assert all(torch.equal(before[name], after[name]) for name in before)
         assert engine.optimizer_steps == 0
+
+    def test_evaluation_draws_no_random_number(self, tmp_path):
+        """Adapters have dropout: in training alone."""
+        build_model(tiny.run_directory(tmp_path), torch.float32, "cpu").save_pretrained(tmp_path / "hf")
+        plan = tiny.plan(job={"lora": LoraSpec(rank=4, dropout=0.5)})
+        engine = TorchEngine(tiny.run_directory(tmp_path, plan, model_path=str(tmp_path / "hf")))
+        batches = micro_batches(0, mbs=2, accumulation=1)
+        before = torch.get_rng_state()
+        engine.evaluate(batches)
+        assert torch.equal(torch.get_rng_state(), before)
+        engine.forward_backward(batches)
+        assert not torch.equal(torch.get_rng_state(), before)
 
     def test_discard_clears_gradients_without_a_step(self, tmp_path):
         engine = TorchEngine(tiny.run_directory(tmp_path))
@@ -308,3 +321,5 @@ def test_bf16_under_fsdp2_is_close_to_fp32(tmp_path):
     for name, gradient in found["fp32"]["gradients"].items():
         cosine = torch.cosine_similarity(found["bf16"]["gradients"][name].flatten(), gradient.flatten(), dim=0)
         assert cosine > 0.99, name
+    # Summed over ranks in fp32: sums in bf16 would be numbers of bf16.
+    assert not any(torch.equal(g, g.bfloat16().float()) for g in found["bf16"]["gradients"].values())
