@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,66 @@ def test_the_allocators_setting_is_one_that_the_installed_torch_reads() -> None:
 
     source = Path(torch.__file__).parent / "include/c10/cuda/CUDAAllocatorConfig.h"
     assert all(f'get_env("{name}")' in source.read_text() for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+
+
+GROUP = """
+import asyncio
+
+
+async def write(shard):
+    await asyncio.sleep(0)
+    if shard:
+        raise OSError(f"shard {shard} is short")
+
+
+async def upload():
+    raise ValueError("no bucket")
+
+
+async def export():
+    async with asyncio.TaskGroup() as shards:
+        for shard in range(3):
+            shards.create_task(write(shard))
+
+
+def main():
+    errors = []
+    for part in (export(), upload()):
+        try:
+            asyncio.run(part)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("the checkpoint is incomplete", errors)
+
+
+main()
+"""
+
+
+@pytest.mark.parametrize("mark", ["", "[rank3]: ", "[default3]:"])
+def test_of_an_exception_group_its_members_are_the_causes(mark: str, tmp_path: Path) -> None:
+    """Python's own text of a group in a group: two shards failed in one line, the upload in another; the wrappers are
+    no causes."""
+    (tmp_path / "save.py").write_text(GROUP)
+    ended = subprocess.run([sys.executable, tmp_path / "save.py"], capture_output=True, text=True, check=False)
+    assert ended.stderr.count("Exception Group Traceback") == 2
+    lines = marked(tuple(ended.stderr.splitlines()), mark)
+    causes = read(tmp_path, "\n".join(["step 7", *lines, ""]))
+    assert [cause.meaning for cause in causes] == ["OSError: shard 1 is short", "ValueError: no bucket"]
+    assert {cause.ranks for cause in causes} == {(3,) if mark else ()}
+    assert [cause.frames for cause in causes] == [
+        f"{tmp_path / 'save.py'}:8 in write",
+        f"{tmp_path / 'save.py'}:12 in upload",
+    ]
+    places = [int(cause.place.rpartition(":")[2]) for cause in causes]
+    assert [lines[place - 2].rpartition("| ")[2] for place in places] == [cause.meaning for cause in causes]
+
+
+def test_a_group_of_members_that_were_never_raised_is_the_cause(tmp_path: Path) -> None:
+    program = "raise ExceptionGroup('two shards', [OSError('a'), OSError('b')])"
+    (tmp_path / "save.py").write_text(program)
+    ended = subprocess.run([sys.executable, tmp_path / "save.py"], capture_output=True, text=True, check=False)
+    (cause,) = read(tmp_path, ended.stderr)
+    assert cause.meaning == "ExceptionGroup: two shards (2 sub-exceptions)"
+    assert cause.frames == f"{tmp_path / 'save.py'}:1 in <module>"

@@ -15,9 +15,14 @@ _FRAME = re.compile(r'\s+File "(?P<file>.+?)", line (?P<line>\d+), in (?P<name>.
 _RICH = re.compile(r"\s*[│|]\s+(?P<file>\S+\.py):(?P<line>\d+) in (?P<name>\S+)")
 _EXCEPTION = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
 _OTHER_RANK = re.compile(r"\s*\[(?:default|rank)?\d+\]")
-_PREFIX = re.compile(r"(?:\[(?:default|rank)\d+\]:? ?|\d+: |[\w.-]+: )*$")
+_PREFIX = re.compile(
+    r"(?P<rank>(?:\[(?:default|rank)\d+\]:? ?|\d+: |[\w.-]+: )*)(?P<margin>(?: *[|+] )?)(?:Exception Group )?$"
+)
+"""What stands before ``Traceback`` on its line: whose line it is, and the margin of an exception group (PEP 654), which
+its first heading opens with a plus sign."""
 _LIBRARY = re.compile(r"site-packages/|dist-packages/|/lib(?:64)?/python3[\d.]*/|^<|^(?:torch|deepspeed|accelerate)/")
 _CHAINED = re.compile(r"During handling of the above exception|was the direct cause of the following exception")
+_FIRST_OF_GROUP = re.compile(r"\+-\+-+ 1 -+$")
 _IGNORED = re.compile(r"Exception ignored in|--- Logging error ---")
 
 
@@ -34,7 +39,7 @@ class Traceback:
     line: int
     """Lines after the heading until the exception itself."""
     chained: bool
-    """Raised while the one before it was handled, or because of it."""
+    """Raised while the one before it was handled, or because of it; or the first of the group before it."""
 
     @property
     def name(self) -> str:
@@ -51,7 +56,8 @@ def read_traceback(piece: Piece, position: int, rank: int | None) -> Traceback |
     """The traceback whose heading is at a position; None where its end is not there, or Python went on after it."""
     start = piece.text.rfind(b"\n", 0, position) + 1
     match = _PREFIX.search(piece.text[start:position].decode(errors="replace"))
-    prefix = match.group() if match else ""
+    margin = match["margin"].replace("+", "|") if match else ""
+    prefix = match["rank"] + margin if match else ""
     before = [line.text for line in piece.before(position, 8) if line.rank == rank][:3]
     if any(_IGNORED.search(text) for text in before):
         return None
@@ -72,7 +78,7 @@ def read_traceback(piece: Piece, position: int, rank: int | None) -> Traceback |
                 own=_place(own[-1:]),
                 raised=_place(frames[-1:]),
                 line=number,
-                chained=any(_CHAINED.search(text) for text in before),
+                chained=any(_CHAINED.search(text) or (margin and _FIRST_OF_GROUP.search(text)) for text in before),
             )
     return None
 
