@@ -10,7 +10,7 @@ from benchmarks.accuracy.leave_out import errors_without, quantised_widths, rese
 from benchmarks.accuracy.memory import RESERVED_OVER_ALLOCATED, Result
 from benchmarks.accuracy.others import comparisons
 from benchmarks.accuracy.programs.torch_layer import QUANTISED_INPUT_BYTES
-from benchmarks.accuracy.strata import Errors, strata
+from benchmarks.accuracy.strata import Errors, strata, too_low
 from benchmarks.page import header, table
 
 
@@ -42,7 +42,7 @@ def as_text(results: list[Result], every_row: bool) -> str:
         for result in sorted(results, key=lambda result: (result.row["id"], result.statistic)):
             lines.append(_row(result))
         lines.append("")
-    skipped = [result for result in results if result.skipped and not result.excluded]
+    skipped = [result for result in results if result.skipped]
     lines += [f"not predicted: {result.row['id']} ({result.skipped})" for result in skipped]
     excluded: dict[str, int] = {}
     for result in results:
@@ -53,6 +53,8 @@ def as_text(results: list[Result], every_row: bool) -> str:
     for name, errors in strata(results).items():
         lines.append(_line(name, errors))
     lines += [
+        "",
+        too_low(results),
         "",
         "each source without its own rows (for constants estimated from rows), and one default instead of a choice:",
     ]
@@ -96,8 +98,8 @@ def as_markdown(results: list[Result], source: str) -> str:
         "",
     ]
     lines += _table(strata(results))
-    skipped = [result for result in results if result.skipped and not result.excluded]
-    lines += ["", "Not predicted:", ""]
+    skipped = [result for result in results if result.skipped]
+    lines += ["", f"{too_low(results)}.", "", "Not predicted:", ""]
     lines += [f"- `{result.row['id']}`: {result.skipped}" for result in skipped] or ["- none"]
     lines += ["", "Errors above 15 % on peaks above 4 GiB: here the model is not good enough.", ""]
     far = [

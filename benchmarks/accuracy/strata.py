@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from benchmarks.accuracy.job_fields import offload_of, optimizer_of, program_of
 from benchmarks.accuracy.memory import Result
 
 
@@ -76,6 +77,13 @@ def strata(results: list[Result]) -> dict[str, Errors]:
     return table
 
 
+def too_low(results: list[Result]) -> str:
+    """How many counted figures are predicted more than 15 % too low: the error that costs a place in a queue."""
+    errors = [result.relative_error for result in results if not result.excluded and result.relative_error is not None]
+    low = sum(error < -0.15 for error in errors)
+    return f"{low} of {len(errors)} figures ({low / max(len(errors), 1):.1%}) are predicted more than 15 % too low"
+
+
 def _add(table: dict[str, Errors], name: str, results: list[Result]) -> None:
     errors = errors_of((result.row["group"], result.relative_error or 0.0) for result in results)
     if errors is not None:
@@ -85,7 +93,18 @@ def _add(table: dict[str, Errors], name: str, results: list[Result]) -> None:
 def labels(result: Result) -> list[str]:
     """The strata that a peak belongs to."""
     model, job = result.row["model"], result.row["job"]
+    optimizer, offload = optimizer_of(job), offload_of(job)
+    sharded = job["engine"] == "fsdp" and not job.get("transformer_impl")
+    features = {
+        f"FSDP of {program_of(result.row)}'s layers": sharded,
+        "compiled": job.get("compile"),
+        "moments in 16 bits or fewer": optimizer.moment_bytes,
+        "step in backward": optimizer.in_backward,
+        "offload of activations": offload.activations,
+        "offload of the optimizer": offload.optimizer or optimizer.paged,
+    }
     return [
+        *(name for name, present in features.items() if present),
         f"engine {job['engine']}, {size_class(result)}",
         "experts" if model.get("moe") else "dense",
         f"recompute {job.get('recompute') or 'unstated'}",

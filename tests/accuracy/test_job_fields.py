@@ -1,0 +1,77 @@
+"""What a row says in words: each has one meaning, and one without a meaning is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.accuracy.job_fields import check_words, date_of, offload_of, optimizer_of, program_of
+from benchmarks.accuracy.pipelines import NotPredictedError
+
+
+def row(address: str = "", notes: str = "", date: str | None = None, **job: Any) -> dict[str, Any]:
+    return {"source": {"address": address, "date": date}, "notes": notes, "job": job, "model": {}}
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "moment_bytes", "also"),
+    [
+        ("adam", "adamw", None, set()),
+        ("adamw 8-bit, fused in backward", "adamw-8bit", 1 + 4 / 256, {"in_backward"}),
+        ("PagedAdamW8bit (preset)", "adamw-8bit", 1 + 4 / 256, {"paged"}),
+        ("adam (bf16 moments, fp32 master; precision-aware)", "adamw", 2.0, set()),
+        ("FusedAdam, bf16_master_weights_and_grads, bf16_optimizer_states", "adamw", 2.0, {"short_masters"}),
+        ("adamw, bf16 weights, fp32 states", "adamw", None, set()),
+        ("dist_muon", "muon", None, set()),
+    ],
+)
+def test_an_optimizer(words, name, moment_bytes, also):
+    found = optimizer_of({"optimizer": words})
+    assert (found.name, found.moment_bytes) == (name, moment_bytes)
+    assert {flag for flag in ("in_backward", "paged", "short_masters") if getattr(found, flag)} == also
+
+
+@pytest.mark.parametrize(
+    ("words", "engine", "expected"),
+    [
+        (None, "fsdp", (0.0, False, False, None, False)),
+        ("cpu", "deepspeed", (1.0, False, False, None, False)),
+        ("cpu", "fsdp", (1.0, True, False, None, False)),
+        ("optimizer states to CPU, fraction 0.25", "megatron", (0.25, False, False, None, False)),
+        ("parameters and optimizer to NVMe", "deepspeed", (1.0, True, False, None, True)),
+        ("activations of 20 layers to host", "megatron", (0.0, False, True, 20, False)),
+    ],
+)
+def test_an_offload(words, engine, expected):
+    assert offload_of({"offload": words, "engine": engine}) == expected
+
+
+def test_the_program_under_fsdp_is_read_from_source_and_notes_alone():
+    assert program_of(row("pytorch/ao:docs/training.md")) == "torchtitan"
+    assert program_of(row("who/knows:README.md", "transformers' models under FSDP1")) == "huggingface"
+    assert program_of(row("pytorch/ao:x.md", program="Hugging Face")) == "huggingface"
+
+
+def test_the_date_is_the_programs():
+    assert date_of(row("pytorch/torchtitan:benchmarks/llama3_h100_202412_torchtitan.md@b5bcd76c6")) == "2024-12"
+    assert date_of(row("x_202412_y.md", date="2025-06-04")) == "2025-06-04"
+    assert date_of(row("README.md@202412345")) > "2026"
+
+
+@pytest.mark.parametrize(
+    ("read", "job", "what"),
+    [
+        (lambda job: optimizer_of(job), {"optimizer": "a new one"}, "job.optimizer='a new one'"),
+        (lambda job: offload_of(job), {"offload": "somewhere"}, "job.offload='somewhere'"),
+        (lambda job: check_words(row(**job)), {"precision": "int5"}, "job.precision='int5'"),
+        (
+            lambda job: check_words({**row(), "model": {"moe": {"dispatcher": "teleport"}}}),
+            {},
+            "model.moe.dispatcher='teleport'",
+        ),
+    ],
+)
+def test_a_word_without_meaning_is_named(read, job, what):
+    with pytest.raises(NotPredictedError, match=f"{what} is not understood"):
+        read(job)
