@@ -6,14 +6,14 @@ Defaults in elements: deepspeed/runtime/zero/config.py.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
+from benchmarks.accuracy.job_fields import offload_of, optimizer_of
 from benchmarks.accuracy.pipelines import Row
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import layer_parameters
 from kit.cost.memory.phases import EngineMemory
 from kit.cost.memory.states import state_bytes
-from kit.specs.job import OptimizerName, Precision
+from kit.specs.job import Precision
 from kit.specs.layout import Offload
 
 REDUCE_BUCKET = 5e8
@@ -25,17 +25,25 @@ def with_deepspeed(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
     """The workload with DeepSpeed's states and buffers."""
     job = row["job"]
     stage = int(job.get("zero_stage") or 0)
-    offload = str(job.get("offload") or "").lower()
+    optimizer, offload = optimizer_of(job), offload_of(job)
+    place: Offload = "nvme" if offload.nvme else "cpu"
     layout = replace(
         workload.layout,
         zero_stage=stage,
-        offload_optimizer=_place(offload, "optim"),
-        offload_param=_place(offload, "param"),
+        offload_optimizer=place if offload.optimizer else "none",
+        offload_param=place if offload.parameters else "none",
     )
     precision: Precision = "fp32" if job.get("precision") == "fp32" else "bf16"
     element = 4.0 if precision == "fp32" else 2.0
     parameters = workload.parameters[0]
-    state = state_bytes(layout, precision, _optimizer(job.get("optimizer") or ""))
+    state = state_bytes(layout, precision, optimizer.name)
+    if not offload.optimizer and (optimizer.short_masters or optimizer.moment_bytes == 2):
+        # Masters and gradients, and moments, in 16 bits (runtime/config.py, bf16_master_weights_and_grads and
+        # bf16_optimizer_states): no fp32 copy of a gradient is made either.
+        owners = layout.dp * layout.cp if stage else 1
+        short = optimizer.short_masters
+        held = (2.0 if short else 4.0) + optimizer.moments * (optimizer.moment_bytes or 4.0)
+        state = state._replace(optimizer=held / owners, extra_in_step=0.0 if short else state.extra_in_step)
     bucket = element * min(REDUCE_BUCKET, parameters.total) if stage else 0.0
     live = element * min(LIVE_PARAMETERS, parameters.total) if stage == 3 else 0.0
     largest = max(
@@ -53,23 +61,3 @@ def with_deepspeed(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
             largest_parameter=int(largest) if stage == 3 else 0,
         ),
     )
-
-
-def _place(offload: str, what: Literal["optim", "param"]) -> Offload:
-    if what not in offload and not (what == "optim" and offload in ("cpu", "nvme")):
-        return "none"
-    return "nvme" if "nvme" in offload else "cpu"
-
-
-def _optimizer(name: str) -> OptimizerName:
-    name = name.lower()
-    found: dict[str, OptimizerName] = {
-        "muon": "muon",
-        "8-bit": "adamw-8bit",
-        "8bit": "adamw-8bit",
-        "adafactor": "adafactor",
-    }
-    for mark, optimizer in found.items():
-        if mark in name:
-            return optimizer
-    return "sgd" if "sgd" in name else "adamw"

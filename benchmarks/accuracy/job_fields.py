@@ -16,10 +16,9 @@ PROGRAMS = {
 """Whose layers FSDP shards, by what a row's source and notes call the program (torchao measures torchtitan)."""
 
 _KNOWN = {
-    "precision": r"bf16|bfloat16|fp16|fp32|tf32|fp8|nvfp4",
-    "attention": r"flash|fused|sdpa|cudnn|eager|efficient|flex|math|local|auto|unknown",
+    "precision": r"bf16|bfloat16|fp16|float16|fp32|float32|tf32|fp8|fp4|\bamp\b|mixed",
     "transformer_impl": r"^(te|transformer.engine|local)",
-    "grad_dtype": r"^(fp32|bf16|fp16)$",
+    "grad_dtype": r"fp32|bf16|fp16",
 }
 _DISPATCHER = r"alltoall|all-to-all|allgather|flex|deepep|hybridep"
 
@@ -65,7 +64,7 @@ def optimizer_of(job: Row) -> Optimizer:
     widths = [
         (r"8.?bit|int8|fp8 (states|moments)|adamwfp8", 1 + 4 / BLOCK),
         (r"4.?bit", 0.5 + 4 / 128),
-        (r"(bf16|16.?bit)[^,;]*(states?|moments?)|bf16_optimizer_states", 2.0),
+        (r"(bf16|16.?bit)(?!.*fp32 (state|moment)).*(states?|moments?)", 2.0),
     ]
     width = next((size for word, size in widths if re.search(word, text)), None)
     return Optimizer(
@@ -85,6 +84,8 @@ class Offload(NamedTuple):
     """Share of the optimizer's state."""
     parameters: bool
     activations: bool
+    layers: int | None
+    """How many layers' activations; null: all."""
     nvme: bool
 
 
@@ -94,7 +95,7 @@ def offload_of(job: Row) -> Offload:
     value = job.get("offload")
     text = "" if value in (None, False) else str(value).lower()
     if text in ("", "none", "no", "false"):
-        return Offload(0.0, False, False, False)
+        return Offload(0.0, False, False, None, False)
     optimizer = bool(re.search(r"optim|paged", text))
     parameters = bool(re.search(r"param|weight|model", text))
     activations = "activation" in text
@@ -103,9 +104,11 @@ def offload_of(job: Row) -> Offload:
         if not re.search(r"cpu|host|ram|true", text) and not nvme:
             raise NotPredictedError(f"job.offload={text!r:.60} is not understood")
         optimizer, parameters = True, job.get("engine") == "fsdp"
+    layers = re.search(r"(\d+) layers", text)
     share = re.search(r"fraction[ =:]*([\d.]+)|([\d.]+) ?%", text)
     fraction = 1.0 if share is None else float(share.group(1) or float(share.group(2)) / 100)
-    return Offload(fraction if optimizer else 0.0, parameters, activations, nvme)
+    of_layers = int(layers.group(1)) if layers and activations else None
+    return Offload(fraction if optimizer else 0.0, parameters, activations, of_layers, nvme)
 
 
 def program_of(row: Row) -> str:

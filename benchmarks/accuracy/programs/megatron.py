@@ -26,7 +26,7 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     parts = rank_megatron.rank_parts(workload, _NOTHING, _rank_states(workload, stage), stage)
     gathered = _gathered_bytes(workload, stage)
     recomputed = parts.recomputed_layer * workload.recompute_every
-    if workload.activation_offload and workload.layout.recompute != "full":
+    if (workload.activation_offload or workload.offloaded_layers) and workload.layout.recompute != "full":
         present = [bool(kind) for kind, count in enumerate(workload.stage_kinds[stage]) if count]
         recomputed = max((sum(rank_megatron.layer_terms(workload, kind).values()) for kind in present), default=0.0)
     deferred, loss = _loss_bytes(workload) if stage == workload.layout.pp - 1 else (0.0, 0.0)
@@ -52,6 +52,7 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
 
 def _chunk_bytes(workload: PublishedWorkload, layers: tuple[int, ...]) -> float:
     """Inputs of recomputed layers, the whole of the others (megatron-core, transformer/transformer_block.py)."""
+    layers = tuple(layer for layer in layers if layer >= workload.offloaded_layers)
     if workload.layout.recompute != "full":
         return sum(_layer_bytes(workload, workload.model.has_experts(layer)) for layer in layers)
     number = len(layers) if workload.recompute_layers is None else min(workload.recompute_layers, len(layers))

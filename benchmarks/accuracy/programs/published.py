@@ -168,6 +168,8 @@ class PublishedWorkload(Workload):
     parameters_offload: bool = False
     """Whether weights, gradients and optimizer state live in host memory (FSDP's CPUOffload)."""
     activation_offload: bool = False
+    offloaded_layers: int = 0
+    """First layers of which everything that is saved goes to the host (Megatron's ``--cpu-offloading-num-layers``)."""
     cross_entropy: Literal["unfused", "native", "te"] = "unfused"
     """Megatron's three losses: plain, ``--cross-entropy-fusion-impl native`` and ``te``."""
     compiled: bool = False

@@ -14,7 +14,7 @@ difference of litgpt's QLoRA and LoRA rows of one model (leave-one-source-out in
 it: bitsandbytes (autograd/_functions.py, MatMul4Bit) keeps no input."""
 
 
-def layer_terms(workload: PublishedWorkload) -> dict[str, float]:
+def layer_terms(workload: PublishedWorkload, has_experts: bool = False) -> dict[str, float]:
     """Bytes that one layer saves for backward without recompute, by operator."""
     tp, tokens, shard = workload.layout.tp, workload.tokens, workload.shard_tokens
     terms = {"norms": _norm(workload) * _norms(workload) * shard}
@@ -22,7 +22,7 @@ def layer_terms(workload: PublishedWorkload) -> dict[str, float]:
         # The first matrix of a block keeps its input as gathered (nanotron: tp_recompute_allgather off).
         terms["gathered"] = 2 * 2.0 * workload.model.hidden_size * (tokens - shard)
     terms["attention"] = _attention(workload) * tokens / tp + _scores(workload)
-    terms["mlp"] = _mlp(workload) * tokens / tp
+    terms["mlp"] = _experts(workload) * tokens if has_experts else _mlp(workload) * tokens / tp
     if workload.lora is not None:
         terms["adapters"] = _adapters(workload) * tokens
     if workload.lora is not None and workload.lora.four_bit and workload.implementation == "litgpt":
@@ -30,11 +30,12 @@ def layer_terms(workload: PublishedWorkload) -> dict[str, float]:
     return terms
 
 
-def kept_bytes(workload: PublishedWorkload, layers: int) -> float:
+def kept_bytes(workload: PublishedWorkload, layers: int, has_experts: bool = False) -> float:
     """Bytes that ``layers`` layers of a chunk save for backward under the run's recompute."""
     model = workload.model
+    layers = max(layers - workload.offloaded_layers // len(workload.chunks), 0)
     layer_input = 2.0 * model.hidden_size * workload.shard_tokens
-    whole = sum(layer_terms(workload).values())
+    whole = sum(layer_terms(workload, has_experts).values())
     if workload.layout.recompute == "full":
         recomputed = layers if workload.recompute_layers is None else min(workload.recompute_layers, layers)
         return (0.0 if workload.activation_offload else layer_input * recomputed) + whole * (layers - recomputed)
@@ -139,6 +140,16 @@ def _mlp(workload: PublishedWorkload) -> float:
         return 6.0 * f
     # Frozen weights do not need the product, the input of the last matrix.
     return 8.0 * f if workload.lora is None else 6.0 * f
+
+
+def _experts(workload: PublishedWorkload) -> float:
+    """Bytes per token of torchtitan's experts, which no compiler fuses across their dispatch (models/moe.py): a token's
+    copy gathered, weighed in fp32, sent, sorted by expert, and its result; gate, its activation, up, product; shared
+    experts as a dense MLP."""
+    model = workload.model
+    copy = 12.0 * model.hidden_size + 8.0 * model.moe_ffn_hidden_size
+    shared = (6.0 if workload.compiled else 8.0) * model.shared_ffn_hidden_size / workload.layout.tp
+    return model.experts_per_token * copy + shared + 12.0 * model.num_experts
 
 
 def linear_inputs(workload: PublishedWorkload) -> float:

@@ -23,9 +23,9 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     else:
         states = _states(workload, stage)
     saved = sum(
-        kept_bytes(workload, len(layers)) * count
-        for layers, count in zip(
-            workload.stage_chunks(stage),
+        (kept_bytes(workload, dense) + (kept_bytes(workload, experts, True) if experts else 0.0)) * count
+        for (dense, experts), count in zip(
+            workload.chunk_kinds[stage :: layout.pp],
             in_flight(layout.pp, layout.vp, layout.gradient_accumulation_steps, stage),
             strict=True,
         )
@@ -48,8 +48,9 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     if workload.layout.recompute == "none":
         recomputed = 0.0
     else:
-        recomputed = sum(layer_terms(workload).values())
-        recomputed -= kept_bytes(workload, 1) if workload.layout.recompute == "selective" else 0.0
+        experts = workload.stage_kinds[stage][1] > 0
+        recomputed = sum(layer_terms(workload, experts).values())
+        recomputed -= kept_bytes(workload, 1, experts) if workload.layout.recompute == "selective" else 0.0
     return RankParts(
         states=RankStates(
             weights=states["weights"],

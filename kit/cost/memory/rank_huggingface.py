@@ -56,6 +56,8 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
 
 def _saved(workload: Workload, has_experts: bool, whole: float) -> float:
     """Bytes that one micro batch saves of a layer; ``whole``: without recompute."""
+    if workload.activation_offload:
+        return 0.0
     if workload.layout.recompute == "full":
         return layer_input(workload)
     if workload.layout.recompute == "selective":
