@@ -112,6 +112,10 @@ def test_what_another_program_left_beside_adams_count_is_passed_over(saved, tmp_
     assert words.endswith("with Adam's state")
     found = ExchangeCheckpoint(tmp_path / "exchange").counters
     assert (found.step, found.optimizer_steps) == (2, 2)
+    if several:  # what does not say its iteration has made as many steps as its optimizer
+        torch.save({"optimizer": values["optimizer"]}, common)
+        convert(tmp_path / "theirs", "exchange", tmp_path / "unsaid", model=str(directory / "model"))
+        assert ExchangeCheckpoint(tmp_path / "unsaid").counters == found
     assert not (tmp_path / "harm").exists()
 
 

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from kit.engines.huggingface.models import tensor_shapes
-from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor
+from kit.engines.huggingface.models import build_skeleton, tensor_shapes
+from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor, score_factor
 from kit.engines.megatron.weights import mapped_params, weight_map
 from kit.engines.megatron.weights.sharding import QKV, GatedMLP, VocabParallel, blocks, whole_shape
 from kit.errors import EngineError
 from kit.specs.families import FAMILIES as TRAITS
 from kit.specs.families import families_where
-from tests.megatron.shapes import BY_FAMILY, LONGROPE, YARN
+from tests.megatron.shapes import BY_FAMILY, LONGROPE, TWO_ROTATIONS, YARN
 from tests.training import tiny
 
 
@@ -129,6 +129,23 @@ def test_longrope_has_frequencies_for_long_sequences():
     assert rotation_factor(spec) == pytest.approx(math.sqrt(1 + math.log(4) / math.log(16)))  # 64 positions of 16
     unsaid = {key: value for key, value in LONGROPE.items() if key != "original_max_position_embeddings"}
     torch.testing.assert_close(inverse_frequencies(tiny.model("phi3", rope_scaling=unsaid), long=True), long)
+
+
+def test_layers_with_a_window_are_not_stretched():
+    """Gemma 3: their base is their own, and the scaling is that of the others."""
+    plain, stretched = (
+        tiny.model("gemma3_text", **TWO_ROTATIONS, **scaling)
+        for scaling in ({}, {"rope_scaling": {"rope_type": "linear", "factor": 8.0}})
+    )
+    torch.testing.assert_close(inverse_frequencies(stretched), inverse_frequencies(plain) / 8)
+    torch.testing.assert_close(inverse_frequencies(stretched, local=True), 100.0 ** -(torch.arange(4) / 4))
+
+
+def test_latent_attention_is_scaled_as_in_transformers_where_positions_are_stretched():
+    spec = tiny.model("deepseek_v3", rope_scaling=YARN | {"mscale": 1.0, "mscale_all_dim": 1.0})
+    theirs = build_skeleton(spec).model.layers[0].self_attn.scaling
+    assert score_factor(spec) * spec.latent.query_head_dim**-0.5 == pytest.approx(theirs)
+    assert score_factor(spec) > 1.2
 
 
 def test_yarn_multiplies_whole_heads_only():

@@ -121,6 +121,20 @@ class TestARun:
         assert [row["step"] for row in rows if row["checkpoint_s"] is not None] == [2, 4, 6]
         assert [row["step"] for row in rows if (row["checkpoint_s"] or 0) >= 0.3] == [4]
 
+    def test_the_first_step_is_not_in_the_median(self, tmp_path, monkeypatch):
+        """It warms up: kernels are compiled, files are opened."""
+        from kit.training.data.loader import DataLoader
+
+        read = DataLoader.step
+
+        def step(self, position, size=None):
+            time.sleep(0.6 if position == 0 else 0.0)
+            return read(self, position, size)
+
+        monkeypatch.setattr(DataLoader, "step", step)
+        summary = runs.run(runs.prepare(tmp_path / "run", steps=2), export_at_end=False)
+        assert summary.measured_step_time_s < 0.3
+
     @needs("tensorboard")
     def test_tensorboard(self, tmp_path):
         """Read back by TensorBoard's own reader."""

@@ -140,6 +140,12 @@ class TestInterrupted:
         runs.run(second, resume=first.path / "checkpoints" / "exchange-step-00000003")
         assert runs.metrics(first) + runs.metrics(second) == runs.metrics(whole)
 
+    def test_resumed_from_the_path_of_its_newest_checkpoint(self, whole, tmp_path):
+        rundir = runs.prepare(tmp_path / "run")
+        runs.run(rundir, stop_at_step=3)
+        runs.run(rundir, resume=rundir.path / "checkpoints" / "step-00000003")
+        self.same_end(whole, rundir)
+
     def test_an_exchange_checkpoint_goes_on_with_another_batch_size(self, tmp_path):
         """What it has seen is then not what this run's schedule says of so many steps."""
         first = runs.prepare(tmp_path / "first")
