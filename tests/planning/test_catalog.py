@@ -285,7 +285,7 @@ def test_clusters_that_are_refused(text: str, said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("llama-3-8", "llama-3-8b"), ("qwen", "valid are|did you mean"), ("", "valid are")]
+    ("name", "said"), [("llama-3-9b", "llama-3-8b"), ("qwen", "valid are|did you mean"), ("", "valid are")]
 )
 def test_models_that_are_refused(name: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
