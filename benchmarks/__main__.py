@@ -158,6 +158,10 @@ PROOFS: dict[str, Proof] = {
             ".venv/docs/bin/mkdocs build --strict",
         ),
     ),
+    "model-types": _proof(
+        "what is planned of every model type of the installed transformers; writes docs/model-types.md", 2,
+        "benchmarks.tables.model_types",
+    ),
     "tables": _proof("the planner's tables in docs, written again", 0.5, "benchmarks.tables"),
     "pipeline-choice": _proof(
         "DeepSpeed's PipelineModule and AutoEP on two processes beside plain torch", 1,

@@ -34,6 +34,7 @@ Family = Literal[
     "t5",
     "bart",
     "blenderbot",
+    "transformers",
 ]
 Norm = Literal["rmsnorm", "layernorm"]
 NormPlacement = Literal["input", "output", "both", "sum"]

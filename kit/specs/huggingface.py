@@ -10,6 +10,7 @@ from typing import Any
 from kit.errors import SpecError
 from kit.specs import encoder_decoder, hf_special, strict_yaml
 from kit.specs.families import ENCODER_DECODER, FAMILIES, Family
+from kit.specs.frozen import thawed
 from kit.specs.hf_keys import KEYS, SPELLINGS, Keys
 from kit.specs.hf_rope import read_rope, rope_parameters
 from kit.specs.model import ModelSpec
@@ -39,8 +40,11 @@ def read_config(directory: Path) -> ModelSpec:
 def model_from_config(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
     """Keys as in ``config.json`` → ModelSpec. Raises ``SpecError`` for what kit does not compute."""
     check_line("name of the model's directory", name)
-    if config.get("model_type") not in _MODEL_TYPES:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
         raise SpecError(_unsupported(config, name))
+    if kind not in _MODEL_TYPES:
+        return _of_another_type(config, name, source)
     family: Family = config["model_type"]
     fields = encoder_decoder.fields if family in ENCODER_DECODER else _decoder_fields
     data = fields(config, name) | {"family": family, "name": name, "source": source}
@@ -48,6 +52,18 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     if family not in ENCODER_DECODER:
         _check_layers(config, model)
     return model
+
+
+def _of_another_type(config: Mapping[str, Any], name: str, source: str) -> ModelSpec:
+    """A type that no family describes: its text part if that is one of a family, or else approximately."""
+    from kit.specs.approximate import approximated  # these ask transformers; most plans are of a known family
+    from kit.specs.counting import counted
+
+    answer = counted(config, name)
+    text = config.get("text_config") if answer is None else answer.get("sizes")
+    if isinstance(text, dict) and text.get("model_type") in _MODEL_TYPES:
+        return model_from_config(text, name, f"{source}, text part of {shown(config['model_type'], str)}")
+    return approximated(config, answer, name, source)
 
 
 def _decoder_fields(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -73,6 +89,8 @@ def config_from_model(model: ModelSpec) -> dict[str, Any]:
 
     Raises SpecError where the family has no way to say a shape. Keys that no ModelSpec decides (dropout) are off.
     """
+    if model.approximate is not None:
+        return thawed(model.approximate.config)
     if model.is_encoder_decoder:
         return encoder_decoder.config(model)
     keys = KEYS[model.family]
@@ -98,14 +116,10 @@ def _unsupported(config: Mapping[str, Any], name: str) -> str:
         for item in dataclasses.fields(ModelSpec)
         if item.default is dataclasses.MISSING or getattr(item.default, "is_required", lambda: False)()
     ]
-    kind = config.get("model_type")
-    part = ""
-    if isinstance(config.get("text_config"), dict):
-        inner = config["text_config"].get("model_type")
-        part = f" (a model of text and more; its text part, {shown(inner, str)}, is read where it was saved alone)"
     return (
-        f"model_type={shown(kind)} of {name} is not supported{part}; supported are {', '.join(_MODEL_TYPES)}; a shape "
-        f"of your own needs {', '.join(needed)}, with the nearest family (llama where none is)"
+        f"model_type={shown(config.get('model_type'))} of {name} is no name of a kind of model; supported are "
+        f"{', '.join(_MODEL_TYPES)}; a shape of your own needs {', '.join(needed)}, with the nearest family (llama "
+        "where none is)"
     )
 
 

@@ -17,6 +17,7 @@ from kit.specs.families import (
     Biases,
     Family,
     Norm,
+    NormPlacement,
     Positions,
     Traits,
     families_with,
@@ -66,6 +67,60 @@ class LatentAttention:
     def query_head_dim(self) -> int:
         """Width of a query or key head, both parts."""
         return self.nope_head_dim + self.rope_head_dim
+
+
+@spec
+class Approximation:
+    """What is known of a model that no family describes: totals over its layers, whatever kinds these are."""
+
+    config: TextMapping
+    """The text model's ``config.json``, of which transformers builds it."""
+    counted: bool
+    """Whether transformers counted the parameters; otherwise they are estimated from the configuration."""
+    parameters: Annotated[int, Within(gt=0)]
+    """All parameters, each once."""
+    tables: Annotated[int, Within(ge=0)]
+    """Elements of matrices outside of layers: embeddings, and a head of its own."""
+    matrices: Annotated[int, Within(ge=0)]
+    """Elements of all layers' matrices but those of routed experts."""
+    recurrent: Annotated[int, Within(ge=0)] = 0
+    """The part of them in layers that keep a state instead of keys and values (Mamba, linear attention)."""
+    experts: Annotated[int, Within(ge=0)] = 0
+    """Elements of all routed experts."""
+    attention_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)]
+    windowed_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)] = 0
+    """Layers of attention with the sliding window."""
+    recurrent_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)] = 0
+    mlp_layers: Annotated[int, Within(ge=0, le=_MOST_LAYERS)]
+    """Layers with an MLP and no routed experts."""
+    state: Annotated[int, Within(ge=0)] = 0
+    """Elements of the state of one such layer, of all its heads."""
+    state_width: Annotated[int, Within(ge=0)] = 0
+    """Elements of a token's keys and values there, of all heads."""
+    norm: Norm = "rmsnorm"
+    norm_placement: NormPlacement = "input"
+    qk_norm: Literal["none", "head", "width"] = "none"
+    gated_mlp: bool = True
+    activation: Activation = "silu"
+    eager_gelu: bool = False
+    fused_attention: bool = True
+    attention_sinks: bool = False
+    fused_qkv: bool = False
+    """These nine as in Traits."""
+
+
+_READ_TRAITS = (
+    "norm",
+    "norm_placement",
+    "qk_norm",
+    "gated_mlp",
+    "activation",
+    "eager_gelu",
+    "fused_attention",
+    "attention_sinks",
+    "fused_qkv",
+)
+"""Fields of Approximation that are traits."""
 
 
 @spec
@@ -153,6 +208,8 @@ class ModelSpec:
     """T5: its MLP, of the first version or of 1.1."""
     scale_embedding: bool = False
     """BART, Blenderbot: whether embeddings are multiplied by the root of the hidden size."""
+    approximate: Approximation | None = None
+    """Family transformers: a model type that no family describes; sizes above are then read as nearly as they go."""
     source: Text = "user"
     """Where the shape was read."""
 
@@ -171,11 +228,18 @@ class ModelSpec:
     @cached_property
     def traits(self) -> Traits:
         """What the family decides, with this model's own choices."""
+        if (known := self.approximate) is not None:
+            return Traits(ulysses=False, prefix="", **{name: getattr(known, name) for name in _READ_TRAITS})
         base = FAMILIES[self.family]
         own = {key: value for key in base.choices if (value := getattr(self, key)) is not None}
         if self.feed_forward_proj == "gated-gelu":
             own |= {"gated_mlp": True, "activation": "gelu_tanh"}
         return dataclasses.replace(base, **own) if own else base
+
+    @property
+    def model_type(self) -> str:
+        """What transformers calls the kind of model."""
+        return self.family if self.approximate is None else str(self.approximate.config["model_type"])
 
     @property
     def gated_mlp(self) -> bool:
@@ -242,7 +306,10 @@ class ModelSpec:
         return self.num_experts > 0 and layer >= self.first_dense_layers
 
     def window(self, layer: int) -> int | None:
-        """The sliding window of this layer (from 0); null where it attends to all positions."""
+        """The sliding window of this layer (from 0); null where it attends to all positions. Approximately the first
+        layers have it."""
+        if self.approximate is not None:
+            return self.sliding_window if layer < self.approximate.windowed_layers else None
         every = self.full_attention_every
         return None if every and (layer + 1) % every == 0 else self.sliding_window
 
@@ -254,6 +321,10 @@ class ModelSpec:
 
 
 def _of_the_family(model: ModelSpec) -> list[str]:
+    if (model.family == "transformers") != (model.approximate is not None):
+        return [f"family={model.family} of {model.name}: approximate belongs to family transformers, and to no other"]
+    if model.approximate is not None:
+        return []
     traits, found = FAMILIES[model.family], []
     for item in dataclasses.fields(ModelSpec):
         value = getattr(model, item.name)
@@ -279,7 +350,7 @@ def _of_the_family(model: ModelSpec) -> list[str]:
 
 
 def _of_heads(model: ModelSpec) -> list[str]:
-    traits, found = FAMILIES[model.family], []
+    traits, found = model.traits, []
     heads, groups = model.num_attention_heads, model.num_key_value_heads
     if heads % groups:
         found.append(

@@ -9,9 +9,10 @@ to 32·sbh. A test compares the formulas with what ``torch.autograd.graph.saved_
 
 from __future__ import annotations
 
+from kit.cost.model.flops import STATE_CHUNK
 from kit.cost.workload import Workload
 from kit.specs.job import LoraSpec
-from kit.specs.model import LatentAttention, ModelSpec
+from kit.specs.model import Approximation, LatentAttention, ModelSpec
 
 LOSS_BYTES = 12.0
 """torch's cross entropy on fp32 logits in backward: log-probabilities, their gradient, and that of the logits."""
@@ -66,12 +67,30 @@ def layer_terms(workload: Workload, has_experts: bool) -> dict[str, float]:
         repeated = copies * (model.num_attention_heads - model.num_key_value_heads) * model.head_dim
         share = 1 - 1 / model.full_attention_every if model.full_attention_every else 1.0
         terms["window"] = share * workload.element * (repeated / workload.layout.tp + workload.job.seq_length)
+    if model.approximate is not None:
+        terms = _of_mean_layer(workload, model.approximate, terms)
     if model.traits.positions == "relative":
         # T5's learned bias, alike for all sequences: a decoder's layers each cut the future off a copy of their own
         # (sdpa_attention.py, create_position_bias_mask), others share one.
         share = (model.num_layers if model.is_encoder_decoder else 0) / workload.num_layers
         a_position = workload.element * model.num_attention_heads + 1
         terms["bias"] = share * a_position * workload.job.seq_length / workload.layout.micro_batch_size
+    return terms
+
+
+def _of_mean_layer(workload: Workload, known: Approximation, terms: dict[str, float]) -> dict[str, float]:
+    """Terms by the share of layers that have them. A layer that keeps a state saves what its projections read and
+    write, as much again for its convolution, gate and norm, and the state after each chunk in fp32 (mamba-ssm and fla;
+    transformers' own loops in torch save more)."""
+    model, layers = workload.model, workload.model.num_layers
+    dense = model.first_dense_layers if model.num_experts else layers
+    share = dict.fromkeys(("attention", "core_attn", "qk_norm", "latent"), known.attention_layers / layers)
+    share["window"] = known.windowed_layers / layers
+    share["mlp"] = min(1.0, known.mlp_layers / max(dense, 1))
+    terms = {name: size * share.get(name, 1.0) for name, size in terms.items()}
+    if known.recurrent_layers:
+        projected = 2 * workload.element * known.recurrent / model.hidden_size
+        terms["states"] = (projected + 4 * known.recurrent_layers * known.state / STATE_CHUNK) / layers
     return terms
 
 

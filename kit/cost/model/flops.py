@@ -26,15 +26,33 @@ def layer_attention_flops_per_token(model: ModelSpec, seq_length: int) -> float:
     Through a sliding window of w positions a token sees w − w²/2s of them on average instead of s/2. Values may be
     narrower than queries and keys (latent attention).
     """
-    seen = seq_length / 2
-    if model.windowed(seq_length):
-        windows = [min(model.window(layer) or seq_length, seq_length) for layer in range(model.num_layers)]
-        seen = sum(window - window**2 / (2 * seq_length) for window in windows) / model.num_layers
+    seen, attending = seq_length / 2, model.num_layers
+    if model.approximate is not None:
+        attending = model.approximate.attention_layers
+    if attending and model.windowed(seq_length):
+        windows = [min(model.window(layer) or seq_length, seq_length) for layer in range(attending)]
+        seen = sum(window - window**2 / (2 * seq_length) for window in windows) / attending
     if model.is_encoder_decoder:
         both = model.num_layers + model.encoder_layers
         seen = seq_length * (1.5 * model.num_layers + model.encoder_layers) / both
     value_head_dim = model.latent.value_head_dim if model.latent else model.head_dim
-    return 2.0 * seen * model.num_attention_heads * (model.head_dim + value_head_dim)
+    of_attention = 2.0 * seen * model.num_attention_heads * (model.head_dim + value_head_dim)
+    return of_attention * attending / model.num_layers + _of_states(model)
+
+
+STATE_CHUNK = 64
+"""Tokens that are multiplied with each other at once where a layer keeps a state (fla and mamba-ssm: 64 to 256)."""
+
+
+def _of_states(model: ModelSpec) -> float:
+    """Forward, a token, the mean over all layers: of those that keep a state its decay, its sum with the token's keys
+    and values, and its product with the query, 2 each; and products within a chunk (Mamba-2, arXiv 2405.21060, section
+    6; gated delta rule, arXiv 2412.06464, section 3.3)."""
+    known = model.approximate
+    if known is None:
+        return 0.0
+    each = 6.0 * known.state + 2.0 * STATE_CHUNK * known.state_width
+    return each * known.recurrent_layers / model.num_layers
 
 
 def head_flops_per_token(model: ModelSpec) -> float:

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 from kit.specs.layout import Layout
-from kit.specs.model import ModelSpec
+from kit.specs.model import Approximation, ModelSpec
 
 
 class LayerParameters(NamedTuple):
@@ -139,6 +139,8 @@ class ModelParameters(NamedTuple):
 @lru_cache(maxsize=256)  # a search asks thousands of times for the same few
 def count(model: ModelSpec) -> ModelParameters:
     """Parameters of the Hugging Face class that computes ``model``."""
+    if model.approximate is not None:
+        return _mean_layer(model, model.approximate)
     traits, h, vocab = model.traits, model.hidden_size, model.vocab_size
     positions = (model.max_position_embeddings + traits.position_offset) * h if model.learned_positions else 0
     positions += model.relative_attention_buckets * model.num_attention_heads
@@ -155,6 +157,24 @@ def count(model: ModelSpec) -> ModelParameters:
         head=0 if model.tied_embeddings else vocab * h,
         encoder_layer=layer if model.is_encoder_decoder else None,
         encoder_layers=model.encoder_layers,
+    )
+
+
+def _mean_layer(model: ModelSpec, known: Approximation) -> ModelParameters:
+    """Every layer as the mean of all; what is left over stands with the norms outside of layers."""
+    layers, head = model.num_layers, 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
+    matrices, experts = known.matrices // layers, known.experts // layers
+    layer = LayerParameters(matrices, 0, 0, experts, 0, 0, 0, 0, 0, 0)
+    layer = layer._replace(active_experts=experts * model.experts_per_token // max(model.num_experts, 1))
+    return ModelParameters(
+        embedding=known.tables - head,
+        positions=0,
+        layer=layer,
+        num_layers=layers,
+        first_layer=layer,
+        first_layers=0,
+        final_norm=known.parameters - known.tables - layers * layer.total,
+        head=head,
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kit.cost.model.flops import layer_attention_flops_per_token
+from kit.cost.model.params import count
 from kit.cost.time import elementwise
 from kit.cost.time.gpu import GemmPerf, GpuPerf, matmul_s
 from kit.cost.workload import Workload
@@ -92,6 +94,9 @@ def attention_forward_s(gpu: GpuPerf, workload: Workload) -> float:
         element = 4.0 if workload.execution.precision == "fp32" else 2.0
         gemms = matmul_s(gpu.matmul, s, s, query, count, element) + matmul_s(gpu.matmul, s, value, s, count, element)
         return gemms + elementwise.SCORE_PASSES * element * count * s * s / gpu.bytes_per_s
+    if model.approximate is not None:
+        rate = gpu.attention_flops_per_s * s / (s + elementwise.ATTENTION_RAMP)
+        return workload.tokens * layer_attention_flops_per_token(model, s) / rate
     # Layers that see everything decide the slowest kernel; with a window on most, few of them do.
     window = model.sliding_window if model.full_attention_every == 0 else None
     seen = s / 2 if window is None or window >= s else window - window**2 / (2 * s)
@@ -108,6 +113,9 @@ def attention_gemms(workload: Workload) -> list[Gemm]:
     """Projections of attention; of latent attention the down-projections first, the output last."""
     model, tp, tokens = workload.model, workload.layout.tp, workload.tokens
     h, latent = model.hidden_size, model.latent
+    if model.approximate is not None:  # all matrices but those of experts, as one that widens and one that narrows
+        width = count(model).layer.attention / (2 * h)
+        return [(tokens, width, h, 1.0), (tokens, h, width, 1.0)]
     out = (tokens, h, model.value_width / tp, 1.0)
     if latent is None:
         key_value = max(model.key_value_width / tp, model.head_dim)
@@ -124,8 +132,8 @@ def attention_gemms(workload: Workload) -> list[Gemm]:
 
 
 def mlp_gemms(workload: Workload, width: int) -> list[Gemm]:
-    """Two of an MLP of that width (gate and up are one); none of width 0."""
-    if not width:
+    """Two of an MLP of that width (gate and up are one); none of width 0, or where ``attention_gemms`` has them."""
+    if not width or workload.model.approximate is not None:
         return []
     model, tp, tokens = workload.model, workload.layout.tp, workload.tokens
     up = (2 if model.gated_mlp else 1) * width / tp

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
 from kit.specs.model import ENCODER_DECODER, ModelSpec
 
+_DROPOUT = re.compile(r"(dropout|drop|_prob|_pdrop)$")
+"""Ends of the keys of dropout rates, in any configuration."""
+
 
 def hf_config(model: ModelSpec) -> PreTrainedConfig:
     """The configuration of the transformers class that computes ``model``.
@@ -32,10 +36,13 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
     No special token ids are set (they belong to a tokenizer, not to a shape), and dropout is 0: pretraining reads
     each token about once. Raises SpecError where the class cannot take the shape.
     """
+    given = config_from_model(model)
+    if model.approximate is not None:
+        given |= {key: 0.0 for key, value in given.items() if _DROPOUT.search(key) and isinstance(value, float)}
+    else:
+        given |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "use_cache": True}
     try:
-        config = AutoConfig.for_model(
-            **config_from_model(model), bos_token_id=None, eos_token_id=None, pad_token_id=None, use_cache=True
-        )
+        config = AutoConfig.for_model(**given)
     except (ValueError, StrictDataclassError) as error:
         raise SpecError(f"transformers refuses the shape of {model.name}: {' '.join(str(error).split())}") from error
     if model.traits.ties_always:

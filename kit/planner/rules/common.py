@@ -255,7 +255,7 @@ def megatron_family(w: Workload) -> str | None:
     """Layers and weight maps that the Megatron engine has."""
     if runs_megatron_layers(w.layout) and not w.model.traits.megatron:
         return (
-            f"family={w.model.family} of {w.model.name} with implementation={w.layout.implementation}, which has "
+            f"family={w.model.model_type} of {w.model.name} with implementation={w.layout.implementation}, which has "
             f"{', '.join(families_where('megatron'))}; use implementation=huggingface on engine=deepspeed or torch"
         )
     return None

@@ -5,6 +5,19 @@ from __future__ import annotations
 from kit.cost.workload import Workload
 from kit.planner.rules.rule import rule
 
+
+@rule("torch", "deepspeed")
+def fast_path_family(w: Workload) -> str | None:
+    """Some model types scale or cap their logits, and some blocks do not compile: only described families were read."""
+    on = [name for name in ("chunked_loss", "compile_layers") if getattr(w.layout, name)]
+    if on and w.model.approximate is not None:
+        return (
+            f"{on[0]}=true with {w.model.name}: model type {w.model.model_type} is none of the families that it was "
+            "tested with; leave it out"
+        )
+    return None
+
+
 # ---------------------------------------------------------------- chunked loss
 
 

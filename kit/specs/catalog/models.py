@@ -12,7 +12,7 @@ from kit.errors import SpecError
 from kit.specs.base import trusted
 from kit.specs.catalog.rows import rows
 from kit.specs.frozen import FrozenMap
-from kit.specs.model import LatentAttention, ModelSpec
+from kit.specs.model import Approximation, LatentAttention, ModelSpec
 from kit.specs.text import nearest, shown
 
 
@@ -88,4 +88,6 @@ def _catalog_model(key: str) -> ModelSpec:
         own["rope_scaling"] = FrozenMap(scaling)
     if latent := row.get("latent"):
         own["latent"] = trusted(LatentAttention, latent)
+    if known := row.get("approximate"):
+        own["approximate"] = trusted(Approximation, {**known, "config": FrozenMap(known["config"])})
     return trusted(ModelSpec, {"name": key, **row, **own})

@@ -260,4 +260,11 @@ CASES = [
         model="bart-large",
         change={"seq_length": 128, "objective": "seq2seq"},
     ),
+    Case(
+        "fast_path_family",
+        torch(chunked_loss=True),
+        "model type qwen3_next is none of the families",
+        torch(),
+        model="qwen3-next-80b-a3b",
+    ),
 ]

@@ -1,0 +1,76 @@
+"""What transformers says of a configuration: asked once, in a process of its own, and kept under its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from kit.errors import SpecError
+
+_COUNTER = "kit.engines.huggingface.count_parameters"
+_MOST_SECONDS = 120
+"""A configuration takes two to five seconds, nearly all of them to import torch; a busy machine several times that."""
+_FORMAT = "1"
+"""Format of the answers; another one makes those that were kept useless."""
+
+
+def counted(config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The answer of ``kit.engines.huggingface.count_parameters``; None without transformers.
+
+    Raises ``SpecError`` where the process gives no answer.
+    """
+    try:
+        installed = version("transformers")
+        version("torch")
+    except PackageNotFoundError:
+        return None
+    text = json.dumps(config, sort_keys=True)
+    key = hashlib.sha256(f"{_FORMAT} {installed} {text}".encode()).hexdigest()
+    file = _cache() / f"{key}.json"
+    try:
+        kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return kept
+    except (OSError, ValueError):
+        pass
+    answer = _asked(text, name)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}")
+        partial.write_text(json.dumps(answer), encoding="utf-8")
+        partial.replace(file)
+    except OSError:
+        pass  # a home that cannot be written to costs the seconds again
+    return answer
+
+
+def _asked(text: str, name: str) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", _COUNTER],
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=_MOST_SECONDS,
+            check=False,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"},
+        )
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+        raise SpecError(
+            f"transformers gives no answer for config.json of {name} ({type(error).__name__}); "
+            f"to see why: python -m {_COUNTER} < config.json"
+        ) from None
+    return answer
+
+
+def _cache() -> Path:
+    """Directory of answers (XDG base directory specification)."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "kit" / "counted"
