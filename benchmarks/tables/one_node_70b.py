@@ -45,13 +45,11 @@ def _deepspeed(stage: int, optimizer: Offload = "none", param: Offload = "none",
 
 
 CHOICES = {
-    "ZeRO-0 (plain data parallelism)": _deepspeed(0),
+    "DeepSpeed without ZeRO": _deepspeed(0),
     "ZeRO-1": _deepspeed(1),
     "ZeRO-2": _deepspeed(2),
     "ZeRO-3": _deepspeed(3),
-    "FSDP2 (torch), as ZeRO-3": kit.Pins(
-        engine="torch", tp=1, zero_stage=3, offload_optimizer="none", offload_param="none"
-    ),
+    "FSDP2": kit.Pins(engine="torch", tp=1, zero_stage=3, offload_optimizer="none", offload_param="none"),
     "Megatron: tensor and pipeline parallelism": kit.Pins(
         engine="megatron", zero_stage=1, offload_optimizer="none", offload_param="none"
     ),
@@ -64,19 +62,19 @@ CHOICES = {
     "ZeRO-3, optimizer on NVMe, weights in host memory": _deepspeed(3, "nvme", "cpu"),
     "ZeRO-3, optimizer and weights on NVMe": _deepspeed(3, "nvme", "nvme"),
 }
-"""Ways to hold the states; what a way leaves open the planner decides."""
+"""Name of a way → its pins. The planner decides the rest."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a choice: a report, or why there is none."""
+    """A memory report of one way, or the reason for which the planner refuses it."""
 
     report: FitReport | None
     refused: str = ""
 
     @property
     def fits(self) -> bool:
-        """On the GPUs and on the node."""
+        """Whether the GPUs, host memory and drives have room."""
         return self.report is not None and self.report.verdict != "does not fit"
 
     @property
@@ -106,7 +104,7 @@ def outcomes() -> dict[str, Outcome]:
 def text() -> str:
     """Markdown: the answer, a table of choices, and one of what is on a GPU."""
     found = outcomes()
-    heads = ("states", "verdict", "GiB a GPU", "host GiB", "NVMe GiB", "layout", "a step", "days")
+    heads = ("way", "verdict", "GiB a GPU", "host GiB", "NVMe GiB", "layout", "a step", "days")
     choices = table(heads, [(name, *_cells(outcome)) for name, outcome in found.items()], right=True)
     stages = {name: outcome.report.stages for name, outcome in found.items() if outcome.report is not None}
     fullest = {name: max(some, key=lambda stage: stage.peak_gib) for name, some in stages.items()}
