@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from benchmarks.accuracy.fsdp_rows import SCALES
 from benchmarks.accuracy.job_fields import offload_of, optimizer_of
 from benchmarks.accuracy.pipelines import Row
+from benchmarks.accuracy.programs.adapters import adapter_parameters
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.rank_params import layer_parameters
 from kit.cost.memory.phases import EngineMemory
@@ -44,7 +46,9 @@ def with_deepspeed(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
         short = optimizer.short_masters
         held = (2.0 if short else 4.0) + optimizer.moments * (optimizer.moment_bytes or 4.0)
         state = state._replace(optimizer=held / owners, extra_in_step=0.0 if short else state.extra_in_step)
-    bucket = element * min(REDUCE_BUCKET, parameters.total) if stage else 0.0
+    lora = workload.lora
+    adapters = () if lora is None else (adapter_parameters(workload, lora, 0),)
+    bucket = element * min(REDUCE_BUCKET, *adapters, parameters.total) if stage else 0.0
     live = element * min(LIVE_PARAMETERS, parameters.total) if stage == 3 else 0.0
     largest = max(
         sum(layer_parameters(workload, False)),
@@ -59,5 +63,9 @@ def with_deepspeed(row: Row, workload: PublishedWorkload) -> PublishedWorkload:
             buffers=bucket if stage == 3 else 0.0,
             gathered=(live, live, live) if stage == 3 else (0.0, 2 * bucket, 2 * bucket),
             largest_parameter=int(largest) if stage == 3 else 0,
+            adapters=adapters,
+            of_adapters=state if lora else None,
+            # Codes are parameters, which stage 3 shards; scales are none.
+            matrix_weights=0.5 * state.weights / element + SCALES if lora and lora.four_bit else None,
         ),
     )

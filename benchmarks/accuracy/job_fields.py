@@ -114,7 +114,8 @@ def offload_of(job: Row) -> Offload:
 def program_of(row: Row) -> str:
     """Whose layers FSDP sharded: of ``job.program`` where it is stated, else of the source and the notes.
 
-    A program that nothing names is taken as transformers': most trainers of FSDP have its layers.
+    A program that nothing names is taken as torchtitan's kind where it compiles its layers or recomputes by operator,
+    else as transformers'.
     """
     stated = row["job"].get("program") or row["job"].get("trainer")
     texts: list[Any] = [stated] if stated else [row["source"].get("address"), row.get("notes")]
@@ -122,7 +123,8 @@ def program_of(row: Row) -> str:
         for program, words in PROGRAMS.items():
             if re.search(words, str(text or ""), re.IGNORECASE):
                 return program
-    return "huggingface"
+    by_operator = re.search(r"\bop\b|operator", str(row["job"].get("recompute_detail")))
+    return "torchtitan" if by_operator or row["job"].get("compile") else "huggingface"
 
 
 def date_of(row: Row) -> str:

@@ -8,7 +8,7 @@ from benchmarks.accuracy.programs.rank_params import largest_layer_parameters
 from benchmarks.accuracy.programs.torch_layer import kept_bytes, layer_terms, logits_bytes, working_bytes
 from kit.cost.memory.engine import fsdp_buffers
 from kit.cost.memory.phases import RankParts, RankStates, cublas_workspaces
-from kit.cost.memory.states import NF4_BYTES
+from kit.cost.memory.states import NF4_BYTES, NF4_TWICE_BYTES
 from kit.cost.model.pipeline import in_flight
 
 
@@ -17,7 +17,7 @@ def rank_parts(workload: PublishedWorkload, stage: int) -> RankParts:
     layout = workload.layout
     sharded = layout.zero_stage >= 2 and workload.implementation != "nanotron"
     if workload.lora is not None:
-        states = _adapter_states(workload)
+        states = _adapter_states(workload, sharded)
     elif sharded:
         states = _sharded_states(workload, stage)
     else:
@@ -101,22 +101,34 @@ def _sharded_states(workload: PublishedWorkload, stage: int) -> dict[str, float]
     }
 
 
-def _adapter_states(workload: PublishedWorkload) -> dict[str, float]:
-    """A frozen base, in four bits where quantised (linear layers, the head too; not embedding and norms)."""
-    lora, model = workload.lora, workload.model
+def _adapter_states(workload: PublishedWorkload, sharded: bool) -> dict[str, float]:
+    """A frozen base, in four bits where quantised; not embedding and norms."""
+    lora = workload.lora
     assert lora is not None
-    parameters = workload.parameters[0]
-    table = float(model.vocab_size * model.hidden_size)
-    linear = parameters.dense_matrices + (0.0 if model.tied_embeddings else table)
-    base = 2.0 * parameters.total
+    share = 0.0 if workload.parameters_offload else 1 / (workload.layout.dp * workload.layout.cp) if sharded else 1.0
+    width, total = workload.weight_bytes, workload.parameters[0].total
+    base = width * total
     if lora.four_bit:
-        base = 2.0 * (parameters.total - linear) + NF4_BYTES * linear
-    adapters = adapter_parameters(workload, lora, 0)
+        linear = _quantised(workload)
+        base = width * (total - linear) + _nf4_bytes(workload) * linear
+    adapters = adapter_parameters(workload, lora, 0) * share
     return {
-        "weights": base + 2.0 * adapters,
-        "gradients": 2.0 * adapters,
-        "optimizer": 4.0 * adapters,
+        "weights": base * share + width * adapters,
+        "gradients": workload.main_gradient_bytes * adapters,
+        "optimizer": workload.optimizer_bytes * adapters * (1 - workload.optimizer_offload),
     }
+
+
+def _nf4_bytes(workload: PublishedWorkload) -> float:
+    """litgpt's ``bnb.nf4`` leaves scales in fp32; torchao quantises them too (dtypes/nf4tensor.py)."""
+    return NF4_BYTES if workload.implementation == "litgpt" else NF4_TWICE_BYTES
+
+
+def _quantised(workload: PublishedWorkload) -> float:
+    """Parameters in four bits: those of linear layers, of litgpt the head's too."""
+    model = workload.model
+    head = workload.implementation == "litgpt" and not model.tied_embeddings
+    return workload.parameters[0].dense_matrices + (model.vocab_size * model.hidden_size if head else 0)
 
 
 def _gathered(workload: PublishedWorkload, stage: int, sharded: bool) -> tuple[float, float, float]:
@@ -130,6 +142,11 @@ def _gathered(workload: PublishedWorkload, stage: int, sharded: bool) -> tuple[f
         constant = _dequantised(workload)
     elif workload.layout.pp > 1:
         constant = 2.0 * parameters.total
+    elif workload.lora is not None:
+        # Frozen weights have no gradients on their way to be scattered.
+        width = _nf4_bytes(workload) if workload.lora.four_bit else 2.0
+        constant = 2.0 * parameters.vocabulary + 2 * width * largest_layer_parameters(workload, stage)
+        constant += _dequantised(workload)
     else:
         model, layer = workload.model, largest_layer_parameters(workload, stage)
         mlp = (3 if model.gated_mlp else 2) * model.hidden_size * model.ffn_hidden_size / workload.layout.tp
@@ -165,5 +182,5 @@ def _dequantised(workload: PublishedWorkload) -> float:
     if workload.lora is None or not workload.lora.four_bit:
         return 0.0
     model = workload.model
-    head = 0 if model.tied_embeddings else model.vocab_size
+    head = model.vocab_size if workload.implementation == "litgpt" and not model.tied_embeddings else 0
     return 2.0 * model.hidden_size * max(model.ffn_hidden_size, head)
