@@ -12,7 +12,6 @@ from kit.diagnose.lint.finding import FindingJson
 from kit.diagnose.logs.cause import Cause
 from kit.planner.plan import Plan
 from kit.preflight.check_result import CheckResult
-from kit.rehearsal.rehearse import Rehearsal
 from kit.report.largest_model import LargestJson
 from kit.report.memory_report import MemoryJson
 from kit.report.what_if import Explanation
@@ -37,9 +36,9 @@ ANSWERS: dict[str, Any] = {
     "lint": list[FindingJson],
     "doctor": list[CheckResult],
     "doctor LOGS": list[Cause],
-    "rehearse": Rehearsal,
 }
-"""Command → the type of its answer."""
+"""Command → the type of its answer. ``kit rehearse`` answers with ``kit.rehearsal.rehearse.Rehearsal``, whose module
+needs the engines."""
 
 
 def json_schema() -> dict[str, Any]:
