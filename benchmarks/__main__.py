@@ -146,6 +146,10 @@ PROOFS: dict[str, Proof] = {
         "4,000 damaged and hostile files, each read in bounded time and memory or refused in words", 4,
         "tests.test_readers",
     ),
+    "speedrun": _proof(
+        "runs/speedrun.sh cpu: from the standard library's text to a small model that answers", 4,
+        "benchmarks.system_tests.speedrun",
+    ),
     "wheel": _proof(
         "the sdist's wheel in empty environments of Python 3.11 to 3.13: it answers as the checkout does", 2,
         "benchmarks.system_tests.wheel",
