@@ -20,6 +20,19 @@ from benchmarks.accuracy.programs.published import (
     even_chunks,
     model_of,
 )
+from benchmarks.accuracy.understood import (
+    compiled,
+    deepcompile,
+    dispatcher_of,
+    engine_of,
+    llm_foundry,
+    megatron_deepspeed,
+    offload_of,
+    recent_nvidia,
+    require_understood,
+    sailor,
+    torchtitan,
+)
 from kit.cost.time.elementwise import LOW_PRECISIONS
 from kit.cost.workload import UNHIDDEN
 from kit.specs.job import JobSpec, LoraSpec
@@ -44,7 +57,7 @@ def run_of(row: Row) -> PublishedWorkload:
     dp = job.get("dp") or max(1, cluster.num_gpus // (tp * pp * cp))
     micro, batch = job["micro_batch_size"], job["global_batch_size"]
     execution = execution_of(row, precision)
-    engine, kernels, old, compiled = job["engine"], kernels_of(row), old_megatron(row), execution.code == "compiled"
+    engine, kernels, old, fused_loss = engine_of(row), kernels_of(row), old_megatron(row), execution.code == "compiled"
     lora = PublishedLora(rank=16, targets=frozenset({"query", "value"})) if job.get("lora") else None
     sizes = model_of_row(row)
     mtp_layers = 1 if "MTP layer trained" in str(row.get("notes")) else 0
@@ -83,8 +96,8 @@ def run_of(row: Row) -> PublishedWorkload:
         attention_dropout=old,
         mtp_layers=mtp_layers,
         gradient_accumulation_fusion=engine == "megatron" and not old,
-        compiled=compiled,
-        compiled_loss=compiled,
+        compiled=fused_loss,
+        compiled_loss=fused_loss,
         cross_entropy="te" if recent_nvidia(row) else "unfused",
         lora=lora,
     )
@@ -111,6 +124,7 @@ def _require(row: Row) -> None:
     missing += [name for name in ("engine", "micro_batch_size", "global_batch_size") if job.get(name) is None]
     if missing:
         raise NotPredictedError(f"not stated: {', '.join(missing)}")
+    require_understood(row)
 
 
 def with_recompute(workload: PublishedWorkload, words: str) -> PublishedWorkload:
@@ -154,14 +168,9 @@ PRECISIONS: dict[str, str] = {
 """First word of a row's precision → the GEMMs'."""
 
 
-def recent_nvidia(row: Row) -> bool:
-    """Recipes of NeMo and Megatron-Bridge: fused loss, user buffers, fused exchanges."""
-    return row["id"].startswith("nemo") or "NVIDIA-NeMo" in str(row["source"].get("address"))
-
-
 def old_megatron(row: Row) -> bool:
     """Megatron-LM and Megatron-DeepSpeed before fused attention."""
-    return row["job"]["engine"] == "megatron" and str(row["source"].get("date") or "9") < OLD_MEGATRON
+    return engine_of(row) == "megatron" and str(row["source"].get("date") or "9") < OLD_MEGATRON
 
 
 def deepspeed_pipeline(row: Row) -> bool:
@@ -176,7 +185,7 @@ def before_cudnn(row: Row) -> bool:
 
 def kernels_of(row: Row) -> str:
     """The implementation whose layers ran."""
-    engine = row["job"]["engine"]
+    engine = engine_of(row)
     if engine == "megatron" or recent_nvidia(row):
         return "megatron-local" if old_megatron(row) else "transformer_engine"
     if engine == "nanotron":
@@ -187,19 +196,19 @@ def kernels_of(row: Row) -> str:
 
 
 def _nvidia_or_megatron(row: Row) -> bool:
-    return row["job"]["engine"] in ("megatron", "nanotron") or recent_nvidia(row)
+    return engine_of(row) in ("megatron", "nanotron") or recent_nvidia(row)
 
 
 def execution_of(row: Row, precision: str) -> PublishedExecution:
     """Engine, fusion, overlap."""
     job, notes = row["job"], str(row.get("notes") or "")
-    engine = job["engine"]
+    engine = engine_of(row)
     generation = str(row["cluster"].get("gpu"))
     ampere = generation.startswith(("A100", "A800", "V100"))
     if _nvidia_or_megatron(row):
         old, nvidia = old_megatron(row), recent_nvidia(row)
         bf16_optimizer = deepspeed_pipeline(row) and precision == "bf16"
-        unfused = old or "sailor" in row["id"]
+        unfused = old or sailor(row)
         return PublishedExecution(
             engine="fsdp" if engine == "fsdp" else "megatron",
             code="fused",
@@ -207,11 +216,11 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
             attention="unfused"
             if unfused
             else ("flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"),
-            overlaps_gradients=not old and "sailor" not in row["id"] and "without ZeRO overlap" not in notes,
+            overlaps_gradients=not old and not sailor(row) and "without ZeRO overlap" not in notes,
             overlaps_tensor_gradients=not old or bool(job.get("sp")),
             overlaps_tensor_parallel=nvidia,
             overlaps_experts="all-to-all overlapped" in notes,
-            once_per_node="hybridep" in notes or "deepep" in notes or "deepep" in row["id"],
+            once_per_node=dispatcher_of(row) in ("deepep", "hybridep"),
             graphs=_graphs(notes),
             gradient_bytes=float(gradient_bytes(row)),
             splits_transfers=old,
@@ -220,25 +229,21 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
             gradient_sum_bytes=18.0 if bf16_optimizer else 10.0,
             unhidden_sharding=PREFETCHED,
         )
-    compiled = "compile" in row["id"] or ", compile" in notes or "nanochat" in row["id"]
-    # torchtune's table adds one setting a row to those before it: all but the first are compiled.
-    compiled = compiled or ("tune-" in row["id"] and "packed" not in row["id"])
+    # DeepSpeed's hooks break the graph at every module: compiled ZeRO-3 is no faster than eager in the same table.
+    broken = engine == "deepspeed" and job.get("zero_stage") == 3 and not deepcompile(row)
+    asynchronous = "async TP" in notes
+    offload = offload_of(row)
     return PublishedExecution(
-        engine="deepspeed" if engine == "deepspeed" else ("ddp" if engine == "ddp" else "fsdp"),
-        # DeepSpeed's hooks break the graph at every module: compiled ZeRO-3 is no faster than eager in the same table.
-        code="compiled" if compiled and "zero3-compile" not in row["id"] else _code(row, engine),
-        unhidden_sharding=PREFETCHED if "deepcompile" in row["id"] else UNHIDDEN,
+        engine=engine if engine in ("deepspeed", "ddp") else "fsdp",  # type: ignore[arg-type]
+        code="compiled" if compiled(row) and not broken else _code(row, engine),
+        unhidden_sharding=PREFETCHED if deepcompile(row) else UNHIDDEN,
         precision=precision,
-        attention="unfused"
-        if "azure" in row["id"] or "sc21" in row["id"]
-        else "flash1"
-        if "foundry" in row["id"]
-        else "flash",
-        balanced_context="titan" not in row["id"],
-        offload_optimizer=_offload(str(job.get("offload") or "")),
+        attention="unfused" if megatron_deepspeed(row) else "flash1" if llm_foundry(row) else "flash",
+        balanced_context=not torchtitan(row),
+        offload_optimizer=offload.optimizer,
         # DTensor waits for each collective; asynchronous tensor parallelism splits them beside the GEMMs.
-        overlaps_tensor_parallel=row["id"].endswith("asynctp"),
-        overlaps_tensor_gradients=row["id"].endswith("asynctp"),
+        overlaps_tensor_parallel=asynchronous,
+        overlaps_tensor_gradients=asynchronous,
         gradient_bytes=float(gradient_bytes(row)),
     )
 
@@ -249,16 +254,9 @@ def context_exchange_of(row: Row) -> ContextExchange:
 
 
 def _code(row: Row, engine: str) -> Any:
-    if "foundry" in row["id"] or "azure" in row["id"] or "sc21" in row["id"]:
+    if llm_foundry(row) or megatron_deepspeed(row):
         return "eager"  # norms in 16 bits
     return "huggingface" if engine in ("deepspeed", "ddp", "fsdp") else "fused"
-
-
-def _offload(words: str) -> Any:
-    """Azure's rows have room for their states: the post names offload without saying where."""
-    if "update on GPU" in words:
-        return "device"
-    return "host" if words.startswith(("optimizer to CPU", "optimizer+gradients")) else "none"
 
 
 def _graphs(notes: str) -> Any:
@@ -269,11 +267,13 @@ def _graphs(notes: str) -> Any:
 
 def gradient_bytes(row: Row) -> int:
     """What gradients are reduced in: fp32 in Megatron with bf16, fp16 with fp16; FSDP reduces in fp32 unless PURE."""
-    job = row["job"]
-    if job["engine"] == "deepspeed":
+    job, engine = row["job"], engine_of(row)
+    if job.get("grad_dtype"):
+        return 4 if job["grad_dtype"] == "fp32" else 2
+    if engine == "deepspeed":
         return 2
-    if job["engine"] == "fsdp" and not recent_nvidia(row):
-        return 4 if "titan" in row["id"] else 2
+    if engine == "fsdp" and not recent_nvidia(row):
+        return 4 if torchtitan(row) else 2
     return 2 if precision_of(row) == "fp16" else 4
 
 
