@@ -55,7 +55,7 @@ def _regime(result: Result) -> str:
         norms = ", norms of several operators" if how.code == "huggingface" else ""
         return f"torch's kernels with megatron{norms}{early}, {what}"
     if result.row["job"]["engine"] == "deepspeed" and how.code == "huggingface":
-        offload = "" if how.offload_optimizer == "none" else ", offload"
+        offload = "" if run.layout.offload_optimizer == "none" else ", offload"
         return f"huggingface with deepspeed, {what}{offload}"
     return f"other programs with {result.row['job']['engine']}, {what}"
 

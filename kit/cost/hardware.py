@@ -103,7 +103,13 @@ def pcie_bytes_per_s(gpu: GpuSpec) -> float:
     return gpu.pcie_gbytes_per_s * 1e9 * shared().host_link
 
 
-def cpu_adam_s(parameters: float) -> float:
-    """Adam on a node's processors, bound by the host's memory: 28 bytes a parameter and the 16-bit copy (ZeRO-Offload,
-    arXiv 2101.06840)."""
-    return 30.0 * parameters / (shared().host_memory_gbytes_per_s * 1e9)
+HOST_STEP_BYTES = {2: 48.0, 3: 66.0}
+"""ZeRO's stage → bytes of host memory that a step moves for a parameter. Adam 28; gradients that arrive in fp32 (4) and
+are unscaled (8); weights cast to 16 bits (6) and read (2). Stage 3 also keeps gradients in 16 bits (2), tests them for
+infinity and NaN (12) and copies weights from pageable memory (4) (DeepSpeed, runtime/zero/stage3.py: has_overflow,
+unscale_and_clip_grads, _reassign_or_swap_out_partitioned_parameters)."""
+
+
+def cpu_adam_s(parameters: float, zero_stage: int) -> float:
+    """A step of ZeRO-Offload on a node's processors, bound by the host's memory."""
+    return HOST_STEP_BYTES[max(2, zero_stage)] * parameters / (shared().host_memory_gbytes_per_s * 1e9)

@@ -113,8 +113,13 @@ class PublishedExecution(ExecutionModel):
     BF16_Optimizer under its PipelineEngine: runtime/pipe/engine.py, _bf16_reduce_grads)."""
     gradient_sum_bytes: float = 10.0
     """Megatron without fusion: bytes moved per parameter and micro batch to add a 16-bit gradient to its fp32 sum."""
-    offload_optimizer: Literal["none", "host", "device"] = "none"
-    """Optimizer state in host memory: stepped there, or brought to the device for its step."""
+    deepcompile: bool = False
+    """Whether DeepSpeed's compiler schedules ZeRO-3's collectives, instead of hooks around every module."""
+    copies_of_ranks: bool = False
+    """ZeRO-3 before torch gathered into one tensor (DeepSpeed of 2021): collectives of lists, which copy each rank's part
+    by a kernel of its own."""
+    offload_to_step_on_device: bool = False
+    """Whether optimizer state that lives in host memory is brought to the device for its step."""
 
 
 @dataclass(frozen=True, kw_only=True)

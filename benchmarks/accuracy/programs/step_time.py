@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from benchmarks.accuracy.programs.published import PublishedWorkload
-from kit.cost.hardware import cpu_adam_s, pcie_bytes_per_s
+from kit.cost.hardware import pcie_bytes_per_s
 from kit.cost.model.params import RankParameters
+from kit.cost.time.data_parallel import gathered_again
 from kit.cost.time.gpu import matmul_s
 from kit.cost.time.layer import LayerTime, attention_gemms, expert_gemms, mlp_gemms
 from kit.cost.time.step import StepTimeModel
+
+
+MATRICES, TENSORS = 4, 12
+"""Of a GPT layer: ZeRO-3 shards the matrices, and reduces the gradients of all."""
 
 
 class PublishedStepTime(StepTimeModel):
@@ -37,19 +42,20 @@ class PublishedStepTime(StepTimeModel):
         pieces = workload.layout.tp if workload.execution.splits_transfers and not workload.layout.sp else 1
         return size_bytes / pieces / bytes_per_s + self.gpu.group(pieces, 1).all_gather_s(size_bytes)
 
+    def components_s(self, workload: PublishedWorkload) -> dict[str, float]:
+        """Seconds by component; ZeRO-3 of 2021 copies each rank's part of a weight or gradient by a kernel of its own."""
+        components = super().components_s(workload)
+        if workload.execution.copies_of_ranks:
+            gathers = 2 + gathered_again(workload, workload.parameters[0])
+            kernels = workload.layout.dp * workload.num_layers * (MATRICES * gathers + TENSORS)
+            components["data_parallel"] += kernels * self.gpu.rates.kernel_launch_us * 1e-6
+        return components
+
     def with_offload(
         self, workload: PublishedWorkload, parameters: RankParameters, components: dict[str, float]
     ) -> dict[str, float]:
-        """Optimizer state in host memory. Stepped there by Adam, which is bound by the host's memory (30 bytes a
-        parameter), after gradients came over PCIe and before weights go back; or brought to the device, 24 bytes."""
-        where, cluster = workload.execution.offload_optimizer, workload.cluster
+        """As for plans, or with optimizer state that comes to the device for its step: 24 bytes a parameter."""
+        if not workload.execution.offload_to_step_on_device:
+            return super().with_offload(workload, parameters, components)
         own = parameters.total / (workload.layout.dp * workload.layout.cp)
-        pcie = pcie_bytes_per_s(cluster.gpu)
-        if where == "device":
-            return components | {"offload": 24.0 * own / pcie}
-        if where == "host":
-            return components | {
-                "offload": cpu_adam_s(own * cluster.gpus_per_node) + 6.0 * own / pcie,
-                "optimizer": 0.0,
-            }
-        return components
+        return components | {"offload": 24.0 * own / pcie_bytes_per_s(workload.cluster.gpu)}

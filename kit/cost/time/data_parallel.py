@@ -62,8 +62,8 @@ def _fully_sharded(
     layout, how = workload.layout, workload.execution
     # In a pipeline weights are gathered, and sums of gradients scattered, once a step (arXiv 2407.21783, 3.3.2).
     m = layout.gradient_accumulation_steps if layout.pp == 1 or layout.zero_stage == 3 else 1
-    # DeepSpeed gathers module by module: norms, projections, both halves of the MLP.
-    messages = workload.num_layers * (6 if how.engine == "deepspeed" else 1)
+    # DeepSpeed gathers module by module: every linear layer; smaller parameters are never sharded.
+    messages = workload.num_layers * ((7 if workload.model.gated_mlp else 4) if how.engine == "deepspeed" else 1)
     width = 2.0 if workload.keeps_bf16_weights else 1.0
     width = 4.0 if how.precision == "fp32" else width
     gather = first = _gather_s(ranks, experts, parameters, width, messages)
@@ -71,21 +71,45 @@ def _fully_sharded(
     if how.zero_plus_plus is not None:
         times = zero_times(gpu, how.zero_plus_plus, ranks.size, parameters.dense + parameters.experts, width, messages)
         first, gather, scatter = times.first_gather, times.gather, times.scatter
-    back = (gather if layout.zero_stage == 3 else 0.0) + workload.trained_share(parameters) * scatter
+    if how.engine == "deepspeed" and not how.deepcompile:
+        scatter += STAGE3_COPIES * parameters.total / gpu.bytes_per_s
+    gathers = (1.0 if layout.zero_stage == 3 else 0.0) + gathered_again(workload, parameters)
+    back = gathers * gather + workload.trained_share(parameters) * scatter
     unhidden = how.unhidden_sharding
     forwards = [max(exposed(each, forward), unhidden * each) for each in (first, gather)]
     return forwards[0] + (m - 1) * forwards[1] + m * max(exposed(back, backward), unhidden * back)
 
 
+STAGE3_COPIES = 12.0
+"""Bytes a gradient beside its reduction: into the bucket (4), cut into the ranks' parts (4), divided (4) (DeepSpeed,
+runtime/zero/stage3.py and runtime/comm/coalesced_collectives.py)."""
+REUSE_DISTANCE = 1e9
+"""DeepSpeed's stage3_max_reuse_distance, elements (runtime/zero/config.py)."""
+
+
+def gathered_again(workload: Workload, parameters: RankParameters) -> float:
+    """Share of the weights that ZeRO-3 gathers a third time. Full recompute runs a layer's forward before its backward;
+    a weight stays in between if its next use is within the reuse distance (partitioned_param_coordinator.py), which
+    for a weight at the layer's begin is twice the layer."""
+    layout = workload.layout
+    if workload.execution.engine != "deepspeed" or workload.execution.deepcompile or layout.recompute != "full":
+        return 0.0
+    kept = layout.stage3_max_live_parameters or REUSE_DISTANCE
+    return max(0.0, 1 - kept / (2 * parameters.total / workload.num_layers))
+
+
 def _deepspeed(workload: Workload, reduced: float, gathered: float, backward: float) -> float:
-    """Stage 2 reduces in each micro batch; stages 0 and 1 at the end of the last one, and stages from 1 on gather the
-    weights after the step, when nothing is left to hide them (runtime/zero/stage_1_and_2.py)."""
+    """All stages below 3 all-reduce gradients; stages 1 and 2 then keep their part (runtime/zero/stage_1_and_2.py,
+    allreduce_and_scatter). Stage 2 does so in each micro batch; stages 0 and 1 at the end of the last one. Stages from 1
+    on gather the weights after the step, when nothing is left to hide them."""
     stage, m = workload.layout.zero_stage, workload.layout.gradient_accumulation_steps
+    reduced *= 2
+    hidden = exposed(reduced, backward) if workload.execution.overlaps_gradients else reduced
     if stage == 2:
-        return m * exposed(reduced, backward) + gathered
+        return m * hidden + gathered
     if stage == 1:
-        return (exposed(reduced, backward) if m == 1 else reduced) + gathered
-    return 2 * reduced
+        return (hidden if m == 1 else reduced) + gathered
+    return reduced
 
 
 def exposed(seconds: float, window: float) -> float:

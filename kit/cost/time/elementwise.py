@@ -26,8 +26,9 @@ BACKWARD_LAUNCHES = 1.5
 AFTER_SYNC = 0.3
 """Share of a layer's kernels that follow the host's wait for the routing: dispatch, experts and the way back."""
 
-_KERNELS: dict[Code, float] = {"fused": 60, "compiled": 40, "eager": 50, "huggingface": 50, "local": 40}
-"""Operators that a layer issues in forward: counted in the layers' code; Transformer Engine's modules count for more
+_KERNELS: dict[Code, float] = {"fused": 60, "compiled": 40, "eager": 50, "huggingface": 100, "local": 40}
+"""Operators that a layer issues in forward: counted in the layers' code; transformers' with its views and modules, each
+of which costs the host as much (0.79 ms a Llama layer forward and 1.12 ms backward on a CPU that has nothing to compute); Transformer Engine's modules count for more
 than their kernels, they prepare arguments in Python."""
 _FP8_KERNELS = 40
 """Scales and casts of four GEMMs' inputs and weights."""
@@ -149,7 +150,7 @@ def micro_batch_bytes(workload: Workload, parameters: RankParameters) -> float:
     if how.engine == "megatron":
         return 0.0 if workload.gradient_accumulation_fusion else how.gradient_sum_bytes * parameters.total
     if how.engine == "deepspeed":
-        return (10.0 if layout.gradient_accumulation_steps > 1 else 4.0) * parameters.total
+        return _zero_gradient_bytes(layout.zero_stage, layout.gradient_accumulation_steps) * parameters.total
     cast = workload.weight_bytes == 4 and layout.zero_stage == 0 and how.precision in ("bf16", "fp8")
     moved = 6.0 * parameters.total if cast else 0.0
     if how.linear_layers_only:
@@ -158,9 +159,23 @@ def micro_batch_bytes(workload: Workload, parameters: RankParameters) -> float:
     return moved
 
 
+def _zero_gradient_bytes(stage: int, micro_batches: int) -> float:
+    """ZeRO's copies of a 16-bit gradient: into the bucket, into a flat tensor, divided, back (4 each), in every micro
+    batch at stage 2 and in the last one below; added to the sum of micro batches (6). Stage 3's are beside its
+    collectives."""
+    if stage == 3:
+        return 0.0
+    return 16.0 * (1.0 if stage == 2 else 1.0 / micro_batches) + (6.0 if micro_batches > 1 and stage < 2 else 0.0)
+
+
+_ZERO_STEP_BYTES = 36.0
+"""More in a step of ZeRO: gradients flattened (4) and cast to fp32 (6), their norm in fp64 (18), tests for infinity and
+NaN (8) (DeepSpeed, runtime/zero/stage3.py and stage_1_and_2.py: step)."""
+
+
 def optimizer_bytes_per_parameter(workload: Workload) -> float:
     """AdamW: weight and gradient read, weight written (12), moments read and written; norm and clipping (12); the cast
-    to 16 bits."""
-    return (
-        24.0 + 2 * MOMENTS[workload.job.optimizer.name].rest + (0.0 if workload.execution.precision == "fp32" else 2.0)
-    )
+    to 16 bits; DeepSpeed's own passes."""
+    more = 0.0 if workload.execution.precision == "fp32" else 2.0
+    more += _ZERO_STEP_BYTES if workload.execution.engine == "deepspeed" and workload.layout.zero_stage else 0.0
+    return 24.0 + 2 * MOMENTS[workload.job.optimizer.name].rest + more

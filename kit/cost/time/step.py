@@ -246,8 +246,10 @@ def _offload_s(workload: Workload, components: dict[str, float]) -> float:
     m, seconds = layout.gradient_accumulation_steps, 0.0
     compute = (components["compute"] + components["recompute"]) / m
     if layout.offload_optimizer != "none":
-        seconds += cpu_adam_s(total / cluster.num_nodes)
+        seconds += cpu_adam_s(total / cluster.num_nodes, layout.zero_stage)
         seconds += m * exposed(element * share / pcie, 2 / 3 * compute)
+        # The sum of the micro batches goes once more, in fp32.
+        seconds += 4.0 * share / pcie
         seconds += element * share / pcie if layout.offload_param == "none" else 0.0
     if layout.offload_optimizer == "nvme":
         # One sub group after the other, without pipelining: nothing overlaps.
