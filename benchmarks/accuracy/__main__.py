@@ -17,27 +17,28 @@ def main() -> None:
     """Parse, predict, print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy", description=__doc__)
     parser.add_argument("what", choices=["memory", "throughput"])
-    parser.add_argument("--data", type=Path, required=True, help="rows of published measurements, JSON")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="rows of published measurements, JSON")
     parser.add_argument("--json", type=Path, help="write predictions and strata there")
     parser.add_argument("--markdown", type=Path, help="write the accuracy page there")
     parser.add_argument("--bands", type=Path, help="throughput: write the planner's bands there")
     parser.add_argument("--quiet", action="store_true", help="print the strata without the rows")
     given = parser.parse_args()
     try:
-        rows = load(given.data)
+        rows = [row for path in given.data for row in load(path)]
     except SpecError as error:
         parser.error(str(error))
+    names = " ".join(path.name for path in given.data)
     if given.what == "throughput":
-        words = about(given.data)
+        words = about(given.data[0])
         found = throughput_report.report_of([result_of(row) for row in rows], independent=words is not None)
         text = throughput_report.as_text(found, not given.quiet)
-        page = throughput_page.as_markdown(found, given.data.name, words or "")
+        page = throughput_page.as_markdown(found, names, words or "")
         figures = throughput_report.as_json(found)
         if given.bands:
-            given.bands.write_text(bands.as_yaml(found.bands, given.data.name))
+            given.bands.write_text(bands.as_yaml(found.bands, names))
     else:
         results = [result for row in rows for result in results_of(row)]
-        text, page = report.as_text(results, every_row=not given.quiet), report.as_markdown(results, given.data.name)
+        text, page = report.as_text(results, every_row=not given.quiet), report.as_markdown(results, names)
         figures = report.as_json(results)
     print(text)
     if given.json:

@@ -132,6 +132,10 @@ OTHER_PRECISION = {"mxfp8": "fp8", "nvfp4": "fp8", "fp8": "bf16/fp16"}
 bits for fp8."""
 
 
+NOT_ESTIMATED = tuple(f"{name} bf16/fp16" for name in (*BLACKWELL, "MI300X")) + ("MI300X fp8",)
+"""Kinds whose rate in the catalog is from a table of single GEMMs, and from no row."""
+
+
 def without_own_source(results: Iterable[Result]) -> dict[str, float]:
     """Id → error when every constant estimated from rows is estimated from all other sources.
 
@@ -143,7 +147,7 @@ def without_own_source(results: Iterable[Result]) -> dict[str, float]:
     for source in sorted({result.source for result in results}):
         others = [result for result in results if result.source != source and result.counted]
         for result in (result for result in results if result.source == source):
-            factor = _estimated(kind(result), others, fits)
+            factor = 1.0 if kind(result) in NOT_ESTIMATED else _estimated(kind(result), others, fits)
             if factor is None:
                 factor = _borrowed(result, others, fits)
             seconds = sum(components_s(result.run, Constants(matmul=factor)).values()) if result.run else 0.0
