@@ -12,7 +12,7 @@ from benchmarks.accuracy.programs.memory import memory_of
 from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.programs.step_time import PublishedStepTime
 from benchmarks.accuracy.throughput_rows import run_of, transformers_only, with_recompute
-from kit.cost.time.gpu import gpu_perf
+from kit.cost.time.gpu import GpuPerf, gpu_perf
 from kit.units import to_gib
 
 MARKS = ("SOURCE INCONSISTENT", "SUSPECT LAYOUT", "INCONSISTENT SOURCE", "PARTIAL ROW")
@@ -107,17 +107,23 @@ def components_s(run: PublishedWorkload, constants: Constants | None = None) -> 
     """Seconds by component."""
     how = run.execution
     try:
-        gpu = gpu_perf(run.cluster, how.precision, how.attention)
+        gpu = gpu_perf(run.cluster, how.precision, how.attention, how.linear_layers_only)
     except KeyError:
         raise NotPredictedError(f"no rate of {how.precision} on {run.cluster.gpu.name}") from None
+    gpu = _with_matmul(gpu, how.matmul_share)
     if constants is not None:
         rates = gpu.rates._replace(kernel_launch_us=gpu.rates.kernel_launch_us * constants.launch)
-        faster = gpu.matmul._replace(flops_per_s=gpu.matmul.flops_per_s * constants.matmul)
         attention = gpu.attention_flops_per_s * (constants.flash1 if how.attention == "flash1" else 1.0)
-        gpu = gpu._replace(rates=rates, matmul=faster, attention_flops_per_s=attention)
+        gpu = _with_matmul(gpu._replace(rates=rates, attention_flops_per_s=attention), constants.matmul)
         unhidden = min(1.0, how.unhidden_sharding * constants.sharding)
         run = replace(run, execution=replace(how, unhidden_sharding=unhidden))
     return PublishedStepTime(gpu).components_s(run)
+
+
+def _with_matmul(gpu: GpuPerf, factor: float) -> GpuPerf:
+    """GEMMs of the run's precision that much faster. Head and experts that stay in 16 bits keep their rate."""
+    faster = gpu.matmul._replace(flops_per_s=gpu.matmul.flops_per_s * factor)
+    return gpu._replace(matmul=faster, others=faster if gpu.others == gpu.matmul else gpu.others)
 
 
 def _run(row: Row) -> tuple[PublishedWorkload, str | None]:

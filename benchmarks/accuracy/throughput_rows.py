@@ -43,6 +43,10 @@ LATENT = LatentAttention(q_lora_rank=1536, kv_lora_rank=512, nope_head_dim=128, 
 """DeepSeek-V3 (arXiv 2412.19437, section 4.2); rows of the family do not state it."""
 DENSE_FIRST = {"deepseek": 3}
 """Leading layers without experts (the same section)."""
+ROWWISE = 0.67
+"""Rate of fp8 GEMMs with a scale a row (CUTLASS) over those with one a tensor (cuBLAS)."""
+POWER_LIMITED = 0.54 / 0.68
+"""Rate of GEMMs under a power limit of about three quarters: that of torchtitan's H100, 500 of 700 W, over the H100's."""
 ONE_TENSOR = "2022"
 """DeepSpeed before this year gathered lists of tensors (release 0.5.9 of January 2022 rewrote ZeRO-3's collectives)."""
 OLD_MEGATRON = "2023"
@@ -242,6 +246,9 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
     # DeepSpeed's hooks break the graph at every module: compiled ZeRO-3 is no faster than eager in the same table.
     broken = engine == "deepspeed" and job.get("zero_stage") == 3 and not deepcompile(row)
     asynchronous = "async TP" in notes
+    share = (ROWWISE if "rowwise" in str(job.get("precision")) else 1.0) * (
+        POWER_LIMITED if "power-limited" in notes else 1.0
+    )
     return PublishedExecution(
         engine=engine if engine in ("deepspeed", "ddp") else "fsdp",  # type: ignore[arg-type]
         code="compiled" if compiled(row) and not broken else _code(row, engine),
@@ -249,9 +256,12 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
         # DeepSpeed's default below stage 3 is overlap_comm=false.
         overlaps_gradients=engine != "deepspeed" or job.get("zero_stage") == 3,
         precision=precision,
+        linear_layers_only=precision in LOW_PRECISIONS and not llm_foundry(row),
+        matmul_share=share,
         attention="unfused" if megatron_deepspeed(row) else "flash1" if llm_foundry(row) else "flash",
         balanced_context=not torchtitan(row),
         offload_to_step_on_device=offload_of(row).optimizer == "device",
+        copies_gathered=torchtitan(row),
         deepcompile=deepcompile(row),
         copies_of_ranks=megatron_deepspeed(row) and str(row["source"].get("date") or "9") < ONE_TENSOR,
         # DTensor waits for each collective; asynchronous tensor parallelism splits them beside the GEMMs.

@@ -83,6 +83,7 @@ class ExecutionModel:
     graphs = "none"
     balanced_context = True
     unhidden_sharding = UNHIDDEN
+    copies_gathered = True
     deepcompile = False
     reduces_in_full = False
     gradient_sum_bytes = 10.0

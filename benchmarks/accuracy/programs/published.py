@@ -113,6 +113,10 @@ class PublishedExecution(ExecutionModel):
     BF16_Optimizer under its PipelineEngine: runtime/pipe/engine.py, _bf16_reduce_grads)."""
     gradient_sum_bytes: float = 10.0
     """Megatron without fusion: bytes moved per parameter and micro batch to add a 16-bit gradient to its fp32 sum."""
+    matmul_share: float = 1.0
+    """Rate of GEMMs over the catalog's: row-wise scales of fp8, a GPU under a power limit."""
+    copies_gathered: bool = False
+    """FSDP2: whether weights and gradients are copied out of and into the buffers of collectives."""
     deepcompile: bool = False
     """Whether DeepSpeed's compiler schedules ZeRO-3's collectives, instead of hooks around every module."""
     copies_of_ranks: bool = False

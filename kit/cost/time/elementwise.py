@@ -144,6 +144,11 @@ def _chunked_loss_bytes(workload: Workload, entries: float) -> float:
     return ((8.0 if fused else 44.0) + of_head) * entries
 
 
+_COPIED_OUT, _COPIED_IN = 4.0, 6.0
+"""FSDP2: bytes a gathered weight that is copied out of the collective's buffer, and a gradient that is cast and copied
+into one (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py)."""
+
+
 def micro_batch_bytes(workload: Workload, parameters: RankParameters) -> float:
     """Bytes moved per micro batch for the rank's parameters, besides GEMMs: casts of weights, sums of gradients."""
     layout, how = workload.layout, workload.execution
@@ -153,6 +158,9 @@ def micro_batch_bytes(workload: Workload, parameters: RankParameters) -> float:
         return _zero_gradient_bytes(layout.zero_stage, layout.gradient_accumulation_steps) * parameters.total
     cast = workload.weight_bytes == 4 and layout.zero_stage == 0 and how.precision in ("bf16", "fp8")
     moved = 6.0 * parameters.total if cast else 0.0
+    if how.engine == "fsdp" and how.copies_gathered:
+        moved += (_COPIED_OUT * (2 if layout.zero_stage == 3 else 1)) * parameters.total
+        moved += _COPIED_IN * workload.trained_share(parameters) * parameters.total
     if how.linear_layers_only:
         # Of fp32 weights autocast makes no 16-bit copy then; their gradients in 16 bits are still added to fp32.
         moved += _torchao_weight_casts(workload) * parameters.dense_matrices
