@@ -46,7 +46,7 @@ DENSE_FIRST = {"deepseek": 3}
 ROWWISE = 0.67
 """Rate of fp8 GEMMs with a scale a row (CUTLASS) over those with one a tensor (cuBLAS)."""
 POWER_LIMITED = 0.54 / 0.68
-"""Rate of GEMMs under a power limit of about three quarters: that of torchtitan's H100, 500 of 700 W, over the H100's."""
+"""Rate of GEMMs under a power limit of about three quarters: torchtitan's H100, 500 of 700 W, over the H100's."""
 ONE_TENSOR = "2022"
 """DeepSpeed before this year gathered lists of tensors (release 0.5.9 of January 2022 rewrote ZeRO-3's collectives)."""
 OLD_MEGATRON = "2023"

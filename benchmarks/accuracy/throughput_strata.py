@@ -132,7 +132,7 @@ OTHER_PRECISION = {"mxfp8": "fp8", "nvfp4": "fp8", "fp8": "bf16/fp16"}
 bits for fp8."""
 
 
-NOT_ESTIMATED = tuple(f"{name} bf16/fp16" for name in (*BLACKWELL, "MI300X")) + ("MI300X fp8",)
+NOT_ESTIMATED = {"MI300X fp8", *(f"{name} bf16/fp16" for name in (*BLACKWELL, "MI300X"))}
 """Kinds whose rate in the catalog is from a table of single GEMMs, and from no row."""
 
 

@@ -1,7 +1,7 @@
 """Words of a row that decide what ran: engine, optimizer, offload, dispatcher, and whose program it was.
 
-A row is described by its fields alone, never by its name. A word that no rule here knows makes the row left out, and the
-reason names the field.
+A row is described by its fields alone, never by its name. A word that no rule here knows makes the row left out, and
+the reason names the field.
 """
 
 from __future__ import annotations

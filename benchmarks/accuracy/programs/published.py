@@ -120,8 +120,8 @@ class PublishedExecution(ExecutionModel):
     deepcompile: bool = False
     """Whether DeepSpeed's compiler schedules ZeRO-3's collectives, instead of hooks around every module."""
     copies_of_ranks: bool = False
-    """ZeRO-3 before torch gathered into one tensor (DeepSpeed of 2021): collectives of lists, which copy each rank's part
-    by a kernel of its own."""
+    """ZeRO-3 before torch gathered into one tensor (DeepSpeed of 2021): collectives of lists, which copy each rank's
+    part by a kernel of its own."""
     offload_to_step_on_device: bool = False
     """Whether optimizer state that lives in host memory is brought to the device for its step."""
 

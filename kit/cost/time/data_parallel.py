@@ -100,8 +100,8 @@ def gathered_again(workload: Workload, parameters: RankParameters) -> float:
 
 def _deepspeed(workload: Workload, reduced: float, gathered: float, backward: float) -> float:
     """All stages below 3 all-reduce gradients; stages 1 and 2 then keep their part (runtime/zero/stage_1_and_2.py,
-    allreduce_and_scatter). Stage 2 does so in each micro batch; stages 0 and 1 at the end of the last one. Stages from 1
-    on gather the weights after the step, when nothing is left to hide them."""
+    allreduce_and_scatter). Stage 2 does so in each micro batch; stages 0 and 1 at the end of the last one. Stages from
+    1 on gather the weights after the step, when nothing is left to hide them."""
     stage, m = workload.layout.zero_stage, workload.layout.gradient_accumulation_steps
     reduced *= 2
     hidden = exposed(reduced, backward) if workload.execution.overlaps_gradients else reduced
