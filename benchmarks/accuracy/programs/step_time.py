@@ -42,7 +42,7 @@ class PublishedStepTime(StepTimeModel):
         return size_bytes / pieces / bytes_per_s + self.gpu.group(pieces, 1).all_gather_s(size_bytes)
 
     def components_s(self, workload: PublishedWorkload) -> dict[str, float]:
-        """Seconds by component; ZeRO-3 of 2021 copies each rank's part of weights and gradients by a kernel of its own."""
+        """Seconds by component; ZeRO-3 of 2021 copies each rank's part by a kernel of its own."""
         components = super().components_s(workload)
         if workload.execution.copies_of_ranks:
             gathers = 2 + gathered_again(workload, workload.parameters[0])
