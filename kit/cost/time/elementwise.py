@@ -155,7 +155,8 @@ def micro_batch_bytes(workload: Workload, parameters: RankParameters) -> float:
     if how.engine == "megatron":
         return 0.0 if workload.gradient_accumulation_fusion else how.gradient_sum_bytes * parameters.total
     if how.engine == "deepspeed":
-        return _zero_gradient_bytes(layout.zero_stage, layout.gradient_accumulation_steps) * parameters.total
+        moved = _zero_gradient_bytes(layout.zero_stage, layout.gradient_accumulation_steps)
+        return moved * workload.trained_share(parameters) * parameters.total
     cast = workload.weight_bytes == 4 and layout.zero_stage == 0 and how.precision in ("bf16", "fp8")
     moved = 6.0 * parameters.total if cast else 0.0
     if how.engine == "fsdp" and how.copies_gathered:
