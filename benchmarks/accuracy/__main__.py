@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from benchmarks.accuracy import bands, report, throughput_page, throughput_report
+from benchmarks.accuracy import bands, expect_page, report, throughput_page, throughput_report
 from benchmarks.accuracy.memory import results_of
 from benchmarks.accuracy.rows import about, load
 from benchmarks.accuracy.throughput import result_of
@@ -21,6 +21,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write predictions and strata there")
     parser.add_argument("--markdown", type=Path, help="write the accuracy page there")
     parser.add_argument("--bands", type=Path, help="throughput: write the planner's bands there")
+    parser.add_argument("--expect", type=Path, help="throughput: write the page of what to expect of each plan there")
     parser.add_argument("--quiet", action="store_true", help="print the strata without the rows")
     given = parser.parse_args()
     try:
@@ -34,6 +35,8 @@ def main() -> None:
         text = throughput_report.as_text(found, not given.quiet)
         page = throughput_page.as_markdown(found, names, words or "")
         figures = throughput_report.as_json(found)
+        if given.expect:
+            given.expect.write_text(expect_page.as_markdown(found.bands, f"{names} --expect FILE"))
         if given.bands:
             given.bands.write_text(bands.as_yaml(found.bands, names))
     else:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from benchmarks.accuracy.throughput import Result
 from benchmarks.accuracy.throughput_strata import BLACKWELL, generation
+from kit.cost.time.elementwise import LOW_PRECISIONS
 
 SHARE = 0.8
 """Rows that lie within a band."""
 FEWEST_GROUPS = 2
 FEWEST_ROWS = 12
-"""For a regime to have a band of its own: a quantile of fewer says little."""
+"""For a regime to have a band of its own: a quantile of fewer says little. Of fewer the worst is told instead."""
 
 
 @dataclass(frozen=True)
@@ -28,18 +29,28 @@ class Band:
     """Share of rows within."""
     by_group: float
     """Width if each group of rows has the same weight. It shows when many similar rows decide the band."""
+    median: float
+    few: bool
+    """Whether there are too few rows or groups for a band: ``width`` is the worst error then."""
 
 
 def regimes(result: Result) -> tuple[str, ...]:
-    """``code, engine, dense|experts``; old Megatron without fused kernels is apart.
+    """``code, engine, dense|experts``; old Megatron without fused kernels is apart, as are offload and LoRA. Rows in
+    8 or 4 bits count for themselves once more.
 
     Transformer Engine's code, which runs on the most generations of GPUs, is divided once more where rows are enough:
     a Blackwell's rates are known from one source only, and without it they are Hopper's.
     """
-    whole = _regime(result)
-    if not whole.startswith("transformer_engine"):
-        return (whole,)
-    return (whole, f"{whole}, {'Blackwell' if generation(result) in BLACKWELL else 'up to Hopper'}")
+    assert result.run is not None
+    whole, run = _regime(result), result.run
+    if run.offloads:
+        return (f"{whole}, offload",)
+    if run.lora is not None:
+        return (f"{whole}, LoRA",)
+    found = [whole, f"{whole}, fp8"] if run.execution.precision in LOW_PRECISIONS else [whole]
+    if whole.startswith("transformer_engine"):
+        found.append(f"{whole}, {'Blackwell' if generation(result) in BLACKWELL else 'up to Hopper'}")
+    return tuple(found)
 
 
 def _regime(result: Result) -> str:
@@ -55,8 +66,7 @@ def _regime(result: Result) -> str:
         norms = ", norms of several operators" if how.code == "huggingface" else ""
         return f"torch's kernels with megatron{norms}{early}, {what}"
     if result.row["job"]["engine"] == "deepspeed" and how.code == "huggingface":
-        offload = "" if run.layout.offload_optimizer == "none" else ", offload"
-        return f"huggingface with deepspeed, {what}{offload}"
+        return f"huggingface with deepspeed, {what}"
     return f"other programs with {result.row['job']['engine']}, {what}"
 
 
@@ -70,14 +80,14 @@ def bands(results: Iterable[Result], errors: dict[str, float]) -> list[Band]:
     found = []
     for name, own in sorted(rows.items()):
         groups = {result.group for result in own}
-        if len(groups) < FEWEST_GROUPS or len(own) < FEWEST_ROWS:
-            continue
+        few = len(groups) < FEWEST_GROUPS or len(own) < FEWEST_ROWS
         sizes = {group: sum(result.group == group for result in own) for group in groups}
         weighted = sorted((abs(errors[result.row["id"]]), 1 / sizes[result.group]) for result in own)
         by_row = sorted((abs(errors[result.row["id"]]), 1.0) for result in own)
-        width = _quantile(by_row)
-        within = sum(abs(errors[result.row["id"]]) <= width for result in own) / len(own)
-        found.append(Band(name, len(own), len(groups), width, within, _quantile(weighted)))
+        width = round(by_row[-1][0] if few else _quantile(by_row, SHARE), 3)
+        within = sum(abs(errors[result.row["id"]]) <= width + 5e-4 for result in own) / len(own)
+        middle, by_group = _quantile(by_row, 0.5), _quantile(weighted, SHARE)
+        found.append(Band(name, len(own), len(groups), width, within, by_group, middle, few))
     return found
 
 
@@ -85,7 +95,7 @@ def as_yaml(found: list[Band], source: str) -> str:
     """``kit/specs/catalog/bands.yaml``."""
     lines = [
         "# Bands of step-time predictions by the code that runs: 80 % of published rows of the kind, predicted without",
-        "# their own source, lie within. Generated:",
+        "# their own source, lie within; where they are few for a band, all of them. Generated:",
         f"# python -m benchmarks.accuracy throughput --data {source} --bands FILE",
         "",
     ]
@@ -96,14 +106,15 @@ def as_yaml(found: list[Band], source: str) -> str:
             f"  rows: {band.rows}",
             f"  groups: {band.groups}",
             f"  holds: {band.holds:.3f}",
+            *["  few: true"] * band.few,
         ]
     return "\n".join(lines) + "\n"
 
 
-def _quantile(weighted: list[tuple[float, float]]) -> float:
+def _quantile(weighted: list[tuple[float, float]], share: float) -> float:
     total, seen = sum(weight for _, weight in weighted), 0.0
     for value, weight in weighted:
         seen += weight
-        if seen >= SHARE * total - 1e-9:
+        if seen >= share * total - 1e-9:
             return value
     return weighted[-1][0]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from benchmarks.accuracy.throughput import Result
+from benchmarks.accuracy.understood import compiled, deepcompile
 
 FEWEST = 3
 """Layouts of a set."""
@@ -52,6 +53,33 @@ def ranked_sets(results: Iterable[Result]) -> list[RankedSet]:
             )
         )
     return ranked
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Engines, or eager and compiled runs of one engine, that measured the same job."""
+
+    name: str
+    predicted_first: str
+    measured_first: str
+    regret: float
+    """Measured step time of the one predicted to be the fastest over the best measured one, less one."""
+
+
+def engine_choices(results: Iterable[Result]) -> list[Choice]:
+    """Of each job that at least two ran, each by its best layout."""
+    sets: dict[tuple[object, ...], list[Result]] = {}
+    for result in results:
+        if result.relative_error is not None and not result.excluded and result.assumed is None:
+            sets.setdefault(_set_key(result), []).append(result)
+    found = []
+    for key, rows in sets.items():
+        if len({_variant(row) for row in rows}) > 1:
+            ours = min(rows, key=lambda row: row.predicted_s or 0.0)
+            best = min(rows, key=lambda row: row.measured_s or 0.0)
+            regret = (ours.measured_s or 0.0) / (best.measured_s or 1.0) - 1
+            found.append(Choice(" ".join(map(str, key)), ", ".join(_variant(ours)), ", ".join(_variant(best)), regret))
+    return found
 
 
 def contradicted(results: Iterable[Result]) -> dict[str, float]:
@@ -114,6 +142,13 @@ def _set_key(result: Result) -> tuple[object, ...]:
     )
 
 
+def _variant(result: Result) -> tuple[str, str]:
+    """What runs a job: the engine, and whether eager or compiled, by torch or by DeepSpeed."""
+    how = "DeepCompile" if deepcompile(result.row) else "compiled" if compiled(result.row) else "eager"
+    stage = result.row["job"].get("zero_stage")
+    return f"{result.row['job']['engine']}{f' ZeRO-{stage}' if stage else ''}", how
+
+
 def _layout_key(result: Result) -> tuple[object, ...]:
     job = result.row["job"]
     sizes = (
@@ -131,11 +166,8 @@ def _layout_key(result: Result) -> tuple[object, ...]:
         "offload",
     )
     program = result.run.execution if result.run else None
-    own = (
-        result.row["id"] if result.source in ("xtuner", "dcomp") else None
-    )  # variants that the columns do not tell apart
     return (
         *(job.get(size) for size in sizes),
-        program and (program.graphs, program.once_per_node, program.overlaps_experts),
-        own,
+        program and (program.graphs, program.once_per_node, program.overlaps_experts, program.overlaps_gradients),
+        *_variant(result),
     )

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from benchmarks.accuracy.ranking import contradicted
 from benchmarks.accuracy.throughput import Result
-from benchmarks.accuracy.throughput_report import Report
+from benchmarks.accuracy.throughput_report import Report, left_out
 from benchmarks.accuracy.throughput_strata import estimates
 from benchmarks.page import header, table
 
@@ -74,7 +74,7 @@ def as_markdown(report: Report, source: str, about: str = "") -> str:
         "",
         *_ranking(report),
     ]
-    lines += ["", "## Bands", "", *_bands(report)]
+    lines += ["", "## Engines", "", *_choices(report), "", "## Bands", "", *_bands(report)]
     if not report.independent:
         lines += ["", "## Constants estimated from rows", "", *_constants(report.results)]
     lines += ["", "## Far off", "", *_far_off(report)]
@@ -132,6 +132,15 @@ def _ranking(report: Report) -> list[str]:
     ]
 
 
+def _choices(report: Report) -> list[str]:
+    rows = [(each.name, each.predicted_first, each.measured_first, f"{each.regret:.1%}") for each in report.choices]
+    return [
+        "Jobs that two engines ran, or one eager and compiled: what is predicted to be the fastest, and what was.",
+        "",
+        table(("job", "predicted", "measured", "regret"), rows) if rows else "No job was run by two.",
+    ]
+
+
 def _bands(report: Report) -> list[str]:
     lines = [
         "`kit plan` prints a band: 80 % of similar rows, predicted without their own source, are within it. A band",
@@ -176,10 +185,4 @@ def _far_off(report: Report) -> list[str]:
         f"- `{result.row['id']}`: {result.measured_s:.3g} s measured, {result.predicted_s:.3g} predicted"
         for result in far
     ] or ["- none"]
-    skipped: dict[str, int] = {}
-    for result in report.results:
-        if result.skipped:
-            skipped[result.skipped] = skipped.get(result.skipped, 0) + 1
-    if skipped:
-        lines += ["", "Not predicted:", "", *(f"- {count} rows: {why}" for why, count in sorted(skipped.items()))]
-    return lines
+    return [*lines, "", "## Left out", "", *(f"- {line}" for line in left_out(report) or ["none"])]

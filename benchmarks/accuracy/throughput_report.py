@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from benchmarks.accuracy.bands import Band, bands
-from benchmarks.accuracy.ranking import RankedSet, contradicted, ranked_sets
+from benchmarks.accuracy.ranking import Choice, RankedSet, contradicted, engine_choices, ranked_sets
 from benchmarks.accuracy.strata import Errors
 from benchmarks.accuracy.throughput import Result, as_row
 from benchmarks.accuracy.throughput_strata import constant_mfu_errors, strata, without_own_source
@@ -22,6 +22,7 @@ class Report:
     constant_mfu: dict[str, Errors]
     without_own_source: dict[str, Errors]
     sets: list[RankedSet]
+    choices: list[Choice]
     bands: list[Band]
     independent: bool = False
     """Whether no constant of the cost model was estimated from these rows: nothing is left out then."""
@@ -57,6 +58,7 @@ def report_of(results: list[Result], independent: bool = False) -> Report:
         constant_mfu=strata(results, lambda result: constant[result.row["id"]]),
         without_own_source=strata(results, lambda result: held_out[result.row["id"]]),
         sets=ranked_sets(results),
+        choices=engine_choices(results),
         bands=bands(results, held_out),
         independent=independent,
     )
@@ -71,6 +73,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "without_own_source": {name: asdict(errors) for name, errors in report.without_own_source.items()},
         "ranking": report.ranking,
         "ranked_sets": [asdict(entry) for entry in report.sets],
+        "engine_choices": [asdict(entry) for entry in report.choices],
         "bands": [asdict(band) for band in report.bands],
     }
 
@@ -78,12 +81,7 @@ def as_json(report: Report) -> dict[str, Any]:
 def as_text(report: Report, every_row: bool) -> str:
     """Rows by component, then the strata."""
     lines = [_row(result) for result in report.results] if every_row else []
-    reasons: dict[str, int] = {}
-    for result in report.results:
-        reason = result.skipped or result.excluded
-        if reason:
-            reasons[reason] = reasons.get(reason, 0) + 1
-    lines += ["", *(f"not counted: {count} rows, {reason}" for reason, count in sorted(reasons.items()))]
+    lines += ["", *left_out(report)]
     lines += ["", f"{'stratum':64} {'rows':>4} {'groups':>6}  median   p90   mean | constant MFU  | other sources only"]
     for name, errors in report.ours.items():
         baseline, held_out = report.constant_mfu[name], report.without_own_source[name]
@@ -108,6 +106,11 @@ def as_text(report: Report, every_row: bool) -> str:
         f"  {name} takes {far:+.1%} a micro batch beside the median of its layout's other measurements"
         for name, far in contradicted(report.results).items()
     ]
+    lines += ["", "engines, or eager and compiled, that ran the same job: regret of ours"]
+    lines += [f"  {each.regret:6.1%}  {each.name}: {each.predicted_first}" for each in report.choices]
+    if report.choices:
+        regrets = [each.regret for each in report.choices]
+        lines.append(f"  median {statistics.median(regrets):.1%}, worst {max(regrets):.1%}, {len(regrets)} jobs")
     lines += ["", "bands of plans: 80 % of rows lie within, predicted without their own source"]
     lines += [
         f"  ± {band.width:.0%} {band.regime} ({band.rows} rows, {band.groups} groups; holds {band.holds:.0%}; "
@@ -115,6 +118,17 @@ def as_text(report: Report, every_row: bool) -> str:
         for band in report.bands
     ]
     return "\n".join(lines)
+
+
+def left_out(report: Report) -> list[str]:
+    """Every row that enters no error figure, by reason."""
+    reasons: dict[str, list[str]] = {}
+    for result in report.results:
+        for words, reason in (("not predicted", result.skipped), ("not counted", result.excluded)):
+            if reason:
+                reasons.setdefault(f"{words}: {reason}", []).append(result.row["id"])
+                break
+    return [f"{reason} ({len(names)} rows): {', '.join(names)}" for reason, names in sorted(reasons.items())]
 
 
 def _row(result: Result) -> str:

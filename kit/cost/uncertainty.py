@@ -10,7 +10,6 @@ from typing import NamedTuple
 from kit.cost.hardware import generation_of, gpu_rates, has_rates
 from kit.cost.workload import Workload
 from kit.specs.catalog.rows import rows
-from kit.specs.layout import Layout
 
 
 class Evidence(NamedTuple):
@@ -31,10 +30,17 @@ def step_time_evidence(workload: Workload) -> Evidence:
         assumed = "" if has_rates(cluster.gpu) else "; what its kernels reach is assumed (efficiency.yaml, default)"
         return Evidence(None, f"no published run on {cluster.gpu.name} to compare with{assumed}")
     what = "experts" if model.num_experts else "dense"
+    if layout.uses_nvme:
+        return Evidence(None, "no published run offloads to disks")
+    special, huggingface = _special(workload), layout.implementation == "huggingface"
+    if special and (huggingface or special == ", LoRA"):
+        others = f"other programs with fsdp, {what}{special}"
+        if huggingface and layout.engine == "torch":
+            return _borrowed(f"Hugging Face layers with engine=torch{special}", others, "of other FSDP programs")
+        code = "huggingface with deepspeed" if huggingface else layout.implementation
+        return _own(f"{code}, {what}{special}")
     if layout.implementation == "transformer_engine":
         return _own(_by_generation(f"transformer_engine, {what}", generation))
-    if layout.offload_optimizer != "none" or layout.offload_param != "none":
-        return _offloaded(layout)
     if layout.implementation == "local":
         like = rows("bands-elsewhere").get(f"torch's kernels with megatron, {what}")
         if like and layout.engine == "megatron" and generation == "ampere":  # where others measured it
@@ -50,18 +56,12 @@ def step_time_evidence(workload: Workload) -> Evidence:
     )
 
 
-OFFLOADED_RUNS, OFFLOADED_TIMES = 6, (1.9, 2.2)
-"""Published runs with the optimizer on the host (one source, rows ``ds-dcomp-70b-off-…-zero3-…`` of the accuracy page),
-and how many times as long as predicted the best and the worst of them took: too few for a band."""
-
-
-def _offloaded(layout: Layout) -> Evidence:
-    least, most = OFFLOADED_TIMES
-    runs = f"{OFFLOADED_RUNS} published runs with the optimizer on the host"
-    host = f"{runs} took {least} to {most} times as long as predicted"
-    if "nvme" in (layout.offload_optimizer, layout.offload_param):
-        return Evidence(None, f"no published run offloads to disks; {host}")
-    return Evidence(None, host)
+def _special(workload: Workload) -> str:
+    """What sets a plan apart whatever code it runs, as the names of the bands have it."""
+    layout = workload.layout
+    if layout.offload_optimizer != "none" or layout.offload_param != "none":
+        return ", offload"
+    return ", LoRA" if workload.job.lora is not None else ", fp8" if workload.job.precision == "fp8" else ""
 
 
 def _by_generation(regime: str, generation: str) -> str:
@@ -74,6 +74,8 @@ def _own(regime: str) -> Evidence:
     row = rows("bands").get(regime)
     if row is None:
         return Evidence(None, "no published run of this kind to compare with")
+    if row.get("few"):
+        return Evidence(None, f"too few published runs for a band: {row['rows']}, all within ± {row['width']:.0%}")
     return Evidence(float(row["width"]), f"holds for 80 % of {row['rows']} published runs of the same code")
 
 
@@ -81,4 +83,5 @@ def _borrowed(own: str, regime: str, whose: str) -> Evidence:
     row = rows("bands").get(regime)
     if row is None:
         return Evidence(None, f"no published run of {own}")
-    return Evidence(None, f"no published run of {own}; ± {row['width']:.0%} for 80 % of {row['rows']} runs {whose}")
+    share = "all" if row.get("few") else "80 %"
+    return Evidence(None, f"no published run of {own}; ± {row['width']:.0%} for {share} of {row['rows']} runs {whose}")

@@ -205,6 +205,12 @@ class PublishedWorkload(Workload):
         """As stated, or runs of one length; where they do not divide, the first are longer by one."""
         return self.stated_chunks or even_chunks(self.num_layers, self.layout.pp * self.layout.vp)
 
+    @property
+    def offloads(self) -> bool:
+        """Whether optimizer state or weights live in host memory."""
+        how, layout = self.execution, self.layout
+        return how.offload_to_step_on_device or "cpu" in (layout.offload_optimizer, layout.offload_param)
+
     @cached_property
     def even_stages(self) -> bool:
         """Whether all pipeline stages hold as many layers."""
