@@ -52,6 +52,7 @@ def refusal(command: str, whole: bool) -> str:
     """What the command line says of it; empty where it takes it."""
     if "…" in command or "[" in command:
         command, whole = re.split(r"[…\[]", command)[0], False
+    command = re.sub(r"\$\([^)]*\)|\$\w+", "1", command)
     words = [re.sub(r"^[A-Z_]+$", "1", word) for word in shlex.split(command, comments=True)[1:]]
     if words == ["--install-completion"]:
         return ""  # acts while it is parsed
