@@ -56,8 +56,9 @@ def _attention(workload: Workload) -> dict[str, float]:
 
 
 def _output_bytes(workload: Workload) -> float:
-    """Of attention's result, an element. A fused kernel keeps it for its own backward; the projection keeps its input:
-    the same tensor with cuDNN's, a transposed copy with flash-attn's (backends.py, FlashAttention), or fp8 copy.
+    """Bytes saved per element of attention's result. A fused kernel keeps the result for its own backward. The
+    projection keeps its input: the same tensor with cuDNN's kernel, a transposed copy with flash-attn's (backends.py,
+    FlashAttention), or an fp8 copy.
     """
     of_kernel = 0.0 if workload.attention == "unfused" else float(ELEMENT)
     shared = workload.attention == "cudnn" and workload.job.precision != "fp8"

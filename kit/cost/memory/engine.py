@@ -192,8 +192,8 @@ def _engine_buffers(workload: Workload) -> tuple[float, tuple[float, float, floa
 
 
 def _fsdp_buffers(model: ModelSpec, layout: Layout, element: float) -> tuple[float, float, float]:
-    """Of kit's torch engine. Gradients come out of the reduce-scatter in fp32, all of a unit, before they are kept in
-    16 bits."""
+    """Buffers of kit's torch engine. The reduce-scatter of a unit makes all its gradients in fp32, before they are
+    stored in 16 bits."""
     counts = count(model)
     return fsdp_buffers(
         root=counts.total - counts.layers,

@@ -13,8 +13,9 @@ from kit.specs.base import changed
 from kit.units import human_seconds
 
 _SHARE_OF_COMPUTE = 0.6
-"""Of a step. Half the GPUs compute twice as long, so they are slower wherever the share is over a half. A search costs
-as much as the plan did, and is made below this share alone; the rest is for GEMMs that grow more efficient."""
+"""Share of compute in a step above which fewer GPUs are not searched: a search takes as long as the plan did. Half the
+GPUs compute twice as long, so they are slower where the share is over a half. The tenth above a half is for GEMMs that
+grow more efficient."""
 
 
 def faster_with_fewer(request: Request, best: Candidate) -> Iterator[Decision]:
