@@ -17,7 +17,7 @@ def kit(*words: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "kit", *words],
         capture_output=True,
-        text=True,
+        encoding=os.environ.get("PYTHONIOENCODING", "utf-8"),
         cwd=cwd,
         timeout=60,
         check=False,
@@ -105,6 +105,29 @@ def test_bad_input_is_one_error_and_exit_code_2(words: list[str], parts: list[st
     assert "Traceback" not in done.stderr + done.stdout
     assert [part for part in parts if part not in done.stderr] == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-8"])
+def test_a_pipe_of_another_encoding_gets_every_line_whole(encoding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", encoding)
+    monkeypatch.setenv("COLUMNS", "40")
+    done = kit("plan", "llama-3.1-8b", "--gpus", "8xH100")
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout
+    assert max(map(len, done.stdout.splitlines())) > 60
+
+
+def test_a_shell_can_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"_KIT_COMPLETE": "complete_bash", "COMP_WORDS": "kit me", "COMP_CWORD": "1"}.items():
+        monkeypatch.setenv(name, value)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys; sys.argv = ['kit']; from kit.cli import main; main()"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.split() == ["memory"], done.stderr
 
 
 def test_a_saved_plan_is_not_overwritten(tmp_path: Path) -> None:

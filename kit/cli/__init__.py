@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 
 import typer
 
@@ -13,6 +15,9 @@ from kit.errors import KitError
 def main() -> None:
     """Entry point: an error of the user's is one message and exit code 2, never a traceback."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # kit has none, and looking for them takes time
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a pipe on Windows is not UTF-8
     try:
         app(standalone_mode=True)
     except KitError as error:
