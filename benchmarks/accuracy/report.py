@@ -91,6 +91,15 @@ def as_markdown(results: list[Result], source: str) -> str:
         "rows, bytes that engines held in real processes, and the probe. The error of a plan's prediction is that",
         "of the stratum of its own implementation.",
         "",
+        "## In plain words",
+        "",
+        "What a prediction of the peak above 4 GiB was off by, weighed by group:",
+        "",
+        *_plain_words(results),
+        "",
+        "DeepSpeed with Hugging Face layers has no row that states all it needs: its evidence is in the last two",
+        "sections.",
+        "",
         "## Measured rows",
         "",
         "The rows are runs of other programs with their own kernels, mostly Megatron-LM with Transformer Engine.",
@@ -148,6 +157,29 @@ def as_markdown(results: list[Result], source: str) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+KINDS = {
+    "Megatron with Transformer Engine": "engine megatron, above 4 GiB",
+    "FSDP of torchtitan's layers": "FSDP of torchtitan's layers",
+    "FSDP of Hugging Face layers, all of them with LoRA": "FSDP of huggingface's layers",
+    "LoRA and QLoRA": "LoRA",
+    "experts": "experts",
+    "fp8 and fp4": "fp8",
+    "offload of activations": "offload of activations",
+    "moments in 16 bits or fewer": "moments in 16 bits or fewer",
+}
+"""Name → stratum."""
+
+
+def _plain_words(results: list[Result]) -> list[str]:
+    found = strata([result for result in results if result.measured_gib > 4])
+    return [
+        f"- {kind}: half of the runs within {each.median_absolute:.0%}, nine of ten within {each.p90_absolute:.0%}, "
+        f"{abs(each.signed_mean):.0%} too {'high' if each.signed_mean > 0 else 'low'} on average ({each.rows} runs)."
+        for kind, name in KINDS.items()
+        if (each := found.get(name))
+    ]
 
 
 def _span(estimates: dict[str, float]) -> str:
