@@ -71,6 +71,7 @@ def plan(
     optimizer: Optimizer = None,
     attention: Attention = None,
     save: Annotated[Path | None, typer.Option(help="Write the plan to this YAML file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Also write a self-contained page to this new file.")] = None,
     deadline: Annotated[
         float | None, typer.Option(help="Also choose a cluster that trains the token budget in this many days.")
     ] = None,
@@ -129,6 +130,8 @@ def plan(
         result = _calibrated(result, calibrate, calibration)
     if save is not None:
         result.save(save)
+    if html is not None:
+        _write_page(result, html)
     if as_json:
         echo_json(result)
         return
@@ -293,6 +296,16 @@ def _largest(gpus: str, pins: Pins, given: dict[str, Any], as_json: bool) -> Non
         echo_json(largest_model.as_json(found))
     else:
         typer.echo(largest_model.table(found))
+
+
+def _write_page(plan: Plan, path: Path) -> None:
+    from kit.report.html import page
+
+    try:
+        with path.open("x", encoding="utf-8") as stream:
+            stream.write(page(plan))
+    except OSError as error:
+        raise SpecError(f"--html {path} cannot be written: {error.strerror}; name a new file") from None
 
 
 def _terminal() -> tuple[int, Callable[[str], str]]:

@@ -1,0 +1,101 @@
+"""A plan as one self-contained HTML page: the first screen, every layout that was compared, memory, step, reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from html import escape
+
+from kit.cost.hardware import usable_gib
+from kit.cost.memory.peak import COMPONENTS
+from kit.planner.describe import describe
+from kit.planner.plan import Plan
+from kit.planner.request import Request
+from kit.planner.search import Candidate, search
+from kit.report.first_screen import first_screen, spoken
+from kit.report.what_if import explain, pinned
+from kit.units import human_seconds
+
+_COLORS = ("#4e79a7", "#f28e2b", "#e15759", "#59a14f", "#b07aa1", "#edc948", "#9c9c9c", "#76b7b2", "#ff9da7", "#9c755f")
+_WIDTH, _HEIGHT, _EDGE = 720, 340, 48
+"""Sizes of the chart of layouts."""
+_SLOWEST = 4.0
+"""Layouts that take longer than this many times the plan's step are left out of the chart."""
+_STYLE = """
+:root { color-scheme: light dark; } body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
+padding: 0 1rem; } pre { overflow-x: auto; } .bar { display: flex; height: 1.4rem; margin: .2rem 0; }
+.bar span { display: block; } .key { display: inline-block; width: .8rem; height: .8rem; margin: 0 .3rem 0 1rem; }
+svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font-size: 12px; } circle:hover { stroke: red; }
+"""
+
+
+def page(plan: Plan) -> str:
+    """The page's text. It loads nothing and runs no script."""
+    title = escape(f"{plan.model.name} on {plan.cluster.num_gpus} × {plan.cluster.gpu.name}")
+    step = {name.replace("_", " "): seconds for name, seconds in plan.predicted.step_time_components_s.items()}
+    blocks = [
+        f"<h1>{title}</h1><pre>{escape(first_screen(plan))}</pre>",
+        "<h2>Layouts that were compared</h2>" + _chart(plan),
+        "<h2>Memory of a GPU</h2>" + "".join(_memory(plan)),
+        "<h2>A step</h2>" + _bar(step, plan.predicted.step_time_s) + _keys(step, human_seconds),
+        f"<h2>Why</h2><pre>{escape(str(explain(plan)))}</pre>",
+    ]
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    html = f'<!doctype html><html lang="en"><head>{head}<style>{_STYLE}</style></head><body>'
+    return f"{html}{''.join(blocks)}</body></html>"
+
+
+def _chart(plan: Plan) -> str:
+    """A point a layout that fits: time of a step against memory; its words appear under the pointer."""
+    request = Request(model=plan.model, cluster=plan.cluster, job=plan.job, pins=pinned(plan))
+    slowest = _SLOWEST * plan.predicted.step_time_s
+    fitting = [each for each in search(request).considered if each.step_time_s and each.step_time_s <= slowest]
+    usable = usable_gib(plan.cluster.gpu)
+    engines = list(dict.fromkeys(each.layout.engine for each in fitting))
+
+    def point(each: Candidate) -> str:
+        x = _EDGE + (_WIDTH - 2 * _EDGE) * (each.step_time_s or 0.0) / slowest
+        y = _HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * each.peak_gib / usable
+        said = f"{spoken(describe(each.layout))}: {human_seconds(each.step_time_s or 0.0)}, {each.peak_gib:.1f} GiB"
+        colour = _COLORS[engines.index(each.layout.engine)]
+        circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" opacity="0.7">'
+        return f"{circle}<title>{escape(said)}</title></circle>"
+
+    axes = (
+        f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 12}" text-anchor="middle">seconds a step, 0 to {slowest:.3g}</text>'
+        f'<text x="16" y="{_HEIGHT / 2}" transform="rotate(-90 16 {_HEIGHT / 2})" text-anchor="middle">'
+        f"GiB of a GPU, 0 to {usable:.1f}</text>"
+        f'<path d="M{_EDGE} {_EDGE}V{_HEIGHT - _EDGE}H{_WIDTH - _EDGE}" fill="none" stroke="currentColor"/>'
+    )
+    label = f"{len(fitting)} layouts that fit: time of a step against memory"
+    drawn = "".join(map(point, fitting))
+    return (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{axes}{drawn}</svg>'
+        f"<p>{label}.{''.join(_key(index, engine) for index, engine in enumerate(engines))}</p>"
+    )
+
+
+def _memory(plan: Plan) -> Iterator[str]:
+    for stage in plan.predicted.memory:
+        named = {name: stage.components_gib[name] for name in COMPONENTS}
+        yield f"<p>Stage {stage.stage}: {stage.peak_gib:.1f} of {plan.cluster.gpu.memory_gib:.1f} GiB</p>"
+        yield _bar(named, plan.cluster.gpu.memory_gib)
+    yield _keys(named, lambda gib: f"{gib:.1f} GiB")
+
+
+def _bar(sizes: Mapping[str, float], whole: float) -> str:
+    parts = "".join(
+        f'<span title="{escape(name)}" style="width: {size / whole:.2%}; background: {_COLORS[index % 10]}"></span>'
+        for index, (name, size) in enumerate(sizes.items())
+    )
+    said = ", ".join(f"{name} {size / whole:.0%}" for name, size in sizes.items() if size > 0)
+    return f'<div class="bar" role="img" aria-label="{escape(said)}">{parts}</div>'
+
+
+def _keys(sizes: Mapping[str, float], show: Callable[[float], str]) -> str:
+    """What each colour of a bar is, with its size."""
+    keys = (_key(index, f"{name} {show(size)}") for index, (name, size) in enumerate(sizes.items()) if size > 0)
+    return f"<p>{''.join(keys)}</p>"
+
+
+def _key(index: int, text: str) -> str:
+    return f'<span class="key" style="background: {_COLORS[index % 10]}"></span>{escape(text)}'
