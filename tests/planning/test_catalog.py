@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -136,7 +137,7 @@ def test_the_generation_is_the_catalogs_where_a_gpu_does_not_say_it() -> None:
 WANTED = {
     # What the catalog is to have: GPUs, and nodes by the names that people use.
     "gpus": "V100-16 V100-32 A100-40 A100-80 A10G L4 L40S RTX-3090 RTX-4090 Titan-RTX H100 H200 H20 B200 B300 GB200 "
-    "MI250X MI300X",
+    "MI250X MI300X A800-80 H800 H100-PCIe GH200-96 GB300 A40 A6000 A10 T4 L40 RTX-5090 RTX-PRO-6000 MI325X MI355X",
     "nodes": "dgx-a100-40 dgx-a100-80 dgx-h100 dgx-b200 hgx-a100-40 hgx-a100-80 hgx-h100 hgx-b200 aws:p4d aws:p4de "
     "aws:p5 aws:p5e aws:p5en aws:p6-b200 aws:g5 aws:g6e gcp:a2-highgpu gcp:a2-ultragpu gcp:a3-high gcp:a3-mega "
     "gcp:a3-ultra gcp:a4 azure:nd-a100-v4 azure:nd-h100-v5 Standard_ND96isr_H100_v5:2",
@@ -233,6 +234,9 @@ def test_every_gpu_has_a_node(name: str) -> None:
         ("p5.48xlarge", "p5.48xlarge", 8, 1),
         ("dgx-h100:4", "dgx-h100", 8, 4),
         ("1xRTX4090", "workstation-rtx-4090", 1, 1),
+        ("8xRTX-3090", "workstation-rtx-3090", 8, 1),
+        ("1x6xRTX-5090", "workstation-rtx-5090", 6, 1),
+        ("4xA6000", "A6000 node", 4, 1),
         ("4xcpu", "cpu-host", 4, 1),
     ],
 )
@@ -271,7 +275,7 @@ def test_a_workstation_with_fewer_gpus_keeps_its_memory() -> None:
         ("aws:dgx-h100:2", "use dgx-h100:2"),
         ("a:b:p4d.24xlarge:8", "forms are"),
         ("gcp:p4d.24xlarge:8", "use aws:p4d.24xlarge"),
-        ("8xRTX-4090", "no fabric"),
+        ("32xRTX-4090", "no fabric"),
         ("H100", "forms are"),
         ("", "forms are"),
         ("8x", "forms are"),
@@ -282,6 +286,15 @@ def test_clusters_that_are_refused(text: str, said: str) -> None:
     with pytest.raises(SpecError, match=said) as error:
         parse_cluster(text)
     assert "\n" not in str(error.value)
+
+
+def test_an_unknown_card_is_described_in_the_line_of_the_message(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"'RTX-3095' is not in the catalog; did you mean .*RTX-3090") as error:
+        parse_cluster("2xRTX-3095")
+    card = tmp_path / "card.yaml"
+    card.write_text(str(error.value).rpartition("card.yaml: ")[2])
+    cluster = parse_cluster(str(card))
+    assert (cluster.num_gpus, cluster.gpu.memory_gib, cluster.gpu.fp16_tflops) == (2, 24.0, 71.0)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,13 @@ _OWN_KEYS = ("provider", "also", "default_for_gpu", "whole_host")
 
 _MOST_IN_A_NODE = 8
 """GPUs that a node is taken to have room for where no node with them is known."""
+_MOST_IN_A_HOST = 16
+"""Cards of a workstation or one server, on PCIe."""
+_DESCRIBED = (
+    "{gpu: {memory_gib: 24, bf16_tflops: 71, fp32_tflops: 36, hbm_gbytes_per_s: 936, pcie_gbytes_per_s: 32}, "
+    "gpus_per_node: 2, intra_node_gbytes_per_s: 32}"
+)
+"""A cluster file of one line."""
 
 
 def gpu_names() -> list[str]:
@@ -48,7 +55,10 @@ def load_gpu(name: str) -> GpuSpec:
     sizes = [known for known in names if re.fullmatch(re.escape(wanted) + r"\d+", _plain(known))] if wanted else []
     if sizes:
         raise SpecError(f"GPU {shown(name)} is sold with several memory sizes; say which: {' or '.join(sizes)}")
-    raise SpecError(f"GPU {shown(name)} is not in the catalog; {nearest(name, names)}; or describe it as a mapping")
+    raise SpecError(
+        f"GPU {shown(name)} is not in the catalog; {nearest(name, names)} Or write its own figures in the place of "
+        f"these into card.yaml, for --gpus card.yaml: {_DESCRIBED}"
+    )
 
 
 def parse_cluster(text: str) -> ClusterSpec:
@@ -86,8 +96,11 @@ def _from_gpus(text: str, name: str, count: int, nodes: int | None) -> ClusterSp
     node_name = next(nodes_with_it, None)
     if node_name is None:
         return _lone_node(text, gpu, count, nodes)
-    per_node = int(rows("nodes")[node_name]["gpus_per_node"])
-    if nodes is None:
+    row = rows("nodes")[node_name]
+    per_node = int(row["gpus_per_node"])
+    if row.get("whole_host") and not row["inter_node_gbytes_per_s"] and count <= _MOST_IN_A_HOST and nodes in (None, 1):
+        nodes = 1  # of a workstation the number of cards is its owner's
+    elif nodes is None:
         nodes, count = _whole_nodes(text, gpu.name, node_name, count, per_node)
     elif count > per_node:
         raise SpecError(
@@ -151,7 +164,7 @@ def _build(text: str, node_name: str, gpus_per_node: int, nodes: int) -> Cluster
         )
     data: dict[str, Any] = {key: value for key, value in row.items() if key not in _OWN_KEYS}
     data |= {"name": node_name, "gpu": load_gpu(row["gpu"]), "num_nodes": nodes}
-    if gpus_per_node < whole:
+    if gpus_per_node != whole:
         # A part of a server has its share of memory and disks, and no price: nobody rents out a part.
         share = 1.0 if row.get("whole_host") else gpus_per_node / whole
         for key in ("host_ram_gib", "nvme_gib"):
