@@ -324,7 +324,8 @@ def _of_the_family(model: ModelSpec) -> list[str]:
     if (model.family == "transformers") != (model.approximate is not None):
         return [f"family={model.family} of {model.name}: approximate belongs to family transformers, and to no other"]
     if model.approximate is not None:
-        return []
+        named = isinstance(model.approximate.config.get("model_type"), str)
+        return [] if named else [f"approximate.config of {model.name} has no model_type; give transformers' name of it"]
     traits, found = FAMILIES[model.family], []
     for item in dataclasses.fields(ModelSpec):
         value = getattr(model, item.name)

@@ -21,6 +21,7 @@ from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.base import Name, Text, TextMapping
+from kit.specs.catalog import load_model
 from kit.specs.run import DataSpec, RunSpec
 
 CONTROLS = [*map(chr, range(32)), *map(chr, range(127, 160)), "\u2028", "\u2029"]
@@ -96,7 +97,16 @@ def planned(engine: str) -> Plan:
 
 
 def plain(kind: type) -> dict[str, Any]:
-    return strict_yaml.to_plain(planned("deepspeed") if kind is Plan else RunSpec(data=DataSpec(train="train")))
+    if kind is Plan:
+        return _approximate(strict_yaml.to_plain(planned("deepspeed")))
+    return strict_yaml.to_plain(RunSpec(data=DataSpec(train="train")))
+
+
+def _approximate(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan of a model that no family describes, with the texts that only such a model has."""
+    known = strict_yaml.to_plain(load_model("qwen3-next-80b-a3b").approximate)
+    plan["model"] |= {"family": "transformers", "approximate": known}
+    return plan
 
 
 def put(data: Any, place: Place, is_key: bool, text: str) -> None:
@@ -115,8 +125,12 @@ def put(data: Any, place: Place, is_key: bool, text: str) -> None:
 def hostile(plan: Plan, value: Any) -> Plan:
     """The plan with ``value(i)`` for its i-th text; keys that the cost model chose are left."""
     data = strict_yaml.to_plain(plan)
+    described = plan.layout.engine == "megatron"  # which has no other models
+    data = data if described else _approximate(data)
     data["model"]["rope_scaling"] = {"rope_type": "llama3", **(data["model"]["rope_scaling"] or {})}
     for index, (kind, place, is_key) in enumerate(PLACES):
+        if described and "approximate" in place:
+            continue
         if kind is Plan and place[-1] != "rope_type" and (not is_key or place[-1] == "rope_scaling"):
             put(data, place, is_key, value(index))
     return strict_yaml.parse(Plan, data, strict_yaml.Document(name="plan", data=data, lines={}))

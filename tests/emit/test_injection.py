@@ -65,7 +65,8 @@ def test_control_characters_are_refused_when_read(kind: type, place: Place, is_k
         with pytest.raises(SpecError) as caught:
             strict_yaml.parse(kind, data, strict_yaml.Document(name="file", data=data, lines={}))
         message = str(caught.value)
-        owner = place[:-1] if place[-1] == "list" or "rope_scaling" in place[:-1] else place
+        inside = place[-1] == "list" or {"rope_scaling", "config"} & set(place[:-1])
+        owner = place[:-1] if inside else place
         assert message.startswith(f"file: {'.'.join(map(str, owner))}"), message
         assert repr(text) in message
         assert f"U+{ord(control):04X}" in message

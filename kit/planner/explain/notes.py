@@ -28,8 +28,8 @@ def notes(w: Workload) -> Iterator[Decision]:
         yield Decision(
             rule="model",
             chosen="approximate",
-            why=f"model type {w.model.model_type} is not described; {counted}. Of 80 % (of all) described families "
-            f"this road is off by at most: {off}",
+            why=f"model type {w.model.model_type} is not described; {counted}. Tried on described families, 80 % of "
+            f"them (all) are within: {off}",
         )
     if w.job.seq_length > w.model.max_position_embeddings:
         yield Decision(
