@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import signal
@@ -13,7 +14,9 @@ import pytest
 
 import kit
 from kit.diagnose.lint import SCRIPTS, lint
+from kit.emit.accelerate import accelerate_config
 from kit.emit.environment import assignments, deepspeed_env, fabric_of, fabrics
+from kit.emit.megatron import megatron_settings
 from kit.emit.run_directory import files_of, write
 from kit.emit.slurm import notice_s
 from kit.planner.plan import Plan
@@ -108,6 +111,32 @@ def test_deepspeed_env_is_what_its_reader_takes() -> None:
         lines = deepspeed_env(planned("deepspeed", cluster)).splitlines()
         assert lines
         assert all(len(line.split("=", maxsplit=1)) == 2 and line[0].isalpha() for line in lines)
+
+
+def test_deepspeed_env_names_no_file_that_a_node_may_lack() -> None:
+    """Its reader cannot ask whether one is there; the scripts do."""
+    plan = planned("deepspeed", "nd96isr-h100-v5:2")
+    of_files = [line for line in assignments(plan) if line.startswith("if [ -r")]
+    assert any("NCCL_TOPO_FILE" in line for line in of_files)
+    assert "NCCL_TOPO_FILE" not in deepspeed_env(plan)
+    assert "NCCL_" in deepspeed_env(plan)
+
+
+@pytest.mark.parametrize(("stage", "again"), [(2, False), (3, True)])
+def test_fsdp_gathers_weights_again_in_backward_at_stage_3_alone(stage: int, again: bool) -> None:
+    pins = kit.Pins(engine="torch", zero_stage=stage)
+    config = accelerate_config(kit.plan("llama-3.2-1b", "8xH100", pins=pins))
+    assert config["fsdp_config"]["fsdp_reshard_after_forward"] is again
+
+
+def test_shared_experts_are_one_mlp_as_wide_as_all_of_them() -> None:
+    """Megatron-core's size is that of the shared MLP, not of one expert (moe_shared_expert_intermediate_size)."""
+    plan = kit.plan("deepseek-v3", "1024xH100", kit.JobSpec(global_batch_size=8192), kit.Pins(engine="megatron"))
+    two = dataclasses.replace(plan, model=dataclasses.replace(plan.model, num_shared_experts=2))
+    widths = [
+        megatron_settings(each)["transformer_config"]["moe_shared_expert_intermediate_size"] for each in (plan, two)
+    ]
+    assert widths == [2048, 4096]
 
 
 def test_an_unknown_launcher_is_refused(tmp_path: Path) -> None:
