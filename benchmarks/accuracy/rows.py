@@ -75,6 +75,7 @@ def workload_of(row: Row) -> PublishedWorkload:
     model, job = row["model"], row["job"]
     tp, pp, vp, cp, ep, etp = (job.get(size) or 1 for size in ("tp", "pp", "vp", "cp", "ep", "etp"))
     dp = job.get("dp") or (row.get("inferred") or {}).get("dp")
+    dp = dp or (row["cluster"].get("num_gpus") or 0) // (tp * pp * cp)
     if not dp:
         raise NotPredictedError("neither a data-parallel size nor a number of GPUs is stated")
     _require(row)

@@ -2,52 +2,20 @@
 
 from __future__ import annotations
 
-from kit.cost.model.params import RankParameters
+from kit.cost.model.params import RankParameters, count
 from kit.cost.workload import Workload
 from kit.specs.model import ModelSpec
 
 
-def _attention_matrices(model: ModelSpec, tp: int) -> float:
-    """Matrices of attention on a rank. Latent attention: down-projections are whole on every rank."""
-    h, latent = model.hidden_size, model.latent
-    if latent is None:
-        key_value = max(model.key_value_width / tp, model.head_dim)
-        return h * (model.query_width / tp + 2 * key_value) + h * model.value_width / tp
-    query = h * model.query_width / tp
-    if latent.q_lora_rank is not None:
-        query = h * latent.q_lora_rank + latent.q_lora_rank * model.query_width / tp
-    key_value = h * (latent.kv_lora_rank + latent.rope_head_dim)
-    up = latent.kv_lora_rank * model.num_attention_heads * (latent.nope_head_dim + latent.value_head_dim) / tp
-    return query + key_value + up + h * model.value_width / tp
-
-
-def _mlp_matrices(model: ModelSpec, width: float) -> float:
-    return (3 if model.gated_mlp else 2) * model.hidden_size * width
-
-
 def layer_parameters(workload: Workload, has_experts: bool) -> tuple[float, float, float]:
-    """(matrices, vectors, experts) of one layer on a rank."""
-    model, tp, ep, etp = workload.model, workload.layout.tp, workload.layout.ep, workload.layout.etp
-    h, matrices, experts = model.hidden_size, _attention_matrices(model, tp), 0.0
-    vectors: float = _norm(model) * (1 if model.parallel_residual else 2)
-    if model.latent is not None and model.qk_norm:
-        vectors += model.latent.kv_lora_rank + (model.latent.q_lora_rank or 0)
-    elif model.qk_norm:
-        vectors += 2 * model.head_dim
-    if model.qkv_bias:
-        vectors += (model.query_width + 2 * model.key_value_width) / tp
-    if model.linear_bias:
-        vectors += h
-    if has_experts:
-        width = model.moe_ffn_hidden_size / etp
-        experts = model.num_experts / ep * _mlp_matrices(model, width)
-        if model.linear_bias:
-            experts += model.num_experts / ep * (width + h)
-        matrices += h * model.num_experts + _mlp_matrices(model, model.shared_ffn_hidden_size / tp)
-    else:
-        matrices += _mlp_matrices(model, model.ffn_hidden_size / tp)
-        vectors += model.ffn_hidden_size / tp + h if model.linear_bias else 0
-    return matrices, vectors, experts
+    """(matrices, vectors, experts) of one layer on a rank; key and value heads are never split."""
+    model, layout = workload.model, workload.layout
+    layer = count(model).layer if has_experts else count(model).first_layer
+    missing = max(0.0, 1 - model.num_key_value_heads / layout.tp) if model.latent is None else 0.0
+    matrices = (layer.attention + layer.mlp) / layout.tp + layer.latent + layer.router
+    matrices += 2 * model.hidden_size * model.head_dim * missing
+    experts = (layer.experts + layer.expert_biases) / (layout.ep * layout.etp)
+    return matrices, layer.split_biases / layout.tp + layer.replicated, experts
 
 
 def largest_layer_parameters(workload: Workload, stage: int) -> float:

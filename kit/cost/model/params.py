@@ -198,7 +198,7 @@ def _layer(model: ModelSpec, with_experts: bool) -> LayerParameters:
     experts = experts_biases = router = 0
     if with_experts:
         experts = model.num_experts * _mlp(model, model.moe_ffn_hidden_size)
-        mlp = _mlp(model, model.num_shared_experts * model.moe_ffn_hidden_size)
+        mlp = _mlp(model, model.shared_ffn_hidden_size)
         router = model.num_experts * h
         if biases:
             experts_biases = model.num_experts * ((2 if model.gated_mlp else 1) * model.moe_ffn_hidden_size + h)
