@@ -63,9 +63,8 @@ def refusal(command: str, whole: bool) -> str:
     except SystemExit:
         return ""
     except Exception as error:
-        if type(error).__name__ in ("Exit", "NoArgsIsHelpError") or (
-            not whole and type(error).__name__ == "MissingParameter"
-        ):
+        unfinished = ("MissingParameter", "BadOptionUsage")  # a sentence may name an option without its value
+        if type(error).__name__ in ("Exit", "NoArgsIsHelpError", *(() if whole else unfinished)):
             return ""
         return f"{type(error).__name__}: {error}"
     return ""

@@ -18,7 +18,7 @@ from kit.units import human_seconds
 _COLORS = ("#4e79a7", "#f28e2b", "#e15759", "#59a14f", "#b07aa1", "#edc948", "#9c9c9c", "#76b7b2", "#ff9da7", "#9c755f")
 _WIDTH, _HEIGHT, _EDGE = 720, 340, 48
 """Sizes of the chart of layouts."""
-_SLOWEST = 4.0
+_SLOWEST = 3.0
 """Layouts that take longer than this many times the plan's step are left out of the chart."""
 _STYLE = """
 :root { color-scheme: light dark; } body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
@@ -31,7 +31,9 @@ svg { max-width: 100%; height: auto; } svg text { fill: currentColor; font-size:
 def page(plan: Plan) -> str:
     """The page's text. It loads nothing and runs no script."""
     title = escape(f"{plan.model.name} on {plan.cluster.num_gpus} × {plan.cluster.gpu.name}")
-    step = {name.replace("_", " "): seconds for name, seconds in plan.predicted.step_time_components_s.items()}
+    step = {
+        name.replace("_", " "): seconds for name, seconds in plan.predicted.step_time_components_s.items() if seconds
+    }
     blocks = [
         f"<h1>{title}</h1><pre>{escape(first_screen(plan))}</pre>",
         "<h2>Layouts that were compared</h2>" + _chart(plan),
@@ -57,7 +59,8 @@ def _chart(plan: Plan) -> str:
         y = _HEIGHT - _EDGE - (_HEIGHT - 2 * _EDGE) * each.peak_gib / usable
         said = f"{spoken(describe(each.layout))}: {human_seconds(each.step_time_s or 0.0)}, {each.peak_gib:.1f} GiB"
         colour = _COLORS[engines.index(each.layout.engine)]
-        circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" opacity="0.7">'
+        own = ' stroke="currentColor" stroke-width="3"' if describe(each.layout) == describe(plan.layout) else ""
+        circle = f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}" opacity="0.7"{own}>'
         return f"{circle}<title>{escape(said)}</title></circle>"
 
     axes = (
@@ -66,7 +69,7 @@ def _chart(plan: Plan) -> str:
         f"GiB of a GPU, 0 to {usable:.1f}</text>"
         f'<path d="M{_EDGE} {_EDGE}V{_HEIGHT - _EDGE}H{_WIDTH - _EDGE}" fill="none" stroke="currentColor"/>'
     )
-    label = f"{len(fitting)} layouts that fit: time of a step against memory"
+    label = f"{len(fitting)} layouts that fit: time of a step against memory; the plan has a ring"
     drawn = "".join(map(point, fitting))
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}">{axes}{drawn}</svg>'

@@ -18,7 +18,7 @@ from kit.specs.base import adapter
 from kit.specs.text import Location, dotted, escaped, first_ten, nearest, shown
 from kit.specs.text_files import read_text, reason
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def to_plain(value: Any) -> Any:
     return adapter(type(value)).dump_python(value, mode="json")
 
 
-def parse(kind: type[T], data: Any, document: Document, location: Location = ()) -> T:
+def parse(kind: type[_T], data: Any, document: Document, location: Location = ()) -> _T:
     """Plain values → a validated spec; the first ten problems are reported, one line each, and the others counted.
 
     Raises ``SpecError``. JSON mode is what lets a strict model take a list for a tuple.
@@ -77,7 +77,7 @@ def parse(kind: type[T], data: Any, document: Document, location: Location = ())
     from pydantic import ValidationError  # imported where values are read: see kit.specs.base
 
     try:
-        value: T = adapter(kind).validate_json(json.dumps(data))
+        value: _T = adapter(kind).validate_json(json.dumps(data))
         return value
     except ValidationError as error:
         items = error.errors(include_url=False)

@@ -42,9 +42,10 @@ def test_a_page_has_every_layout_and_bars_of_the_right_length() -> None:
     elements = Elements(page(plan))
     assert elements.open == []
     considered = search(Request(model=plan.model, cluster=plan.cluster, job=plan.job)).considered
-    near = [each for each in considered if (each.step_time_s or 1e9) <= 4 * plan.predicted.step_time_s]
+    near = [each for each in considered if (each.step_time_s or 1e9) <= 3 * plan.predicted.step_time_s]
     circles = [each for tag, each in elements.found if tag == "circle"]
     assert len(circles) == len(near) > 20
+    assert len([each for each in circles if "stroke" in each]) == 1
     widths = [float((each["style"] or "").split("%")[0].split()[-1]) for tag, each in elements.found if "title" in each]
     assert sum(widths) == pytest.approx(100 * plan.predicted.peak_gib / plan.cluster.gpu.memory_gib + 100, abs=0.5)
     assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in elements.found}
