@@ -225,12 +225,16 @@ def natively(
 
 
 def disturb(chosen: Plan, start: Path, directory: Path, settings: Settings = ds_config) -> tuple[Any, Any]:
-    """Two steps; and two steps with discarded gradients and evaluations before, between and within them."""
+    """Two steps; and two steps with moments exported before them, and with discarded gradients and evaluations before,
+    between and within them."""
     engine = build(chosen, start, directory, settings(chosen))
     plain = advance(engine, chosen, 0, 2)[:2]
     engine.close()
 
     engine = build(chosen, start, directory, settings(chosen))
+    if chosen.layout.offload_optimizer != "nvme":
+        exported(engine, StateKind.EXP_AVG)  # makes moments, which no step has
+        assert engine.optimizer_steps == 0
     losses, norms = [], []
     for step in range(2):
         engine.forward_backward(micro_batches(engine, chosen, step + 5))
@@ -243,7 +247,7 @@ def disturb(chosen: Plan, start: Path, directory: Path, settings: Settings = ds_
     return plain, (losses, norms)
 
 
-def initial(chosen: Plan, start: Path, directory: Path) -> dict[str, torch.Tensor]:
+def initial(chosen: Plan, start: Path | None, directory: Path) -> dict[str, torch.Tensor]:
     """What an engine exports before its first step, on the main rank."""
     engine = build(chosen, start, directory)
     found = exported(engine, StateKind.MASTER)

@@ -59,6 +59,13 @@ def test_fp32_is_plain_torch(layout, start, reference, tmp_path):
     check(run(cases.plan(**layout), start, tmp_path), reference)
 
 
+def test_small_parameters_that_stay_whole_on_every_rank(start, reference, tmp_path):
+    """Norms do at stage 3; imported weights reach these copies too."""
+    zero = {"stage3_param_persistence_threshold": 1000}
+    curve = pool("deepspeed", cases.WORLD_SIZE).run(cases.train, cases.plan(3), start, tmp_path, STEPS, None, zero)[0]
+    check(curve, reference)
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_tied_embeddings(stage, tmp_path):
     start = cases.hf_directory(tmp_path, tied=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from kit.emit.deepspeed import ds_config
 from kit.engines.base import StateKind
@@ -105,6 +106,10 @@ def test_autocast_keeps_what_is_no_matrix_in_fp32(stage, start, tmp_path):
     errors = {autocast: plain.gradient_error(curve, expected) for autocast, curve in curves.items()}
     assert errors[True] < errors[False] < 0.1
     assert plain.curve_error(curves[True].losses, expected.losses) < 1e-3
+    if stage == 3:  # weights are partitioned while they are made: in fp32, which master weights are cloned from
+        chosen = cases.plan(stage, precision="bf16", autocast=True)
+        masters = pool("deepspeed", cases.WORLD_SIZE).run(cases.initial, chosen, None, tmp_path)[0]
+        assert not any(torch.equal(m, m.bfloat16().float()) for m in masters.values() if m.ndim > 1)
 
 
 def observed(chosen, start, directory):

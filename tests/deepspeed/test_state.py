@@ -95,6 +95,20 @@ def load_nothing(chosen, start, directory):
     return str(error.value)
 
 
+def test_a_copy_of_the_state_shares_nothing_and_mixes_nothing_up():
+    """Views of one buffer begin at one address; a tied tensor is copied once."""
+    assert run(copied_views) == [([0, 1, 2, 3, 4, 5], [0, 1, 2], [[0, 1, 2], [3, 4, 5]], True)] * 2
+
+
+def copied_views():
+    from kit.engines.deepspeed.memory_checkpoint import _on_host
+
+    flat = torch.arange(6)
+    copied = _on_host({"flat": flat, "part": flat[:3], "matrix": flat.view(2, 3), "tied": flat}, {})
+    flat.zero_()
+    return *(copied[name].tolist() for name in ("flat", "part", "matrix")), copied["tied"] is copied["flat"]
+
+
 class Canary:
     """Makes a directory where it is unpickled."""
 
@@ -224,7 +238,7 @@ def measure(chosen, start, directory):
     return held
 
 
-@pytest.mark.parametrize("chosen", [cases.plan(0), cases.plan(2), cases.plan(3)], ids=["0", "2", "3"])
+@pytest.mark.parametrize("chosen", [cases.plan(0), cases.plan(2), cases.plan(3), cases.plan(0, precision="bf16")])
 def test_a_gradient_that_is_not_finite_stops_the_run(chosen, start, tmp_path):
     message, unchanged = run(overflow, chosen, start, tmp_path)[0]
     assert "gradient norm" in message

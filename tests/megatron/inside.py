@@ -108,6 +108,8 @@ def dropped_places(rundir: Any) -> torch.Tensor:
     from kit.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(rundir)
+    batches = cases.micro_batches(rundir.plan.model.vocab_size, 0, engine.dp_rank, engine.dp_size)
+    assert engine.evaluate(batches) == engine.evaluate(batches), "nothing is dropped in evaluation"
     attention = engine.modules()["decoder.layers.0.self_attention.core_attention"].train()
     tensors = torch.randn(3, 8, 1, 2, 8, generator=torch.Generator().manual_seed(0))
     attended = attention(*tensors, None).detach()

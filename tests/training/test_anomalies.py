@@ -209,7 +209,7 @@ class TestSpikes:
         real = NativeCheckpoints.write
 
         def slow(self, *arguments, **options):
-            time.sleep(1.0)
+            time.sleep(0.3)
             real(self, *arguments, **options)
 
         monkeypatch.setattr(NativeCheckpoints, "write", slow)

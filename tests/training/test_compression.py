@@ -22,10 +22,10 @@ def plan(kind: str):
     return tiny.plan(tiny.model(), dp=2, micro_batch_size=2, gradient_accumulation_steps=2, gradient_compression=kind)
 
 
-def train(kind: str, directory, resume_at: int | None = None):
+def train(kind: str, directory, resume_at: int | None = None, total: int = STEPS):
     """Losses of a repeated batch, the gradients of the first step and of the last, and how many bytes PowerSGD left."""
     torch.manual_seed(0)
-    engine = TorchEngine(tiny.run_directory(directory, plan(kind), steps=STEPS))
+    engine = TorchEngine(tiny.run_directory(directory, plan(kind), steps=total))
     if resume_at is not None:
         engine.set_optimizer_steps(resume_at)
     losses, first = [], {}
@@ -77,7 +77,8 @@ def test_where_powersgd_starts(total, done, left):
 
 
 def test_a_resumed_run_goes_on_compressing(tmp_path):
-    _, _, _, (rate, start) = pool("torch", 2).run(train, "powersgd", tmp_path, 20)[0]
+    """A tenth of 60 steps goes as it is, and was over before step 20."""
+    _, _, _, (rate, start) = pool("torch", 2).run(train, "powersgd", tmp_path, 20, 60)[0]
     assert start == 2
     assert rate > 2
 

@@ -29,6 +29,9 @@ def test_a_signal_is_remembered_and_its_handler_given_back(number, reason):
         assert stopping.mine() is Reason.NONE
         os.kill(os.getpid(), number)
         assert stopping.mine() is reason
+        os.kill(os.getpid(), signal.SIGTERM)  # Slurm's, at the end of a warning
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert stopping.mine() is Reason.SIGTERM
     assert signal.getsignal(number) is before
 
 
