@@ -53,6 +53,11 @@ PROOFS: dict[str, Proof] = {
         "the planner's own invariants on 1,000 random questions: sums, pins, memory, MFU, time to answer, lint", 15,
         "tests.planning.test_invariants",
     ),
+    "cloud-targets": _proof(
+        "files of every recipe for Kubernetes and SkyPilot, accepted by Kubeflow's and SkyPilot's own parsers", 4,
+        "benchmarks.system_tests.cloud_targets",
+        "benchmarks.system_tests.cloud_targets --plant",
+    ),
     "examples": _proof(
         "people's own scripts (Accelerator, Trainer, TRL) launched under kit's files", 10,
         "benchmarks.system_tests.examples",

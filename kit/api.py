@@ -80,13 +80,14 @@ def memory(
     return memory_report(_request(model, cluster, job, pins))
 
 
-def emit_run(recipe: Recipe, out: str | Path) -> RunDirectory:
-    """Plan a recipe and write its run directory. Raises ``RunDirectoryError`` if ``out`` exists."""
+def emit_run(recipe: Recipe, out: str | Path, targets: Sequence[str] = ()) -> RunDirectory:
+    """Plan a recipe and write its run directory; ``targets``: k8s, sky. Raises ``RunDirectoryError`` if ``out``
+    exists."""
     from kit.emit.run_directory import write
 
     if recipe.run is None:
         raise RunDirectoryError(f"{recipe.name}: run is required and missing; a run needs at least run.data.train")
-    return write(plan(recipe), recipe.run, out)
+    return write(plan(recipe), recipe.run, out, targets)
 
 
 def lint(path: str | Path, model: str | None = None, cluster: str | None = None) -> tuple[Finding, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,6 +25,9 @@ def emit(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="New run directory; an existing one is never overwritten.")
     ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="k8s or sky: files for Kubernetes or SkyPilot too. Repeatable.")
+    ] = None,
     check: Annotated[
         bool, typer.Option(help="Compare ds_configs/ and launch/ of this checkout with its recipes.")
     ] = False,
@@ -37,7 +41,7 @@ def emit(
     if recipe is None or out is None:
         raise SpecError("kit emit needs a recipe and --out NEW_DIRECTORY")
     result, loaded = plan_recipe(recipe, overrides)
-    files = sorted(path.name for path in _emit(loaded, result, out).path.iterdir())
+    files = sorted(path.name for path in _emit(loaded, result, out, target or []).path.iterdir())
     if as_json:
         echo_json({"directory": str(out), "files": files})
         return
@@ -163,12 +167,12 @@ def _steps(text: str) -> str:
     return text
 
 
-def _emit(recipe: Recipe, result: Plan, out: Path) -> Any:
+def _emit(recipe: Recipe, result: Plan, out: Path, targets: Sequence[str] = ()) -> Any:
     from kit.emit.run_directory import write
 
     if recipe.run is None:
         raise SpecError(f"{recipe.name}: run is required and missing; a run needs at least run.data.train")
-    return write(result, recipe.run, out)
+    return write(result, recipe.run, out, targets)
 
 
 def _shipped(write: bool) -> None:

@@ -26,6 +26,8 @@ class DerivedFile:
     plan_owned_keys: Mapping[str, str] = field(default_factory=dict)
     """Dotted key of the file → dotted key of the recipe that decides it. An edit of one by hand is refused at start;
     any other edit is honoured and recorded."""
+    target: str = ""
+    """Written only where ``kit emit --target`` names it; empty: always."""
     committed: bool = False
     """Whether ``launch/RECIPE/`` of a checkout shows it (``kit emit --check``)."""
 

@@ -10,6 +10,8 @@
                       the plan for the programs that read them
     hostfile, launch_hosts.sh, launch_elastic.sh, .deepspeed_env, rank.py
                       those of several nodes
+    k8s.jobset.yaml, k8s.trainjob.yaml, sky.yaml
+                      the run for Kubernetes and SkyPilot, where --target asks for them
     README.md         which file starts what
     manifest.json     the hash of each, as written
 
@@ -25,7 +27,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,11 +40,13 @@ from kit.emit import (
     accelerate,
     deepspeed,
     deepspeed_rationale,
+    kubernetes,
     launch,
     megatron,
     own_optimizer,
     pretrain_gpt,
     readme,
+    skypilot,
     slurm,
     trainer,
 )
@@ -154,26 +158,38 @@ DERIVED_FILES: tuple[DerivedFile, ...] = (
     *pretrain_gpt.FILES,
     *launch.FILES,
     *slurm.FILES,
+    *kubernetes.FILES,
+    *skypilot.FILES,
     *readme.FILES,
 )
 """Every file that follows from a plan. A new target is a module with ``FILES``, and a line here."""
 
 
-def files_of(plan: Plan) -> dict[str, str]:
+TARGETS = tuple(dict.fromkeys(file.target for file in DERIVED_FILES if file.target))
+"""What ``kit emit --target`` takes."""
+
+
+def files_of(plan: Plan, targets: Sequence[str] = ()) -> dict[str, str]:
     """Name → text of every file that follows from the plan alone, plan.yaml included."""
     files = {"plan.yaml": plan.to_yaml()}
-    return files | {file.name: file.text(plan) for file in DERIVED_FILES if file.applies(plan)}
+    wanted = (file for file in DERIVED_FILES if not file.target or file.target in targets)
+    return files | {file.name: file.text(plan) for file in wanted if file.applies(plan)}
 
 
-def write(plan: Plan, run: RunSpec, path: str | Path) -> RunDirectory:
-    """Write a new run directory; complete or absent. Raises ``RunDirectoryError`` if the path exists."""
+def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = ()) -> RunDirectory:
+    """Write a new run directory; complete or absent. ``targets``: of ``TARGETS``, for their files too.
+
+    Raises ``RunDirectoryError`` if the path exists, ``SpecError`` for an unknown target.
+    """
+    if unknown := [target for target in targets if target not in TARGETS]:
+        raise SpecError(f"--target {shown(unknown[0], str)}: unknown; use {' or '.join(TARGETS)}")
     path = Path(path).resolve()
     check_line("run directory", str(path))
     if path.exists():
         raise RunDirectoryError(
             f"{path.name} exists already and is not overwritten; choose another --out, or remove it yourself"
         )
-    files = {name: _of_run(name, text, run) for name, text in files_of(plan).items()}
+    files = {name: _of_run(name, text, run) for name, text in files_of(plan, targets).items()}
     portable = {key: _portable(named, path) for key, named in run_paths(run).items()}
     files["run.yaml"] = strict_yaml.dump(strict_yaml.to_plain(with_paths(run, portable)))
     manifest = {
@@ -233,7 +249,7 @@ def _read_manifest(path: Path) -> dict[str, str]:
 def _edits(path: Path, derived: DerivedFile, plan: Plan, run: RunSpec, hashes: Mapping[str, str]) -> list[Edit]:
     """What differs between a file on disk and the text that plan and run give it."""
     file, name = path / derived.name, derived.name
-    if not derived.applies(plan) or _sha256(file) == hashes.get(name):
+    if not derived.applies(plan) or (derived.target and name not in hashes) or _sha256(file) == hashes.get(name):
         return []
     if file.suffix not in (".json", ".yaml"):
         return [Edit(file=name, key="(text)", planned="as emitted", found="edited")]

@@ -61,7 +61,15 @@ tell() {{
 }}
 trap tell USR1
 # USR1 reaches every process of the step. Launchers must not die of it: they ignore it, and ranks handle it.
-srun --kill-on-bad-exit=1 bash -c 'trap "" USR1; NODE_RANK="$SLURM_NODEID" exec ./launch.sh --resume auto' &
+# CONTAINER_IMAGE=name or path.sqsh runs it in a container by enroot and pyxis, APPTAINER_IMAGE=path.sif by Apptainer.
+pyxis=() apptainer=()
+if [ -n "${{CONTAINER_IMAGE:-}}" ]; then
+  pyxis=(--container-image="$CONTAINER_IMAGE" --container-mounts="$PWD:$PWD" --container-workdir="$PWD")
+elif [ -n "${{APPTAINER_IMAGE:-}}" ]; then
+  apptainer=(apptainer exec --nv --bind "$PWD" --pwd "$PWD" "$APPTAINER_IMAGE")
+fi
+srun --kill-on-bad-exit=1 "${{pyxis[@]}}" "${{apptainer[@]}}" \\
+  bash -c 'trap "" USR1; NODE_RANK="$SLURM_NODEID" exec ./launch.sh --resume auto' &
 step=$!
 [ -z "$told" ] || tell
 # A signal ends "wait" before the step ends; 127 means that it was waited for already.

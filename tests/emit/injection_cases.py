@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kit
-from kit.emit.run_directory import files_of
+from kit.emit.run_directory import TARGETS, files_of
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
@@ -139,7 +139,7 @@ def hostile(plan: Plan, value: Any) -> Plan:
 def files(engine: str, value: str) -> dict[str, str]:
     """What is emitted where every text is ``value``; nothing where it is refused, as control characters must be."""
     try:
-        return files_of(hostile(planned(engine), lambda index: value))
+        return files_of(hostile(planned(engine), lambda index: value), TARGETS)
     except SpecError:
         assert set(value) & set(CONTROLS), "refused without a reason"
         return {}
@@ -161,4 +161,4 @@ def replaced(data: Any, value: str) -> Any:
 
 @cache
 def harmless(engine: str) -> dict[str, str]:
-    return files_of(hostile(planned(engine), lambda index: f"harmless-{index}"))
+    return files_of(hostile(planned(engine), lambda index: f"harmless-{index}"), TARGETS)

@@ -1,0 +1,157 @@
+"""``k8s.jobset.yaml`` and ``k8s.trainjob.yaml``: the run on Kubernetes, as a JobSet (jobset.x-k8s.io/v1alpha2) and as
+Kubeflow Trainer's TrainJob (trainer.kubeflow.org/v1alpha1). Two values are the user's: the image, and the claim of the
+volume that holds this run directory. Changes of both by hand are honoured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from kit.emit.derived_file import DerivedFile
+from kit.emit.launch import processes_per_node
+from kit.emit.slurm import notice_s
+from kit.planner.plan import Plan
+from kit.specs import strict_yaml
+from kit.specs.catalog.rows import rows
+
+TARGET = "k8s"
+MOUNTED_AT = "/kit/run"
+"""Where pods see the run directory."""
+_LONGEST_NAME = 40
+"""Of the 63 characters of a DNS label; JobSet appends the job's name and two indices to it."""
+_PORT = "29500"
+_GPU_RESOURCES = {"cdna2": "amd.com/gpu", "cdna3": "amd.com/gpu", "cdna4": "amd.com/gpu"}
+"""GPU generation → resource of its device plugin, where it is not NVIDIA's."""
+_NODE = "node"
+"""Name of the replicated job; Kubeflow's torch runtime has a job and a container of this name too."""
+_HEADER = f"""\
+# Set image, and claimName: a ReadWriteMany volume claim that holds this run directory. Then: kubectl apply -f FILE
+# Checkpoints are written to {MOUNTED_AT}/checkpoints. Add the RDMA devices of your cluster to resources.limits,
+# for example rdma/hca: 1 or vpc.amazonaws.com/efa: 32.
+"""
+
+
+def dns_name(plan: Plan) -> str:
+    """The model's name as a DNS label: lower-case letters, digits and dashes, a letter first (RFC 1035)."""
+    letters = re.sub(r"[^a-z0-9]+", "-", plan.model.name.lower()).strip("-")
+    return f"kit-{letters}"[:_LONGEST_NAME].rstrip("-")
+
+
+def jobset(plan: Plan) -> str:
+    """One pod a node; the first is found by the name that JobSet's headless service gives it."""
+    name = dns_name(plan)
+    environment = {"MASTER_ADDR": f"{name}-{_NODE}-0-0.{name}", "MASTER_PORT": _PORT}
+    container = {
+        "name": _NODE,
+        "image": "REPLACE-ME",
+        "workingDir": MOUNTED_AT,
+        "command": _command('NODE_RANK="$JOB_COMPLETION_INDEX" '),
+        "env": [{"name": key, "value": value} for key, value in environment.items()],
+        "resources": _resources(plan),
+        "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+        "lifecycle": {"preStop": {"exec": {"command": _SAVE}}},
+        "volumeMounts": _MOUNTS,
+    }
+    pod = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": notice_s(plan),
+        **({"nodeSelector": selector} if (selector := _selector(plan)) else {}),
+        **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if plan.cluster.num_nodes > 1 else {}),
+        "containers": [container],
+        "volumes": _VOLUMES,
+    }
+    job = {
+        "parallelism": plan.cluster.num_nodes,
+        "completions": plan.cluster.num_nodes,
+        "completionMode": "Indexed",
+        "backoffLimit": 0,
+        "template": {"spec": pod},
+    }
+    return _HEADER + strict_yaml.dump(
+        {
+            "apiVersion": "jobset.x-k8s.io/v1alpha2",
+            "kind": "JobSet",
+            "metadata": {"name": name},
+            "spec": {
+                "network": {"enableDNSHostnames": True, "subdomain": name},
+                "failurePolicy": {"maxRestarts": 3},
+                "replicatedJobs": [{"name": _NODE, "replicas": 1, "template": {"spec": job}}],
+            },
+        }
+    )
+
+
+def trainjob(plan: Plan) -> str:
+    """The same for Kubeflow's runtime ``torch-distributed``, which tells each node its rank in PET_* variables.
+    torchrun would read them beside its own arguments, so the command unsets them."""
+    ranks = 'NODE_RANK="$PET_NODE_RANK" MASTER_ADDR="$PET_MASTER_ADDR" MASTER_PORT="$PET_MASTER_PORT"; '
+    pod = {
+        "terminationGracePeriodSeconds": notice_s(plan),
+        **({"nodeSelector": selector} if (selector := _selector(plan)) else {}),
+        "containers": [{"name": _NODE, "volumeMounts": _MOUNTS}],
+        "volumes": _VOLUMES,
+    }
+    jobs = [{"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}]
+    return _HEADER + strict_yaml.dump(
+        {
+            "apiVersion": "trainer.kubeflow.org/v1alpha1",
+            "kind": "TrainJob",
+            "metadata": {"name": dns_name(plan)},
+            "spec": {
+                "runtimeRef": {"name": "torch-distributed"},
+                "trainer": {
+                    "image": "REPLACE-ME",
+                    "numNodes": plan.cluster.num_nodes,
+                    "numProcPerNode": processes_per_node(plan),
+                    "resourcesPerNode": _resources(plan),
+                    "command": _command(f"export {ranks}unset ${{!PET_@}}; cd {MOUNTED_AT}; "),
+                },
+                "runtimePatches": [
+                    {
+                        "manager": "kit",
+                        "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": jobs}}},
+                    }
+                ],
+            },
+        }
+    )
+
+
+def _command(before: str) -> list[str]:
+    """Launchers must not die of the signal that asks ranks to save: they ignore it, and ranks handle it."""
+    return ["bash", "-c", f"trap '' USR1; {before}exec ./launch.sh --resume auto"]
+
+
+_SAVE = ["bash", "-c", "kill -USR1 -- -1; while kill -0 1; do sleep 1; done"]
+"""Before a pod is stopped every process in it is asked to save, and process 1 is waited for."""
+_MOUNTS = [{"name": "run", "mountPath": MOUNTED_AT}, {"name": "shared-memory", "mountPath": "/dev/shm"}]
+_VOLUMES: list[dict[str, Any]] = [
+    {"name": "run", "persistentVolumeClaim": {"claimName": "REPLACE-ME"}},
+    {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
+]
+"""NCCL and data loaders need more shared memory than the 64 MiB of a container."""
+
+
+def _resources(plan: Plan) -> dict[str, Any]:
+    kind = _GPU_RESOURCES.get(plan.cluster.gpu.generation or "", "nvidia.com/gpu")
+    limits: dict[str, Any] = {kind: str(plan.cluster.gpus_per_node)}
+    host_gib = math.ceil(plan.predicted.host_ram_gib_per_node)
+    return {"limits": limits, **({"requests": {"memory": f"{host_gib}Gi"}} if host_gib else {})}
+
+
+def _selector(plan: Plan) -> dict[str, str]:
+    """AWS's and Google's nodes carry their type as a label; Azure's types are spelled otherwise in the catalog."""
+    provider = rows("nodes").get(plan.cluster.name, {}).get("provider")
+    return {"node.kubernetes.io/instance-type": plan.cluster.name} if provider in ("aws", "gcp") else {}
+
+
+def _applies(plan: Plan) -> bool:
+    return plan.cluster.gpu.device == "cuda"
+
+
+FILES = (
+    DerivedFile("k8s.jobset.yaml", jobset, _applies, target=TARGET),
+    DerivedFile("k8s.trainjob.yaml", trainjob, _applies, target=TARGET),
+)

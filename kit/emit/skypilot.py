@@ -1,0 +1,49 @@
+"""``sky.yaml``: the run as a SkyPilot task, for ``sky jobs launch sky.yaml`` from inside the run directory. A preempted
+job is started again elsewhere, and resumes from the newest checkpoint in its bucket."""
+
+from __future__ import annotations
+
+import re
+
+from kit.emit.derived_file import DerivedFile
+from kit.emit.kubernetes import MOUNTED_AT, dns_name
+from kit.planner.plan import Plan
+from kit.specs import strict_yaml
+
+TARGET = "sky"
+_HEADER = """\
+# Set the bucket's name, which has to be your own, and install kit in setup. Then: sky jobs launch sky.yaml
+# The bucket gets this run directory, and its checkpoints later. use_spot: false rents nodes that are not taken away.
+"""
+_NAMES = {"A100-40": "A100", "V100-16": "V100"}
+"""GPUs whose smaller size SkyPilot calls by the bare name."""
+
+
+def accelerator(gpu: str) -> str:
+    """A GPU of the catalog as SkyPilot writes it: ``A100-80`` → ``A100-80GB``."""
+    return _NAMES.get(gpu, re.sub(r"^([A-Z]+\d+)-(\d+)$", r"\1-\2GB", gpu))
+
+
+def task(plan: Plan) -> str:
+    """The task's YAML: SkyPilot starts ``run`` once on every node."""
+    cluster = plan.cluster
+    ranks = 'NODE_RANK="$SKYPILOT_NODE_RANK" MASTER_ADDR="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"'
+    return _HEADER + strict_yaml.dump(
+        {
+            "name": dns_name(plan),
+            "num_nodes": cluster.num_nodes,
+            "resources": {
+                "accelerators": f"{accelerator(cluster.gpu.name)}:{cluster.gpus_per_node}",
+                "use_spot": True,
+                "job_recovery": {"max_restarts_on_errors": 3},
+                **({"network_tier": "best"} if cluster.num_nodes > 1 else {}),
+            },
+            # A cached mount: checkpoints are renamed when they are complete, which plain bucket mounts cannot do.
+            "file_mounts": {MOUNTED_AT: {"name": "REPLACE-ME", "source": ".", "mode": "MOUNT_CACHED"}},
+            "setup": "pip install kit",
+            "run": f"cd {MOUNTED_AT}\n{ranks} exec bash launch.sh --resume auto\n",
+        }
+    )
+
+
+FILES = (DerivedFile("sky.yaml", task, lambda plan: plan.cluster.gpu.device == "cuda", target=TARGET),)
