@@ -21,15 +21,18 @@ KINDS = {
 }
 """Band → what a user calls such a plan."""
 WORDS = """
-A plan's step time is a prediction. These are the published runs of each kind that it was compared with, each predicted
-without what its own source taught. **Half within** is the error that half of the runs stay below, **most within** the
-one that four of five stay below; where there are fewer than twelve runs, or one source, it is the worst of them.
+A plan's step time is a prediction. kit compared such predictions with published runs. Each run was predicted without
+anything that kit learnt from the run's own source. Each line of the table is one kind of plan:
 
-What no line here covers was never compared: disks (ZeRO-Infinity), MI250X and workstation GPUs, context parallelism on
-Hugging Face models, DeepSpeed with experts. Small steps of DeepSpeed on one node are the worst case: below a second a
-step the host and the engine's own Python decide, and a run may take twice as long as predicted. A run on a fabric that
-is slower than the cluster file says is off by as much. `kit plan --calibration` takes what a first run measured.
-Memory has [a page of its own](accuracy.md).
+- **half within**: half of the runs have a smaller error than this;
+- **most within**: four of five runs have a smaller error. With fewer than twelve runs, or only one source, this is the
+  largest error ("worst").
+
+Kinds that have no line were never compared: disks (ZeRO-Infinity), MI250X and workstation GPUs, context parallelism on
+Hugging Face models, DeepSpeed with experts. Short steps of DeepSpeed on one node are predicted worst: below a second a
+step, the host and the engine's own Python decide, and a run may take twice as long as predicted. If the fabric is
+slower than the cluster file says, the step time is off by as much. `kit plan --calibration FILE` corrects predictions
+by your own runs. [The accuracy page](accuracy.md) says how far off memory may be.
 """
 
 
