@@ -27,9 +27,9 @@ from kit.specs.model import LatentAttention
 
 Recompute = Literal["none", "selective", "full"]
 LOSS_COMPILED, CUDNN_CHOSEN, CUDNN_SAVED = "2025-04-02", "2025-05-14", "2025-12-01"
-"""Days of torchtitan's history: when its loss was compiled with its layers (components/loss.py; for two months of 2024
-too); when it took cuDNN's attention on Blackwell (models/attention.py), and when the policy of selective recompute
-began to save its result (op_sac_save_list)."""
+"""Days of torchtitan's history: from when its loss is compiled with its layers (components/loss.py; in October and
+November 2024 it was, too); when it took cuDNN's attention on Blackwell (models/attention.py), and when the policy of
+selective recompute began to save its result (op_sac_save_list)."""
 ANY_CLUSTER = parse_cluster("8xH100")
 """Memory of a row depends on its GPU's generation alone."""
 
@@ -179,7 +179,8 @@ def _compiled_loss(row: Row, kernels: str) -> bool:
     """torchtitan's loss since a day; of torchtune's the chunked one (its whole one gets fp32 logits from the model)."""
     if kernels == "torchtune":
         return _chunked_loss(row["job"], kernels)
-    return kernels == "torchtitan" and date_of(row) >= LOSS_COMPILED
+    date = date_of(row)
+    return kernels == "torchtitan" and (date >= LOSS_COMPILED or "2024-10-22" <= date < "2024-12")
 
 
 def _lora_spec(lora: PublishedLora) -> LoraSpec:
