@@ -11,8 +11,8 @@ import pytest
 
 import kit
 from kit import api
-from kit.errors import RunDirectoryError
-from tests.support.assets import RECIPE
+from kit.errors import EngineError, RunDirectoryError
+from tests.support.assets import RECIPE, prepare
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = ["convert", "convert_data", "emit_run", "explain", "lint", "memory", "plan", "rehearse", "train"]
@@ -63,3 +63,15 @@ def test_a_run_directory_is_written_once_and_trained_only_when_it_can_be(tmp_pat
         kit.emit_run(recipe, tmp_path / "run")
     with pytest.raises(RunDirectoryError, match="data"):
         kit.train(run.path)
+
+
+def test_a_run_is_trained_and_converted(tmp_path: Path) -> None:
+    assets = prepare()
+    changes = [f"run.model_path={assets.model}", f"run.data={{train: {assets.train}}}", "run.steps=2"]
+    run = kit.emit_run(kit.load_recipe(RECIPE, changes), tmp_path / "run")
+    kit.train(run.path)
+    said = kit.convert(run.path / "checkpoints" / "exchange-step-00000002", tmp_path / "model", dtype="float32")
+    assert "float32" in said
+    assert (tmp_path / "model" / "config.json").is_file()
+    with pytest.raises(EngineError, match="exit code"):
+        kit.train(run.path)  # a run that is done is not begun again

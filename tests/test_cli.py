@@ -1,8 +1,14 @@
 """The command line as a user meets it: a clear error, a non-zero exit, no traceback, nothing overwritten."""
 
+import contextlib
+import fcntl
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from operator import attrgetter
 from pathlib import Path
 
@@ -115,6 +121,28 @@ def test_a_pipe_of_another_encoding_gets_every_line_whole(encoding: str, monkeyp
     assert done.returncode == 0
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) > 60
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_narrow_terminal_is_not_overrun(no_color: bool) -> None:
+    """Colours only where they are wanted; commands to copy are never broken by kit."""
+    master, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", **({"NO_COLOR": "1"} if no_color else {})}
+    environment.pop("COLUMNS", None)
+    words = [sys.executable, "-m", "kit", "plan", "llama-3.2-1b", "--gpus", "8xH100"]
+    with subprocess.Popen(words, stdin=terminal, stdout=terminal, stderr=subprocess.PIPE, env=environment) as process:
+        os.close(terminal)
+        said = b""
+        with contextlib.suppress(OSError):  # the end of a pseudo terminal
+            while part := os.read(master, 65536):
+                said += part
+    os.close(master)
+    assert process.returncode == 0
+    text = said.decode()
+    assert ("\x1b[" in text) != no_color
+    lines = re.sub(r"\x1b\[\d*m", "", text).splitlines()
+    assert max(len(line) for line in lines if "kit " not in line) <= 60
 
 
 def test_a_shell_can_complete_commands(monkeypatch: pytest.MonkeyPatch) -> None:
