@@ -51,6 +51,21 @@ def test_parameters_are_those_of_the_shape(family, tied):
     assert ("lm_head.weight" in parameter_shapes(spec)) is not tied
 
 
+def test_layers_of_multi_token_prediction_are_left_out_with_a_word(tmp_path, capsys):
+    spec = tiny.model("deepseek_v3", num_shared_experts=1)
+    build_model(tiny.run_directory(tmp_path / "run", tiny.plan(spec)), torch.float32, "cpu").save_pretrained(tmp_path)
+    names = set(HfDirectory(tmp_path).names())
+    weights = load_file(tmp_path / "model.safetensors")
+    later = {f"model.layers.{spec.num_layers}.{name}": torch.zeros(2) for name in ("enorm.weight", "eh_proj.weight")}
+    save_file(weights | later, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    capsys.readouterr()
+    config = json.loads((tmp_path / "config.json").read_text())
+    for told, found in ((0, names | later.keys()), (1, names)):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": told}))
+        assert set(HfDirectory(tmp_path).names()) == found
+    assert "2 tensors of multi-token prediction" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_config_survives_a_round_trip_through_a_directory(family, tmp_path):
     spec = tiny.model(family)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -28,6 +29,7 @@ from kit.specs.model import ENCODER_DECODER, ModelSpec
 
 _DROPOUT = re.compile(r"(dropout|drop|_prob|_pdrop)$")
 """Ends of the keys of dropout rates, in any configuration."""
+_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
 
 
 def hf_config(model: ModelSpec) -> PreTrainedConfig:
@@ -165,12 +167,26 @@ def source_for_model(
     return fused
 
 
+def _drop_later_predictions(directory: Path, config: Mapping[str, Any], names: dict[str, str]) -> None:
+    """Layers after the last, which predict later tokens (DeepSeek-V3, arXiv 2412.19437, section 2.2): no class of
+    transformers computes them (modeling_deepseek_v3.py, _keys_to_ignore_on_load_unexpected)."""
+    last = config.get("num_hidden_layers")
+    if not config.get("num_nextn_predict_layers") or not isinstance(last, int):
+        return
+    later = [name for name in names if (match := _LAYER.match(name)) and int(match[1]) >= last]
+    for name in later:
+        del names[name]
+    if later and (not dist.is_initialized() or dist.get_rank() == 0):
+        print(f"{len(later)} tensors of multi-token prediction in {directory} are left out: not trained", flush=True)
+
+
 class HfDirectory(SafetensorsSource):
     """The weights of a Hugging Face model directory, sharded or not, under the names of today's transformers.
 
     Old files are met half-way: a missing base prefix (GPT-2 on the hub says ``wte.weight``) is added, buffers that
-    were once saved (causal masks, inverse frequencies) are left out, and so is the output projection of a model
-    with tied embeddings. Raises CheckpointError where there is no config.json or no safetensors file.
+    were once saved (causal masks, inverse frequencies) are left out, and so are the output projection of a model
+    with tied embeddings and, with a word, layers of multi-token prediction. Raises CheckpointError where there is no
+    config.json or no safetensors file.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -184,6 +200,7 @@ class HfDirectory(SafetensorsSource):
             for stored in files
             if not stored.endswith(_BUFFERS)
         }
+        _drop_later_predictions(directory, config, renames)
         two_stacks = family in ENCODER_DECODER
         if two_stacks:
             encoder_decoder.drop_copies(renames)
