@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kit.engines.huggingface import models
+from kit.engines.huggingface.buffers import is_buffer
 from kit.specs.balancing import BalancingSpec
 from tests.megatron import cases
 from tests.megatron.conftest import saved_model, steps
@@ -97,6 +98,18 @@ def test_same_as_one_process(directories, name):
     losses = [routers.auxiliary(logits.float().unflatten(0, (8, -1))).item() for logits, _ in routers.seen.values()]
     assert found.routing["router_aux_loss"] == pytest.approx(sum(losses) / len(losses), rel=1e-4)
     assert (found.routing["dropped_tokens"], found.routing["dead_experts"]) == (0, 0)
+
+
+@pytest.mark.parametrize("name", ["deepseek-dp2-ep2", "torch-fsdp2-deepseek", "zero3-deepseek-recompute"])
+def test_moved_biases_are_in_checkpoints(directories, tmp_path, name):
+    family, shape, layout, chosen = CASES[name]
+    spec = tiny.model(family, **(TWO_LAYERS | shape))
+    rundir = cases.run_directory(directories(spec) / "run", spec, job={"balancing": chosen}, **layout)
+    found = pool(rundir.plan.layout.engine, 2).run(cases.resume, rundir, tmp_path / "checkpoint")[0]
+    biases = {name for name in found["finals"][0] if is_buffer(name)}
+    assert len(biases) == spec.num_layers - 1
+    for final in found["finals"][1:]:
+        assert all(torch.equal(final[name], found["finals"][0][name]) for name in biases)
 
 
 @pytest.mark.parametrize(

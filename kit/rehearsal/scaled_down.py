@@ -163,6 +163,15 @@ def _short(job: JobSpec, layout: Layout) -> tuple[JobSpec, list[str]]:
         replaced.append(f"precision={job.precision} -> bf16 for the rounded curve: {_NOT_ON_A_CPU[job.precision]}")
     if job.optimizer.eps != EPS:
         replaced.append(f"optimizer.eps={job.optimizer.eps:g} -> {EPS:g}: else Adam's first steps are signs")
+    balancing = job.balancing
+    if balancing is not None:
+        kind, size = balancing.moe_router_load_balancing_type, layout.micro_batch_size
+        if kind == "global_aux_loss" or (kind == "aux_loss" and size > 1):
+            replaced.append(f"{kind} -> seq_aux_loss: it depends on the layout, and plain torch has another")
+            balancing = dataclasses.replace(balancing, moe_router_load_balancing_type="seq_aux_loss")
+        if balancing.moe_expert_capacity_factor is not None:
+            replaced.append("moe_expert_capacity_factor -> null: plain torch drops no tokens")
+            balancing = dataclasses.replace(balancing, moe_expert_capacity_factor=None)
     lora: LoraSpec | None = job.lora and dataclasses.replace(job.lora, rank=min(4, job.lora.rank), dropout=0.0)
     return (
         dataclasses.replace(
@@ -174,6 +183,7 @@ def _short(job: JobSpec, layout: Layout) -> tuple[JobSpec, list[str]]:
             learning_rate=1e-3,
             optimizer=dataclasses.replace(job.optimizer, eps=EPS),
             lora=lora,
+            balancing=balancing,
         ),
         replaced,
     )

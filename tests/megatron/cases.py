@@ -273,8 +273,6 @@ class InMemory(TensorSource):
 
 def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
     """Inside a worker: train 4 steps, saving after 2; then resume in two ways, natively and through full tensors."""
-    from kit.engines.megatron.engine import MegatronEngine
-
     vocab_size = rundir.plan.model.vocab_size
 
     def two_steps(engine: Any, first: int) -> list[float]:
@@ -286,7 +284,7 @@ def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
         return losses
 
     kinds = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
-    engine = MegatronEngine(rundir)
+    engine = built(rundir)
     two_steps(engine, 0)
     if engine.is_main:
         checkpoint.mkdir()
@@ -297,7 +295,7 @@ def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
     final = export(engine, StateKind.MASTER)
     engine.close()
 
-    fresh = MegatronEngine(rundir)
+    fresh = built(rundir)
     fresh.load(checkpoint)
     native_steps = fresh.optimizer_steps
     native = two_steps(fresh, 2)
@@ -307,7 +305,7 @@ def resume(rundir: Any, checkpoint: Path) -> dict[str, Any]:
     everywhere: list[Any] = [exported]
     torch.distributed.broadcast_object_list(everywhere, src=0)
     full = everywhere[0]
-    fresh = MegatronEngine(rundir)
+    fresh = built(rundir)
     for kind in kinds:
         fresh.import_state(kind, InMemory(full[kind]))
     fresh.set_optimizer_steps(2)

@@ -1,9 +1,8 @@
 """Buffers that belong to a model's weights and are not trained.
 
 The correction of DeepSeek-V3's router (arXiv 2412.19437, section 2.1.2) is added to the scores that choose experts and
-not to those that weigh them. Its authors moved it by rule while they trained; transformers keeps it, and so do all
-engines here. It is stored beside the weights in every checkpoint, always in fp32, and its gradient and moments are
-zero.
+not to those that weigh them. It moves by rule (``job.balancing``, moe_router_bias_update_rate), or stays. It is stored
+beside the weights in every checkpoint, always in fp32, and its gradient and moments are zero.
 """
 
 from __future__ import annotations
@@ -33,6 +32,10 @@ class SavedBuffers:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Hugging Face name → shape."""
         return {name: tuple(self._tensor(name).shape) for name in self._modules}
+
+    def live(self) -> dict[str, torch.Tensor]:
+        """Hugging Face name → the tensor that the model computes with."""
+        return {name: self._tensor(name) for name in self._modules}
 
     def export(self, kind: StateKind) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, fp32 CPU copy) of each buffer; zeros for gradients and moments."""

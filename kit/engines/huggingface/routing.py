@@ -25,6 +25,9 @@ _Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 experts_per_token)."""
 
 
+_BIAS = "e_score_correction_bias"
+
+
 class HfRouting:
     """The routers of a model that all ranks have."""
 
@@ -44,6 +47,8 @@ class HfRouting:
         self._routers: list[Any] = named if spec.num_experts else []
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._after, layer))
+            if hasattr(router, _BIAS):
+                setattr(router, _BIAS, getattr(router, _BIAS).float())  # whatever the model was cast to
         self._record = RoutingRecord(spec, device) if self._routers else None
         self._loads: dict[int, list[torch.Tensor]] = {}
         """global_aux_loss: of each layer the part of the tokens of each expert, micro batch by micro batch."""
@@ -65,13 +70,11 @@ class HfRouting:
         if self._record is None:
             return
         self._record.reduce()
-        if not hasattr(self._routers[0], "e_score_correction_bias"):
-            return
         for layer, (router, tokens) in enumerate(zip(self._routers, self._record.tokens, strict=True)):
-            bias = router.e_score_correction_bias.float()  # whatever the model was cast to
-            bias = bias + self._chosen.moe_router_bias_update_rate * torch.sign(tokens.mean() - tokens).float()
-            router.e_score_correction_bias = bias
-            self._record.set_bias(layer, bias, copies=1)
+            if hasattr(router, _BIAS):
+                bias = getattr(router, _BIAS)
+                bias += self._chosen.moe_router_bias_update_rate * torch.sign(tokens.mean() - tokens).float()
+                self._record.set_bias(layer, bias, copies=1)
 
     def metrics(self) -> Mapping[str, float | None]:
         """Metrics of the last step; empty without experts."""

@@ -181,7 +181,7 @@ class TorchEngine(Engine):
 
     def _local_state(self) -> dict[str, dict[str, torch.Tensor]]:
         """This rank's live tensors: kind → name → tensor; ``master`` and the kinds of ``Optimizer.local_state``."""
-        own: dict[str, dict[str, torch.Tensor]] = {}
+        own: dict[str, dict[str, torch.Tensor]] = {StateKind.MASTER.value: self._buffers.live()}
         for name, parameter in self._parameters.items():
             master = {StateKind.MASTER.value: local_shard(parameter.detach())}
             for kind, tensor in (master | dict(self._optimizer.local_state(parameter))).items():
