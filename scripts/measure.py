@@ -154,7 +154,8 @@ class Checkout:
             for word in ([rule["module"]] if isinstance(rule["module"], str) else rule["module"])
         ]
         sizes = {name: sum(isinstance(node, ast.stmt) for node in ast.walk(tree)) for name, tree in self.kit.items()}
-        covered = [name for name in sizes if _inside(name, patterns) and not _inside(name, loose)]
+        single = settings.get("modules", [])
+        covered = [name for name in sizes if (_inside(name, patterns) or name in single) and not _inside(name, loose)]
         return sum(sizes[name] for name in covered) / sum(sizes.values())
 
     def walk(self, *arguments: str) -> dict[str, int]:

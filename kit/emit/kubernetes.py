@@ -16,7 +16,7 @@ from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from kit.specs.catalog.rows import rows
 
-TARGET = "k8s"
+_TARGET = "k8s"
 MOUNTED_AT = "/kit/run"
 """Where pods see the run directory."""
 _LONGEST_NAME = 40
@@ -152,6 +152,6 @@ def _applies(plan: Plan) -> bool:
 
 
 FILES = (
-    DerivedFile("k8s.jobset.yaml", jobset, _applies, target=TARGET),
-    DerivedFile("k8s.trainjob.yaml", trainjob, _applies, target=TARGET),
+    DerivedFile("k8s.jobset.yaml", jobset, _applies, target=_TARGET),
+    DerivedFile("k8s.trainjob.yaml", trainjob, _applies, target=_TARGET),
 )

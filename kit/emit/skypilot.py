@@ -10,7 +10,7 @@ from kit.emit.kubernetes import MOUNTED_AT, dns_name
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 
-TARGET = "sky"
+_TARGET = "sky"
 _HEADER = """\
 # Set the bucket's name, which has to be your own, and install kit in setup. Then: sky jobs launch sky.yaml
 # The bucket gets this run directory, and its checkpoints later. use_spot: false rents nodes that are not taken away.
@@ -46,4 +46,4 @@ def task(plan: Plan) -> str:
     )
 
 
-FILES = (DerivedFile("sky.yaml", task, lambda plan: plan.cluster.gpu.device == "cuda", target=TARGET),)
+FILES = (DerivedFile("sky.yaml", task, lambda plan: plan.cluster.gpu.device == "cuda", target=_TARGET),)
