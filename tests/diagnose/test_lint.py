@@ -263,3 +263,10 @@ def test_the_command_line(tmp_path: Path) -> None:
         assert run.returncode == 2
         assert run.stderr.startswith("error: ")
         assert "Traceback" not in run.stderr
+
+
+def test_the_correction_of_bf16_without_its_units_is_fp16(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}))
+    (found,) = (each for each in lint(path, cluster=parse_cluster("8xV100-32")) if each.rule == "bf16-hardware")
+    assert dict(found.changes) == {("bf16", "enabled"): False, ("fp16", "enabled"): True}

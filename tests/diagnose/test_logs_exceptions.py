@@ -236,3 +236,9 @@ def test_a_group_of_members_that_were_never_raised_is_the_cause(tmp_path: Path) 
     (cause,) = read(tmp_path, ended.stderr)
     assert cause.meaning == "ExceptionGroup: two shards (2 sub-exceptions)"
     assert cause.frames == f"{tmp_path / 'save.py'}:1 in <module>"
+
+
+def test_a_launchers_table_without_a_rank_names_none(tmp_path: Path) -> None:
+    table = TABLE.format(rank=3).replace("rank      : 3 (local_rank: 3)", "rank      : unknown")
+    (cause,) = read(tmp_path, "\n".join([*marked(KEY_ERROR, "[rank3]: "), LAUNCHER + table]))
+    assert (cause.meaning, cause.ranks) == ("KeyError: 'labels'", (3,))

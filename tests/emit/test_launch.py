@@ -139,6 +139,14 @@ def test_shared_experts_are_one_mlp_as_wide_as_all_of_them() -> None:
     assert widths == [2048, 4096]
 
 
+@pytest.mark.parametrize(("seq_length", "windowed"), [(4096, False), (8192, True)])
+def test_a_window_is_named_only_where_it_hides_something(seq_length: int, windowed: bool) -> None:
+    """Gemma 2's window is 4,096 tokens: a sequence as short is plain causal attention, which kernels do faster."""
+    plan = kit.plan("gemma-2-9b", "8xH100", kit.JobSpec(seq_length=seq_length), kit.Pins(engine="megatron"))
+    settings = megatron_settings(plan)["transformer_config"]
+    assert ("window_size" in settings, "window_attn_skip_freq" in settings) == (windowed, windowed)
+
+
 def test_an_unknown_launcher_is_refused(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as caught:
         run("launch_hosts.sh", planned("deepspeed", "p5.48xlarge:2"), tmp_path, LAUNCHER="rsh")

@@ -69,3 +69,15 @@ def test_host_memory_of_offload() -> None:
 
 def test_held_is_the_textbook_sum() -> None:
     assert StateBytes(weights=1, gradients=2, gradients_in_forward=0, optimizer=4, extra_in_step=8).held == 7
+
+
+@pytest.mark.parametrize(
+    ("stage", "micro_batches", "copy"),
+    [(1, 1, 4 / 8), (1, 4, 0), (2, 1, 4 / 8), (2, 4, 0), (3, 1, 4 / 8), (3, 4, 4 / 8)],
+)
+def test_the_step_takes_gradients_as_fp32_unless_they_were_summed_so(
+    stage: int, micro_batches: int, copy: float
+) -> None:
+    """Stages 1 and 2 sum micro batches in fp32, which needs no copy; stage 3 keeps 16 bits and copies a sub group."""
+    layout = deepspeed(zero_stage=stage, dp=8, gradient_accumulation_steps=micro_batches)
+    assert state_bytes(layout, "bf16").extra_in_step == pytest.approx(copy)
