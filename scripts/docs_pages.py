@@ -31,11 +31,13 @@ LINK = re.compile(r"\[(?P<text>[^\]]+)\]\((?!https?:|#|mailto:)(?P<to>[^)\s]+)\)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages that are not in docs/."""
+    """Add the pages that are not in docs/; what mkdocs.yml does not name is a note."""
     made = {"reference/commands.md": _commands(), "reference/recipe.md": _recipe(), "reference/python.md": _python()}
     made["reference/answers.schema.json"] = json.dumps(answers.json_schema(), indent=1)
     for name, text in made.items():
         files.append(File.generated(config, name, content=text))
+    listed = set(re.findall(r"[\w/-]+\.md", str(config.nav)))
+    config.nav[-1]["Notes"] += sorted({file.src_uri for file in files.documentation_pages()} - listed - made.keys())
     for name, source in COPIED.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, name, content=_relinked(text, posixpath.dirname(source), "")))

@@ -16,6 +16,8 @@ from kit.report.what_if import explain, pinned
 from kit.units import human_seconds
 
 _COLORS = ("#4e79a7", "#f28e2b", "#e15759", "#59a14f", "#b07aa1", "#edc948", "#9c9c9c", "#76b7b2", "#ff9da7", "#9c755f")
+_COLUMNS = 84
+"""Columns of text in the page."""
 _WIDTH, _HEIGHT, _EDGE = 720, 340, 48
 """Sizes of the chart of layouts."""
 _SLOWEST = 3.0
@@ -35,7 +37,7 @@ def page(plan: Plan) -> str:
         name.replace("_", " "): seconds for name, seconds in plan.predicted.step_time_components_s.items() if seconds
     }
     blocks = [
-        f"<h1>{title}</h1><pre>{escape(first_screen(plan))}</pre>",
+        f"<h1>{title}</h1><pre>{escape(first_screen(plan, width=_COLUMNS))}</pre>",
         "<h2>Layouts that were compared</h2>" + _chart(plan),
         "<h2>Memory of a GPU</h2>" + "".join(_memory(plan)),
         "<h2>A step</h2>" + _bar(step, plan.predicted.step_time_s) + _keys(step, human_seconds),
