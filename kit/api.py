@@ -1,7 +1,8 @@
-"""The public names: what the command line does, for use from Python, and the values that it takes and gives.
+"""The public names: one function for each command, and the types that these functions take and return.
 
-``kit plan`` is ``plan``, ``kit explain`` is ``explain``, and so on; ``kit emit`` is ``emit_run``, because ``kit.emit``
-is the package that writes files. Every function raises ``KitError`` for what a user can mend.
+``plan`` does what ``kit plan`` does, ``explain`` what ``kit explain`` does, and so on. ``kit emit`` is ``emit_run``,
+because ``kit.emit`` is the package that writes files. A function raises ``KitError`` for an error that its caller can
+correct.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ def plan(
 ) -> Plan:
     """The fastest plan that fits.
 
-    ``model``: a catalog name, a Hugging Face directory, a shape, or a whole recipe (then nothing else is given).
-    ``cluster``: ``"8xH100"``, ``"aws:p5.48xlarge:4"`` or a description. ``pins`` are choices already made.
-    ``calibration``: a file that ``kit plan --calibrate`` wrote; earlier runs on the cluster correct the predictions.
+    ``model``: a catalog name, a Hugging Face directory, a ``ModelSpec``, or a recipe. With a recipe, give no cluster,
+    job or pins. ``cluster``: ``"8xH100"``, ``"aws:p5.48xlarge:4"`` or a ``ClusterSpec``. ``pins``: choices already
+    made. ``calibration``: a file that ``kit plan --calibrate`` wrote. Its runs correct the predictions for their
+    cluster.
 
     Raises ``SpecError`` for unknown names and impossible values, ``PlanError`` where nothing is legal or fits.
     """
@@ -56,7 +58,8 @@ def plan(
 
 
 def explain(plan: Plan, *what_if: str) -> Explanation:
-    """Why the plan is as it is, what limits it, and what a change would do; ``str`` of it is what the command prints.
+    """Why the planner chose this plan, what limits it, and what a change would do. ``str(explain(…))`` is the text that
+    ``kit explain`` prints.
 
     ``what_if``: ``"cluster=16xH200"``, ``"job.seq_length=131072"`` or ``"layout.tp=4"``. Raises ``SpecError``.
     """
@@ -71,7 +74,8 @@ def memory(
     job: JobSpec | None = None,
     pins: Pins | None = None,
 ) -> FitReport:
-    """GiB of a GPU by component and pipeline stage, of the plan or of the nearest miss, with changes that would help.
+    """GiB per GPU by component and pipeline stage. If no layout fits: of the layout that comes closest, with changes
+    that would make it fit.
 
     Takes what ``plan`` takes. Raises ``SpecError``, and ``PlanError`` where no layout is legal.
     """
@@ -91,7 +95,7 @@ def emit_run(recipe: Recipe, out: str | Path, targets: Sequence[str] = ()) -> Ru
 
 
 def lint(path: str | Path, model: str | None = None, cluster: str | None = None) -> tuple[Finding, ...]:
-    """Errors of a ds_config.json, an accelerate file, a recipe, a script or a run directory, in the order of the file.
+    """Find errors in a ds_config.json, an accelerate file, a recipe, a script or a run directory, in the file's order.
 
     Raises ``SpecError`` for a file that cannot be read at all.
     """
@@ -104,7 +108,8 @@ def lint(path: str | Path, model: str | None = None, cluster: str | None = None)
 def convert(
     source: str | Path, out: str | Path, to: str = "hf", dtype: str = "bfloat16", extras_from: str | Path | None = None
 ) -> str:
-    """Write an exchange checkpoint, a Hugging Face model or Megatron's in another format, and say what it is.
+    """Write an exchange checkpoint, a Hugging Face model or a Megatron checkpoint in another format. Return a line that
+    says what was written.
 
     ``to``: hf, exchange or megatron. ``dtype``: of the weights. ``extras_from``: a Hugging Face directory whose
     tokenizer files are copied. Needs torch. Raises ``CheckpointError``.
@@ -116,7 +121,8 @@ def convert(
 
 
 def convert_data(sources: Sequence[str | Path], tokenizer: str | Path, out: str | Path) -> str:
-    """Tokenise text into the .bin/.idx pair that the engines read, and say how much it is. Needs transformers.
+    """Tokenise text into the .bin/.idx pair that the engines read. Return a line with the number of tokens. Needs
+    transformers.
 
     Raises ``DataError``.
     """
@@ -126,7 +132,7 @@ def convert_data(sources: Sequence[str | Path], tokenizer: str | Path, out: str 
 
 
 def train(run_directory: str | Path, resume: str | Path | None = None, stop_at_step: int | None = None) -> None:
-    """Start this node's processes of a run, and wait for them. Their output is this process's.
+    """Start this node's processes of a run, and wait for them. They write to this process's stdout and stderr.
 
     ``resume``: ``"auto"`` for the newest good checkpoint, or the path of an exchange checkpoint.
     Raises ``RunDirectoryError`` before anything starts, and ``EngineError`` where a process fails.

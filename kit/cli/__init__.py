@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Everything it does is a function that a library user can call."""
+"""The command line: parse, call, print. What a command does is a function of ``kit.api``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.errors import KitError
 
 
 def main() -> None:
-    """Entry point: an error of the user's is one message and exit code 2, never a traceback."""
+    """Entry point. An error that the user can correct is printed as one message, with exit code 2 and no traceback."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")  # kit has none, and looking for them takes time
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

@@ -42,7 +42,7 @@ needs the engines."""
 
 
 def json_schema() -> dict[str, Any]:
-    """Draft 2020-12: the answer of a command is under ``commands``."""
+    """The JSON schema, draft 2020-12; ``commands`` has the schema of each command's answer."""
     adapters = [(name, "serialization", TypeAdapter(kind)) for name, kind in ANSWERS.items()]
     by_command, rest = TypeAdapter.json_schemas(adapters, title="answers of kit with --json")  # type: ignore[arg-type]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}

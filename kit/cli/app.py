@@ -1,4 +1,4 @@
-"""The command line's root. A command is imported and built when it is asked for: that keeps the others' time."""
+"""The command line's root. A command is imported and built only when it is called, so that the others start fast."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ COMMANDS = {
     **dict.fromkeys(("lint", "doctor"), "checks"),
     "convert": "conversions",
 }
-"""Command → file of this package that has a function, or an app of commands, of its name. In the order in which a
-person needs them."""
+"""Command → the file of this package that defines it: a function, or an app of commands, of the same name. The order is
+that of the help."""
 PLAIN: dict[str, Any] = {"add_completion": False, "pretty_exceptions_enable": False, "rich_markup_mode": None}
 """Settings of every app: plain text, and tracebacks as Python prints them."""
 _MOVED = {
@@ -29,7 +29,7 @@ _MOVED = {
 
 
 class Command(TyperCommand):
-    """Refuses an option that is written otherwise, and says how."""
+    """A command that refuses earlier spellings of an option and says what to write instead."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for parameter in self.params for name in parameter.opts}
@@ -41,7 +41,7 @@ class Command(TyperCommand):
 
 
 def _today(option: str) -> str | None:
-    """What to write for an option that kit never had, or has no longer; None where it is neither."""
+    """What to write instead of an option that kit no longer has or never had; None if kit does not know that."""
     from kit.specs.layout import PINNABLE
 
     name = option.removeprefix("--").replace("-", "_")

@@ -36,7 +36,7 @@ TotalTokens = Annotated[float | None, typer.Option(help="Token budget, for days 
 Precision = Annotated[str | None, typer.Option(help="bf16, fp32, fp16 or fp8.")]
 Objective = Annotated[str | None, typer.Option(help="pretrain, sft or seq2seq.")]
 Lora = Annotated[bool, typer.Option("--lora", help="Train low-rank adapters instead of the weights.")]
-Qlora = Annotated[bool, typer.Option("--qlora", help="The same on frozen weights in 4 bits.")]
+Qlora = Annotated[bool, typer.Option("--qlora", help="Train low-rank adapters on frozen weights in 4 bits.")]
 Optimizer = Annotated[str | None, typer.Option(help="adamw or adamw-8bit.")]
 Attention = Annotated[str | None, typer.Option(help="cudnn or default; the same as layout.attention_kernel=NAME.")]
 CalibrationFile = Annotated[
@@ -76,12 +76,12 @@ def is_recipe(target: str) -> bool:
 
 
 def is_plan(path: Path) -> bool:
-    """Whether the file is a saved plan, and no recipe."""
+    """Whether the file is a saved plan. Otherwise it is a recipe."""
     return "schema_version" in strict_yaml.read(path).data
 
 
 def plan_recipe(path: Path, overrides: list[str] | None, calibration: Path | None = None) -> tuple[Plan, Recipe]:
-    """A recipe with its changes, planned now; or a saved plan as it is, of whose recipe ``run`` alone can be given."""
+    """The plan of a recipe with its changes, or a saved plan. Of a saved plan only ``run`` can be changed."""
     from kit.api import plan  # a plan of catalog names imports no recipe
     from kit.specs.recipe import load_recipe
 
@@ -108,7 +108,7 @@ def _saved_plan(path: Path, changes: list[str]) -> tuple[Plan, Recipe]:
 
 
 def _one_value_each(changes: list[str]) -> None:
-    """Raises ``SpecError`` for two values of one key: which of them counts is not for kit to guess."""
+    """Raises ``SpecError`` if one key has two values: kit does not guess which one counts."""
     given: dict[str, str] = {}
     for change in changes:
         key, _, value = change.partition("=")
@@ -117,7 +117,7 @@ def _one_value_each(changes: list[str]) -> None:
 
 
 def recipe_changes(overrides: list[str] | None, engine: str, attention: str | None = None) -> list[str]:
-    """Everything that arguments and options change of a recipe, as ``section.key=value``."""
+    """All changes of a recipe that arguments and options make, as ``section.key=value``."""
     named = {"engine": None if engine == "auto" else engine, "attention_kernel": attention}
     changes = [*(overrides or []), *(f"layout.{key}={value}" for key, value in named.items() if value is not None)]
     _one_value_each(changes)
@@ -128,7 +128,7 @@ _JOB = ("seq_length", "global_batch_size", "total_tokens", "precision", "objecti
 
 
 def asked(context: typer.Context) -> dict[str, Any]:
-    """Options that describe the job, of those that were given."""
+    """The given options that describe the job."""
     return {key: value for key in _JOB if (value := context.params.get(key)) is not None and value is not False}
 
 
@@ -140,7 +140,8 @@ def job_for(
     optimizer: str | None = None,
     **values: float | str | None,
 ) -> JobSpec:
-    """Options that were given, over the defaults: of a job, and where those cannot be, of the model."""
+    """The job that the given options describe. Other values are defaults: the job's, or the model's where the model
+    cannot take the job's."""
     data: dict[str, Any] = {}
     if model.max_position_embeddings < JobSpec().seq_length:
         data["seq_length"] = model.max_position_embeddings

@@ -275,7 +275,7 @@ def memory(
 
 
 def _memory_of_file(path: Path, changes: list[str], known: Calibration) -> FitReport:
-    """Reports a plan file as it is; of a recipe what would be planned, or what comes closest."""
+    """The memory of a plan file as it is; or of a recipe's plan, or of the layout that comes closest to fitting."""
     from kit.report.memory_report import memory_report, report_of
     from kit.specs.recipe import load_recipe
 
@@ -309,7 +309,8 @@ def _write_page(plan: Plan, path: Path) -> None:
 
 
 def _terminal() -> tuple[int, Callable[[str], str]]:
-    """Width to wrap at, and how a label looks: as wide as a terminal is, coloured where it shows colours."""
+    """The width to wrap at and a function that styles a label. On a terminal: its width, and colour if it has
+    colours."""
     from kit.report.plan_text import WIDTH
 
     if not sys.stdout.isatty():
@@ -320,7 +321,8 @@ def _terminal() -> tuple[int, Callable[[str], str]]:
 
 
 def _calibrated(result: Plan, measurements: Path, file: Path) -> Plan:
-    """Learn from a run (of the plan beside its summary, or else of this one), record it in the file, and plan again."""
+    """Record a run in the calibration file, and plan again. The run is one of the plan beside its summary; without such
+    a file, of this plan."""
     from kit.cost import predict
     from kit.report.what_if import pinned
 
@@ -345,7 +347,7 @@ def _chosen_cluster(
     calibration: Path | None,
     as_json: bool,
 ) -> str:
-    """Print what the node types offer (beside JSON, to stderr), and return the first."""
+    """Print what the node types offer, and return the best. With --json the table goes to stderr."""
     from kit.planner.cluster_selection import GOALS, Constraints, cluster_options, node_type, render_options
 
     goal = next((goal for goal in GOALS if goal == by), None)

@@ -20,7 +20,7 @@ recipes = typer.Typer(**PLAIN, help="The recipes that come with kit: list them, 
 
 
 def emit(
-    recipe: Annotated[Path | None, typer.Argument(help="Recipe file.")] = None,
+    recipe: Annotated[Path | None, typer.Argument(help="Recipe file, or a saved plan.")] = None,
     overrides: Overrides = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="New run directory; an existing one is never overwritten.")
@@ -155,7 +155,7 @@ def copy_recipe(
 
 
 def _steps(text: str) -> str:
-    """A range of steps as it was given. Raises SpecError."""
+    """The text, if it is a range of steps. Raises SpecError otherwise."""
     from argparse import ArgumentTypeError
 
     from kit.training.__main__ import steps_range
@@ -176,7 +176,7 @@ def _emit(recipe: Recipe, result: Plan, out: Path, targets: Sequence[str] = ()) 
 
 
 def _shipped(write: bool) -> None:
-    """``ds_configs/`` and ``launch/`` of the checkout that the recipes come from."""
+    """Write or compare ``ds_configs/`` and ``launch/`` of the checkout that the recipes come from."""
     from kit.emit import generated
     from kit.specs.shipped import recipes_directory
 

@@ -34,10 +34,10 @@ multiprocessors from the GEMMs."""
 
 @cache
 def liger_chunk(tokens: int, vocab_size: int, hidden_size: int) -> tuple[int, int]:
-    """(chunk_mem_const, tokens of a chunk) for Liger's fused loss: the largest chunk up to ours, so that the head's
-    gradient is read and written as seldom; or the smallest that Liger has.
+    """(chunk_mem_const, tokens of a chunk) for Liger's fused loss: Liger's largest chunk up to kit's, so that the
+    head's gradient is read and written about as seldom; or Liger's smallest chunk, if all are larger.
 
-    Its chunks are tokens / ⌈V/(c·h)⌉, rounded up to a power of two; c, ``chunk_mem_const``, is 1 unless it is said
+    Liger's chunks are tokens / ⌈V/(c·h)⌉, rounded up to a power of two; c, ``chunk_mem_const``, is 1 unless it is said
     (liger_kernel 0.8.5, ops/fused_linear_cross_entropy.py).
     """
     best = (1, _liger_tokens(1, tokens, vocab_size, hidden_size))
@@ -56,15 +56,15 @@ def _liger_tokens(budget: int, tokens: int, vocab_size: int, hidden_size: int) -
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionModel:
-    """How an engine runs a layout: what decides step time and follows from engine and implementation."""
+    """How an engine runs a layout: the properties that follow from engine and implementation and decide step time."""
 
     engine: Literal["megatron", "fsdp", "ddp", "deepspeed"]
     code: Code
     precision: str
-    """What GEMMs run in."""
+    """Precision of the GEMMs."""
     linear_layers_only: bool = False
-    """Whether only GEMMs of linear layers are in it, and those of head and experts in bf16 (torchao). Efficiencies of
-    other programs in fp8 were estimated from rows as if every GEMM were."""
+    """Whether only GEMMs of linear layers run in that precision, and those of head and experts in bf16 (torchao). The
+    fp8 efficiencies of other programs were estimated from rows as if every GEMM ran in fp8."""
     attention: str = "flash"
     overlaps_gradients: bool = True
     """Whether gradients are reduced, and weights gathered, beside compute (Megatron, DDP)."""
@@ -138,7 +138,7 @@ class Workload:
 
     @cached_property
     def shard_tokens(self) -> float:
-        """The tokens that a rank has where sequence parallelism splits them further."""
+        """Tokens of a rank in norms and the residual stream, which sequence parallelism splits over tp."""
         return self.tokens / (self.layout.tp if self.layout.sp else 1)
 
     @cached_property
@@ -159,13 +159,13 @@ class Workload:
 
     @cached_property
     def chunks(self) -> tuple[tuple[int, ...], ...]:
-        """Layer numbers of every pipeline chunk, in the order in which a token meets them; chunk c is on stage
+        """Layer numbers of every pipeline chunk, in the order in which a token passes through them. Chunk c is on stage
         c mod pp."""
         return chunk_layers(self.num_layers, self.layout)
 
     @cached_property
     def even_stages(self) -> bool:
-        """Whether all pipeline stages hold as many layers."""
+        """Whether all pipeline stages have the same number of layers."""
         layout = self.layout
         uneven = layout.first_stage_layers is not None or layout.last_stage_layers is not None
         return not uneven and self.num_layers % (layout.pp * layout.vp) == 0
@@ -201,7 +201,7 @@ class Workload:
 
     @cached_property
     def adapters(self) -> float | None:
-        """LoRA's parameters on a rank; null without."""
+        """LoRA's parameters on a rank; None without LoRA."""
         return None if self.job.lora is None else adapter_parameters_of(self.model, self.job.lora) / self.layout.tp
 
     def trained_share(self, parameters: RankParameters) -> float:
@@ -217,7 +217,7 @@ class Workload:
 
     @cached_property
     def implementation(self) -> str:
-        """Which code computes a layer, and so what autograd saves of it."""
+        """The code that computes a layer. It decides which tensors autograd saves for backward."""
         return self.layout.implementation
 
     @cached_property
@@ -265,13 +265,14 @@ class Workload:
 
     @cached_property
     def keeps_outputs(self) -> bool:
-        """Whether pipeline stages keep what they have sent: megatron-core's ``deallocate_pipeline_outputs`` is off for
-        interleaved ones, whose sends are still read when they would be freed (kit/emit/megatron.py)."""
+        """Whether pipeline stages keep the outputs that they have sent. For interleaved stages kit turns
+        megatron-core's ``deallocate_pipeline_outputs`` off, because a send still reads its tensor when it would be
+        freed (kit/emit/megatron.py)."""
         return self.layout.pp > 1 and self.layout.vp > 1
 
     @cached_property
     def recompute_modules(self) -> frozenset[str]:
-        """For selective recompute: Megatron's module names."""
+        """Megatron's names of the modules that selective recompute computes again."""
         return frozenset({"core_attn"}) if self.layout.recompute == "selective" else frozenset()
 
     @cached_property

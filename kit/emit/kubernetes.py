@@ -20,7 +20,7 @@ _TARGET = "k8s"
 MOUNTED_AT = "/kit/run"
 """Where pods see the run directory."""
 _LONGEST_NAME = 40
-"""Of the 63 characters of a DNS label; JobSet appends the job's name and two indices to it."""
+"""Characters of a name. A DNS label has 63, and JobSet appends the job's name and two indices."""
 _PORT = "29500"
 _GPU_RESOURCES = {"cdna2": "amd.com/gpu", "cdna3": "amd.com/gpu", "cdna4": "amd.com/gpu"}
 """GPU generation → resource of its device plugin, where it is not NVIDIA's."""
@@ -84,7 +84,7 @@ def jobset(plan: Plan) -> str:
 
 
 def trainjob(plan: Plan) -> str:
-    """The same for Kubeflow's runtime ``torch-distributed``, which tells each node its rank in PET_* variables.
+    """The run for Kubeflow's runtime ``torch-distributed``, which tells each node its rank in PET_* variables.
     torchrun would read them beside its own arguments, so the command unsets them."""
     ranks = 'NODE_RANK="$PET_NODE_RANK" MASTER_ADDR="$PET_MASTER_ADDR" MASTER_PORT="$PET_MASTER_PORT"; '
     pod = {

@@ -2,21 +2,22 @@
 
     plan.yaml         the truth: model, cluster, job, layout, predictions, decisions
     run.yaml          data, schedule, checkpoints, logging
-    ds_config.md, ds_config.trainer.json
-                      why each key of ds_config.json, and the same for the Hugging Face Trainer
-    ds_config.own_optimizer.json, accelerate.own_optimizer.yaml
-                      the same for accelerate scripts that make their own optimizer
     ds_config.json, accelerate.yaml, megatron.yaml, launch.sh, slurm.sbatch, pretrain_gpt.sh
-                      the plan for the programs that read them
+                      the plan, for the programs that read these files
+    ds_config.md      a reason for each key of ds_config.json
+    ds_config.trainer.json
+                      ds_config.json for the Hugging Face Trainer
+    ds_config.own_optimizer.json, accelerate.own_optimizer.yaml
+                      for accelerate scripts that make their own optimizer
     hostfile, launch_hosts.sh, launch_elastic.sh, .deepspeed_env, rank.py
-                      those of several nodes
+                      files that start several nodes
     k8s.jobset.yaml, k8s.trainjob.yaml, sky.yaml
                       the run for Kubernetes and SkyPilot, where --target asks for them
     README.md         which file starts what
-    manifest.json     the hash of each, as written
+    manifest.json     the SHA-256 of each file as kit wrote it
 
-At start the engine compares. A changed plan, or a changed batch, stage or parallelism in another file, is an
-error; any other change of it is honoured, announced and recorded.
+At start kit compares each file with its hash. A changed plan is an error; so is a changed batch, stage or parallelism
+in a derived file. kit honours every other edit of a derived file, prints it, and records it in edits.json.
 """
 
 from __future__ import annotations
@@ -75,27 +76,29 @@ class Edit:
 
     def __str__(self) -> str:
         return (
-            f"{self.file}: {shown(self.key, str)}: {shown(self.planned)} was planned, {shown(self.found)} stands there"
+            f"{self.file}: {shown(self.key, str)}: {shown(self.planned)} was planned, the file has {shown(self.found)}"
         )
 
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """A run directory as read from disk, paths of ``run`` absolute."""
+    """A run directory as read from disk. The paths in ``run`` are absolute."""
 
     path: Path
     plan: Plan
     run: RunSpec
     settings: Mapping[str, Any]
-    """The engine's own file as it was read: ds_config.json, megatron.yaml, or nothing for torch."""
+    """Content of the engine's own file: ds_config.json or megatron.yaml; empty for torch."""
     megatron: Mapping[str, Any]
-    """megatron.yaml where there is one, also beside ds_config.json: ZeRO over Megatron's tensor parallelism."""
+    """Content of megatron.yaml; empty without one. ZeRO over Megatron's tensor parallelism has it beside
+    ds_config.json."""
     edits: tuple[Edit, ...]
-    """Changes by hand that are honoured."""
+    """Edits by hand that kit honours."""
 
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
-        """Read and check. Raises ``RunDirectoryError`` for a missing or changed plan, or an edit of what it decides."""
+        """Read and check a run directory. Raises ``RunDirectoryError`` for a missing or changed plan, and for an edit
+        of a value that the plan decides."""
         path = Path(path).resolve()
         check_line("run directory", str(path))
         hashes = _read_manifest(path)
@@ -121,7 +124,7 @@ class RunDirectory:
 
     @property
     def edited_workload(self) -> Workload:
-        """The plan's, with the sizes of buffers that an edit of ds_config.json states."""
+        """The plan's workload, with the buffer sizes that were edited in ds_config.json."""
         names = {f"zero_optimization.{key}": name for name, key in ZERO_KEYS.items()}
         found = {names[edit.key]: edit.found for edit in self.edits if edit.key in names}
         sizes = {
@@ -130,7 +133,7 @@ class RunDirectory:
         return self.plan.workload.with_layout(self.plan.layout.with_sizes(sizes))
 
     def memory_after_edits(self) -> str:
-        """A line with the peak that follows from edited sizes; empty where no edit changes one."""
+        """One line with the memory peak of the edited buffer sizes; empty if no edit changes a size."""
         edited = self.edited_workload
         if edited == self.plan.workload:
             return ""
@@ -143,7 +146,7 @@ class RunDirectory:
         return f"{line}; it does not fit" if gpu > usable else line
 
     def record_edits(self) -> None:
-        """Write ``edits.json``: which hand-made changes this run was started with."""
+        """Write ``edits.json``: the edits by hand with which this run started."""
         data = [dataclasses.asdict(edit) for edit in self.edits]
         (self.path / "edits.json").write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
@@ -177,7 +180,8 @@ def files_of(plan: Plan, targets: Sequence[str] = ()) -> dict[str, str]:
 
 
 def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = ()) -> RunDirectory:
-    """Write a new run directory; complete or absent. ``targets``: of ``TARGETS``, for their files too.
+    """Write a new run directory, complete or not at all. ``targets``: members of ``TARGETS`` whose files are wanted
+    too.
 
     Raises ``RunDirectoryError`` if the path exists, ``SpecError`` for an unknown target.
     """
@@ -216,7 +220,8 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
 
 
 def _of_run(name: str, text: str, run: RunSpec) -> str:
-    """DeepSpeed's files name the run's disk, for scripts that start without kit's worker; never one in a home."""
+    """The text with the run's NVMe path in DeepSpeed's files, for scripts that start without kit's worker. A path in
+    the user's home is left out."""
     its_own = name.startswith("ds_config") and name.endswith(".json")
     if not its_own or not run.nvme_path or Path(run.nvme_path).is_relative_to(Path.home().resolve()):
         return text
@@ -247,7 +252,7 @@ def _read_manifest(path: Path) -> dict[str, str]:
 
 
 def _edits(path: Path, derived: DerivedFile, plan: Plan, run: RunSpec, hashes: Mapping[str, str]) -> list[Edit]:
-    """What differs between a file on disk and the text that plan and run give it."""
+    """Differences between a file on disk and the text that plan and run give it."""
     file, name = path / derived.name, derived.name
     if not derived.applies(plan) or (derived.target and name not in hashes) or _sha256(file) == hashes.get(name):
         return []

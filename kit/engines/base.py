@@ -1,8 +1,8 @@
 """What the training loop asks of an engine, and nothing more.
 
-An engine owns forward, backward and the optimizer step. It owns no schedule (``apply`` is told the learning
-rate), no data order and no logging. Losses are sums over unmasked tokens, divided for the gradient by the
-**global** number of such tokens in the step, so that every layout has the same gradients.
+An engine runs forward, backward and the optimizer step. The loop decides the learning rate, which it passes to
+``apply``, the order of the data, and what is logged. A loss is a sum over unmasked tokens. For the gradient it is
+divided by the **global** number of unmasked tokens in the step, so that every layout has the same gradients.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class StateKind(StrEnum):
 class MicroBatch:
     """One micro batch of one data-parallel rank.
 
-    All tensors are int64 on the CPU and (micro_batch_size, s), where s is the job's seq_length in pretraining and at
-    most that otherwise: rows are then padded to the longest of the micro batch, and the lengths of ranks and of micro
-    batches differ. Labels are **already shifted**: ``labels[:, i]`` is the token to predict from
+    All tensors are int64, on the CPU, of shape (micro_batch_size, s). In pretraining s is the job's seq_length. For
+    other objectives rows are padded to the longest row of the micro batch: s is then at most seq_length, and differs
+    between ranks and micro batches. Labels are **already shifted**: ``labels[:, i]`` is the token to predict from
     ``input_ids[:, : i + 1]``, or ``IGNORE_INDEX``.
     """
 
@@ -47,22 +47,22 @@ class MicroBatch:
     position_ids: torch.Tensor | None = None
     """Positions that start at 0 in every document of a row; None: 0, 1, 2, … over the whole row."""
     sequence_ids: torch.Tensor | None = None
-    """Number of the document that a token belongs to, -1 for padding. Attention is causal, and within equal numbers;
-    None: every row is one document."""
+    """Number of the document that a token belongs to, -1 for padding. A token attends to earlier tokens of the same
+    number. None: every row is one document."""
     source_ids: torch.Tensor | None = None
-    """An encoder's input, of a length of its own; ``input_ids`` and ``labels`` are then the decoder's."""
+    """An encoder's input, whose length may differ from s; ``input_ids`` and ``labels`` are then the decoder's."""
     source_mask: torch.Tensor | None = None
     """1 where ``source_ids`` is a token, 0 where it is padding."""
 
 
 @dataclass(frozen=True)
 class LossSum:
-    """Summed over all ranks and micro batches; the same on every rank."""
+    """A loss summed over all ranks and micro batches; the same on every rank."""
 
     loss_sum: float
-    """Cross entropy in nats, summed over the tokens that count."""
+    """Cross entropy in nats, summed over the tokens whose label is not ``IGNORE_INDEX``."""
     tokens: int
-    """How many they were."""
+    """The number of these tokens."""
 
     @property
     def mean(self) -> float:
@@ -79,14 +79,14 @@ class Norms:
     skipped: bool = False
     """fp16: a scaled gradient overflowed, the scale was lowered, no weight has changed; ``gradient`` is infinite."""
     loss_scale: float | None = None
-    """fp16: what this step's loss was multiplied with."""
+    """fp16: the factor that this step's loss was multiplied with; None for other precisions."""
 
 
 class TensorSource(ABC):
     """Named tensors, read one at a time: a Hugging Face directory, an exchange checkpoint, random weights.
 
-    A source that can read parts of its tensors overrides ``shape``, ``read_flat`` and ``read_block``; here they read
-    the whole tensor, and keep the last one.
+    ``shape``, ``read_flat`` and ``read_block`` read the whole tensor and keep the last one. A source that can read
+    parts of a tensor overrides them.
     """
 
     _last: tuple[str, torch.Tensor] | None = None
@@ -157,8 +157,7 @@ class StateBlock:
 
 
 class Engine(Protocol):
-    """One training engine (this module's docstring says what is expected). Every method is collective: all ranks call
-    it, in the same order."""
+    """One training engine. Every method is collective: all ranks call it, in the same order."""
 
     dp_rank: int
     """This rank's place among the ``dp_size`` ranks that get different samples."""
@@ -172,14 +171,14 @@ class Engine(Protocol):
         """Loss and gradients of one optimizer step; leaves the gradients ready for ``apply`` or ``discard``."""
 
     def routing_metrics(self) -> Mapping[str, float | None]:
-        """What routers did in the last ``forward_backward``, over all ranks: fields of ``StepMetrics``. Empty without
-        experts."""
+        """Fields of ``StepMetrics`` that describe the routers of experts in the last ``forward_backward``, over all
+        ranks. Empty for a model without experts."""
         return {}
 
     def gradient_norm(self) -> float | None:
-        """Norm that ``apply`` will report, between ``forward_backward`` and ``apply``, while the step can still be
-        discarded. Not finite where a gradient is not finite. None: fp16's scaled gradient overflowed, and ``apply``
-        will lower the scale and skip."""
+        """The norm that ``apply`` will report. Call it between ``forward_backward`` and ``apply``, while the step can
+        still be discarded. The norm is not finite if a gradient is not finite. None: fp16's scaled gradient overflowed,
+        and ``apply`` will lower the scale and skip the step."""
 
     def apply(self, learning_rate: float) -> Norms:
         """Clip, step the optimizer at this rate, clear the gradients."""
@@ -194,28 +193,30 @@ class Engine(Protocol):
         """Write the engine's own checkpoint into an existing empty directory on a file system that all ranks see."""
 
     def snapshot(self) -> Callable[[Path, Any], None]:
-        """Copy the state to host memory. The function that is returned writes what ``save`` writes, collectively over
-        the process group given as its second argument; it may run in a thread while training goes on."""
+        """Copy the state to host memory. Returns a function that writes the files that ``save`` writes. Its arguments
+        are the directory and a process group; all ranks of the group call it. It may run in a thread while training
+        goes on."""
 
     def load(self, directory: Path) -> None:
-        """Read what ``save`` wrote, for the same layout. May raise CheckpointError on one rank alone: the caller tells
-        the others."""
+        """Read a checkpoint of ``save``, for the same layout. May raise CheckpointError on one rank only: the caller
+        must tell the others."""
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """Hugging Face name → the one rank that exports this tensor, the same on all ranks. Tensors that several ranks
-        export together are not in it."""
+        """Hugging Face name → the one rank that exports this tensor. The mapping is the same on all ranks. It leaves
+        out tensors that several ranks export together."""
         return {}
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
-        """This rank's blocks of the full tensors; those of all ranks cover each tensor, each element once.
+        """This rank's blocks of the full tensors. The blocks of all ranks together contain each element of each tensor
+        once.
 
         A block is valid until the next one. All ranks must exhaust the iterator. Tied parameters appear once, under the
         name that transformers saves.
         """
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
-        """Set one kind of state from full tensors; reads each tensor only while it is needed."""
+        """Set one kind of state from full tensors. Reads each tensor when it is needed, and does not keep it."""
 
     @property
     def optimizer_steps(self) -> int:
@@ -231,4 +232,4 @@ class Engine(Protocol):
         """Bytes of this rank's tensors: weights, gradients, optimizer; and peak_allocated on CUDA."""
 
     def close(self) -> None:
-        """Release what the engine holds; the process group belongs to the caller."""
+        """Release the engine's memory, threads and files. The caller destroys the process group."""

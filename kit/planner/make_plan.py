@@ -28,8 +28,11 @@ def make_plan(
 ) -> Plan:
     """The fastest layout that fits, with its predictions and the reasons for every choice.
 
-    Raises ``PlanError``: with every broken rule where no layout is legal; with the nearest miss and the smallest
-    changes that would help where none fits. ``calibration``: residuals of earlier runs, which correct predictions.
+    ``calibration``: ratios of measured to predicted values of earlier runs, which correct the predictions. Pretraining
+    without ``job.balancing`` balances experts as the model's family was published.
+
+    Raises ``PlanError``. If no layout is legal, the message lists every broken rule. If none fits, it names the layout
+    that comes closest and the smallest changes that would make it fit.
     """
     published = model.traits.balancing
     if published and job.balancing is None and job.objective == "pretrain" and job.lora is None:

@@ -1,4 +1,4 @@
-"""The plan: a recipe with every choice made, what is predicted of it, and why; and its file."""
+"""The plan, a recipe with every choice made, its predictions and reasons; and the file that stores a plan."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from kit.specs.layout import ZERO_KEYS, Layout, Pins
 from kit.specs.model import ModelSpec
 
 SCHEMA_VERSION = 3
-"""2: plans without sizes of DeepSpeed's buffers in their layout; kit chooses them as it did then."""
+"""Plans of version 2 have no sizes of DeepSpeed's buffers in their layout. For them kit chooses the sizes as it did
+when version 2 was current."""
 
 __all__ = ["SCHEMA_VERSION", "Decision", "Layout", "Pins", "Plan", "Prediction", "StageMemory"]
 
@@ -54,7 +55,7 @@ class Plan:
 
     @cached_property
     def workload(self) -> Workload:
-        """What memory, time and rules are functions of."""
+        """The argument of the functions of memory, time and rules."""
         return Workload(model=self.model, cluster=self.cluster, job=self.job, layout=self.layout)
 
     @property
@@ -77,7 +78,7 @@ class Plan:
         return strict_yaml.dump(plain | {"layout": _without_absent_sizes(plain["layout"])})
 
     def save(self, path: str | Path) -> None:
-        """Write it as YAML; an existing file is not overwritten. Raises ``SpecError``."""
+        """Write the plan as YAML. Raises ``SpecError`` if the file exists or cannot be written."""
         try:
             with Path(path).open("x", encoding="utf-8") as stream:
                 stream.write(self.to_yaml())
@@ -102,7 +103,7 @@ class Plan:
 
 
 def _without_absent_sizes(layout: dict[str, Any]) -> dict[str, Any]:
-    """Sizes that the engine does not read are not written, and plans of version 2 keep their digest."""
+    """Drops sizes that the engine does not read, so that plans of version 2 keep their digest."""
     return {name: value for name, value in layout.items() if value is not None or name not in ZERO_KEYS}
 
 

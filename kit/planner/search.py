@@ -1,7 +1,8 @@
 """Compare every layout, and take the fastest legal one that fits.
 
-Enumerate (``candidates``), drop what breaks a rule (``rules``) or does not fit (``kit.cost``), rank by predicted time
-per token, and among those that are equally fast within the model's precision take the simplest.
+``candidates`` lists layouts. The search drops those that break a rule (``rules``) or do not fit (``kit.cost``), and
+predicts the step time of the rest. Among the layouts that are equally fast, within ``EQUALLY_FAST``, it takes the
+simplest.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from kit.planner.rules import Violation, is_legal, violations
 from kit.specs.layout import ENGINES, EngineName, Layout
 
 EQUALLY_FAST = 1.01
-"""Ratio of step times below which layouts count as equally fast, also those of different engines: what a layout that
-fits only with more memory can cost the plan. Of 48 sets of measured layouts the simplest within a hundredth takes 3.7 %
-longer than the best in the mean, the fastest 3.1 %; within a twentieth it takes 6.3 % (python -m benchmarks.accuracy
-throughput, docs/findings.md)."""
+"""Ratio of step times below which layouts count as equally fast, on one engine or on several. In 48 sets of measured
+layouts the layout predicted to be the fastest takes 3.1 % longer than the best one, in the mean. The simplest within 1
+% of it takes 3.7 % longer, the simplest within 5 % takes 6.3 % longer (python -m benchmarks.accuracy throughput,
+docs/findings.md)."""
 
 
 class Candidate(NamedTuple):
@@ -64,7 +65,7 @@ class LayoutScorer:
 
 
 def search(request: Request) -> SearchResult:
-    """Search the usual layouts, and what is slower only where those do not fit."""
+    """Search the usual layouts. If none fits, search those of the fallback space too, which are slower."""
     scorer = LayoutScorer(request)
     usual = _search(request, scorer, USUAL)
     return usual if usual.best is not None else _search(request, scorer, FALLBACK_SPACE)
@@ -88,7 +89,8 @@ def _search(request: Request, scorer: LayoutScorer, space: SearchSpace) -> Searc
 
 
 def illegal(request: Request, engines: tuple[EngineName, ...] | None = None) -> dict[EngineName, tuple[Violation, ...]]:
-    """For each engine (of those given) without a legal layout: the rules that its least illegal one breaks."""
+    """Engine → the rules that its layout with the fewest broken rules breaks; only engines that have no legal
+    layout."""
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
     for engine in engines or _engines(request):
         fewest: tuple[Violation, ...] = ()
@@ -103,8 +105,8 @@ def illegal(request: Request, engines: tuple[EngineName, ...] | None = None) -> 
 
 
 def engine_simplicity(layout: Layout) -> int:
-    """Smaller is simpler. DeepSpeed over Megatron's layers, and FSDP2 over DTensor's tensor parallelism, are two ways
-    of splitting at once."""
+    """Smaller is simpler. Least simple are layouts that split the work in two ways at once: DeepSpeed over Megatron's
+    layers, and FSDP2 over DTensor's tensor parallelism."""
     both = (layout.engine == "deepspeed" and layout.implementation != "huggingface") or (
         layout.engine == "torch" and layout.tp > 1
     )
@@ -161,8 +163,8 @@ _WHATEVER_THE_SIZES = frozenset(
         "fp8_needs_transformer_engine",
     }
 )  # fmt: skip
-"""Rules that read model, cluster, job and implementation alone. All of Megatron's layouts have one implementation: what
-the first one breaks of these, the other thousands break too."""
+"""Rules that read only model, cluster, job and implementation. All of Megatron's layouts have one implementation: if
+the first layout breaks one of these rules, thousands of others break it too."""
 
 
 def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:

@@ -2,7 +2,7 @@
 
     data → forward_backward → anomalies? → (gradients to disk) → apply(learning rate) → log → validation → checkpoint
 
-All state is in the engine and in ``Counters``; learning rate, batch size and data order follow from the counters, so a
+All state is in the engine and in ``Counters``. Learning rate, batch size and data order follow from the counters, so a
 run that is killed and resumed makes the same steps.
 """
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
 
 _PATIENCE = 10.0
-"""Checkpoints and validation may take so many times as long as a step before they count as hung."""
+"""Checkpoints and validation count as hung after this many times ``hang_seconds``."""
 _FIRST_PATIENCE = 5.0
-"""So may the first step: kernels are compiled and communicators made."""
+"""The first step counts as hung after this many times ``hang_seconds``: it compiles kernels and makes communicators."""
 
 
 def train(
@@ -51,13 +51,15 @@ def train(
     started: float | None = None,
     profile: tuple[int, int] | None = None,
 ) -> Summary:
-    """Collective. Train to the end of the run, or to ``stop_at_step``, and write what the run directory promises.
+    """Collective. Train to the end of the run, or to ``stop_at_step``; write metrics, checkpoints and the summary.
 
-    ``resume``: None, ``"auto"`` or the path of a checkpoint (see ``resume_from``). The last step always has a native
-    checkpoint, and with ``export_at_end`` an exchange checkpoint ``checkpoints/exchange-step-NNNNNNNN``. A native
-    checkpoint that cannot be written is reported and the run goes on with the previous one. A signal or the time limit
-    end a run after the step that runs, with a native checkpoint and ``Summary.stopped``. ``started``:
-    ``time.monotonic()`` when the process began. ``profile``: first and last step of a trace.
+    ``resume``: None, ``"auto"`` or the path of a checkpoint (see ``resume_from``). ``started``: ``time.monotonic()``
+    when the process began. ``profile``: first and last step of a trace.
+
+    After the last step the loop writes a native checkpoint, and with ``export_at_end`` an exchange checkpoint
+    ``checkpoints/exchange-step-NNNNNNNN``. If a native checkpoint cannot be written, the loop reports it and trains on.
+    A signal or the time limit ends the run after the current step, with a native checkpoint; ``Summary.stopped`` names
+    the reason.
 
     Raises DataError, CheckpointError, SpecError, and EngineError naming the step where loss or gradient is not finite.
     """
@@ -102,7 +104,7 @@ class _Run:
         counters: Counters,
         profiler: Profiler,
     ) -> None:
-        """Collective. ``counters``: where the run goes on."""
+        """Collective. ``counters``: the position from which the run continues."""
         self.engine, self.rundir, self.loader, self.checkpoints = engine, rundir, loader, checkpoints
         self.watchdog, self.stopping, self.profiler = watchdog, stopping, profiler
         plan, run = rundir.plan, rundir.run
@@ -119,7 +121,8 @@ class _Run:
             self.logger.log_event("resumed", counters.step, position=counters.position)
 
     def step(self, counters: Counters, last_step: int) -> Counters:
-        """One optimizer step and what is due after it; returns the counters to go on from."""
+        """One optimizer step, then logging, validation and checkpoint where they are due. Returns the counters from
+        which the next step continues."""
         step = counters.step + 1
         self.clock.turn()
         self.watchdog.beat(f"step {step}", 1.0 if self.measured.step_times_s else _FIRST_PATIENCE)
@@ -135,9 +138,9 @@ class _Run:
         return result.counters
 
     def train_step(self, before: Counters, another: bool) -> _StepResult:
-        """Data, gradients, a decision about them, and the optimizer step unless they are anomalous.
+        """Read the batch, compute gradients, and take the optimizer step unless loss or gradients are anomalous.
 
-        ``another``: a step follows, whose data may be read already."""
+        ``another``: a step follows, so its batch may be read ahead."""
         plan, run, engine, clock = self.rundir.plan, self.rundir.run, self.engine, self.clock
         ramp, full = run.schedule.batch_ramp, plan.layout.global_batch_size
         size = batch_size(before.samples_seen, ramp, full)
@@ -264,7 +267,7 @@ class _Run:
 
 
 class _StepResult(NamedTuple):
-    """A step that was made, or left out."""
+    """A step, whether or not the optimizer took it."""
 
     counters: Counters
     """Counters after the step."""
@@ -275,9 +278,9 @@ class _StepResult(NamedTuple):
     rate: float
     decision: StepDecision
     norms: Norms | None
-    """Norms of the optimizer step; None where it was left out."""
+    """Norms of the optimizer step; None if there was none."""
     grad_norm: float | None
-    """Gradient norm; None where no weight has changed."""
+    """Gradient norm; None if no weight has changed."""
 
 
 def _is_due(step: int, every_steps: int | None) -> bool:
