@@ -17,7 +17,7 @@ from kit.errors import SpecError
 _COUNTER = "kit.engines.huggingface.count_parameters"
 _MOST_SECONDS = 120
 """A configuration takes two to five seconds, nearly all of them to import torch; a busy machine several times that."""
-_FORMAT = "1"
+_FORMAT = "2"
 """Format of the answers; another one makes those that were kept useless."""
 
 

@@ -56,7 +56,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     left_out = ("transformers_version", "_name_or_path", "dtype", "architectures", "id2label", "label2id")
     plain = {}
     for key, value in values.items():
-        if value is not None and key not in left_out:
+        if key not in left_out:
             with suppress(ValueError):
                 plain[key] = json.loads(json.dumps(value, default=str, allow_nan=False))
     return plain

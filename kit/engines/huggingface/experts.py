@@ -22,7 +22,9 @@ from kit.specs.model import ModelSpec
 
 def expert_slices(model: ModelSpec, name: str) -> dict[str, ExpertSlice]:
     """Name on disk → part of the parameter ``name`` of transformers, expert by expert; empty where it is one tensor on
-    disk too."""
+    disk too, and for types that no family describes: these keep the names and shapes of transformers."""
+    if model.approximate is not None:
+        return {}
     if model.traits.interleaved_experts:
         return fused_experts.interleaved_slices(name, model.num_experts)
     layer, _, fused = name.partition(".mlp.experts.")

@@ -21,7 +21,7 @@ from kit.engines.huggingface.buffers import SavedBuffers, is_buffer
 from kit.engines.huggingface.experts import FusedExpertsSource, shapes_on_disk
 from kit.engines.huggingface.fused_experts import ExpertSlice
 from kit.engines.io.sharded_safetensors import SafetensorsSource, file_names, read_weight_map
-from kit.errors import CheckpointError, SpecError
+from kit.errors import CheckpointError, EngineError, SpecError
 from kit.specs.families import FAMILIES, families_where
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
@@ -80,8 +80,19 @@ def random_model(
             built = AutoModelForSeq2SeqLM.from_config(config, **options)
         else:
             built = AutoModelForCausalLM.from_config(config, **options)
+    if model.approximate is not None:
+        _check_all_trained(model, built)
     built.train()
     return built
+
+
+def _check_all_trained(model: ModelSpec, built: PreTrainedModel) -> None:
+    frozen = [name for name, parameter in built.named_parameters() if not parameter.requires_grad]
+    if frozen:
+        raise EngineError(
+            f"model type {model.model_type} has parameters that are not trained, first {frozen[0]}: no checkpoint here "
+            "holds them; use another model"
+        )
 
 
 def build_skeleton(model: ModelSpec) -> PreTrainedModel:

@@ -98,7 +98,7 @@ def write_hf(
         config.update({"dtype": DTYPES[dtype], **special_tokens})
         two_stacks = model.is_encoder_decoder
         classes = MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES if two_stacks else MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-        config.architectures = [classes[model.family]]
+        config.architectures = [classes[model.model_type]]
         config.save_pretrained(partial)
         for path in extras:
             shutil.copyfile(path, partial / path.name)
