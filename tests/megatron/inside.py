@@ -140,6 +140,17 @@ def memory_told(rundir: Any) -> tuple[float, float]:
     return found
 
 
+def counts_of_groups() -> list[int]:
+    """Inside a worker: steps that each parameter group has counted, of which one holds nothing on this rank."""
+    from kit.engines.megatron.optimizer import Adam
+
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = Adam([{"params": [parameter]}, {"params": [torch.nn.Parameter(torch.empty(0))]}])
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    return [group["step"] for group in optimizer.param_groups]
+
+
 def initial_weights(rundir: Any) -> dict[str, torch.Tensor]:
     """Inside a worker: the weights of an engine just built."""
     from kit.engines.megatron.engine import MegatronEngine

@@ -42,6 +42,11 @@ CASES = {
     ),
     "cp2-selective": ("llama", TWO_LAYERS, {"cp": 2, "recompute": "selective"}),
     "dp2-distributed-optimizer": ("llama", LLAMA, {"dp": 2, "zero_stage": 1}),
+    "dp2-ranges-that-cut-rows": (  # the boundary of two ranks is inside a row of a matrix
+        "llama",
+        LLAMA | {"num_layers": 3, "hidden_size": 24, "ffn_hidden_size": 36, "head_dim": 6},
+        {"dp": 2, "zero_stage": 1},
+    ),
     "dp2-plain-optimizer": ("llama", LLAMA, {"dp": 2}),
     "cp2": ("llama", LLAMA, {"cp": 2}),
     "cp2-ring": ("llama", TWO_LAYERS, {"cp": 2, "cp_comm_type": "p2p"}),

@@ -82,6 +82,10 @@ def test_a_summary_has_the_memory_of_the_fullest_rank(references):
     assert told == (max(held),) * 2
 
 
+def test_a_group_that_holds_nothing_on_a_rank_counts_its_steps_too():
+    assert pool("megatron", 2).run(inside.counts_of_groups) == [[1, 1]] * 2
+
+
 def test_a_rank_holds_the_experts_that_the_planner_counts(references):
     spec = tiny.model("mixtral", num_layers=2, vocab_size=127)
     directory, _ = references(spec)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
 
 from kit.engines.huggingface.models import build_skeleton, tensor_shapes
 from kit.engines.megatron.model.rope import inverse_frequencies, rotation_factor, score_factor
+from kit.engines.megatron.resharding.optimizer_state import _copy_into_range
 from kit.engines.megatron.weights import mapped_params, weight_map
 from kit.engines.megatron.weights.sharding import QKV, GatedMLP, VocabParallel, blocks, whole_shape
 from kit.errors import EngineError
@@ -96,6 +98,17 @@ def test_gate_and_up_are_sliced_before_they_are_stacked():
     gate, up = torch.arange(4.0).reshape(4, 1), torch.arange(10.0, 14).reshape(4, 1)
     shards = shards_of(GatedMLP(), [gate, up], spec, 2)
     assert [shard.flatten().tolist() for shard in shards] == [[0, 1, 10, 11], [2, 3, 12, 13]]
+
+
+def test_blocks_reach_every_element_of_a_range_that_cuts_rows_in_two():
+    """A rank of the distributed optimizer holds any range of the flattened parameter: here each one of 7 rows of 5."""
+    whole = torch.arange(35.0).view(7, 5)
+    for start, end in combinations(range(36), 2):
+        for blocks_of in (((0, 0, whole[:, :2]), (0, 2, whole[:, 2:])), ((0, 0, whole[:3]), (3, 0, whole[3:]))):
+            held = torch.full((end - start,), -1.0)
+            for row, column, block in blocks_of:
+                _copy_into_range(held, start, 5, block, row, column)
+            assert torch.equal(held, whole.flatten()[start:end]), (start, end)
 
 
 def test_padding_rows_of_the_vocabulary_are_nobodys():
