@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +84,24 @@ def through_the_exchange_checkpoint(rundir: Any, root: Path) -> list[float]:
 
 def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
     """Save in a thread while training goes on, then see that the checkpoint is of the moment at which it was begun."""
+    from kit.engines.megatron.checkpoint import torch_dist
     from kit.engines.megatron.engine import MegatronEngine
 
     engine = MegatronEngine(rundir)
     steps(engine, rundir, 0)
     written = checkpoints(rundir, root)
     background = CheckpointManager(written, asynchronous=True)
+    write, training_is_ahead = torch_dist.write_blocks, threading.Event()
+
+    def write_late(*arguments: Any, **options: Any) -> None:
+        training_is_ahead.wait(60)
+        write(*arguments, **options)
+
+    torch_dist.write_blocks = write_late
     assert background.save(engine, COUNTERS, wait=False) is None
+    torch_dist.write_blocks = write
     expected = steps(engine, rundir, 2)
+    training_is_ahead.set()
     assert background.wait() is None
 
     with full_disk(1_000):

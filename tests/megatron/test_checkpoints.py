@@ -51,10 +51,11 @@ def test_another_layout_goes_on_where_one_was(references, tmp_path, family, inde
         assert found["curve"] == pytest.approx(expected, rel=1e-4), layout
 
 
-def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path):
+@pytest.mark.parametrize("layout", [ZERO, {"tp": 2}], ids=["distributed optimizer", "tp2"])
+def test_a_checkpoint_is_written_while_training_goes_on(references, tmp_path, layout):
     spec = spec_of("llama")
     directory, _ = references(spec)
-    rundir = cases.run_directory(directory / "run", spec, **ZERO)
+    rundir = cases.run_directory(directory / "run", spec, **layout)
     for found in pool("megatron", 2).run(checkpoints.in_the_background, rundir, tmp_path):
         assert found["found"] == found["expected"]
         assert found["counters"] == checkpoints.COUNTERS

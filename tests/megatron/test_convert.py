@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import os
 import pickle
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from kit.engines.base import StateKind
-from kit.engines.huggingface.models import HfDirectory
+from kit.engines.huggingface.models import HfDirectory, hf_config
 from kit.errors import CheckpointError, KitError
 from kit.training.checkpoint.convert import convert, open_checkpoint
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
@@ -198,6 +199,13 @@ class TestBadInput:
         other = "llama-3.2-1b"
         with pytest.raises(KitError, match=r"has shape|is not in the checkpoint"):
             convert(root / "step-00000002", "hf", tmp_path / "out", model=other)
+
+    def test_a_smaller_model(self, saved, tmp_path):
+        """Not its first layers either."""
+        spec, _, root, _ = saved
+        hf_config(dataclasses.replace(spec, num_layers=3)).save_pretrained(tmp_path / "small")
+        with pytest.raises(KitError, match=r"has shape \[4, .* and \[3, .* in the model"):
+            convert(root / "step-00000002", "hf", tmp_path / "out", model=str(tmp_path / "small"))
 
 
 def test_the_command(saved, tmp_path):
