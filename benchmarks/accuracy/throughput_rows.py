@@ -193,8 +193,11 @@ def before_prefetching(row: Row) -> bool:
 
 
 def before_cudnn(row: Row) -> bool:
-    """Transformer Engine's context parallelism ran on flash-attn until release 1.7 of mid-2024."""
-    return (row["job"].get("cp") or 1) > 1 and "2023" <= str(row["source"].get("date") or "9") < "2024-06"
+    """Transformer Engine's context parallelism ran on flash-attn until release 1.7 of mid-2024. NeMo's releases have
+    their month as a name, and tables are published months later."""
+    release = re.search(r"NeMo (?:container )?(\d\d)\.(\d\d)", str(row.get("notes") or ""))
+    date = f"20{release.group(1)}-{release.group(2)}" if release else str(row["source"].get("date") or "9")
+    return (row["job"].get("cp") or 1) > 1 and "2023" <= date < "2024-06"
 
 
 def kernels_of(row: Row) -> str:
@@ -229,7 +232,8 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
             precision=precision,
             attention="unfused"
             if unfused
-            else ("flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"),
+            else attention_of(row)
+            or ("flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"),
             overlaps_gradients=not old and not sailor(row) and "without ZeRO overlap" not in notes,
             overlaps_tensor_gradients=not old or bool(job.get("sp")),
             overlaps_tensor_parallel=nvidia,
@@ -258,7 +262,7 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
         precision=precision,
         linear_layers_only=precision in LOW_PRECISIONS and not llm_foundry(row),
         matmul_share=share,
-        attention="unfused" if megatron_deepspeed(row) else "flash1" if llm_foundry(row) else "flash",
+        attention=attention_of(row) or ("flash1" if llm_foundry(row) else "flash"),
         balanced_context=not torchtitan(row),
         offload_to_step_on_device=offload_of(row).optimizer == "device",
         copies_gathered=torchtitan(row),
@@ -269,6 +273,24 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
         overlaps_tensor_gradients=asynchronous,
         gradient_bytes=float(gradient_bytes(row)),
     )
+
+
+def attention_of(row: Row) -> str | None:
+    """The kernel that a field names, or that a program's age decides; null where neither does. ``flash`` alone says no
+    version, and is the second."""
+    if megatron_deepspeed(row):
+        return "unfused"
+    words = re.sub(r"[^a-z0-9]", "", str(row["job"].get("attention") or "").lower())
+    return next((kernel for kernel, names in KERNELS.items() if any(name in words for name in names)), None)
+
+
+KERNELS = {
+    "unfused": ("unfused", "eager", "math"),
+    "cudnn": ("cudnn",),
+    "flash3": ("flash3", "flashattn3", "flashattention3", "fa3"),
+    "flash4": ("flash4", "flashattn4", "flashattention4", "fa4"),
+}
+"""Kernel of attention in ``efficiency.yaml`` → words of a row's field."""
 
 
 def context_exchange_of(row: Row) -> ContextExchange:
