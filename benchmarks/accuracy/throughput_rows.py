@@ -257,8 +257,8 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
         engine=engine if engine in ("deepspeed", "ddp") else "fsdp",  # type: ignore[arg-type]
         code="compiled" if compiled(row) and not broken else _code(row, engine),
         unhidden_sharding=PREFETCHED if deepcompile(row) else 1.0 if before_prefetching(row) else UNHIDDEN,
-        # DeepSpeed's default below stage 3 is overlap_comm=false.
-        overlaps_gradients=engine != "deepspeed" or job.get("zero_stage") == 3,
+        # DeepSpeed's default below stage 3 is overlap_comm=false; its compiler always reduces on a stream of its own.
+        overlaps_gradients=engine != "deepspeed" or job.get("zero_stage") == 3 or deepcompile(row),
         precision=precision,
         linear_layers_only=precision in LOW_PRECISIONS and not llm_foundry(row),
         matmul_share=share,

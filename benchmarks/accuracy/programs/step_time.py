@@ -48,6 +48,9 @@ class PublishedStepTime(StepTimeModel):
             gathers = 2 + gathered_again(workload, workload.parameters[0])
             kernels = workload.layout.dp * workload.num_layers * (MATRICES * gathers + TENSORS)
             components["data_parallel"] += kernels * self.gpu.rates.kernel_launch_us * 1e-6
+            # Each gradient was scattered by itself, not only those of matrices.
+            more = workload.num_layers * (TENSORS - MATRICES)
+            components["data_parallel"] += more * self.gpu.group(workload.layout.dp, 1).latency_s
         return components
 
     def with_offload(

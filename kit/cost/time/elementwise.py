@@ -60,6 +60,15 @@ def layer_kernels(workload: Workload, has_experts: bool) -> float:
     return kernels
 
 
+def recompute_launches(workload: Workload) -> tuple[float, float]:
+    """(forward, recompute) over the launches of a forward without it. torch's checkpoint wraps every saved tensor in
+    hooks: a Llama layer of transformers takes the host 1.5 times as long forward and twice as long once more (measured
+    on a CPU, as above)."""
+    if workload.layout.recompute != "full":
+        return 1.0, 0.0
+    return (1.5, 2.0) if workload.execution.code == "huggingface" else (1.0, 1.0)
+
+
 def layer_elementwise_bytes(workload: Workload, has_experts: bool) -> float:
     """Forward of one layer on one rank, one micro batch."""
     model, tp, tokens, outer = workload.model, workload.layout.tp, workload.tokens, workload.shard_tokens

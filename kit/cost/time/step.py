@@ -152,8 +152,9 @@ class StepTimeModel:
         recompute = layer.recompute + tensor.recompute + context.recompute + expert.recompute
         backward = layer.backward + tensor.backward + context.backward + expert.backward
         # A GPU that waits for the next kernel is as slow as the process that launches them.
-        launches = layer.launch_backward + (layer.launch_forward if workload.layout.recompute == "full" else 0.0)
-        launch = max(0.0, layer.launch_forward - forward) + max(0.0, launches - backward - recompute)
+        once, again = elementwise.recompute_launches(workload)
+        launches = layer.launch_backward + again * layer.launch_forward
+        launch = max(0.0, once * layer.launch_forward - forward) + max(0.0, launches - backward - recompute)
         if has_experts and workload.execution.graphs != "full":
             # The host reads how many tokens each expert gets before it goes on (megatron-core, token_dispatcher.py):
             # the kernels after that are issued while the GPU waits.
