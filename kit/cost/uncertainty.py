@@ -67,7 +67,8 @@ def _special(workload: Workload) -> str:
 def _by_generation(regime: str, generation: str) -> str:
     """The band of the GPU's generation where there are rows enough for one, else of all."""
     own = f"{regime}, {'Blackwell' if generation == 'blackwell' else 'up to Hopper'}"
-    return own if own in rows("bands") else regime
+    found = rows("bands").get(own)
+    return own if found and not found.get("few") else regime
 
 
 def _own(regime: str) -> Evidence:
