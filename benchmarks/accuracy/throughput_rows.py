@@ -232,8 +232,7 @@ def execution_of(row: Row, precision: str) -> PublishedExecution:
             precision=precision,
             attention="unfused"
             if unfused
-            else attention_of(row)
-            or ("flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"),
+            else attention_of(row) or ("flash" if ampere or engine == "nanotron" or before_cudnn(row) else "cudnn"),
             overlaps_gradients=not old and not sailor(row) and "without ZeRO overlap" not in notes,
             overlaps_tensor_gradients=not old or bool(job.get("sp")),
             overlaps_tensor_parallel=nvidia,
