@@ -18,9 +18,15 @@ def _deepspeed(model: str, seq_length: int = 4096, precision: str = "bf16", **la
     return Case(model=model, engine="deepspeed", seq_length=seq_length, precision=precision, layout=sizes)
 
 
-def _lora(model: str, engine: str, targets: Literal["attention", "all-linear"] = "all-linear", **layout: Any) -> Case:
-    sizes = {"zero_stage": 0, "dp": 8, **layout}
-    return Case(model=model, engine=engine, seq_length=2048, layout=sizes, lora=LoraSpec(targets=targets))
+def _lora(
+    model: str,
+    engine: str,
+    targets: Literal["attention", "all-linear"] = "all-linear",
+    dropout: float = 0.0,
+    **layout: Any,
+) -> Case:
+    sizes, lora = {"zero_stage": 0, "dp": 8, **layout}, LoraSpec(targets=targets, dropout=dropout)
+    return Case(model=model, engine=engine, seq_length=2048, layout=sizes, lora=lora)
 
 
 def _megatron(model: str, stages: tuple[int, ...] = (0,), seq_length: int = 4096, **layout: Any) -> Case:
@@ -85,6 +91,8 @@ CASES: tuple[Case, ...] = (
     _lora("llama-3-8b", "torch", "attention"),
     _lora("qwen3-8b", "torch"),
     _lora("llama-3-8b", "torch", zero_stage=3),
+    _lora("llama-3-8b", "torch", zero_stage=3, dropout=0.05),
+    _lora("llama-3.2-1b", "torch", dropout=0.05),
     _lora("llama-3-8b", "deepspeed", zero_stage=2),
     _lora("gemma-2-2b", "deepspeed", zero_stage=2),
     # Megatron: one rank of every stage that differs

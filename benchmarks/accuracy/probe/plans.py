@@ -34,6 +34,7 @@ class Case:
         model = self.model if isinstance(self.model, str) else self.model.name
         said = ", ".join(f"{key}={value}" for key, value in self.layout.items())
         lora = "" if self.lora is None else f"LoRA of {self.lora.targets}, rank {self.lora.rank}"
+        lora += f", dropout {self.lora.dropout}" if self.lora and self.lora.dropout else ""
         parts = [model, self.engine, lora, said, f"{self.seq_length} tokens"]
         return ", ".join(part for part in parts if part) + ("" if self.precision == "bf16" else f", {self.precision}")
 

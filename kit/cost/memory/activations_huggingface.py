@@ -315,6 +315,23 @@ def _with_frozen_weights(workload: Workload, lora: LoraSpec, has_experts: bool) 
         terms["adapters"] += element * h * (2 if copies and model.gated_mlp and not traits.fused_gate_up else 1)
     elif not has_experts:
         terms["mlp"] -= element * f if model.gated_mlp or traits.activation != "relu" else 0
+    if lora.dropout:
+        terms |= _dropped_out(workload, terms, of_mlp)
     matrices = 4 + ((3 if model.gated_mlp else 2) if of_mlp else 0)
     terms["adapters"] += element * lora.rank * matrices
     return terms
+
+
+def _dropped_out(workload: Workload, terms: dict[str, float], of_mlp: bool) -> dict[str, float]:
+    """Adapters and MLP where each adapter drops out its own input: it keeps the mask, a byte an element (torch,
+    native_dropout), and the dropped copy. Under autocast that copy is the one that it keeps anyway."""
+    model, element, traits = workload.model, workload.element, workload.model.traits
+    h, f, query = model.hidden_size, model.ffn_hidden_size / workload.layout.tp, model.query_width / workload.layout.tp
+    inputs = h * (1 if traits.fused_qkv else 3) + query
+    if of_mlp:
+        inputs += h * (2 if model.gated_mlp and not traits.fused_gate_up else 1) + f
+    if workload.autocast:
+        return {"adapters": terms["adapters"] + inputs}
+    # The dropped copy takes the place of the last matrix's input.
+    product = {"mlp": terms["mlp"] - element * f} if of_mlp and model.gated_mlp else {}
+    return {"adapters": (element + 1) * inputs} | product

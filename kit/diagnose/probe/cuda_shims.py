@@ -104,6 +104,11 @@ class _Coalesced:
         """Nothing is under way."""
 
 
+def _dropout(value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    """CUDA's keeps a mask of a byte an element; a CPU's keeps the mask in the value's own precision, and the value."""
+    return torch.native_dropout(value, p, training)[0] if training and p else value
+
+
 def _on_real_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with unset_fake_temporarily():
@@ -144,6 +149,7 @@ def installed(megatron: bool) -> Iterator[None]:
     table: list[tuple[Any, str, Any]] = [
         (torch.nn.RMSNorm, "forward", _rms_norm),
         (F, "scaled_dot_product_attention", _attention(F.scaled_dot_product_attention)),
+        (F, "dropout", _dropout),
         (dist, "all_gather_object", _gathered_objects),
         # FSDP2 joins its mesh with that of tensor parallelism, and a mesh reads its ranks.
         (DeviceMesh, "_concatenate", staticmethod(_on_real_tensors(DeviceMesh._concatenate))),
