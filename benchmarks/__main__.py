@@ -130,7 +130,7 @@ PROOFS: dict[str, Proof] = {
         "published production layouts beside the planner's best", 0.5, "benchmarks.accuracy.quality"
     ),
     "deepspeed-bytes": _proof(
-        "bytes that DeepSpeed holds beside the cost model, 40 configurations", 3, "benchmarks.accuracy.deepspeed_bytes",
+        "bytes that DeepSpeed holds beside the cost model, 45 configurations", 3, "benchmarks.accuracy.deepspeed_bytes",
         needs=OPS,
     ),
     "plan-time": _proof(
