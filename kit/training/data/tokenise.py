@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from kit.errors import DataError
 from kit.training.data.indexed import IndexedWriter, Sidecar
@@ -126,12 +128,23 @@ def _read_text(path: Path) -> str:
 def json_rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(file and line number, row) of a JSON Lines file; skips blank lines. Raises DataError."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with _opened(path) as file:
             for number, line in enumerate(file, start=1):
                 if line.strip():
                     yield f"{path}:{number}", json.loads(line)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} is not JSON Lines ({error}); one JSON object a line is needed") from error
+
+
+def _opened(path: Path) -> AbstractContextManager[TextIO]:
+    """On a terminal with a bar of what is read, and the time left."""
+    if not sys.stderr.isatty():
+        return open(path, encoding="utf-8")
+    from rich.console import Console
+    from rich.progress import open as opened_with_a_bar
+
+    console = Console(stderr=True)
+    return opened_with_a_bar(path, "r", encoding="utf-8", description=path.name, console=console, transient=True)
 
 
 def _parquet(path: Path, text_key: str) -> Iterator[str]:
