@@ -105,6 +105,49 @@ MESSAGES = (
     ("deepspeed.runtime.config.DeepSpeedConfigError: x\n", "config", (), "refused"),
     ("E socket.cpp: The server socket has failed to bind. EADDRINUSE\n", "port-in-use", (), "taken"),
     ("node-2: Host key verification failed.\n", "ssh", (), "log in"),
+    (
+        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's "
+        "workers are out of shared memory.\n",
+        "shared-memory",
+        (),
+        "/dev/shm",
+    ),
+    (
+        "AssertionError: no_sync context manager is incompatible with gradient partitioning logic of ZeRO stage 2\n",
+        "gradient-partition-no-sync",
+        (),
+        "no_sync",
+    ),
+    ("ValueError: Attempting to unscale FP16 gradients.\n", "fp16-weights", (), "fp16 weights"),
+    ("[rank1]: RuntimeError: 'weight' must be 2-D\n", "sharded-weight", (1,), "sharded"),
+    (
+        "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 8 but "
+        "the current world size is 16.\n",
+        "checkpoint-world-size",
+        (),
+        "another number",
+    ),
+    ("NotImplementedError: Cannot copy out of meta tensor; no data!\n", "meta-tensor", (), "meta device"),
+    (
+        "megatron.core.dist_checkpointing.core.CheckpointingException: Global shape mismatch for loaded "
+        "(torch.Size([128256, 64])) and expected ((128512, 64)) tensor for key embedding.word_embeddings.weight\n",
+        "checkpoint-shape",
+        (),
+        "another shape",
+    ),
+    (
+        "node-3:81:97 [2] NCCL WARN NET/IB : Got completion from peer 10.0.0.4<44219> with status=12 opcode=0 len=0 "
+        "vendor err 129 (Recv) localGid ::\n",
+        "fabric-error",
+        (),
+        "link",
+    ),
+    (
+        "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url x\n",
+        "credentials",
+        (),
+        "token",
+    ),
     ("Exception: Current loss scale already at minimum - cannot decrease scale anymore.\n", "loss-scale", (), "fp16"),
 )
 

@@ -1,7 +1,8 @@
 """What failures look like in logs: a pattern of one line, the cause it shows, its meaning and its fix.
 
 Patterns were taken from failures provoked here (``benchmarks/system_tests/failures``) and from the messages in the
-sources of torch 2.13 (c10d, elastic, CUDACachingAllocator), gloo, NCCL and DeepSpeed 0.19.8.
+sources of torch 2.13 (c10d, elastic, CUDACachingAllocator, DataLoader, amp), gloo, NCCL, aws-ofi-nccl,
+megatron-core 0.16.1 (dist_checkpointing), huggingface_hub and DeepSpeed 0.19.8.
 """
 
 from __future__ import annotations
@@ -124,6 +125,82 @@ PATTERNS: tuple[Pattern, ...] = (
         1,
         "a connection broke because the process at its other end had gone",
         "the cause is in the log of the rank that went first",
+    ),
+    _pattern(
+        "shared-memory",
+        "shared mem|Bus error|/dev/shm",
+        r"DataLoader worker \(pid \d+\) is killed by signal: Bus error|insufficient shared memory \(shm\)|"
+        r"shared memory segment /dev/shm/\S+|/dev/shm/\S* .*No space left",
+        3,
+        "/dev/shm is full or too small: data workers and NCCL hand data on through it",
+        "docker run --shm-size or --ipc=host; in Kubernetes an emptyDir of medium Memory at /dev/shm, as kit emit "
+        "--target k8s writes it; or fewer data workers",
+    ),
+    _pattern(
+        "gradient-partition-no-sync",
+        "no_sync context manager is inc",
+        r"no_sync context manager is incompatible with gradient partitioning",
+        3,
+        "the script accumulates gradients under no_sync; ZeRO 2 and 3 partition gradients at once and cannot",
+        "ZeRO 1, or gradient_accumulation_steps in DeepSpeed's file and no no_sync in the script",
+    ),
+    _pattern(
+        "fp16-weights",
+        "Attempting to unscale FP16",
+        r"Attempting to unscale FP16 gradients",
+        3,
+        "the loss scaler found fp16 weights: mixed precision keeps fp32 weights and casts in the forward pass",
+        "load the model with dtype=float32, or train in bf16, which needs no loss scale",
+    ),
+    _pattern(
+        "sharded-weight",
+        "'weight' must be 2-D|in current model is torch.Size([0])",
+        r"'weight' must be 2-D|the shape in current model is torch\.Size\(\[0\]\)",
+        3,
+        "code read a weight that ZeRO-3 has sharded: outside of its layer's forward pass a shard alone is there",
+        "with deepspeed.zero.GatheredParameters(weight): around that code; load checkpoints before "
+        "deepspeed.initialize",
+    ),
+    _pattern(
+        "checkpoint-world-size",
+        "used a DP world size of",
+        r"used a DP world size of \d+",
+        3,
+        "the checkpoint was written by another number of data-parallel ranks, and its optimizer state is sharded so",
+        "as many ranks as then, a DeepSpeed universal checkpoint, or kit's exchange checkpoint, which any layout reads",
+    ),
+    _pattern(
+        "meta-tensor",
+        "copy out of meta tensor",
+        r"Cannot copy out of meta tensor; no data!",
+        3,
+        "a weight has a shape and no values: it was created on the meta device, and no checkpoint filled it",
+        "model.to_empty(device=...) and load every weight; no low_cpu_mem_usage or device_map under ZeRO-3 or FSDP",
+    ),
+    _pattern(
+        "checkpoint-shape",
+        "lobal shape mismatch for lo",
+        r"Global shape mismatch for loaded",
+        3,
+        "the checkpoint holds a tensor of another shape than the model: another vocabulary padding, or another model",
+        "the same model, and the same make_vocab_size_divisible_by times tensor parallelism as when it was written",
+    ),
+    _pattern(
+        "fabric-error",
+        "NET/IB|NET/OFI|mlx5_",
+        r"NET/IB ?: ?Got (?:completion|async event).*(?:status=(?!0\b)\d+|error|fatal)|"
+        r"NET/OFI .*completed with error|mlx5_\d+.*(?:link down|port error)",
+        2,
+        "a link between nodes failed: a card, cable, switch, or the address that it was given",
+        "ibstat or fi_info on both hosts that the line names; kit doctor --hosts HOSTFILE --bandwidth finds a slow one",
+    ),
+    _pattern(
+        "credentials",
+        "401 Client|403 Client|ExpiredToken|Invalid user token|GatedRepoError|InvalidAccessKey",
+        r"40[13] Client Error|ExpiredToken|Invalid user token|GatedRepoError|InvalidAccessKeyId",
+        3,
+        "a token is missing, has expired, or may not read that repository or bucket",
+        "log in again on every node; for a gated model accept its terms first; or use a local directory",
     ),
     _pattern(
         "disk-full",
