@@ -87,6 +87,10 @@ PROOFS: dict[str, Proof] = {
         "three launchers, one run directory, the same numbers; then both tables above", 42,
         f"{_PARITY}.launchers", "benchmarks parity-deepspeed", "benchmarks parity-megatron", needs=OPS,
     ),
+    "balance": _proof(
+        "loads of experts of two tiny models, with and without balancing; writes docs/training.md", 6,
+        "benchmarks.system_tests.balance --write",
+    ),
     "rehearse": _proof("one recipe in small, another one every day", 2, f"{_REHEARSALS} --rotate 1 --no-write"),
     "rehearse-faults": _proof("faults planted into rehearsals of each engine", 10, f"{_REHEARSALS} --plant-all"),
     "rehearse-all": _proof("every recipe in small; writes recipes/README.md", 70, _REHEARSALS, needs=OPS),

@@ -16,7 +16,7 @@ from kit.diagnose.logs.two_runs import metrics_files
 _LAST = 20
 """Steps at the end that have to agree; fewer are no finding, for a router is uneven when it starts."""
 HOT = 3.0
-"""Times the mean load; balanced runs stay below 2 (docs/megatron.md)."""
+"""Times the mean load; balanced runs stay below 2 (docs/training.md)."""
 _FIX = (
     "set job.balancing of the recipe, which pretraining plans have from the model's family; where it is set, raise "
     "moe_aux_loss_coeff, or moe_router_bias_update_rate of routers with sigmoid scores, or lower the learning rate"

@@ -44,7 +44,8 @@ class HfRouting:
         self._spec, self._dp_size, self._group = spec, dp_size, sequence_group
         self._chosen = job.balancing or BalancingSpec()
         named = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
-        self._routers: list[Any] = named if spec.num_experts else []
+        # What the routers of a model that no family describes return is not known.
+        self._routers: list[Any] = named if spec.num_experts and spec.approximate is None else []
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._after, layer))
             if hasattr(router, _BIAS):

@@ -234,6 +234,8 @@ def balancing(w: Workload) -> str | None:
         return None
     if not model.num_experts:
         return f"job.balancing with {model.name}, which has no experts; leave it out"
+    if model.approximate is not None:
+        return f"job.balancing with {model.name}, whose routers no family describes; leave it out"
     if w.job.lora is not None or w.job.objective != "pretrain":
         why = "lora, which freezes routers" if w.job.lora else f"objective={w.job.objective}, whose padding would count"
         return f"job.balancing with {why}; leave it out, or pretrain all weights"
