@@ -22,7 +22,7 @@ from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.errors import SpecError
 from kit.specs.approximate import approximated
-from kit.specs.catalog import load_model, model_names, parse_cluster
+from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.families import FAMILIES
 from kit.specs.job import JobSpec
 from kit.specs.layout import Layout
@@ -137,7 +137,7 @@ def _above(off: float) -> float:
 
 def decoders() -> Iterator[ModelSpec]:
     """Models of the catalog that the approximate road could take."""
-    for name in model_names():
+    for name in described_names():
         if not (model := load_model(name)).is_encoder_decoder:
             yield model
 

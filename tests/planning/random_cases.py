@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from kit.planner.request import Request
-from kit.specs.catalog import load_model, model_names, parse_cluster
+from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.job import JobSpec, LoraSpec
 
 _CLUSTERS = (
@@ -19,7 +19,7 @@ _LONGEST = 131072
 def random_request(seed: int) -> Request:
     """A model of the catalog on some GPUs; every fifth trains adapters, every fifth in fp32, some of long sequences."""
     rng = random.Random(seed)
-    model, cluster = load_model(rng.choice(model_names())), parse_cluster(rng.choice(_CLUSTERS))
+    model, cluster = load_model(rng.choice(described_names())), parse_cluster(rng.choice(_CLUSTERS))
     length = rng.choice([512, 2048, 4096, 8192, 32768, _LONGEST])
     lora = rng.choice([None, None, None, None, LoraSpec(rank=rng.choice([8, 64]), four_bit=rng.random() < 0.5)])
     job = JobSpec(

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from kit.engines.huggingface.models import hf_config
 from kit.errors import SpecError
-from kit.specs.catalog import load_model, model_names
+from kit.specs.catalog import described_names, load_model
 from kit.specs.families import WITH_EXPERTS
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import model_from_config
@@ -39,7 +39,7 @@ GPT2: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", model_names())
+@pytest.mark.parametrize("name", described_names())
 def test_what_transformers_saves_reads_back(name: str, tmp_path: Path) -> None:
     """hf_config writes today's keys (rope_parameters); every field but name and source survives."""
     model = load_model(name)

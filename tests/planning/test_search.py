@@ -18,7 +18,7 @@ from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.rules import is_legal, violations
 from kit.planner.search import EQUALLY_FAST, search
-from kit.specs.catalog import load_model, model_names, parse_cluster
+from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import ENGINES, Pins
 from tests.planning.examples import job
@@ -41,7 +41,7 @@ PINS = (
 def random_case(seed: int) -> tuple[str, str, JobSpec, Pins]:
     rng = random.Random(seed)
     return (
-        rng.choice(model_names()),
+        rng.choice(described_names()),
         rng.choice(CLUSTERS),
         JobSpec(
             seq_length=rng.choice([512, 1024, 2048, 4096, 8192]),

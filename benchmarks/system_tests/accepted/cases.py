@@ -21,7 +21,7 @@ from kit.planner.divisors import divisors
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.rules import is_legal
-from kit.specs.catalog import load_model, model_names, parse_cluster
+from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import ENGINES, EngineName, Pins
@@ -48,7 +48,7 @@ TRIES = 40
 def random_plan(seed: int) -> Plan | None:
     """A plan of a random legal layout that fits, not only of the best one; null where there was none."""
     rng = random.Random(seed)
-    model, cluster = load_model(rng.choice(model_names())), parse_cluster(rng.choice(CLUSTERS))
+    model, cluster = load_model(rng.choice(described_names())), parse_cluster(rng.choice(CLUSTERS))
     job = JobSpec(
         seq_length=rng.choice([256, 512, 1024, 2048, 4096, 8192]),
         global_batch_size=rng.choice([64, 96, 256, 510, 512, 1024]),

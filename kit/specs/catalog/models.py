@@ -21,6 +21,11 @@ def model_names() -> list[str]:
     return list(rows("models"))
 
 
+def described_names() -> list[str]:
+    """Those whose family is described."""
+    return [name for name, row in rows("models").items() if "approximate" not in row]
+
+
 def load_model(name_or_path: str | Path) -> ModelSpec:
     """A catalog name as people write it (``llama-3.1-8b``, ``llama3.1-8b``, ``Qwen/Qwen3-8B-Base``), a directory with
     config.json (or that file), or a size (``13B``), for which a shape is made.
