@@ -22,6 +22,7 @@ ENGINES = {
     "torchtitan": "fsdp",
     "ddp": "ddp",
     "torchtune": "ddp",
+    "litgpt": "fsdp",
 }
 """A row's engine → the one whose collectives are computed. Recipes of torchtune on one device reduce nothing."""
 OPTIMIZERS = ("adam", "muon", "8-bit", "8bit", "adafactor", "sgd")
@@ -31,9 +32,9 @@ DISPATCHERS = ("alltoall", "allgather", "deepep", "hybridep")
 class Offload(NamedTuple):
     """What lives in host memory."""
 
-    optimizer: Literal["none", "host", "device"]
-    """Where the optimizer is stepped if its state is on the host."""
-    parameters: bool
+    optimizer: Literal["none", "cpu", "nvme", "device"]
+    """Where its state is; ``device``: on the host, but stepped on the device."""
+    parameters: Literal["none", "cpu", "nvme"]
 
 
 def engine_of(row: Row) -> str:
@@ -60,12 +61,15 @@ def offload_of(row: Row) -> Offload:
     that its GPUs have room for, without saying which rows had it: none is assumed."""
     words = str(row["job"].get("offload") or "none").lower()
     if words in ("none", "false", "no") or "exact flags not per row" in words:
-        return Offload("none", False)
-    host = bool(re.search(r"\b(cpu|host)\b", words))
-    if not host or not re.search(r"optim|param|activation", words):
-        raise NotPredictedError(f"job.offload={row['job']['offload']!r} does not say what of it is in which memory")
-    device = "update on gpu" in words
-    return Offload("device" if device else "host" if "optim" in words else "none", "param" in words)
+        return Offload("none", "none")
+    place = re.search(r"nvme|\bcpu|\bhost\b", words)
+    if not place:
+        raise NotPredictedError(f"job.offload={row['job']['offload']!r} names neither CPU nor host nor NVMe")
+    where: Literal["cpu", "nvme"] = "nvme" if place.group() == "nvme" else "cpu"
+    # A place alone is that of the optimizer (ZeRO-Offload, arXiv 2101.06840).
+    stepped = "optim" in words or not re.search(r"param|weight|activation", words)
+    optimizer = "device" if "update on gpu" in words else where if stepped else "none"
+    return Offload(optimizer, where if re.search(r"param|weight", words) else "none")
 
 
 def dispatcher_of(row: Row) -> str | None:

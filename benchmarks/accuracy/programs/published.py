@@ -209,7 +209,8 @@ class PublishedWorkload(Workload):
     def offloads(self) -> bool:
         """Whether optimizer state or weights live in host memory."""
         how, layout = self.execution, self.layout
-        return how.offload_to_step_on_device or "cpu" in (layout.offload_optimizer, layout.offload_param)
+        places = {layout.offload_optimizer, layout.offload_param}
+        return how.offload_to_step_on_device or places != {"none"}
 
     @cached_property
     def even_stages(self) -> bool:
