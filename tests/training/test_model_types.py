@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from kit.engines.base import StateKind
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.count_parameters import described
-from kit.engines.huggingface.models import random_model
-from kit.errors import EngineError
+from kit.engines.huggingface.models import HfDirectory, random_model
+from kit.errors import CheckpointError, EngineError
 from kit.planner.plan import Plan
 from kit.specs.approximate import approximated
 from kit.specs.model import ModelSpec
@@ -161,3 +162,13 @@ def test_what_was_trained_is_exported_and_goes_on(model_type: str, tmp_path: Pat
     source = ExchangeCheckpoint(tmp_path / "exchange").source(StateKind.MASTER)
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, source.read(name)), name
+
+
+@pytest.mark.parametrize(
+    ("method", "said"), [("fp8", "dequantize=True"), ("awq", "made from; QLoRA"), ("gptq", "QLoRA"), ([1], "QLoRA")]
+)
+def test_quantised_weights_are_refused_with_what_can_be_trained(method: Any, said: str, tmp_path: Path) -> None:
+    config = {"model_type": "llama", "quantization_config": {"quant_method": method}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=f"are quantised .*{said}"):
+        HfDirectory(tmp_path)

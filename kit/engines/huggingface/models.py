@@ -26,6 +26,7 @@ from kit.specs.families import FAMILIES, families_where
 from kit.specs.hf_keys import KEYS
 from kit.specs.huggingface import config_from_model
 from kit.specs.model import ENCODER_DECODER, ModelSpec
+from kit.specs.text import shown
 
 _DROPOUT = re.compile(r"(dropout|drop|_prob|_pdrop)$")
 """Ends of the keys of dropout rates, in any configuration."""
@@ -203,6 +204,7 @@ class HfDirectory(SafetensorsSource):
     def __init__(self, path: Path | str) -> None:
         directory = Path(path)
         config = _read_config(directory)
+        _check_not_quantised(directory, config)
         files = _weight_files(directory)
         family = config.get("model_type")
         prefix = next((traits.prefix for name, traits in FAMILIES.items() if name == family), "model.")
@@ -273,6 +275,24 @@ def _read_config(directory: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{directory} has no readable config.json ({error}); give the directory of a downloaded model"
         ) from error
+
+
+_OF_16_BITS = "train the 16-bit model that it was made from; QLoRA (--qlora) makes its own 4-bit weights of that"
+_INSTEAD = {
+    "fp8": "save the model again after from_pretrained(…, quantization_config=FineGrainedFP8Config(dequantize=True))"
+}
+"""What to do where weights are stored by a ``quant_method`` that gives them back."""
+
+
+def _check_not_quantised(directory: Path, config: Mapping[str, Any]) -> None:
+    """Raises CheckpointError for weights in few bits. Those of gpt-oss (mxfp4) are known by their names."""
+    given = config.get("quantization_config")
+    method = given.get("quant_method") if isinstance(given, dict) else None
+    if method not in (None, "mxfp4"):
+        raise CheckpointError(
+            f"weights in {directory} are quantised ({shown(method, str)}), which is not trained; "
+            f"{_INSTEAD.get(str(method), _OF_16_BITS)}"
+        )
 
 
 def _weight_files(directory: Path) -> dict[str, Path]:
