@@ -25,11 +25,12 @@ class BalancingSpec:
     moe_z_loss_coeff: Annotated[float, Within(ge=0, le=_LARGEST_COEFFICIENT)] = 0.0
     """Coefficient of the router's z-loss (arXiv 2202.08906, equation 5); 0 = none."""
     moe_router_bias_update_rate: Annotated[float, Within(ge=0, le=_LARGEST_COEFFICIENT)] = 0.0
-    """What a step adds to the expert bias of an expert with less than the mean load, and takes from one with more
-    (arXiv 2408.15664): of routers with sigmoid scores. 0 = the bias stays."""
+    """After each step this is added to the bias of every expert with less than the mean load, and subtracted from the
+    bias of every expert with more (arXiv 2408.15664). Only for routers with sigmoid scores. 0 = biases do not
+    change."""
     moe_expert_capacity_factor: Annotated[float, Within(gt=0, le=_LARGEST_COEFFICIENT)] | None = None
-    """An expert computes at most this many times the mean load of a micro batch, of the tokens that weigh it most;
-    engine=megatron. null: no token is dropped."""
+    """An expert computes at most this many times the mean load of a micro batch: the tokens with the largest router
+    weight for it. Other tokens are dropped. Only engine=megatron. null: no token is dropped."""
     source: Text = "user"
     """Where these values were published."""
 

@@ -61,7 +61,7 @@ class JobSpec:
     """Token budget; days and money are predicted for it, and it bounds the run unless run.steps does."""
     precision: Precision = "bf16"
     """bf16: bf16 compute with fp32 master weights and moments. fp32: everything in fp32. fp16: as bf16, with loss
-    scaling. fp8: bf16 with linear layers' products in fp8, by Transformer Engine (megatron) or torchao (torch)."""
+    scaling. fp8: bf16 with the GEMMs of linear layers in fp8, by Transformer Engine (megatron) or torchao (torch)."""
     optimizer: OptimizerSpec = OptimizerSpec()
     learning_rate: Annotated[float, Within(ge=1e-12, le=100)] = 3e-4
     """Peak learning rate; the schedule is in ``run.schedule``. A step of Adam changes a weight by about as much."""

@@ -32,8 +32,8 @@ class DataSpec:
     seed: Seed = 1234
     """Seed of the sample order."""
     packing: bool = False
-    """sft: put as many rows as fit into a sequence, each with its own positions and attention. A sample, of which
-    job.global_batch_size make a step, is then such a pack."""
+    """sft: put as many rows into a sequence as fit, each with its own positions and attention. A sample is then one
+    such sequence, and a step has job.global_batch_size of them."""
 
 
 @spec
@@ -43,9 +43,9 @@ class BatchRampSpec:
     start: Annotated[int, Within(gt=0, le=MOST_SEQUENCES)]
     """Sequences of the first step; a multiple of micro_batch_size · dp."""
     increment: Annotated[int, Within(gt=0, le=MOST_SEQUENCES)]
-    """Sequences that are added at a time; divides the way from ``start`` to the whole batch."""
+    """Sequences that each growth adds; divides job.global_batch_size less ``start``."""
     samples: Annotated[int, Within(gt=0, le=_MOST_STEPS * MOST_SEQUENCES)]
-    """Sequences seen when the whole batch is reached; each size lasts for the same part of them."""
+    """Sequences seen until the batch reaches job.global_batch_size; each size lasts for an equal part of them."""
 
 
 @spec
@@ -54,7 +54,7 @@ class ScheduleSpec:
 
     kind: Literal["cosine", "constant"] = "cosine"
     warmup_steps: Annotated[int, Within(ge=0, le=_MOST_STEPS)] = 2000
-    """Optimizer steps of linear warm-up; scaled down to a tenth of a run shorter than ten times this."""
+    """Optimizer steps of linear warm-up. A run shorter than ten times this warms up for a tenth of its steps."""
     min_ratio: Annotated[float, Within(ge=0, le=1)] = 0.1
     """Final over peak learning rate."""
     batch_ramp: BatchRampSpec | None = None
@@ -77,13 +77,14 @@ class CheckpointSpec:
 
 @spec
 class LimitsSpec:
-    """When a run ends by itself although it is not done."""
+    """When a run ends by itself before its last step."""
 
     max_minutes: Annotated[float, Within(gt=0, le=_MOST_MINUTES)] | None = None
-    """Since its processes started; then it writes a checkpoint and leaves with code 75, to be started again."""
+    """Minutes since the run's processes started. Then the run writes a checkpoint and exits with code 75; start it
+    again to continue."""
     hang_seconds: Annotated[float, Within(gt=0, le=60 * _MOST_MINUTES)] | None = 1800.0
-    """A step that takes longer hangs: every rank writes its stacks to ``stacks/`` and leaves with code 70. null: never
-    looked for."""
+    """Longest time of a step. If a step takes longer, every rank writes its stacks to ``stacks/`` and exits with code
+    70. null: no limit."""
 
 
 SpikeAction = Literal["off", "warn", "discard", "rewind"]
@@ -92,22 +93,23 @@ NotFiniteAction = Literal["stop", "discard", "rewind"]
 
 @spec
 class StabilitySpec:
-    """What is done about a step that is not like the ones before it. ``discard``: no optimizer step, the batch is lost.
-    ``rewind``: back to the last checkpoint, and on after the batches since."""
+    """What the loop does about an unusual step. ``discard``: skip the optimizer step; the batch is lost. ``rewind``: go
+    back to the last checkpoint and continue with the batches after the bad step."""
 
     loss_spike: SpikeAction = "warn"
     gradient_spike: SpikeAction = "warn"
     """What to do about a spike of the gradient norm before clipping, which every engine knows before its optimizer
     step."""
     not_finite: NotFiniteAction = "stop"
-    """A loss or gradient norm that is NaN or infinite; fp16's skipped steps are no such thing."""
+    """What to do about a loss or gradient norm that is NaN or infinite. Steps that fp16's loss scaling skips do not
+    count."""
     sigmas: Annotated[float, Within(gt=0, le=1e6)] = 6.0
-    """A spike is so many standard deviations above the median of the window; the deviation is estimated by the median
-    distance from the median, which a spike before does not widen."""
+    """A spike is more than this many standard deviations above the median of the window. The deviation is estimated
+    from the median distance to the median, which an earlier spike does not widen."""
     window_steps: Annotated[int, Within(ge=8, le=10**6)] = 128
-    """Steps that a spike is compared with; there is none in the first quarter of as many."""
+    """Number of earlier steps that a step is compared with. No spike is reported before a quarter of them have run."""
     max_rewinds: Annotated[int, Within(ge=0, le=_MOST_STEPS)] = 3
-    """Rewinds to the same checkpoint; then the run ends with an error."""
+    """Most rewinds to one checkpoint; after them the run ends with an error."""
 
 
 Monitor = Literal["tensorboard", "wandb", "csv_monitor", "comet"]
@@ -116,7 +118,7 @@ Tracker = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 
 @spec
 class LoggingSpec:
-    """What is written while training."""
+    """What the run logs, and where."""
 
     every_steps: _Steps = 10
     """Steps between two lines on the terminal; metrics.jsonl has every step."""
@@ -125,13 +127,14 @@ class LoggingSpec:
     flops_profiler_at_step: _Steps | None = None
     """deepspeed: the step (from 1) that its FLOPS profiler measures, to ``flops_profile.txt``; null: none."""
     monitors: tuple[Monitor, ...] = ()
-    """deepspeed: where it reports too, in its own words. Each needs its package."""
+    """deepspeed: monitors to which DeepSpeed sends its own events. Each needs its package."""
     trackers: tuple[Tracker, ...] = ()
-    """Where what metrics.jsonl holds is sent too, through accelerate. Each needs its package."""
+    """Trackers that also get the values of metrics.jsonl, through accelerate. Each needs its package."""
     prometheus_port: Annotated[int, Within(gt=0, lt=65536)] | None = None
-    """The main rank answers Prometheus there; null: it does not."""
+    """Port on which the main rank serves metrics to Prometheus; null: none."""
     prometheus_address: Text = "127.0.0.1"
-    """0.0.0.0 for all of a node's addresses: whoever reaches the port then reads the run's metrics."""
+    """Address of that port. With 0.0.0.0 it is open on all addresses of the node: whoever reaches the port can read the
+    run's metrics."""
 
 
 @spec
