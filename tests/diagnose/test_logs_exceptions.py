@@ -242,3 +242,9 @@ def test_a_launchers_table_without_a_rank_names_none(tmp_path: Path) -> None:
     table = TABLE.format(rank=3).replace("rank      : 3 (local_rank: 3)", "rank      : unknown")
     (cause,) = read(tmp_path, "\n".join([*marked(KEY_ERROR, "[rank3]: "), LAUNCHER + table]))
     assert (cause.meaning, cause.ranks) == ("KeyError: 'labels'", (3,))
+
+
+def test_an_exception_after_very_many_of_another_is_still_seen(tmp_path: Path) -> None:
+    other = (*KEY_ERROR[:4], "ValueError: the last of all")
+    causes = read(tmp_path, "\n".join([*(line for _ in range(150) for line in KEY_ERROR), *other, ""]))
+    assert {cause.meaning for cause in causes} == {"KeyError: 'labels'", "ValueError: the last of all"}

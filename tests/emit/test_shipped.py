@@ -82,7 +82,7 @@ def test_launch_scripts_are_bash(path: Path) -> None:
 
 
 def test_a_copy_runs_from_its_own_directory(tmp_path: Path) -> None:
-    made = copy_recipe("llama-3.1-8b-sft-zero2-8xh100", tmp_path / "mine")
+    made = copy_recipe("llama-3.1-8b-sft-zero2-8xh100", tmp_path / "new" / "mine")
     text = (made / "recipe.yaml").read_text()
     assert "extends" not in text
     assert "- `data/train`" in (made / "README.md").read_text()
