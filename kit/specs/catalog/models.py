@@ -22,7 +22,7 @@ def model_names() -> list[str]:
 
 
 def described_names() -> list[str]:
-    """Those whose family is described."""
+    """Names of the catalog models whose family kit describes."""
     return [name for name, row in rows("models").items() if "approximate" not in row]
 
 
