@@ -49,6 +49,14 @@ def test_fp32_is_plain_torch(chosen, start, tmp_path):
     assert plain.curve_error(curve.norms, expected.norms) < TOLERANCE
 
 
+def test_norms_of_heads_get_the_gradient_of_all_heads(tmp_path):
+    """Qwen3: each tensor-parallel rank has a part of the heads, and the norm is one for all."""
+    spec = tiny.model("qwen3")
+    start = cases.hf_directory(tmp_path, spec=spec)
+    curve, expected = run(cases.train, plan(1, spec=spec), start, tmp_path, 2)[0], plain.reference(start, 2)
+    assert plain.gradient_error(curve, expected) < TOLERANCE
+
+
 def test_rows_that_data_parallel_ranks_do_not_divide_are_all_exported(tmp_path):
     """63 rows of the vocabulary on each of two tensor-parallel ranks, over two data-parallel ones."""
     spec = tiny.model(vocab_size=126)

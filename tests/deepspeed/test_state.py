@@ -201,8 +201,10 @@ def test_random_weights_are_those_of_the_seed(tmp_path):
 
     model = build_model(tiny.run_directory(tmp_path, cases.plan(0)), torch.float32, "cpu")
     whole, partitioned, again = (run(random_weights, cases.plan(stage), tmp_path)[0] for stage in (0, 3, 3))
+    rounded = run(random_weights, cases.plan(0, precision="bf16"), tmp_path)[0]
     for name, parameter in model.named_parameters():
         assert torch.equal(whole[name], parameter)
+        assert torch.equal(rounded[name], parameter.bfloat16().float()), "no step was made of them"
         assert torch.equal(again[name], partitioned[name])
         assert partitioned[name].shape == parameter.shape
         assert partitioned[name].std().item() == pytest.approx(parameter.std().item(), rel=0.1)

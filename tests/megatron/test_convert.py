@@ -13,6 +13,7 @@ from argparse import Namespace
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from kit.engines.base import StateKind
@@ -71,6 +72,12 @@ def test_megatron_core_reads_what_is_written(saved, tmp_path):
     for path in (root / "step-00000002" / "state", tmp_path / "out" / "iter_0000002"):
         differing = pool("megatron", 2).run(checkpoints.read_by_megatron, rundir, path, root / "exchange")
         assert differing == [[], []]
+    # Adam's state under the names that its distributed optimizer gives it.
+    names = {"param": StateKind.MASTER, "exp_avg": StateKind.EXP_AVG, "exp_avg_sq": StateKind.EXP_AVG_SQ}
+    found = {f"optimizer.state.{name}.decoder.final_layernorm.weight": torch.empty(spec.hidden_size) for name in names}
+    dcp.load(found, checkpoint_id=tmp_path / "out" / "iter_0000002", no_dist=True)
+    for tensor, kind in zip(found.values(), names.values(), strict=True):
+        assert torch.equal(tensor, ExchangeCheckpoint(root / "exchange").source(kind).read("model.norm.weight")), kind
 
 
 class OfAProgram(enum.Enum):
