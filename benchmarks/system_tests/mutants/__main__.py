@@ -139,7 +139,7 @@ def _table(every: Sequence[Mutant]) -> int:
             )
         enough &= not done or now >= wanted * len(done)
     for each in every:
-        if _lives(each):
+        if not each.equivalent and _lives(each):
             print(f"lives: {each.name} ({each.file}): {each.met}")
     return int(not enough)
 
