@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from kit.errors import SpecError
 from kit.specs.base import Name, Rate, Text, Within, spec
 
 _LARGEST_GIB = 2**20
@@ -70,6 +71,13 @@ class ClusterSpec:
     """Date on which the price was read."""
     source: Text
     """Where the node's figures were read."""
+
+    def __post_init__(self) -> None:
+        if self.num_nodes > 1 and not self.inter_node_gbytes_per_s:
+            raise SpecError(
+                f"inter_node_gbytes_per_s=0 of {self.name} with num_nodes={self.num_nodes}: ranks of different nodes "
+                "exchange data; give the fabric's GB/s per GPU, or use one node"
+            )
 
     @property
     def num_gpus(self) -> int:

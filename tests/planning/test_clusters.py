@@ -56,6 +56,10 @@ def test_a_cluster_of_ones_own(tmp_path: Path) -> None:
         ("node: p9.48xlarge\n", "lab.yaml:1: node: cluster 'p9.48xlarge' is not understood"),
         ("node: p5.48xlarge\nhost_ram: 3\n", "lab.yaml:2: host_ram: unknown key; did you mean host_ram_gib"),
         ("node: p5.48xlarge\nnum_nodes: 0\n", "lab.yaml:2: num_nodes=0"),
+        (
+            "gpu: L40S\ngpus_per_node: 2\nnum_nodes: 2\nintra_node_gbytes_per_s: 32\n",
+            "inter_node_gbytes_per_s=0 of lab with num_nodes=2: ranks of different nodes exchange data",
+        ),
     ],
 )
 def test_files_that_are_refused(text: str, said: str, tmp_path: Path) -> None:
