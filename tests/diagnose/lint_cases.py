@@ -392,6 +392,7 @@ COMMAND_CASES = (
         "accelerate launch --num_machines 2 train.py",
         "accelerate launch --num_machines 2 --main_process_ip n0 train.py",
     ),
+    LintCase("main-process-ip", f"torchrun {TWO} train.py", f"torchrun {TWO} $MORE train.py"),
     LintCase("hostfile", "deepspeed --num_nodes 2 t.py", "deepspeed -H hosts --num_nodes 2 t.py", "warning"),
     LintCase("chosen-twice", "deepspeed --include n0:0,1 --num_gpus 2 t.py", "deepspeed --include n0:0,1 t.py"),
     LintCase(

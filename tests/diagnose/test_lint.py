@@ -270,3 +270,13 @@ def test_the_correction_of_bf16_without_its_units_is_fp16(tmp_path: Path) -> Non
     path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}}))
     (found,) = (each for each in lint(path, cluster=parse_cluster("8xV100-32")) if each.rule == "bf16-hardware")
     assert dict(found.changes) == {("bf16", "enabled"): False, ("fp16", "enabled"): True}
+
+
+@pytest.mark.parametrize(("wrong", "shown", "last"), [(49, 49, ""), (50, 50, ""), (53, 50, "3 more of the same")])
+def test_of_very_many_findings_fifty_are_shown_and_the_others_counted(
+    wrong: int, shown: int, last: str, tmp_path: Path
+) -> None:
+    (tmp_path / "all.sh").write_text("torchrun train.py\n" * wrong)
+    said = [finding for finding in lint(tmp_path / "all.sh") if finding.rule == "one-process"]
+    assert [finding.line for finding in said if finding.line is not None] == list(range(1, shown + 1))
+    assert [finding.why for finding in said if finding.line is None] == ([last] if last else [])

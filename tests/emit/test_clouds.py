@@ -152,3 +152,19 @@ def test_slurm_starts_containers_where_an_image_is_named(given, expected, tmp_pa
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **job, **given}
     done = subprocess.run(["bash", "-c", script], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(expected.replace("DIR", str(tmp_path))), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("step_s", "notice_s"), [(1.0, 300), (99.0, 300), (101.0, 360), (1000.0, 3000)])
+def test_a_run_is_told_to_save_three_steps_before_its_end_and_five_minutes_at_least(step_s, notice_s):
+    plan = planned("torch", "p5.48xlarge:2")
+    slow = dataclasses.replace(plan, predicted=dataclasses.replace(plan.predicted, step_time_s=step_s))
+    files = files_of(slow, TARGETS)
+    assert f"#SBATCH --signal=B:USR1@{notice_s}\n" in files["slurm.sbatch"]
+    (replicated,) = yaml.safe_load(files["k8s.jobset.yaml"])["spec"]["replicatedJobs"]
+    assert replicated["template"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] == notice_s
+
+
+def test_every_variable_of_launch_sh_stands_below_its_reason_as_a_sentence():
+    lines = files_of(planned("torch", "p5.48xlarge:2"))["launch.sh"].splitlines()
+    reason = lines[next(i for i, line in enumerate(lines) if line.startswith("export PYTORCH_CUDA_ALLOC_CONF")) - 1]
+    assert reason == "# Segments that grow in place fragment less when sequence lengths or stages differ."
