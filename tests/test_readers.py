@@ -154,7 +154,14 @@ RECIPE = {
             "schedule": {"warmup_steps": 2}, "logging": {"gradients_at_steps": [1]}},
     "layout": {"engine": "deepspeed", "zero_stage": 2, "micro_batch_size": 1, "recompute": "none", "tp": 1},
 }  # fmt: skip
-OWN_CLUSTER = {"num_nodes": 2, "gpus_per_node": 2, "intra_node_gbytes_per_s": 9.0, "gpu": "H100", "host_ram_gib": 64}
+OWN_CLUSTER = {
+    "num_nodes": 2,
+    "gpus_per_node": 2,
+    "intra_node_gbytes_per_s": 9.0,
+    "inter_node_gbytes_per_s": 9.0,
+    "gpu": "H100",
+    "host_ram_gib": 64,
+}
 DS_CONFIG = {
     "train_batch_size": 16, "gradient_accumulation_steps": 1, "train_micro_batch_size_per_gpu": 8,
     "bf16": {"enabled": True},

@@ -33,7 +33,7 @@ def task(plan: Plan) -> str:
             "name": dns_name(plan),
             "num_nodes": cluster.num_nodes,
             "resources": {
-                "accelerators": f"{accelerator(cluster.gpu.name)}:{cluster.gpus_per_node}",
+                "accelerators": {accelerator(cluster.gpu.name): cluster.gpus_per_node},
                 "use_spot": True,
                 "job_recovery": {"max_restarts_on_errors": 3},
                 **({"network_tier": "best"} if cluster.num_nodes > 1 else {}),

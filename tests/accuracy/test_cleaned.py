@@ -74,7 +74,7 @@ def test_what_can_be_read_one_way_changes_nothing(changes: dict[str, Any]) -> No
         ({"source": "a paper"}, "damaged: source='a paper'"),
         ({"measured__step_time_s": "12 s", "check": None}, "neither a step time"),
         ({"measured__step_time_s": -1, "check": None}, "neither a step time"),
-        ({"cluster__gpu": "H100-PCIe"}, "no data-sheet figures of H100-PCIe"),
+        ({"cluster__gpu": "H100-NVL"}, "no data-sheet figures of H100-NVL"),
         ({"cluster__gpu": "H20-141"}, "no data-sheet figures of H20-141"),
     ],
     ids=str,

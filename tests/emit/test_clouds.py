@@ -68,7 +68,7 @@ def test_every_node_is_a_pod_with_all_of_its_gpus():
     assert job["template"]["spec"]["nodeSelector"] == {"node.kubernetes.io/instance-type": "p5.48xlarge"}
     trainer = trainjob["spec"]["trainer"]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 8)
-    assert (sky["num_nodes"], sky["resources"]["accelerators"]) == (2, "H100:8")
+    assert (sky["num_nodes"], sky["resources"]["accelerators"]) == (2, {"H100": 8})
 
 
 def test_the_first_pod_is_found_under_the_name_that_jobset_gives_it():

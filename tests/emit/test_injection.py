@@ -155,7 +155,11 @@ def test_yaml_and_json_hold_each_value_under_its_own_key(engine: str, tmp_path: 
         for name, text in emitted.items():
             if name.endswith((".json", ".yaml")):
                 for parse in [json.loads] if name.endswith(".json") else [pyyaml.safe_load, own]:
-                    found, expected = leaves(parse(text)), replaced(leaves(parse(harmless(engine)[name])), value)
+                    # Names by DNS rules are made of a value and have none of its signs: letters, digits, dashes.
+                    text, usual = (
+                        re.sub(r"\bkit(-[a-z0-9-]*)?", "NAME", each) for each in (text, harmless(engine)[name])
+                    )
+                    found, expected = leaves(parse(text)), replaced(leaves(parse(usual)), value)
                     assert found == expected, name
                 cases += 1
         if not emitted:

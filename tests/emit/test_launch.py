@@ -24,8 +24,18 @@ from kit.specs.catalog import node_names, parse_cluster
 from kit.specs.run import DataSpec, RunSpec
 
 ROOT = Path(__file__).parents[2]
-INTEGRATORS = {"hgx-a100-40", "hgx-a100-80", "hgx-h100", "hgx-h20", "hgx-h200", "hgx-b200"}
-OTHER_BACKENDS = {"frontier", "nd96isr-mi300x-v5"}
+INTEGRATORS = {
+    "hgx-a100-40",
+    "hgx-a100-80",
+    "hgx-h100",
+    "hgx-h20",
+    "hgx-h200",
+    "hgx-b200",
+    "hgx-a800",
+    "hgx-h800",
+    "gh200-node",
+}
+OTHER_BACKENDS = {"frontier", "nd96isr-mi300x-v5", "server-mi325x", "server-mi355x"}
 """RCCL: nothing here was read for it."""
 SPY = """#!/usr/bin/env bash
 printf '%s\\n' "$@" > "$SPY_FILE"

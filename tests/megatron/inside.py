@@ -72,7 +72,7 @@ def kept_bytes(rundir: Any) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        output, _ = forward(iter(cases.micro_batches(rundir.plan.model.vocab_size, 0, 0, 1)), chunk)
+        output, _ = forward(None, iter(cases.micro_batches(rundir.plan.model.vocab_size, 0, 0, 1)), chunk)
         assert output.grad_fn is not None
     engine.close()
     return sum(kept.values())

@@ -105,7 +105,9 @@ def test_bash_passes_on_what_was_planned(tmp_path, nodes):
     import dataclasses
 
     plan = next(plan for plan in plans() if plan.layout.tp == 2)
-    plan = dataclasses.replace(plan, cluster=dataclasses.replace(plan.cluster, num_nodes=nodes))
+    plan = dataclasses.replace(
+        plan, cluster=dataclasses.replace(plan.cluster, num_nodes=nodes, inter_node_gbytes_per_s=1.0)
+    )
     python = tmp_path / "python"
     python.write_text('#!/usr/bin/env bash\nprintf "%s\\n" "$@"\n', encoding="utf-8")
     python.chmod(0o755)

@@ -29,6 +29,7 @@ class TinyRunDirectory:
     run: RunSpec
     settings: dict[str, Any]
     megatron: dict[str, Any] = dataclasses.field(default_factory=dict)
+    edits: tuple[Any, ...] = ()
 
 
 def model(family: Family = "llama", **changes: Any) -> ModelSpec:

@@ -119,6 +119,9 @@ def _changes(request: Request) -> Iterator[_Change]:
         if value is not None:
             text = f"layout.{field.name} left to the planner instead of {value}"
             yield _Change(field.name, 1.0, text, replace(request, pins=pins.but(**{field.name: None})))
+    if pins.engine is None and cluster.num_gpus > 1:
+        text = "layout.engine=torch, for which chunked loss and compiled blocks are tried on several GPUs too"
+        yield _Change("engine", 1.0, text, replace(request, pins=pins.but(engine="torch")))
     yield from _other_jobs(request)
     yield from _host_memory(request)
     yield from _more_gpus(request)
