@@ -56,11 +56,8 @@ def jobset(plan: Plan) -> str:
     }
     pod = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": notice_s(plan),
-        **({"nodeSelector": selector} if (selector := _selector(plan)) else {}),
         **({"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if plan.cluster.num_nodes > 1 else {}),
-        "containers": [container],
-        "volumes": _VOLUMES,
+        **_pod(plan, container),
     }
     job = {
         "parallelism": plan.cluster.num_nodes,
@@ -87,12 +84,7 @@ def trainjob(plan: Plan) -> str:
     """The run for Kubeflow's runtime ``torch-distributed``, which tells each node its rank in PET_* variables.
     torchrun would read them beside its own arguments, so the command unsets them."""
     ranks = 'NODE_RANK="$PET_NODE_RANK" MASTER_ADDR="$PET_MASTER_ADDR" MASTER_PORT="$PET_MASTER_PORT"; '
-    pod = {
-        "terminationGracePeriodSeconds": notice_s(plan),
-        **({"nodeSelector": selector} if (selector := _selector(plan)) else {}),
-        "containers": [{"name": _NODE, "volumeMounts": _MOUNTS}],
-        "volumes": _VOLUMES,
-    }
+    pod = _pod(plan, {"name": _NODE, "volumeMounts": _MOUNTS})
     jobs = [{"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}]
     return _HEADER + strict_yaml.dump(
         {
@@ -132,6 +124,17 @@ _VOLUMES: list[dict[str, Any]] = [
     {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
 ]
 """NCCL and data loaders need more shared memory than the 64 MiB of a container."""
+
+
+def _pod(plan: Plan, container: dict[str, Any]) -> dict[str, Any]:
+    """What both kinds of jobs say of a pod."""
+    selector = _selector(plan)
+    return {
+        "terminationGracePeriodSeconds": notice_s(plan),
+        **({"nodeSelector": selector} if selector else {}),
+        "containers": [container],
+        "volumes": _VOLUMES,
+    }
 
 
 def _resources(plan: Plan) -> dict[str, Any]:

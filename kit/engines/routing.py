@@ -51,8 +51,6 @@ class RoutingRecord:
         """Fields of ``StepMetrics``. Waits for the device. ``losses``, ``biases``: whether the model is trained with
         them."""
         sums = self._sums.cpu()
-        if not len(sums):
-            return {}  # experts in the shape, and none in its layers
         tokens, bias = sums[:, : self._experts], sums[:, self._experts : -3]
         share = tokens / tokens.sum(1, keepdim=True).clamp(min=1)
         entropy = -(share * share.clamp(min=1e-30).log()).sum(1) / math.log(max(2, self._experts))

@@ -140,13 +140,7 @@ def _sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if with_experts:
         sizes["experts_per_token"] = sizes["experts_per_token"] or 1
         sizes["moe_ffn_hidden_size"] = sizes["moe_ffn_hidden_size"] or sizes["ffn_hidden_size"]
-    for field in (
-        "num_experts",
-        "experts_per_token",
-        "moe_ffn_hidden_size",
-        "num_shared_experts",
-        "first_dense_layers",
-    ):
+    for field in _OF_EXPERTS:
         sizes[field] = (sizes[field] or 0) if with_experts else 0
     if with_experts and "shared_expert_intermediate_size" in config and not sizes["num_shared_experts"]:
         sizes["num_shared_experts"] = int(bool(config["shared_expert_intermediate_size"]))
@@ -154,9 +148,9 @@ def _sizes(config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _check(value: Any, field: str, name: str) -> None:
-    if type(value) is not int or not 0 < value <= 2**24:
+    if type(value) is not int or not 0 < value <= _MOST:
         raise SpecError(
-            f"{field}={shown(value)} of {name} should be a whole number from 1 to {2**24}; correct the file"
+            f"{field}={shown(value)} of {name} should be a whole number from 1 to {_MOST}; correct the file"
         )
 
 

@@ -39,7 +39,8 @@ class MegatronRouting:
             router.calculate_per_token_loss = False
             router.register_forward_hook(partial(self._count, layer))
             self._routers[layer] = router
-        self._record = RoutingRecord(model, torch.cuda.current_device()) if model.num_experts else None
+        routed = model.has_experts(model.num_layers - 1)
+        self._record = RoutingRecord(model, torch.cuda.current_device()) if routed else None
         get_moe_layer_wise_logging_tracker().clear()
 
     def begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
