@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import kit
 from kit.diagnose.lint import lint, read_values, write_fixed
 from kit.diagnose.lint.json_text import parse_json
-from kit.diagnose.lint.rule import RULES, markdown
+from kit.diagnose.lint.rule import CHECKS, RULES, markdown
 from kit.emit.run_directory import write as write_run
 from kit.errors import SpecError
 from kit.specs import strict_yaml
@@ -76,11 +77,13 @@ def test_rule_of_launch_lines(case: LintCase, tmp_path: Path) -> None:
 
 
 def test_every_rule_has_a_case_and_a_line_in_the_docs() -> None:
-    """The ids are those that the sources give to findings; three are raised by whole checks of their own."""
+    """The ids are those that the sources give to findings, and those of tables with a case; three are raised by whole
+    checks of their own."""
     sources = "".join(file.read_text() for file in sorted((ROOT / "kit/diagnose/lint").glob("*.py")))
     before = r"(?:finding\(|Finding\(|unknown_keys\(config, \w+\(\),|yield)"
     given = before + r'\s*"([a-z0-9]+(?:-[a-z0-9]+)+|prediction|recipe|edited|hostfile)"'
-    ids = set(re.findall(given, sources))
+    rows = [each for checks in CHECKS.values() for each in checks if isinstance(each, partial)]
+    ids = set(re.findall(given, sources)) | {row.args[0] for row in rows if row.args[1]}
     assert ids == set(RULES)
     cases = (*DEEPSPEED_CASES, *CONSEQUENCE_CASES, *ACCELERATE_CASES, *COMMAND_CASES)
     assert ids - {case.rule for case in cases} == {"recipe", "run-directory", "edited"}

@@ -173,7 +173,7 @@ def _deepspeed(
     processes: int | None = None,
 ) -> tuple[Finding, ...]:
     parsed = _read_json(path)
-    config = Config(parsed.document, parsed.irregularities, given, processes)
+    config = Config(document=parsed.document, irregularities=parsed.irregularities, processes=processes, **vars(given))
     return _ordered(finding for each in CHECKS["deepspeed"] for finding in each(config))
 
 
@@ -187,7 +187,7 @@ def _deepspeed(
     ),
 )
 def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tuple[Finding, ...]:
-    config = Config(document, given=given)
+    config = Config(document=document, **vars(given))
     if (started := config.number("num_processes")) is not None:
         config = replace(config, processes=int(started))
     findings = [finding for each in CHECKS["accelerate"] for finding in each(config)]
@@ -213,8 +213,8 @@ def _accelerate(path: Path, document: strict_yaml.Document, given: Given) -> tup
 def _script(path: Path, given: Given) -> tuple[Finding, ...]:
     """Every launch line, and the configurations that it names."""
     findings: list[Finding] = []
-    for command in commands(_text(path)):
-        findings += [finding for each in CHECKS["launch"] for finding in each(path.name, command)]
+    for command in commands(_text(path), path.name):
+        findings += [finding for each in CHECKS["launch"] for finding in each(command)]
         findings += _named(path, command, given)
     return _ordered(finding for index, finding in enumerate(findings) if finding not in findings[:index])
 
@@ -228,7 +228,7 @@ def _find(path: Path, named: str) -> Path | None:
 def _named(path: Path, command: Command, given: Given) -> list[Finding]:
     """What a launch line's configuration files raise, by themselves and against the line."""
     found: list[Finding] = []
-    found += wrapped_classes(path.name, command, given.model)
+    found += wrapped_classes(command, given.model)
     readers: tuple[tuple[str | None, Reader | None], ...] = (
         (command.argument("deepspeed"), "trainer"),
         (command.argument("deepspeed_config"), "deepspeed"),
@@ -245,7 +245,7 @@ def _named(path: Path, command: Command, given: Given) -> list[Finding]:
         elif reader is not None and other.suffix == ".json":
             ranks = processes(command)
             found += _deepspeed(other, replace(given, reader=reader), ranks)
-            found += contradicts_config(path.name, command, Config(_read_json(other).document))
+            found += contradicts_config(command, Config(document=_read_json(other).document))
         else:
             found += _accelerate(other, _read_yaml(other), given)
     return found

@@ -11,7 +11,7 @@ from kit.diagnose.lint.config import Config, removal, setting
 from kit.diagnose.lint.finding import Finding
 from kit.diagnose.lint.key_rules import unknown_keys
 from kit.diagnose.lint.known_keys import accelerate_keys, layer_classes
-from kit.diagnose.lint.rule import Rule, check
+from kit.diagnose.lint.rule import Case, Rule, check, table
 from kit.specs.model import ModelSpec
 
 DECIDED_BY_FILE = (
@@ -38,114 +38,133 @@ def accelerate_unknown_key(config: Config) -> Iterator[Finding]:
             yield finding
 
 
-@check(
-    "accelerate",
-    Rule("distributed-type", "accelerate", "no `distributed_type`", "refused"),
-    Rule(
-        "one-process",
-        "accelerate, script",
-        "types and launch lines that start one process and end with exit code 0",
-        "trains on one GPU without a warning",
-    ),
-)
-def distributed_type(config: Config) -> Iterator[Finding]:
-    """config_args.py, process_config; and the types that run one process without a word."""
-    if not config.has("distributed_type"):
-        yield config.finding(
-            "distributed-type",
-            "error",
-            "",
-            "distributed_type is missing",
-            "add distributed_type: DEEPSPEED, FSDP or MULTI_GPU",
-        )
-    processes = config.number("num_processes") or 1
-    kind = config.get("distributed_type")
-    if kind in ("MULTI_CPU", "NO") and processes > 1 and not config.section("mpirun_config"):
-        yield config.finding(
-            "one-process",
-            "error",
-            "distributed_type",
-            f"{kind} starts one process, not {processes:g}, and ends with exit code 0",
-            "use MULTI_GPU, DEEPSPEED or FSDP, or torchrun on CPUs",
-        )
+def _processes(config: Config) -> float:
+    return config.number("num_processes") or 1
 
 
-@check(
-    "accelerate",
-    Rule("machine-rank", "accelerate, script", "a rank beyond the number of machines", "hangs"),
-    Rule("main-process-ip", "accelerate, script", "several machines without an address", "each waits for itself"),
-    Rule("processes-per-machine", "accelerate", "a number of processes that the machines do not divide", "refused"),
-)
-def machines(config: Config) -> Iterator[Finding]:
-    """Several machines need an address and a rank each."""
-    number = config.number("num_machines") or 1
-    rank = config.number("machine_rank") or 0
-    if rank >= number:
-        yield config.finding(
-            "machine-rank",
-            "error",
-            "machine_rank",
-            f"rank {rank:g} of {number:g} machines",
-            f"ranks go from 0 to {number - 1:g}; start each machine with its own --machine_rank",
-        )
-    if number > 1 and not config.get("main_process_ip"):
-        yield config.finding(
-            "main-process-ip",
-            "warning",
-            "num_machines",
-            f"{number:g} machines and no main_process_ip: each waits for itself",
-            "add the first machine's address, or give --main_process_ip at start",
-        )
-    processes = config.number("num_processes")
-    if processes is not None and processes % number:
-        yield config.finding(
-            "processes-per-machine",
-            "error",
-            "num_processes",
-            f"{processes:g} processes on {number:g} machines: it is the number on all machines together",
-            f"use a multiple of {number:g}",
-        )
+def _machines(config: Config) -> float:
+    return config.number("num_machines") or 1
 
 
-@check(
-    "accelerate",
-    Rule("decided-by-file", "accelerate", "a key that the DeepSpeed file decides too", "refused"),
-)
-def decided_by_file(config: Config) -> Iterator[Finding]:
-    """accelerate refuses to start when both speak."""
-    if not config.get("deepspeed_config.deepspeed_config_file") or config.get("distributed_type") != "DEEPSPEED":
-        return
-    doubled = [f"deepspeed_config.{key}" for key in DECIDED_BY_FILE if config.has(f"deepspeed_config.{key}")]
-    doubled += ["mixed_precision"] if config.get("mixed_precision") is not None else []
-    for dotted in doubled:
-        yield config.finding(
-            "decided-by-file",
-            "error",
-            dotted,
-            "decided by the deepspeed_config_file, beside which accelerate refuses it",
-            "remove it here",
-            removal(dotted),
-        )
+def _rank(config: Config) -> float:
+    return config.number("machine_rank") or 0
 
 
-@check(
-    "accelerate",
-    Rule("visible-devices", "accelerate, script", "fewer GPUs visible than processes on a machine", "it stops"),
-)
-def visible_devices(config: Config) -> Iterator[Finding]:
+def _one_process(config: Config) -> bool:
+    """The types that run one process without a word."""
+    alone = config.get("distributed_type") in ("MULTI_CPU", "NO") and not config.section("mpirun_config")
+    return alone and _processes(config) > 1
+
+
+def _visible(config: Config) -> int:
+    return len(str(config.get("gpu_ids")).split(","))
+
+
+def _too_few_visible(config: Config) -> bool:
     """utils/launch.py hands gpu_ids on as CUDA_VISIBLE_DEVICES; a rank takes the device of its local number."""
-    ids, processes = config.get("gpu_ids"), config.number("num_processes")
-    if ids in (None, "all") or processes is None or config.on("use_cpu"):
-        return
-    visible, each = len(str(ids).split(",")), processes // (config.number("num_machines") or 1)
-    if visible < each:
-        yield config.finding(
-            "visible-devices",
-            "error",
-            "gpu_ids",
-            f"{visible} visible, and {each:g} processes on a machine take one each",
-            f"write num_processes: {visible}, or gpu_ids: all",
-        )
+    if config.get("gpu_ids") in (None, "all") or config.number("num_processes") is None or config.on("use_cpu"):
+        return False
+    return _visible(config) < _processes(config) // _machines(config)
+
+
+def _decided_by_file(key: str) -> Case[Config]:
+    """accelerate refuses to start when both speak."""
+    return Case(
+        "error",
+        key,
+        lambda c: (
+            c.get("distributed_type") == "DEEPSPEED"
+            and c.get("deepspeed_config.deepspeed_config_file")
+            and (c.get(key) is not None if key == "mixed_precision" else c.has(key))
+        ),
+        "decided by the deepspeed_config_file, beside which accelerate refuses it",
+        "remove it here",
+        removal(key),
+    )
+
+
+table(
+    "accelerate",
+    {
+        # config_args.py, process_config
+        Rule("distributed-type", "accelerate", "no `distributed_type`", "refused"): (
+            Case(
+                "error",
+                "",
+                lambda c: not c.has("distributed_type"),
+                "distributed_type is missing",
+                "add distributed_type: DEEPSPEED, FSDP or MULTI_GPU",
+            ),
+        ),
+        Rule(
+            "one-process",
+            "accelerate, script",
+            "types and launch lines that start one process and end with exit code 0",
+            "trains on one GPU without a warning",
+        ): (
+            Case(
+                "error",
+                "distributed_type",
+                _one_process,
+                lambda c: (
+                    f"{c.get('distributed_type')} starts one process, not {_processes(c):g}, and ends with exit code 0"
+                ),
+                "use MULTI_GPU, DEEPSPEED or FSDP, or torchrun on CPUs",
+            ),
+        ),
+        # Several machines need an address and a rank each.
+        Rule("machine-rank", "accelerate, script", "a rank beyond the number of machines", "hangs"): (
+            Case(
+                "error",
+                "machine_rank",
+                lambda c: _rank(c) >= _machines(c),
+                lambda c: f"rank {_rank(c):g} of {_machines(c):g} machines",
+                lambda c: f"ranks go from 0 to {_machines(c) - 1:g}; start each machine with its own --machine_rank",
+            ),
+        ),
+        Rule("main-process-ip", "accelerate, script", "several machines without an address", "each waits for itself"): (
+            Case(
+                "warning",
+                "num_machines",
+                lambda c: _machines(c) > 1 and not c.get("main_process_ip"),
+                lambda c: f"{_machines(c):g} machines and no main_process_ip: each waits for itself",
+                "add the first machine's address, or give --main_process_ip at start",
+            ),
+        ),
+        Rule(
+            "processes-per-machine",
+            "accelerate",
+            "a number of processes that the machines do not divide",
+            "refused",
+        ): (
+            Case(
+                "error",
+                "num_processes",
+                lambda c: (c.number("num_processes") or 0) % _machines(c),
+                lambda c: (
+                    f"{_processes(c):g} processes on {_machines(c):g} machines: it is the number on all machines "
+                    "together"
+                ),
+                lambda c: f"use a multiple of {_machines(c):g}",
+            ),
+        ),
+        Rule("decided-by-file", "accelerate", "a key that the DeepSpeed file decides too", "refused"): (
+            *(_decided_by_file(f"deepspeed_config.{key}") for key in DECIDED_BY_FILE),
+            _decided_by_file("mixed_precision"),
+        ),
+        Rule("visible-devices", "accelerate, script", "fewer GPUs visible than processes on a machine", "it stops"): (
+            Case(
+                "error",
+                "gpu_ids",
+                _too_few_visible,
+                lambda c: (
+                    f"{_visible(c)} visible, and {_processes(c) // _machines(c):g} processes on a machine take one each"
+                ),
+                lambda c: f"write num_processes: {_visible(c)}, or gpu_ids: all",
+            ),
+        ),
+    },
+)
 
 
 @check(
@@ -206,79 +225,95 @@ def as_deepspeed(config: Config) -> Config:
             node[last] = config.get(key)
     mixed = config.get("mixed_precision")
     data |= {mixed: {"enabled": True}} if mixed in ("fp16", "bf16") else {}
-    document = replace(config.document, data=data, lines={})
-    processes = config.number("num_processes")
-    given = replace(config.given, reader="accelerate")
-    return Config(document, given=given, processes=None if processes is None else int(processes))
+    return replace(config, document=replace(config.document, data=data, lines={}), reader="accelerate")
 
 
-@check("accelerate")
-def inline_zero(config: Config) -> Iterator[Finding]:
-    """Checks of DeepSpeed settings that stand in accelerate's YAML, not in a file of their own."""
-    stage = config.number("deepspeed_config.zero_stage")
-    if config.get("distributed_type") != "DEEPSPEED" or stage is None:
-        return
-    for name in ("param", "optimizer"):
-        device = config.get(f"deepspeed_config.offload_{name}_device")
-        if device == "nvme" and not config.get(f"deepspeed_config.offload_{name}_nvme_path"):
-            yield config.finding(
-                "nvme-path",
+def _inline_stage(config: Config) -> float | None:
+    """Stage of DeepSpeed settings that stand in accelerate's YAML, not in a file of their own."""
+    inline = config.get("distributed_type") == "DEEPSPEED"
+    return config.number("deepspeed_config.zero_stage") if inline else None
+
+
+def _inline_nvme_path(name: str) -> Case[Config]:
+    key = f"deepspeed_config.offload_{name}_device"
+    return Case(
+        "error",
+        key,
+        lambda c: (
+            _inline_stage(c) is not None
+            and c.get(key) == "nvme"
+            and not c.get(f"deepspeed_config.offload_{name}_nvme_path")
+        ),
+        "nvme without a path",
+        f"add offload_{name}_nvme_path, a directory on every node's own disk",
+    )
+
+
+def _of_fsdp1(key: str) -> Case[Config]:
+    dotted = f"fsdp_config.{key}"
+    return Case(
+        "warning",
+        dotted,
+        lambda c: c.number("fsdp_config.fsdp_version") == 2 and c.has(dotted),
+        "of FSDP1; version 2 has no such choice",
+        "use fsdp_reshard_after_forward" if key == "fsdp_sharding_strategy" else "remove it",
+        removal(dotted),
+    )
+
+
+table(
+    "accelerate",
+    {
+        "nvme-path": (_inline_nvme_path("param"), _inline_nvme_path("optimizer")),
+        "offload-stage": (
+            Case(
                 "error",
-                f"deepspeed_config.offload_{name}_device",
-                "nvme without a path",
-                f"add offload_{name}_nvme_path, a directory on every node's own disk",
-            )
-    if config.get("deepspeed_config.offload_param_device") in ("cpu", "nvme") and stage != 3:
-        yield config.finding(
-            "offload-stage",
-            "error",
-            "deepspeed_config.offload_param_device",
-            f"only stage 3 partitions parameters, so that at stage {stage:g} they stay on the GPU",
-            "use zero_stage: 3, or none",
-            setting("deepspeed_config.offload_param_device", "none"),
-        )
-    if stage == 3 and not config.on("deepspeed_config.zero3_save_16bit_model"):
-        yield config.finding(
-            "gather-on-save",
-            "warning",
-            "deepspeed_config.zero_stage",
-            "at stage 3 Accelerator.get_state_dict refuses to save a model without zero3_save_16bit_model",
-            "add zero3_save_16bit_model: true",
-            setting("deepspeed_config.zero3_save_16bit_model", True),
-        )
-    if stage != 3 and config.on("deepspeed_config.zero3_init_flag"):
-        yield config.finding(
-            "other-stage-key",
-            "warning",
-            "deepspeed_config.zero3_init_flag",
-            f"read at stage 3 only, and the stage is {stage:g}",
-            "write false",
-            setting("deepspeed_config.zero3_init_flag", False),
-        )
-
-
-@check("accelerate", Rule("fsdp2-key", "accelerate", "keys of FSDP1 under version 2", "refused or ignored"))
-def fsdp_versions(config: Config) -> Iterator[Finding]:
-    """accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin: keys that FSDP2 does not have."""
-    if config.number("fsdp_config.fsdp_version") != 2:
-        return
-    if config.get("fsdp_config.fsdp_forward_prefetch"):
-        yield config.finding(
-            "fsdp2-key",
-            "error",
-            "fsdp_config.fsdp_forward_prefetch",
-            "refused with fsdp_version 2",
-            "remove it",
-            removal("fsdp_config.fsdp_forward_prefetch"),
-        )
-    for key in ("fsdp_use_orig_params", "fsdp_sync_module_states", "fsdp_sharding_strategy", "fsdp_backward_prefetch"):
-        dotted = f"fsdp_config.{key}"
-        if config.has(dotted):
-            yield config.finding(
-                "fsdp2-key",
+                "deepspeed_config.offload_param_device",
+                lambda c: (
+                    _inline_stage(c) not in (None, 3)
+                    and c.get("deepspeed_config.offload_param_device") in ("cpu", "nvme")
+                ),
+                lambda c: (
+                    f"only stage 3 partitions parameters, so that at stage {_inline_stage(c):g} they stay on the GPU"
+                ),
+                "use zero_stage: 3, or none",
+                setting("deepspeed_config.offload_param_device", "none"),
+            ),
+        ),
+        "gather-on-save": (
+            Case(
                 "warning",
-                dotted,
-                "of FSDP1; version 2 has no such choice",
-                "use fsdp_reshard_after_forward" if key == "fsdp_sharding_strategy" else "remove it",
-                removal(dotted),
-            )
+                "deepspeed_config.zero_stage",
+                lambda c: _inline_stage(c) == 3 and not c.on("deepspeed_config.zero3_save_16bit_model"),
+                "at stage 3 Accelerator.get_state_dict refuses to save a model without zero3_save_16bit_model",
+                "add zero3_save_16bit_model: true",
+                setting("deepspeed_config.zero3_save_16bit_model", True),
+            ),
+        ),
+        "other-stage-key": (
+            Case(
+                "warning",
+                "deepspeed_config.zero3_init_flag",
+                lambda c: _inline_stage(c) not in (None, 3) and c.on("deepspeed_config.zero3_init_flag"),
+                lambda c: f"read at stage 3 only, and the stage is {_inline_stage(c):g}",
+                "write false",
+                setting("deepspeed_config.zero3_init_flag", False),
+            ),
+        ),
+        # accelerate/utils/dataclasses.py, FullyShardedDataParallelPlugin: keys that FSDP2 does not have.
+        Rule("fsdp2-key", "accelerate", "keys of FSDP1 under version 2", "refused or ignored"): (
+            Case(
+                "error",
+                "fsdp_config.fsdp_forward_prefetch",
+                lambda c: c.number("fsdp_config.fsdp_version") == 2 and c.get("fsdp_config.fsdp_forward_prefetch"),
+                "refused with fsdp_version 2",
+                "remove it",
+                removal("fsdp_config.fsdp_forward_prefetch"),
+            ),
+            _of_fsdp1("fsdp_use_orig_params"),
+            _of_fsdp1("fsdp_sync_module_states"),
+            _of_fsdp1("fsdp_sharding_strategy"),
+            _of_fsdp1("fsdp_backward_prefetch"),
+        ),
+    },
+)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from kit.diagnose.lint.config import AUTO, Config, removal
 from kit.diagnose.lint.finding import Finding
-from kit.diagnose.lint.rule import Rule, check
+from kit.diagnose.lint.rule import Case, Rule, check, table
 
 BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -20,36 +20,42 @@ def data_parallel_size(config: Config) -> int | None:
     return int(ranks // max(1, shared))
 
 
-@check("deepspeed", Rule("batch-missing", "ds", "no batch size at all", "DeepSpeed refuses to guess"))
-def batch_missing(config: Config) -> Iterator[Finding]:
-    """runtime/config.py, _set_batch_related_parameters: one of the first two must be there."""
-    if not any(config.has(key) for key in BATCH_KEYS[:2]):
-        yield config.finding(
-            "batch-missing",
-            "error",
-            "",
-            "neither train_batch_size nor train_micro_batch_size_per_gpu is given, and DeepSpeed refuses to guess",
-            "add train_micro_batch_size_per_gpu",
-        )
+def _no_batch_size(config: Config, key: str) -> bool:
+    size = config.number(key)
+    return size is not None and (size < 1 or size != int(size))
 
 
-@check(
+def _whole(key: str) -> Case[Config]:
+    return Case(
+        "error",
+        key,
+        lambda c: _no_batch_size(c, key),
+        lambda c: f"{c.number(key)} is not a batch size",
+        "use a whole number from 1 on",
+    )
+
+
+table(
     "deepspeed",
-    Rule(
-        "batch-arithmetic",
-        "ds, accelerate",
-        "batch sizes whose product is wrong, alone or on the GPUs given",
-        "an assertion fails when all GPUs are already allocated",
-    ),
+    {
+        # runtime/config.py, _set_batch_related_parameters: one of the first two must be there.
+        Rule("batch-missing", "ds", "no batch size at all", "DeepSpeed refuses to guess"): (
+            Case(
+                "error",
+                "",
+                lambda c: not any(map(c.has, BATCH_KEYS[:2])),
+                "neither train_batch_size nor train_micro_batch_size_per_gpu is given, and DeepSpeed refuses to guess",
+                "add train_micro_batch_size_per_gpu",
+            ),
+        ),
+        Rule(
+            "batch-arithmetic",
+            "ds, accelerate",
+            "batch sizes whose product is wrong, alone or on the GPUs given",
+            "an assertion fails when all GPUs are already allocated",
+        ): tuple(map(_whole, BATCH_KEYS)),
+    },
 )
-def batch_not_positive(config: Config) -> Iterator[Finding]:
-    """Sizes are whole numbers from one on."""
-    for key in BATCH_KEYS:
-        size = config.number(key)
-        if size is not None and (size < 1 or size != int(size)):
-            yield config.finding(
-                "batch-arithmetic", "error", key, f"{size} is not a batch size", "use a whole number from 1 on"
-            )
 
 
 @check("deepspeed")

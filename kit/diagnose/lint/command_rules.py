@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from kit.diagnose.lint.accelerate_rules import missing_classes
 from kit.diagnose.lint.commands import LAUNCHERS, Command, known_options, number
 from kit.diagnose.lint.config import AUTO, Config
-from kit.diagnose.lint.finding import Finding, Severity
-from kit.diagnose.lint.rule import Rule, check
+from kit.diagnose.lint.finding import Finding
+from kit.diagnose.lint.rule import Case, Rule, check, table
 from kit.specs.model import ModelSpec
 
 TRAINER_KEYS = {
@@ -32,7 +32,7 @@ NO = ("no", "false", "f", "n", "0")
     "launch",
     Rule("unknown-option", "script", "options that the launcher does not know, with the nearest one", "it stops"),
 )
-def unknown_option(file: str, command: Command) -> Iterator[Finding]:
+def unknown_option(command: Command) -> Iterator[Finding]:
     """argparse stops at it; before the script it is the launcher's, after it the script's."""
     known = known_options().get(command.launcher)
     for option, _ in command.options if known is not None else ():
@@ -41,123 +41,185 @@ def unknown_option(file: str, command: Command) -> Iterator[Finding]:
         near = difflib.get_close_matches(option, list(known), n=1, cutoff=0.75)
         fix = f"did you mean {near[0]}?" if near else f"put it behind {command.program or 'the script'}, or remove it"
         why = f"no option of {command.launcher}, which stops at it"
-        yield _finding("unknown-option", "error", file, command, option, why, fix)
+        yield command.finding("unknown-option", "error", option, why, fix)
 
 
-@check(
-    "launch",
-    Rule(
-        "former-launcher",
-        "script",
-        "`python -m torch.distributed.launch`",
-        "passes `--local-rank`, which newer scripts do not know",
-    ),
-)
-def former_launcher(file: str, command: Command) -> Iterator[Finding]:
-    """torch/distributed/launch.py says so itself."""
-    if command.former:
-        why = "python -m torch.distributed.launch is deprecated, and hands --local-rank to the script"
-        yield _finding(
-            "former-launcher", "warning", file, command, "", why, "use torchrun; the script reads LOCAL_RANK"
-        )
-
-
-def wrapped_classes(file: str, command: Command, model: ModelSpec | None) -> Iterator[Finding]:
+def wrapped_classes(command: Command, model: ModelSpec | None) -> Iterator[Finding]:
     """The class that FSDP wraps, against the classes that the model has."""
     option = "fsdp_transformer_layer_cls_to_wrap"
     for why, fix in missing_classes(command.argument(option) or command.value(option), model):
-        yield _finding("wrap-class", "error", file, command, f"--{option}", why, fix)
+        yield command.finding("wrap-class", "error", f"--{option}", why, fix)
 
 
-@check(
-    "launch", Rule("fsdp-and-deepspeed", "script", "FSDP together with DeepSpeed", "refused, or one of them ignored")
-)
-def fsdp_and_deepspeed(file: str, command: Command) -> Iterator[Finding]:
+def _both_split(command: Command) -> bool:
     """The Trainer's --fsdp beside --deepspeed; accelerate/commands/launch.py takes one of its --use_… options."""
-    both = command.argument("fsdp") and command.argument("deepspeed")
     given = {option.replace("-", "_") for option, _ in command.options}
-    if both or {"__use_fsdp", "__use_deepspeed"} <= given:
-        why = "FSDP and DeepSpeed both want to split the model: one run takes one of them"
-        yield _finding("fsdp-and-deepspeed", "error", file, command, "", why, "keep one of them")
+    both = command.argument("fsdp") and command.argument("deepspeed")
+    return bool(both) or {"__use_fsdp", "__use_deepspeed"} <= given
 
 
-@check("launch")
-def command_visible_devices(file: str, command: Command) -> Iterator[Finding]:
-    """A rank takes the device of its local number, among those that CUDA_VISIBLE_DEVICES leaves."""
-    launcher = next((launcher for launcher in LAUNCHERS if launcher.name == command.launcher), None)
-    visible = command.value("gpu_ids") or command.visible
-    started = number(command.value(launcher.processes)) if launcher is not None else None
-    each = started // (1 if launcher is None or launcher.per_node else nodes_of(command)) if started else None
-    if each and visible and re.fullmatch(r"[\d,]+", visible) and len(visible.strip(",").split(",")) < each:
-        why = f"{visible} are visible, and {each} processes on a machine take one each"
-        yield _finding("visible-devices", "error", file, command, "", why, "start as many processes as GPUs")
-
-
-def nodes_of(command: Command) -> int:
+def _nodes(command: Command) -> int:
     """Machines, where their number is written out; else one."""
     return number(command.value("nnodes", "num_nodes", "num_machines")) or 1
 
 
-@check("launch")
-def started_once(file: str, command: Command) -> Iterator[Finding]:
-    """torch/distributed/run.py: ``--nproc-per-node`` is 1 unless given; a plain python starts one process too. Slurm
-    and MPI start one in each of their tasks."""
-    if command.in_tasks:
-        return
-    if command.launcher == "torchrun" and not command.opaque and command.value("nproc_per_node") is None:
-        why = "without --nproc-per-node torchrun starts one process a node"
-        yield _finding("one-process", "warning", file, command, "", why, "--nproc-per-node gpu, or the number of GPUs")
-    if command.launcher == "python" and (named := command.argument("deepspeed", "deepspeed_config")):
-        why = f"{named} and no launcher: one process, whatever the number of GPUs"
-        fix = "start it by deepspeed, torchrun or accelerate launch"
-        yield _finding("one-process", "warning", file, command, "", why, fix)
+def _rank(command: Command) -> int:
+    """Rank of this machine, where it is written out; else the first."""
+    return number(command.value("node_rank", "machine_rank")) or 0
 
 
-@check(
-    "launch",
-    Rule(
-        "hostfile", "script", "the deepspeed launcher for several nodes without a hostfile", "uses this machine alone"
-    ),
-)
-def machines_meet(file: str, command: Command) -> Iterator[Finding]:
-    """Several machines need one address that all of them know, and a rank each."""
-    nodes = number(command.value("nnodes", "num_nodes", "num_machines"))
-    rank = number(command.value("node_rank", "machine_rank"))
-    if nodes is not None and rank is not None and rank >= nodes:
-        fix = f"ranks go from 0 to {nodes - 1}; each machine has its own"
-        yield _finding("machine-rank", "error", file, command, "", f"rank {rank} of {nodes} machines", fix)
-    if nodes is None or nodes < 2 or command.opaque:
-        return
-    if command.launcher == "torchrun" and not command.value("master_addr", "rdzv_endpoint"):
-        why = f"{nodes} nodes and no address: each waits for the others at 127.0.0.1"
-        fix = "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, the same on all, or --master-addr and --node-rank"
-        yield _finding("main-process-ip", "error", file, command, "", why, fix)
-    if command.launcher == "accelerate launch" and not command.value("main_process_ip", "config_file"):
-        why = f"{nodes} machines and no main_process_ip: each waits for itself"
-        yield _finding("main-process-ip", "error", file, command, "", why, "--main_process_ip HOST, the same on all")
-    if command.launcher == "deepspeed" and not command.value("hostfile", "H", "include"):
-        why = f"{nodes} nodes and no --hostfile: only /job/hostfile would be read, else this machine alone is used"
-        yield _finding("hostfile", "warning", file, command, "", why, "--hostfile FILE, with name slots=8, one a line")
+def processes(command: Command) -> int | None:
+    """Ranks of all nodes, where the numbers are written out."""
+    launcher = next((launcher for launcher in LAUNCHERS if launcher.name == command.launcher), None)
+    if launcher is None:
+        return 1  # plain python
+    each = number(command.value(launcher.processes))
+    return None if each is None else each * (_nodes(command) if launcher.per_node else 1)
 
 
-@check(
-    "launch", Rule("chosen-twice", "script", "`--include` or `--exclude` beside a number of GPUs or nodes", "refused")
-)
-def chosen_twice(file: str, command: Command) -> Iterator[Finding]:
+def _on_a_machine(command: Command) -> int:
+    return (processes(command) or 0) // _nodes(command)
+
+
+def _visible(command: Command) -> str:
+    """Devices as they are numbered on the line or above it."""
+    devices = command.value("gpu_ids") or command.visible
+    return devices if re.fullmatch(r"[\d,]+", devices) else ""
+
+
+def _without(launcher: str, *options: str) -> Callable[[Command], bool]:
+    """Whether a launcher starts several machines without any of these options."""
+    return lambda c: c.launcher == launcher and _nodes(c) > 1 and not c.opaque and not c.value(*options)
+
+
+def _script_without_launcher(command: Command) -> str | None:
+    return command.argument("deepspeed", "deepspeed_config") if command.launcher == "python" else None
+
+
+def _chosen_twice(option: str) -> Case[Command]:
     """launcher/runner.py, main: a selection of hosts and GPUs beside a number of them is refused."""
-    if command.launcher != "deepspeed" or not command.value("include", "exclude"):
-        return
-    for name in ("num_gpus", "num_nodes"):
-        if command.value(name) is not None:
-            why = f"--{name} beside --include or --exclude is refused"
-            yield _finding("chosen-twice", "error", file, command, f"--{name}", why, "keep one of them")
+    return Case(
+        "error",
+        f"--{option}",
+        lambda c: c.launcher == "deepspeed" and c.value("include", "exclude") and c.value(option) is not None,
+        f"--{option} beside --include or --exclude is refused",
+        "keep one of them",
+    )
+
+
+table(
+    "launch",
+    {
+        # torch/distributed/launch.py says so itself.
+        Rule(
+            "former-launcher",
+            "script",
+            "`python -m torch.distributed.launch`",
+            "passes `--local-rank`, which newer scripts do not know",
+        ): (
+            Case(
+                "warning",
+                "",
+                lambda c: c.former,
+                "python -m torch.distributed.launch is deprecated, and hands --local-rank to the script",
+                "use torchrun; the script reads LOCAL_RANK",
+            ),
+        ),
+        Rule("fsdp-and-deepspeed", "script", "FSDP together with DeepSpeed", "refused, or one of them ignored"): (
+            Case(
+                "error",
+                "",
+                _both_split,
+                "FSDP and DeepSpeed both want to split the model: one run takes one of them",
+                "keep one of them",
+            ),
+        ),
+        # A rank takes the device of its local number, among those that CUDA_VISIBLE_DEVICES leaves.
+        "visible-devices": (
+            Case(
+                "error",
+                "",
+                lambda c: _visible(c) and len(_visible(c).strip(",").split(",")) < _on_a_machine(c),
+                lambda c: f"{_visible(c)} are visible, and {_on_a_machine(c)} processes on a machine take one each",
+                "start as many processes as GPUs",
+            ),
+        ),
+        # torch/distributed/run.py: --nproc-per-node is 1 unless given; a plain python starts one process too. Slurm
+        # and MPI start one in each of their tasks.
+        "one-process": (
+            Case(
+                "warning",
+                "",
+                lambda c: (
+                    c.launcher == "torchrun" and not c.in_tasks and not c.opaque and c.value("nproc_per_node") is None
+                ),
+                "without --nproc-per-node torchrun starts one process a node",
+                "--nproc-per-node gpu, or the number of GPUs",
+            ),
+            Case(
+                "warning",
+                "",
+                lambda c: not c.in_tasks and _script_without_launcher(c),
+                lambda c: f"{_script_without_launcher(c)} and no launcher: one process, whatever the number of GPUs",
+                "start it by deepspeed, torchrun or accelerate launch",
+            ),
+        ),
+        # Several machines need one address that all of them know, and a rank each.
+        "machine-rank": (
+            Case(
+                "error",
+                "",
+                lambda c: _rank(c) >= _nodes(c) and number(c.value("nnodes", "num_nodes", "num_machines")),
+                lambda c: f"rank {_rank(c)} of {_nodes(c)} machines",
+                lambda c: f"ranks go from 0 to {_nodes(c) - 1}; each machine has its own",
+            ),
+        ),
+        "main-process-ip": (
+            Case(
+                "error",
+                "",
+                _without("torchrun", "master_addr", "rdzv_endpoint"),
+                lambda c: f"{_nodes(c)} nodes and no address: each waits for the others at 127.0.0.1",
+                "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, the same on all, or --master-addr and --node-rank",
+            ),
+            Case(
+                "error",
+                "",
+                _without("accelerate launch", "main_process_ip", "config_file"),
+                lambda c: f"{_nodes(c)} machines and no main_process_ip: each waits for itself",
+                "--main_process_ip HOST, the same on all",
+            ),
+        ),
+        Rule(
+            "hostfile",
+            "script",
+            "the deepspeed launcher for several nodes without a hostfile",
+            "uses this machine alone",
+        ): (
+            Case(
+                "warning",
+                "",
+                _without("deepspeed", "hostfile", "H", "include"),
+                lambda c: (
+                    f"{_nodes(c)} nodes and no --hostfile: only /job/hostfile would be read, else this machine alone "
+                    "is used"
+                ),
+                "--hostfile FILE, with name slots=8, one a line",
+            ),
+        ),
+        Rule("chosen-twice", "script", "`--include` or `--exclude` beside a number of GPUs or nodes", "refused"): (
+            _chosen_twice("num_gpus"),
+            _chosen_twice("num_nodes"),
+        ),
+    },
+)
 
 
 @check(
     None,
     Rule("trainer-mismatch", "script", "an argument of the Trainer that contradicts its DeepSpeed file", "it stops"),
 )
-def contradicts_config(file: str, command: Command, config: Config) -> Iterator[Finding]:
+def contradicts_config(command: Command, config: Config) -> Iterator[Finding]:
     """The Trainer compares its arguments with the DeepSpeed file and stops (integrations/deepspeed.py)."""
     if command.argument("deepspeed") is None:
         return
@@ -171,7 +233,7 @@ def contradicts_config(file: str, command: Command, config: Config) -> Iterator[
             continue  # a variable, or a matter of another rule
         if not equal:
             why = f"--{name} {given}, and {dotted} is {there}: the Trainer stops at the difference"
-            yield _finding("trainer-mismatch", "error", file, command, f"--{name}", why, f'write "auto" for {dotted}')
+            yield command.finding("trainer-mismatch", "error", f"--{name}", why, f'write "auto" for {dotted}')
     for name, dotted in SWITCHES.items():
         there = config.get(dotted)
         asked = any(
@@ -181,17 +243,4 @@ def contradicts_config(file: str, command: Command, config: Config) -> Iterator[
         if (there is True and not asked and not command.opaque) or (asked and there is False):
             why = f"{dotted} is {str(there).lower()}, and the command line says {'' if asked else 'not '}--{name}"
             fix = f'write "auto" for {dotted}, or say the same in both'
-            yield _finding("trainer-mismatch", "error", file, command, f"--{name}", why, fix)
-
-
-def processes(command: Command) -> int | None:
-    """Ranks of all nodes, where the numbers are written out."""
-    launcher = next((launcher for launcher in LAUNCHERS if launcher.name == command.launcher), None)
-    if launcher is None:
-        return 1  # plain python
-    each = number(command.value(launcher.processes))
-    return None if each is None else each * (nodes_of(command) if launcher.per_node else 1)
-
-
-def _finding(rule: str, severity: Severity, file: str, command: Command, key: str, why: str, fix: str) -> Finding:
-    return Finding(rule, severity, file, command.line, key, why, fix)
+            yield command.finding("trainer-mismatch", "error", f"--{name}", why, fix)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
+from kit.diagnose.lint.finding import Changes, Finding, Severity
 from kit.specs import strict_yaml
 
 
@@ -66,6 +67,8 @@ class Command:
 
     launcher: str
     """Name of a launcher; ``python`` where none starts the program."""
+    file: str
+    """The script's name."""
     line: int
     former: bool
     """Started by ``torch.distributed.launch``."""
@@ -90,6 +93,10 @@ class Command:
         """Value of the program's own option, by any of its names."""
         return _value(self.arguments, names)
 
+    def finding(self, rule: str, severity: Severity, key: str, why: str, fix: str, changes: Changes = ()) -> Finding:
+        """A finding of this line."""
+        return Finding(rule, severity, self.file, self.line, key, why, fix, changes)
+
 
 @cache
 def known_options() -> Mapping[str, Mapping[str, int]]:
@@ -103,9 +110,9 @@ _LONGEST_LINE = 1 << 16
 """Characters of a launch; shlex takes many seconds for a line of a megabyte."""
 
 
-def commands(text: str) -> Iterator[Command]:
-    """Every launch in a script, in order. Variables stay as they are written; a line that no shell could split is
-    passed over."""
+def commands(text: str, file: str) -> Iterator[Command]:
+    """Every launch in the text of a script, in order. Variables stay as they are written; a line that no shell could
+    split is passed over."""
     batch = any(count > 1 for count in map(int, _TASKS.findall(text)))
     exported = ""
     for number, line in _joined(text):
@@ -117,7 +124,7 @@ def commands(text: str) -> Iterator[Command]:
             continue
         devices = next((w.split("=", 1)[1] for w in words if w.startswith("CUDA_VISIBLE_DEVICES=")), exported)
         exported = devices if words and (words[0] == "export" or len(words) == 1) else exported
-        if (found := _command(words, number)) is not None:
+        if (found := _command(words, file, number)) is not None:
             in_tasks = batch or any(word.rsplit("/", 1)[-1] in _TASK_STARTERS for word in words)
             yield replace(found, in_tasks=in_tasks, visible=devices)
 
@@ -141,7 +148,7 @@ def _joined(text: str) -> Iterator[tuple[int, str]]:
         yield first, held
 
 
-def _command(words: Sequence[str], line: int) -> Command | None:
+def _command(words: Sequence[str], file: str, line: int) -> Command | None:
     for position in range(len(words)):
         for launcher, form in ((each, form) for each in LAUNCHERS for form in each.forms):
             head = (words[position].rsplit("/", 1)[-1], *words[position + 1 : position + len(form)])
@@ -158,12 +165,12 @@ def _command(words: Sequence[str], line: int) -> Command | None:
             options, program, arguments = _split(rest, known_options()[launcher.name], launcher.abbreviates)
             former = form[-1] == "torch.distributed.launch"
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command(launcher.name, line, former, options, program, _pairs(arguments), False, "", opaque)
+            return Command(launcher.name, file, line, former, options, program, _pairs(arguments), False, "", opaque)
     for position, word in enumerate(words):
         if word.endswith(".py") and _python_before(words, position, variables=False):
             rest = words[position + 1 :]
             opaque = any(_VARIABLE.match(word) for word in rest)
-            return Command("python", line, False, (), word, _pairs(rest), False, "", opaque)
+            return Command("python", file, line, False, (), word, _pairs(rest), False, "", opaque)
     return None
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kit.diagnose.lint.finding import REMOVE, Finding, Severity
+from kit.diagnose.lint.finding import REMOVE, Changes, Finding, Severity
 from kit.diagnose.lint.json_text import Irregularity
 from kit.specs.cluster import ClusterSpec
 from kit.specs.model import ModelSpec
@@ -17,7 +17,6 @@ from kit.specs.strict_yaml import Document
 Reader = Literal["deepspeed", "accelerate", "trainer"]
 """Who reads a DeepSpeed configuration: ``deepspeed.initialize``, an ``Accelerator`` or the Hugging Face Trainer."""
 AUTO = "auto"
-Path = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -31,30 +30,14 @@ class Given:
     gradient_checkpointing: bool = False
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class Config(Given):
     """One file and its context."""
 
     document: Document
     irregularities: tuple[Irregularity, ...] = ()
-    given: Given = Given()
     processes: int | None = None
     """Ranks, where a launcher's file says so; else the GPUs of the cluster."""
-
-    @property
-    def reader(self) -> Reader | None:
-        """Who reads a DeepSpeed configuration."""
-        return self.given.reader
-
-    @property
-    def model(self) -> ModelSpec | None:
-        """The model that is trained."""
-        return self.given.model
-
-    @property
-    def cluster(self) -> ClusterSpec | None:
-        """Where it is trained."""
-        return self.given.cluster
 
     def get(self, dotted: str, default: Any = None) -> Any:
         """A value by its dotted key; ``default`` where it or a section above is missing."""
@@ -99,18 +82,13 @@ class Config:
         stage = self.get("zero_optimization.stage", 0)
         return stage if isinstance(stage, int) else None
 
-    def finding(self, rule: str, severity: Severity, dotted: str, why: str, fix: str, changes: Any = ()) -> Finding:
-        """A finding at a key, with its line."""
-        return Finding(
-            rule=rule,
-            severity=severity,
-            file=self.document.name,
-            line=self.line(dotted),
-            key=dotted,
-            why=why,
-            fix=fix,
-            changes=tuple(changes),
-        )
+    def finding(self, rule: str, severity: Severity, key: str, why: str, fix: str, changes: Changes = ()) -> Finding:
+        """A finding at a key (dotted), with its line."""
+        return Finding(rule, severity, self.document.name, self.line(key), key, why, fix, changes)
+
+    def moved(self, dotted: str, target: str) -> Changes:
+        """The change that moves a value to another key, or drops it where that key is there already."""
+        return (*removal(dotted), *(() if self.has(target) else setting(target, self.get(dotted))))
 
     def line(self, dotted: str) -> int | None:
         """Line of the key, or of the nearest section that has one."""
@@ -133,17 +111,17 @@ def truth(value: Any) -> bool | None:
     return None
 
 
-def removal(dotted: str) -> tuple[tuple[Path, Any]]:
+def removal(dotted: str) -> Changes:
     """The change that removes a key."""
     return ((tuple(dotted.split(".")), REMOVE),)
 
 
-def setting(dotted: str, value: Any) -> tuple[tuple[Path, Any]]:
+def setting(dotted: str, value: Any) -> Changes:
     """The change that sets a key."""
     return ((tuple(dotted.split(".")), value),)
 
 
-def _leaves(node: Any, path: Path) -> Iterator[tuple[str, Any]]:
+def _leaves(node: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     if isinstance(node, dict):
         for key, value in node.items():
             yield from _leaves(value, (*path, str(key)))

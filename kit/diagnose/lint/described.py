@@ -24,7 +24,7 @@ def described(config: Config) -> Workload | str:
             return layout
         job = JobSpec(
             precision=precision(config),
-            seq_length=config.given.seq_length or min(4096, config.model.max_position_embeddings),
+            seq_length=config.seq_length or min(4096, config.model.max_position_embeddings),
             global_batch_size=layout.global_batch_size,
         )
     except ValueError as error:
@@ -60,7 +60,7 @@ def _layout(config: Config) -> Layout | str:
         implementation="huggingface",
         dp=ranks,
         zero_stage=stage,
-        recompute="full" if config.given.gradient_checkpointing else "none",
+        recompute="full" if config.gradient_checkpointing else "none",
         micro_batch_size=max(1, int(config.number("train_micro_batch_size_per_gpu") or 1)),
         gradient_accumulation_steps=max(1, int(config.number("gradient_accumulation_steps") or 1)),
         **offload,
@@ -123,7 +123,7 @@ def _fsdp_layout(config: Config) -> Layout | str:
         stage = (3 if truth(reshards) is not False else 2) if second else _STAGES.get(strategy)
     if stage is None:
         return f"the cost model has no figures for {config.get('fsdp_config.fsdp_sharding_strategy')}"
-    saves = config.given.gradient_checkpointing or config.on("fsdp_config.fsdp_activation_checkpointing")
+    saves = config.gradient_checkpointing or config.on("fsdp_config.fsdp_activation_checkpointing")
     return Layout(
         engine="torch",
         implementation="huggingface",

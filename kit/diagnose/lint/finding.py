@@ -13,6 +13,8 @@ note: right only under a condition that the file does not show."""
 
 REMOVE = object()
 """The new value of a key that a fix removes."""
+Changes = tuple[tuple[tuple[str, ...], Any], ...]
+"""(path of a key, its new value or ``REMOVE``)."""
 
 
 class FindingJson(TypedDict):
@@ -41,8 +43,7 @@ class Finding:
     """Dotted; empty for the file as a whole."""
     why: str
     fix: str
-    changes: tuple[tuple[tuple[str, ...], Any], ...] = ()
-    """(path of a key, its new value or ``REMOVE``)."""
+    changes: Changes = ()
 
     def __str__(self) -> str:
         place = self.file if self.line is None else f"{self.file}:{self.line}"

@@ -11,7 +11,7 @@ from typing import Any
 from kit.diagnose.lint.config import AUTO, Config, removal, setting
 from kit.diagnose.lint.finding import REMOVE, Finding
 from kit.diagnose.lint.known_keys import KnownKeys, deepspeed_keys
-from kit.diagnose.lint.rule import Rule, check
+from kit.diagnose.lint.rule import Case, Rule, check, table
 
 REPLACEMENTS = {
     "amp": "use fp16, bf16 or torch_autocast",
@@ -107,9 +107,6 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
         names = list(known.inside(path[:-1]) or ())
         right = right or next(iter(difflib.get_close_matches(path[-1].lower(), names, n=1, cutoff=0.75)), None)
         renamed = ".".join((*path[:-1], right)) if right else None
-        changes: tuple[Any, ...] = removal(dotted) if renamed else ()
-        if renamed and not config.has(renamed):
-            changes = (*changes, *setting(renamed, config.get(dotted)))
         refused = (path[0] if len(path) > 1 else "") in known.refuses
         yield config.finding(
             rule,
@@ -117,7 +114,7 @@ def unknown_keys(config: Config, known: KnownKeys, rule: str) -> Iterator[Findin
             dotted,
             f"no key of {known.reader} {known.version}: {known.effect}",
             f"did you mean {right}?" if right else "remove it",
-            changes,
+            config.moved(dotted, renamed) if renamed else (),
         )
 
 
@@ -173,25 +170,31 @@ def deprecated_key(config: Config) -> Iterator[Finding]:
                 f"use {replacement.replace(' or ', ' and ')}",
                 changes,
             )
-    if isinstance(config.get("zero_optimization"), bool):
-        stage = int(config.get("zero_optimization"))
-        yield config.finding(
-            "deprecated-key",
-            "warning",
-            "zero_optimization",
-            "a switch instead of a section means stage 1 or 0",
-            f'write {{"stage": {stage}}}',
-            setting("zero_optimization", {"stage": stage}),
-        )
-    if config.has("bfloat16"):
-        yield config.finding(
-            "deprecated-key",
-            "warning",
-            "bfloat16",
-            "the former name of bf16; accelerate and the Trainer look for bf16 only",
-            "rename it",
-            (*removal("bfloat16"), *setting("bf16", config.get("bfloat16"))),
-        )
+
+
+table(
+    "deepspeed",
+    {
+        "deprecated-key": (
+            Case(
+                "warning",
+                "zero_optimization",
+                lambda c: isinstance(c.get("zero_optimization"), bool),
+                "a switch instead of a section means stage 1 or 0",
+                lambda c: f'write {{"stage": {c.stage}}}',
+                lambda c: setting("zero_optimization", {"stage": c.stage}),
+            ),
+            Case(
+                "warning",
+                "bfloat16",
+                lambda c: c.has("bfloat16"),
+                "the former name of bf16; accelerate and the Trainer look for bf16 only",
+                "rename it",
+                lambda c: (*removal("bfloat16"), *setting("bf16", c.get("bfloat16"))),
+            ),
+        ),
+    },
+)
 
 
 @check(

@@ -1,21 +1,28 @@
-"""Rules of lint: each check is registered where it stands, with the rules whose findings it gives.
+"""Rules of lint. Most are rows of a table, each a predicate and a sentence; others are checks in code:
 
-    @check("deepspeed", Rule("batch-missing", "ds", "no batch size at all", "DeepSpeed refuses to guess"))
-    def batch_missing(config: Config) -> Iterator[Finding]: ...
+    table("deepspeed", {
+        Rule("batch-missing", "ds", "no batch size at all", "DeepSpeed refuses to guess"): (
+            Case("error", "", lambda c: not c.has("train_batch_size"), "train_batch_size is missing", "add it"),
+        ),
+    })
+
+    @check("deepspeed", Rule("text-value", "ds", "numbers in quotes", "unequal to the number they are compared with"))
+    def text_value(config: Config) -> Iterator[Finding]: ...
 
 The table of docs/lint.md is written from here (``kit lint --rules``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from functools import partial
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
-from kit.diagnose.lint.finding import Finding
+from kit.diagnose.lint.finding import Changes, Finding, Severity
 
 Reads = Literal["deepspeed", "accelerate", "launch"]
-"""What a check is given: the ``Config`` of a DeepSpeed or accelerate file, or a script's name and a ``Command``."""
+"""What a check is given: the ``Config`` of a DeepSpeed or accelerate file, or a ``Command`` of a script."""
 C = TypeVar("C", bound=Callable[..., Any])
 
 
@@ -31,8 +38,37 @@ class Rule:
     """What happens where nobody finds it."""
 
 
+class _Subject(Protocol):
+    """What can be looked at: a ``Config`` or a ``Command``."""
+
+    def finding(
+        self, rule: str, severity: Severity, key: str, why: str, fix: str, changes: Changes = ()
+    ) -> Finding: ...
+
+
+G = TypeVar("G", bound=_Subject)
+
+
+@dataclass(frozen=True)
+class Case(Generic[G]):
+    """When a rule speaks, and in which words. What depends on values is a function of what is looked at."""
+
+    severity: Severity
+    key: str | Callable[[G], str]
+    when: Callable[[G], object]
+    why: str | Callable[[G], str]
+    fix: str | Callable[[G], str]
+    changes: Changes | Callable[[G], Changes] = ()
+
+    def of(self, rule: str, given: G) -> Finding:
+        """The finding."""
+        key, why, fix = (text if isinstance(text, str) else text(given) for text in (self.key, self.why, self.fix))
+        changes = self.changes if isinstance(self.changes, tuple) else self.changes(given)
+        return given.finding(rule, self.severity, key, why, fix, changes)
+
+
 RULES: dict[str, Rule] = {}
-CHECKS: dict[Reads, list[Callable[..., Iterator[Finding]]]] = {"deepspeed": [], "accelerate": [], "launch": []}
+CHECKS: dict[Reads, list[Callable[[Any], Iterator[Finding]]]] = {"deepspeed": [], "accelerate": [], "launch": []}
 _ORDER = ("ds", "accelerate", "script", "recipe", "run")
 
 
@@ -48,6 +84,17 @@ def check(reads: Reads | None, *rules: Rule) -> Callable[[C], C]:
         return function
 
     return register
+
+
+def table(reads: Reads, rows: Mapping[Rule | str, tuple[Case[G], ...]]) -> None:
+    """Register a check a row. A name stands for a rule that is described elsewhere."""
+    for rule, cases in rows.items():
+        name, described = (rule, ()) if isinstance(rule, str) else (rule.name, (rule,))
+        check(reads, *described)(partial(_findings, name, cases))
+
+
+def _findings(rule: str, cases: tuple[Case[G], ...], given: G) -> Iterator[Finding]:
+    return (case.of(rule, given) for case in cases if case.when(given))
 
 
 def markdown() -> str:

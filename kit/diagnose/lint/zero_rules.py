@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kit.diagnose.lint.config import AUTO, Config, removal, setting
 from kit.diagnose.lint.finding import Finding
-from kit.diagnose.lint.rule import Rule, check
+from kit.diagnose.lint.rule import Case, Rule, check, table
 
 STAGE_3_ONLY = ("sub_group_size", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients")
 """Stage-3 keys that do not begin with stage3_."""
@@ -16,14 +16,25 @@ BELOW_STAGE_3_ONLY = ("allgather_bucket_size", "allgather_partitions", "round_ro
 HARMLESS_DEFAULTS = {"zero_hpz_partition_size": 1, "zero_quantized_weights": False, "zero_quantized_gradients": False}
 
 
-@check("deepspeed", Rule("zero-stage", "ds", "a stage that does not exist", "refused"))
-def stage_range(config: Config) -> Iterator[Finding]:
-    """Stages are 0 to 3."""
+def _no_stage(config: Config) -> bool:
     stage = config.get("zero_optimization.stage")
-    if stage is not None and (not isinstance(stage, int) or not 0 <= stage <= 3) and not isinstance(stage, str):
-        yield config.finding(
-            "zero-stage", "error", "zero_optimization.stage", f"{stage} is no stage", "use 0, 1, 2 or 3"
-        )
+    return not isinstance(stage, str | None) and not (isinstance(stage, int) and 0 <= stage <= 3)
+
+
+table(
+    "deepspeed",
+    {
+        Rule("zero-stage", "ds", "a stage that does not exist", "refused"): (
+            Case(
+                "error",
+                "zero_optimization.stage",
+                _no_stage,
+                lambda c: f"{c.get('zero_optimization.stage')} is no stage",
+                "use 0, 1, 2 or 3",
+            ),
+        ),
+    },
+)
 
 
 @check("deepspeed", Rule("other-stage-key", "ds, accelerate", "keys of another stage", "accepted and ignored"))
@@ -51,156 +62,146 @@ def keys_of_another_stage(config: Config) -> Iterator[Finding]:
             )
 
 
-@check(
-    "deepspeed",
-    Rule(
-        "offload-stage",
-        "ds, accelerate",
-        "parameters offloaded below stage 3, state on NVMe below stage 3",
-        "they stay on the GPU, or in host memory",
-    ),
-)
-def offload_of_another_stage(config: Config) -> Iterator[Finding]:
-    """Parameters are offloaded at stage 3 (stage3.py), optimizer state from stage 1 on, to NVMe at stage 3."""
-    stage = config.stage
-    if stage is None:
-        return
-    param = config.get("zero_optimization.offload_param.device", "none")
-    optimizer = config.get("zero_optimization.offload_optimizer.device", "none")
-    if param in ("cpu", "nvme") and stage != 3:
-        yield config.finding(
-            "offload-stage",
+def _offloaded(config: Config, name: str) -> str:
+    """Where a part of the state is offloaded to; empty where it stays on the GPU."""
+    device = config.get(f"zero_optimization.offload_{name}.device")
+    return device if device in ("cpu", "nvme") else ""
+
+
+def _nvme_path(config: Config, name: str) -> str:
+    path = config.get(f"zero_optimization.offload_{name}.nvme_path")
+    return path if isinstance(path, str) else ""
+
+
+def _nvme(name: str) -> tuple[tuple[Case[Config], Case[Config]], Case[Config]]:
+    """swap_tensor/partitioned_param_swapper.py joins the path at start."""
+    section = f"zero_optimization.offload_{name}"
+    return (
+        Case(
             "error",
-            "zero_optimization.offload_param",
-            f"only stage 3 partitions parameters, so that at stage {stage} they stay on the GPU",
-            "use stage 3, or remove it",
-            removal("zero_optimization.offload_param"),
-        )
-    if optimizer in ("cpu", "nvme") and stage == 0:
-        yield config.finding(
-            "offload-stage",
-            "error",
-            "zero_optimization.offload_optimizer",
-            "only the ZeRO optimizers offload, and stage 0 has none",
-            "use stage 1, 2 or 3, or remove it",
-            removal("zero_optimization.offload_optimizer"),
-        )
-    if optimizer == "nvme" and stage in (1, 2):
-        yield config.finding(
-            "offload-stage",
-            "error",
-            "zero_optimization.offload_optimizer.device",
-            f"at stage {stage} DeepSpeed takes nvme for cpu: the state stays in host memory",
-            "use stage 3, or write cpu",
-            setting("zero_optimization.offload_optimizer.device", "cpu"),
-        )
-
-
-@check(
-    "deepspeed",
-    Rule(
-        "nvme-path", "ds, accelerate", "NVMe without a path, or a path that is not a directory here", "fails at start"
-    ),
-    Rule("nvme-aio", "ds", "NVMe without an aio section", "reads go one at a time, far below a drive's speed"),
-)
-def nvme_path(config: Config) -> Iterator[Finding]:
-    """swap_tensor/partitioned_param_swapper.py joins it at start."""
-    for name in ("offload_optimizer", "offload_param"):
-        dotted = f"zero_optimization.{name}"
-        if config.get(f"{dotted}.device") != "nvme":
-            continue
-        path = config.get(f"{dotted}.nvme_path")
-        if not isinstance(path, str) or not path:
-            yield config.finding(
-                "nvme-path",
-                "error",
-                dotted,
-                "device nvme without nvme_path",
-                "add nvme_path, a directory on every node's own disk",
-            )
-        elif not Path(path).is_dir():
-            yield config.finding(
-                "nvme-path",
-                "note",
-                f"{dotted}.nvme_path",
-                f"{path} is not a directory on this machine",
-                "make sure that every node has it",
-            )
-        if not config.has("aio"):
-            yield config.finding(
-                "nvme-aio",
-                "warning",
-                dotted,
-                "without an aio section reads go one at a time (queue depth 8, one thread), far below a drive's speed",
-                "add aio: block_size 1048576, queue_depth 32, intra_op_parallelism 4",
-                setting(
-                    "aio",
-                    {
-                        "block_size": 1048576,
-                        "queue_depth": 32,
-                        "intra_op_parallelism": 4,
-                        "single_submit": False,
-                        "overlap_events": True,
-                    },
-                ),
-            )
-
-
-@check(
-    "deepspeed",
-    Rule(
-        "gather-on-save",
-        "ds, accelerate",
-        "stage 3 without gathered weights on save",
-        "the saved model is missing or empty",
-    ),
-)
-def gather_on_save(config: Config) -> Iterator[Finding]:
-    """runtime/engine.py, save_16bit_model: without it a stage-3 model is saved as empty tensors."""
-    key = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
-    former = "zero_optimization.stage3_gather_fp16_weights_on_model_save"
-    plain = "zero_optimization.gather_16bit_weights_on_model_save"
-    if config.get(key) == AUTO:
-        return
-    if config.stage == 3 and not any(config.on(name) for name in (key, former, plain)):
-        yield config.finding(
-            "gather-on-save",
-            "warning",
-            key if config.has(key) else "zero_optimization.stage",
-            "a model saved at stage 3 holds empty tensors: its weights are not gathered",
-            f'add "{key.split(".")[1]}": true',
-            setting(key, True),
-        )
-
-
-@check("deepspeed", Rule("pipeline-zero", "ds", "ZeRO 2 or 3 with pipeline parallelism", "refused"))
-def pipeline_with_gradients_partitioned(config: Config) -> Iterator[Finding]:
-    """runtime/pipe/engine.py: PipelineEngine asserts a stage below 2."""
-    if (config.stage or 0) >= 2 and config.section("pipeline"):
-        yield config.finding(
-            "pipeline-zero",
-            "error",
-            "pipeline",
-            f"pipeline parallelism refuses ZeRO stage {config.stage}, whose gradients are partitioned as they come",
-            "use stage 1",
-            setting("zero_optimization.stage", 1),
-        )
-
-
-@check(
-    "deepspeed",
-    Rule("checkpointing-unused", "ds", "`activation_checkpointing` for a Hugging Face model", "nothing reads it"),
-)
-def activation_checkpointing_unused(config: Config) -> Iterator[Finding]:
-    """Only ``deepspeed.checkpointing.checkpoint`` reads it."""
-    if config.section("activation_checkpointing"):
-        yield config.finding(
-            "checkpointing-unused",
+            section,
+            lambda c: _offloaded(c, name) == "nvme" and not _nvme_path(c, name),
+            "device nvme without nvme_path",
+            "add nvme_path, a directory on every node's own disk",
+        ),
+        Case(
             "note",
-            "activation_checkpointing",
-            "read by deepspeed.checkpointing alone, which Hugging Face models do not call",
-            "turn gradient checkpointing on in the model or the Trainer",
-        )
+            f"{section}.nvme_path",
+            lambda c: _offloaded(c, name) == "nvme" and (path := _nvme_path(c, name)) and not Path(path).is_dir(),
+            lambda c: f"{_nvme_path(c, name)} is not a directory on this machine",
+            "make sure that every node has it",
+        ),
+    ), Case(
+        "warning",
+        section,
+        lambda c: _offloaded(c, name) == "nvme" and not c.has("aio"),
+        "without an aio section reads go one at a time (queue depth 8, one thread), far below a drive's speed",
+        "add aio: block_size 1048576, queue_depth 32, intra_op_parallelism 4",
+        setting("aio", _AIO),
+    )
+
+
+_AIO = {
+    "block_size": 1048576,
+    "queue_depth": 32,
+    "intra_op_parallelism": 4,
+    "single_submit": False,
+    "overlap_events": True,
+}
+(_OPTIMIZER_PATH, _OPTIMIZER_AIO), (_PARAM_PATH, _PARAM_AIO) = _nvme("optimizer"), _nvme("param")
+_GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+_GATHER_TOO = (
+    "zero_optimization.stage3_gather_fp16_weights_on_model_save",
+    "zero_optimization.gather_16bit_weights_on_model_save",
+)
+"""Other names that DeepSpeed takes for it."""
+
+table(
+    "deepspeed",
+    {
+        # Parameters are offloaded at stage 3 (stage3.py), optimizer state from stage 1 on, to NVMe at stage 3.
+        Rule(
+            "offload-stage",
+            "ds, accelerate",
+            "parameters offloaded below stage 3, state on NVMe below stage 3",
+            "they stay on the GPU, or in host memory",
+        ): (
+            Case(
+                "error",
+                "zero_optimization.offload_param",
+                lambda c: _offloaded(c, "param") and c.stage not in (None, 3),
+                lambda c: f"only stage 3 partitions parameters, so that at stage {c.stage} they stay on the GPU",
+                "use stage 3, or remove it",
+                removal("zero_optimization.offload_param"),
+            ),
+            Case(
+                "error",
+                "zero_optimization.offload_optimizer",
+                lambda c: _offloaded(c, "optimizer") and c.stage == 0,
+                "only the ZeRO optimizers offload, and stage 0 has none",
+                "use stage 1, 2 or 3, or remove it",
+                removal("zero_optimization.offload_optimizer"),
+            ),
+            Case(
+                "error",
+                "zero_optimization.offload_optimizer.device",
+                lambda c: _offloaded(c, "optimizer") == "nvme" and c.stage in (1, 2),
+                lambda c: f"at stage {c.stage} DeepSpeed takes nvme for cpu: the state stays in host memory",
+                "use stage 3, or write cpu",
+                setting("zero_optimization.offload_optimizer.device", "cpu"),
+            ),
+        ),
+        Rule(
+            "nvme-path",
+            "ds, accelerate",
+            "NVMe without a path, or a path that is not a directory here",
+            "fails at start",
+        ): (*_OPTIMIZER_PATH, *_PARAM_PATH),
+        Rule("nvme-aio", "ds", "NVMe without an aio section", "reads go one at a time, far below a drive's speed"): (
+            _OPTIMIZER_AIO,
+            _PARAM_AIO,
+        ),
+        # runtime/engine.py, save_16bit_model: without it a stage-3 model is saved as empty tensors.
+        Rule(
+            "gather-on-save",
+            "ds, accelerate",
+            "stage 3 without gathered weights on save",
+            "the saved model is missing or empty",
+        ): (
+            Case(
+                "warning",
+                lambda c: _GATHER if c.has(_GATHER) else "zero_optimization.stage",
+                lambda c: c.stage == 3 and c.get(_GATHER) != AUTO and not any(map(c.on, (_GATHER, *_GATHER_TOO))),
+                "a model saved at stage 3 holds empty tensors: its weights are not gathered",
+                'add "stage3_gather_16bit_weights_on_model_save": true',
+                setting(_GATHER, True),
+            ),
+        ),
+        # runtime/pipe/engine.py: PipelineEngine asserts a stage below 2.
+        Rule("pipeline-zero", "ds", "ZeRO 2 or 3 with pipeline parallelism", "refused"): (
+            Case(
+                "error",
+                "pipeline",
+                lambda c: (c.stage or 0) >= 2 and c.section("pipeline"),
+                lambda c: (
+                    f"pipeline parallelism refuses ZeRO stage {c.stage}, whose gradients are partitioned as they come"
+                ),
+                "use stage 1",
+                setting("zero_optimization.stage", 1),
+            ),
+        ),
+        # Only deepspeed.checkpointing.checkpoint reads it.
+        Rule("checkpointing-unused", "ds", "`activation_checkpointing` for a Hugging Face model", "nothing reads it"): (
+            Case(
+                "note",
+                "activation_checkpointing",
+                lambda c: c.section("activation_checkpointing"),
+                "read by deepspeed.checkpointing alone, which Hugging Face models do not call",
+                "turn gradient checkpointing on in the model or the Trainer",
+            ),
+        ),
+    },
+)
 
 
 FILLED_BY_ACCELERATE = (
