@@ -176,10 +176,6 @@ PROOFS: dict[str, Proof] = {
         "benchmarks.tables.model_types",
     ),
     "tables": _proof("the planner's tables in docs, written again", 0.5, "benchmarks.tables"),
-    "pipeline-choice": _proof(
-        "DeepSpeed's PipelineModule and AutoEP on two processes beside plain torch", 1,
-        "benchmarks.tables.pipeline_choice",
-    ),
     "ops": Proof(
         "nothing: compiles what NVMe offload needs, once (libaio-dev, g++)", 3,
         ("DS_ACCELERATOR=cpu python -m kit.engines.deepspeed.ops",),
