@@ -84,8 +84,8 @@ PROOFS: dict[str, Proof] = {
         f"{_PARITY}.megatron --write docs/megatron-parity.md", f"{_PARITY}.megatron --plant-all",
     ),
     "parity-all": _proof(
-        "three launchers, one run directory, the same numbers; then both tables above", 42,
-        f"{_PARITY}.launchers", "benchmarks parity-deepspeed", "benchmarks parity-megatron", needs=OPS,
+        "launchers and changes of engine (relay), then both tables above", 42,
+        f"{_PARITY} --changes", "benchmarks parity-deepspeed", "benchmarks parity-megatron", needs=OPS,
     ),
     "balance": _proof(
         "loads of experts of two tiny models, with and without balancing; writes docs/training.md", 6,
@@ -95,7 +95,8 @@ PROOFS: dict[str, Proof] = {
     "rehearse-faults": _proof("faults planted into rehearsals of each engine", 10, f"{_REHEARSALS} --plant-all"),
     "rehearse-all": _proof("every recipe in small; writes recipes/README.md", 70, _REHEARSALS, needs=OPS),
     "relay": _proof(
-        "runs that change engine or layout half-way, beside one that does not", 3, "benchmarks.system_tests.relay"
+        "three launchers that give the same numbers; runs that change engine or layout half-way", 4,
+        f"{_PARITY} --changes",
     ),
     "kills": _proof(
         "runs killed at random moments and resumed, bit for bit the same; restarts by torchrun", 10,
@@ -127,7 +128,7 @@ PROOFS: dict[str, Proof] = {
     ),
     "accepted": _proof(
         "20,000 random cases, every emitted file handed to the program that reads it", 6,
-        "benchmarks.system_tests.accepted",
+        "tests.planning.test_accepted",
     ),
     "probe": _proof("the cost model beside the probe, 77 full-size plans", 2, "benchmarks.accuracy.probe"),
     "quality": _proof(

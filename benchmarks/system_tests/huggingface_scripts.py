@@ -11,27 +11,23 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from safetensors.torch import load_file
 
 from benchmarks.page import Section, table, write_json
 from benchmarks.program import chosen, run
-from benchmarks.system_tests.examples.cases import LAYOUTS
+from benchmarks.system_tests.examples.cases import LAUNCH, LAYOUTS, start, with_files
 from benchmarks.system_tests.examples.inputs import BLOCK, EPS, plan_for, prepare
 from kit.emit.own_optimizer import ACCELERATE
-from kit.emit.run_directory import files_of
 from tests.support.assets import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results" / "huggingface-scripts.json"
-GLOO = Path(__file__).parent / "examples" / "gloo"
 BOUND = {"moved": 1e-2}
 """Relative, of each number; 1e-5 where it is not here. ``moved`` is the Euclidean distance between exported weights and
 DDP's, over how far DDP's moved from the start: Adam's epsilon is 1e-8 in scripts without a Trainer, and rounding
@@ -164,46 +160,29 @@ def _find(root: Path, name: str) -> Path:
 
 def _run(path: Path, name: str, layout: str | None, directory: Path) -> None:
     """Run the script under the emitted files of a layout; None: under DDP without them."""
-    script = SCRIPTS[name]
-    place = directory / f"{path.stem} {layout or 'DDP'}"
-    place.mkdir(exist_ok=True)
-    for metric, key in METRICS.items():
-        (place / metric).mkdir(exist_ok=True)
-        text = _METRIC.format(kind="int64" if metric == "accuracy" else "string", key=key)
-        (place / metric / f"{metric}.py").write_text(text, encoding="utf-8")
+    script, plan = SCRIPTS[name], None
     config = ["--multi_gpu", "--num_processes", str(PROCESSES), "--num_machines", "1", "--mixed_precision", "no"]
     if layout is not None:
-        pins = LAYOUTS[layout]
-        fsdp = pins.engine == "torch"
+        fsdp = LAYOUTS[layout].engine == "torch"
         job = {"objective": "seq2seq"} if script.model == "t5" else {}
         # The scripts without a Trainer never clip: neither does the plan.
         clip = 1.0 if script.trainer else 0.0
         cluster = "2xA100-40" if fsdp else "2xcpu"
-        plan = plan_for(directory / script.model, pins, cluster, 0.0, BATCH, grad_clip=clip, **job)
-        for file, text in files_of(plan).items():
-            (place / file).write_text(text, encoding="utf-8")
+        plan = plan_for(directory / script.model, LAYOUTS[layout], cluster, 0.0, BATCH, grad_clip=clip, **job)
         config = ["--config_file", "accelerate.yaml" if script.trainer or fsdp else ACCELERATE]
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "accelerate.commands.launch",
-            *config,
-            str(path),
-            *_arguments(script, directory, place, layout),
-        ],
-        cwd=place,
-        env=_environment(directory),
-        capture_output=True,
-        text=True,
-        timeout=1500,
-        check=False,
-    )
+    place = with_files(directory / f"{path.stem} {layout or 'DDP'}", plan)
+    for metric, key in METRICS.items():
+        (place / metric).mkdir(exist_ok=True)
+        text = _METRIC.format(kind="int64" if metric == "accuracy" else "string", key=key)
+        (place / metric / f"{metric}.py").write_text(text, encoding="utf-8")
+    arguments = _arguments(script, directory, place, layout)
+    done = start([*LAUNCH, *config, str(path), *arguments], place, launched=True, limit_s=1500)
     (place / "log").write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode:
-        raise ScriptError(f"ended with {done.returncode}\n{done.stdout[-1000:]}\n{_first_error(done.stderr)}")
+        first = done.stderr[max(done.stderr.find("Traceback"), 0) :][:3000]  # launchers add their own below
+        raise ScriptError(f"ended with {done.returncode}\n{done.stdout[-1000:]}\n{first}")
     if layout is not None:
-        kind = "FSDP" if LAYOUTS[layout].engine == "torch" else "DEEPSPEED"
+        kind = "FSDP" if fsdp else "DEEPSPEED"
         if not script.trainer and f"Distributed environment: {kind}" not in done.stderr.replace("DistributedType.", ""):
             raise ScriptError(f"did not become {kind}\n{done.stderr[-3000:]}")
 
@@ -217,7 +196,8 @@ def _compared(script: Path, directory: Path, layout: str, name: str) -> list[str
             cells.append("not saved")
             continue
         if key == "moved":
-            a, b, start = (_weights(path) for path in (ours / "out", theirs / "out", directory / chosen.model))
+            folders = (ours / "out", theirs / "out", directory / chosen.model)
+            a, b, start = (load_file(path / "model.safetensors") for path in folders)
             difference = _distance(a, b) / _distance(b, start)
         else:
             found, wanted = (_number(path, key, chosen) for path in (ours, theirs))
@@ -240,64 +220,35 @@ def _number(place: Path, key: str, script: Script) -> float:
     return float(re.findall(rf"{key}: ([\d.e+-]+)", (place / "log").read_text(encoding="utf-8"))[-1])
 
 
-def _weights(directory: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return load_file(directory / "model.safetensors")
-
-
 def _distance(a: dict[str, Any], b: dict[str, Any]) -> float:
     return float(sum(((a[name] - b[name]).double() ** 2).sum() for name in b) ** 0.5)
 
 
-def _first_error(text: str) -> str:
-    """From the first traceback on; launchers add their own below."""
-    return text[max(text.find("Traceback"), 0) :][:3000]
-
-
 def _arguments(script: Script, directory: Path, place: Path, layout: str | None) -> list[str]:
+    data = directory / ("lines.json" if script.model == "gpt2" else "pairs.json")
+    pairs = {"source_lang": "en", "target_lang": "de", "max_source_length": 64, "max_target_length": 32}
     values: dict[str, Any] = {
         "model_name_or_path": directory / script.model,
-        "output_dir": place / "out",
         "per_device_train_batch_size": BATCH,
         "per_device_eval_batch_size": BATCH,
         "learning_rate": 1e-3,
         "num_train_epochs": EPOCHS,
         "lr_scheduler_type": "constant",
         "seed": 0,
-        "train_file": directory / ("lines.json" if script.model == "gpt2" else "pairs.json"),
-        "validation_file": directory / ("lines.json" if script.model == "gpt2" else "pairs.json"),
+        "train_file": data,
+        "validation_file": data,
+        **({"block_size": BLOCK} if script.model == "gpt2" else pairs),
     }
-    if script.model == "gpt2":
-        values["block_size"] = BLOCK
-    else:
-        values |= {"source_lang": "en", "target_lang": "de", "max_source_length": 64, "max_target_length": 32}
-    if not script.trainer and layout == "FSDP2":
-        del values["output_dir"]
-    flags: list[str] = []
+    if script.trainer or layout != "FSDP2":
+        values["output_dir"] = place / "out"
     if script.trainer:
-        flags = ["--do_train", "--do_eval"]
         values |= {"adam_epsilon": EPS, "adam_beta2": 0.95, "weight_decay": 0.0, "report_to": "none"}
+        values |= {"do_train": "true", "do_eval": "true"}
         if layout is None or LAYOUTS[layout].zero_stage != 3:  # there it is the gloo module that joins the processes
             values["use_cpu"] = "true"
     elif script.model == "t5":
         values["num_beams"] = 1
-    return [*(str(word) for key, value in values.items() for word in (f"--{key}", value)), *flags]
-
-
-def _environment(directory: Path) -> dict[str, str]:
-    environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "HF_DATASETS_CACHE": str(directory / "datasets"),
-        "TOKENIZERS_PARALLELISM": "false",
-        "DS_SKIP_CUDA_CHECK": "1",
-        "PYTHONPATH": os.pathsep.join([str(GLOO), str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        "KIT_OLDER_EXAMPLES": "1",
-        "ACCELERATE_TORCH_DEVICE": "cpu",
-    }
-    environment.pop("DS_ACCELERATOR", None)
-    return environment
+    return [str(word) for key, value in values.items() for word in (f"--{key}", value)]
 
 
 def _inputs(directory: Path) -> Path:

@@ -36,20 +36,23 @@ class Fault:
 
 
 def environment(faults: Sequence[str]) -> dict[str, str]:
-    """What a rehearsal's environment must have for its scaled-down copy to be planted."""
+    """What a launcher's environment must have for its ranks to be planted: with faults of rehearsals the scaled-down
+    copy's, with one of parity (``parity/faults.py``) every rank."""
     path = [str(ROOT / "benchmarks" / "system_tests" / "planted"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "KIT_PLANT": ",".join(faults), "PYTHONPATH": os.pathsep.join(path)}
 
 
 def plant(faults: str, run_directory: str) -> None:
     """In the process of a rank, before it builds its engine: those of the faults that belong to this run."""
-    build = kit.engines.build_engine
-    chosen = [FAULTS[name] for name in faults.split(",") if run_directory in FAULTS[name].shows]
+    build, names = kit.engines.build_engine, faults.split(",")
 
     def planted(rundir: Any) -> Any:
+        for name in parity.FAULTS.keys() & names:
+            parity.FAULTS[name].install()
         engine = build(rundir)
-        for fault in chosen:
-            fault.install(engine)
+        for name in names:
+            if name in FAULTS and run_directory in FAULTS[name].shows:
+                FAULTS[name].install(engine)
         return engine
 
     kit.engines.build_engine = planted

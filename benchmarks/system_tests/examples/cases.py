@@ -26,11 +26,13 @@ from benchmarks.system_tests.examples.inputs import (
 from kit.emit.own_optimizer import ACCELERATE
 from kit.emit.run_directory import files_of
 from kit.emit.trainer import training_arguments
+from kit.planner.plan import Plan
 from kit.specs.layout import Pins
 from tests.support.assets import ROOT
 
 EXAMPLES = ROOT / "examples"
 TIME_LIMIT_S = 400
+LAUNCH = [sys.executable, "-m", "accelerate.commands.launch"]
 
 LAYOUTS: dict[str, Pins] = {
     "ZeRO-1": Pins(engine="deepspeed", zero_stage=1),
@@ -102,22 +104,26 @@ def launched(script: str, layout: str, directory: Path) -> Facts:
     # A plan for GPUs, because kit starts torch on CPU processes by torchrun; accelerate is then told to use CPUs.
     decay = {} if script in _LOOPS else {"weight_decay": OF_TRAINER}
     plan = plan_for(directory / "model", pins, cluster="2xA100-40" if fsdp else "2xcpu", **decay)
-    place = directory / f"{script} {layout}"
-    place.mkdir(exist_ok=True)
-    for name, text in files_of(plan).items():
-        (place / name).write_text(text, encoding="utf-8")
+    place = with_files(directory / f"{script} {layout}", plan)
     arguments = _arguments(script, directory, plan.layout.gradient_accumulation_steps)
     if script not in _LOOPS:
         planned = {key: value for key, value in training_arguments(plan).items() if key != "use_cpu"}
         arguments = [*arguments, *(word for key, value in planned.items() for word in (f"--{key}", _word(value)))]
     named = ACCELERATE if script == OWN_OPTIMIZER and not fsdp else "accelerate.yaml"
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", named]
-    facts = _run([*command, str(file_of(script)), *arguments], place, launched=True)
+    facts = _run([*LAUNCH, "--config_file", named, str(file_of(script)), *arguments], place, launched=True)
     expected = ("FSDP" if fsdp else "DeepSpeedEngine", None if fsdp else pins.zero_stage, 2)
     found = (facts.engine, facts.zero_stage, facts.processes)
     if found[1:] != expected[1:] or not found[0].startswith(expected[0]):
         raise ExampleError(f"{script} under {layout}: {found} was started where {expected} was configured")
     return facts
+
+
+def with_files(place: Path, plan: Plan | None) -> Path:
+    """A directory with the files that kit emits for a plan, none for None."""
+    place.mkdir(exist_ok=True)
+    for name, text in files_of(plan).items() if plan else ():
+        (place / name).write_text(text, encoding="utf-8")
+    return place
 
 
 def file_of(script: str) -> Path:
@@ -167,30 +173,34 @@ def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _run(command: list[str], place: Path, launched: bool = False) -> Facts:
+def start(command: list[str], place: Path, launched: bool, limit_s: float) -> subprocess.CompletedProcess[str]:
+    """A script to its end, with kit's emitted files in ``place``. ``launched``: on CPU processes, which
+    ``gloo/sitecustomize.py`` connects."""
+    path = [str(Path(__file__).parent / "gloo")] if launched else []
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
+        "HF_DATASETS_CACHE": str(place.parent / "datasets"),
         "TOKENIZERS_PARALLELISM": "false",
         "DS_SKIP_CUDA_CHECK": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([*path, str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        **({"ACCELERATE_TORCH_DEVICE": "cpu"} if launched else {}),
     }
     environment.pop("DS_ACCELERATOR", None)
-    if launched:
-        environment |= {"ACCELERATE_TORCH_DEVICE": "cpu"}
-        environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "gloo"), environment["PYTHONPATH"]])
-    done = subprocess.run(
-        command, cwd=place, env=environment, capture_output=True, text=True, timeout=TIME_LIMIT_S, check=False
+    return subprocess.run(
+        command, cwd=place, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
     )
+
+
+def _run(command: list[str], place: Path, launched: bool = False) -> Facts:
+    done = start(command, place, launched, TIME_LIMIT_S)
     reports = list(_reports(done.stdout))
     if done.returncode or len(reports) != 1:
         raise ExampleError(
             f"{' '.join(command)} ended with {done.returncode} and {len(reports)} reports, one is expected\n"
             f"{done.stdout[-1500:]}\n{done.stderr[-3500:]}"
         )
-    found = reports[0]
-    losses, norms = tuple(found["losses"]), tuple(found["norms"])
-    return Facts(found["engine"], found["zero_stage"], found["processes"], losses, norms)
+    return Facts(**{key: tuple(value) if isinstance(value, list) else value for key, value in reports[0].items()})
 
 
 def _reports(output: str) -> Iterator[dict[str, Any]]:

@@ -5,26 +5,33 @@ python -m benchmarks.system_tests.parity --only megatron        those whose name
 python -m benchmarks.system_tests.parity --plant megatron-swap-qk  with a fault in it: must end red, exit code 1
 python -m benchmarks.system_tests.parity --plant-all  every fault in its layout; exit code 0 if each was caught
 python -m benchmarks.system_tests.parity --rotate 3             every third of them, others every day (CI)
+python -m benchmarks.system_tests.parity --changes   instead: three launchers of one run directory, which must give the
+                                                     same numbers, and runs that change engine or layout half-way
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
+import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
+from unittest import mock
 
 import typer
 
 import kit
 from benchmarks.program import Item, faults, run
-from benchmarks.system_tests.parity.cases import CASES, COMMON, FAMILIES, Case, reference
-from benchmarks.system_tests.parity.cell import BOUND, Cell
+from benchmarks.system_tests.parity.cases import BY_NAME, CASES, CHANGES, COMMON, FAMILIES, HALF, Case, reference
+from benchmarks.system_tests.parity.cell import Cell
 from benchmarks.system_tests.parity.faults import FAULTS
+from benchmarks.system_tests.rehearsal_faults import environment
 from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
+from kit.rehearsal.processes import free_port
 from tests.support import runs
 from tests.support.assets import RECIPE, model_variant, prepare
 from tests.support.compare import compare_gradients, compare_runs
@@ -33,6 +40,8 @@ LAUNCHED = [name for name, fault in FAULTS.items() if fault.case]
 """Faults in cases that are launched; the others show on pools of processes
 (benchmarks/system_tests/parity/megatron.py)."""
 GRADIENTS = "gradients/step-000001.safetensors"
+Found = tuple[Path, list[dict[str, Any]]]
+"""Gradients of step 1, and metrics of all steps."""
 
 
 def main(
@@ -40,20 +49,20 @@ def main(
     plant: Annotated[str, typer.Option(help="one fault, in the layout where it shows")] = "",
     plant_all: Annotated[bool, typer.Option("--plant-all", help="every fault")] = False,
     rotate: Annotated[int, typer.Option(help="every so many of them, others every day")] = 1,
+    changes: Annotated[bool, typer.Option("--changes", help="launchers, and changes of engine or layout")] = False,
 ) -> int:
     """Run, print, judge."""
     prepare()
-    by_name = {case.name: case for case in CASES}
     chosen: list[tuple[str | None, Case]] = [
-        (fault, by_name[FAULTS[fault].case]) for fault in faults(plant, plant_all, LAUNCHED)
-    ] or [(None, case) for case in CASES]
+        (fault, BY_NAME[FAULTS[fault].case]) for fault in faults(plant, plant_all, LAUNCHED)
+    ] or [(None, case) for case in (CHANGES if changes else CASES)]
     cells = []
     with tempfile.TemporaryDirectory(prefix="kit-parity-") as scratch:
-        expected = functools.cache(lambda family: run_case(reference(family), Path(scratch), None))
+        expected = functools.cache(functools.partial(run_case, scratch=Path(scratch)))
         try:
             for fault, case in todays([pair for pair in chosen if only in pair[1].name], rotate):
-                before = expected(case.family)
-                cells.append(judge(before, run_case(case, Path(scratch), fault)).told(case.name, fault))
+                before = expected(BY_NAME[case.like] if case.like else reference(case.family))
+                cells.append(judge(before, run_case(case, Path(scratch), fault), case.bound).told(case.name, fault))
         except (runs.RunFailed, kit.KitError) as error:
             print(f"stopped: {error}")
             return 1
@@ -71,32 +80,50 @@ def todays(items: Sequence[Item], parts: int, day: int | None = None) -> list[It
     return list(items[first::parts])
 
 
-def run_case(case: Case, scratch: Path, fault: str | None) -> RunDirectory:
-    """Emit and launch; with a fault, the same processes run the planted worker."""
+def run_case(case: Case, scratch: Path, fault: str | None = None) -> Found:
+    """Emit and launch, with a fault in every rank where there is one."""
     model = FAMILIES[case.family]
     if model:
         model = (*model, f"run.model_path={model_variant(case.family, model)}")
     rundir = runs.emit(RECIPE, scratch / f"{case.name}-{fault}", [*COMMON, *model, *case.words])
-    if fault is None:
-        runs.train(rundir)
-    else:
+    if fault:
         train_planted(rundir, fault)
-    return rundir
+    elif case.launcher:
+        runs.run(_by(case.launcher, rundir), rundir)
+    else:
+        runs.train(rundir, *(("--stop-at-step", str(HALF)) if case.then else ()))
+    rows = runs.metrics(rundir)
+    if case.then:
+        second = runs.emit(RECIPE, scratch / f"{case.name}-then", [*COMMON, *model, *case.then])
+        runs.train(second, "--resume", str(rundir.path / "checkpoints" / case.checkpoint))
+        rows += runs.metrics(second)
+    return rundir.path / GRADIENTS, rows
 
 
 def train_planted(rundir: RunDirectory, fault: str) -> None:
     """Train a run directory on this machine with a fault in every rank."""
-    words = ("benchmarks.system_tests.parity.worker", "--plant", fault, rundir.path)
-    runs.run(runs.torchrun(processes_per_node(rundir.plan), *words), rundir)
+    with mock.patch.dict(os.environ, environment([fault])):
+        runs.train(rundir)
 
 
-def judge(expected: RunDirectory, other: RunDirectory) -> Cell:
+def _by(launcher: str, rundir: RunDirectory) -> list[str]:
+    """The command that starts a run directory's processes otherwise than its launch.sh does."""
+    # As launch.sh and torchrun set it. DeepSpeed's launcher leaves it open, and two threads add up in another order.
+    os.environ["OMP_NUM_THREADS"] = "1"
+    processes = processes_per_node(rundir.plan)
+    if launcher == "torchrun":
+        return runs.torchrun(processes, "kit.training", rundir.path)
+    os.environ["DS_ACCELERATOR"] = "cpu"  # the launcher itself asks which accelerator there is
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--num_accelerators", str(processes)]
+    return [*command, "--master_port", str(free_port()), "--module", "kit.training", str(rundir.path)]
+
+
+def judge(expected: Found, found: Found, bound: float) -> Cell:
     """Every gradient of step 1; loss and gradient norm of every step."""
-    gradients = compare_gradients(expected.path / GRADIENTS, other.path / GRADIENTS)
-    curves = compare_runs(runs.metrics(expected), runs.metrics(other))
+    gradients, curves = compare_gradients(expected[0], found[0]), compare_runs(expected[1], found[1])
     errors = {"gradient": gradients.worst_relative_error}
     errors |= {key: curve.worst_relative_error for key, curve in curves.items()}
-    return Cell(dict.fromkeys(errors, BOUND), errors, {"gradient": gradients.worst_name})
+    return Cell(dict.fromkeys(errors, bound), errors, {"gradient": gradients.worst_name})
 
 
 if __name__ == "__main__":

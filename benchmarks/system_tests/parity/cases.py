@@ -1,9 +1,13 @@
-"""Layouts whose gradients and curves must equal plain torch's, and the layout in which each planted fault shows."""
+"""Layouts whose gradients and curves must equal plain torch's; launchers, and runs that change engine or layout."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from benchmarks.system_tests.parity.cell import BOUND
+
+HALF = 5
+"""Step at which a run goes on as another layout."""
 COMMON = ("run.steps=10", "job.global_batch_size=8", "job.optimizer.eps=1e-4", "run.checkpoint.every_steps=1000")
 """Ten steps. Early Adam is sign descent: a large epsilon keeps rounding from being amplified to a full step."""
 
@@ -16,6 +20,15 @@ class Case:
     words: tuple[str, ...]
     family: str = "llama"
     """Key of ``FAMILIES``."""
+    launcher: str = ""
+    """``torchrun`` or ``deepspeed``; empty: launch.sh as it is emitted."""
+    like: str = ""
+    """The case whose numbers it must have; empty: plain torch's."""
+    bound: float = BOUND
+    then: tuple[str, ...] = ()
+    """Changes that select the layout on which it goes on after ``HALF`` steps; empty: none."""
+    checkpoint: str = ""
+    """Name of what is handed over then."""
 
 
 # Three steps: the choice of experts is a step function, and a token at a tie goes elsewhere after rounding. Plain torch
@@ -76,3 +89,29 @@ CASES = (
     ),
     _case("deepspeed-zero3-mixtral", "deepspeed", 2, "zero_stage=3", "micro_batch_size=4", family="mixtral"),
 )
+
+_ZERO3, _TP2 = (next(case for case in CASES if case.name == name) for name in ("deepspeed-zero3", "megatron-tp2-sp"))
+_ZERO2 = _case("deepspeed-zero2", "deepspeed", 2, "zero_stage=2", "micro_batch_size=4")
+_FOUR = _case("over-megatron-dp2", "deepspeed", 4, "zero_stage=2", "implementation=local", "tp=2", "micro_batch_size=4")
+_DP2 = _case("megatron-dp2", "megatron", 2, "tp=1", "pp=1", "cp=1", "zero_stage=1", "micro_batch_size=4")
+_PP2 = _case("megatron-pp2", "megatron", 2, "tp=1", "pp=2", "vp=1", "micro_batch_size=4")
+
+
+def _relay(first: Case, second: Case, checkpoint: str) -> Case:
+    words = (*first.words, f"run.checkpoint.every_steps={HALF}")
+    return Case(f"{first.name} → {second.name}", words, then=second.words, checkpoint=f"{checkpoint}-{HALF:08d}")
+
+
+CHANGES = (
+    *(
+        replace(case, name=f"{case.name} by {launcher}", launcher=launcher, like=case.name, bound=0.0)
+        for case in (_ZERO3, _FOUR)
+        for launcher in ("deepspeed", "torchrun")
+    ),
+    _relay(_ZERO3, _TP2, "exchange-step"),
+    _relay(_DP2, _ZERO2, "exchange-step"),
+    _relay(_TP2, _PP2, "step"),
+)
+"""What launchers start has the same numbers to the last digit; what moves to another engine or layout goes on its
+curve."""
+BY_NAME = {case.name: case for case in (*CASES, _FOUR, *CHANGES)}

@@ -12,6 +12,8 @@ def _connect() -> None:
     from accelerate.utils import DistributedType
 
     original = PartialState._prepare_backend
+    # Examples of transformers 4.57 ask for TPU, which accelerate 1.0 renamed to XLA.
+    DistributedType.TPU = getattr(DistributedType, "TPU", DistributedType.XLA)
 
     def prepare(self: Any, cpu: bool = False, *args: Any, **kwargs: Any) -> Any:
         if cpu or "LOCAL_RANK" not in os.environ:
@@ -30,16 +32,6 @@ def _without_shared_memory_op() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def _names_of_older_accelerate() -> None:
-    """Examples of transformers 4.57 ask for DistributedType.TPU, which accelerate 1.0 renamed to XLA."""
-    from accelerate.utils import DistributedType
-
-    if not hasattr(DistributedType, "TPU"):
-        DistributedType.TPU = DistributedType.XLA
-
-
-if os.environ.get("KIT_OLDER_EXAMPLES"):
-    _names_of_older_accelerate()
 # Not in the launcher, which imports accelerate too and has no rank.
 if "LOCAL_RANK" in os.environ:
     _connect()
