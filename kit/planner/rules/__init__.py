@@ -12,25 +12,24 @@ from kit.planner.rules.rule import REGISTERED, Violation
 
 FILES = (common, compression, deepspeed, fast_path, megatron, torch)
 """The files that register rules."""
-_CHECKS = {engine: tuple(checks.values()) for engine, checks in REGISTERED.items()}
+_CHECKS = {engine: tuple(rule.check for rule in rules.values()) for engine, rules in REGISTERED.items()}
 
 
 def rule_names() -> frozenset[str]:
     """Names of all rules."""
-    return frozenset(name for checks in REGISTERED.values() for name in checks)
+    return frozenset(name for rules in REGISTERED.values() for name in rules)
 
 
 def violations(workload: Workload) -> tuple[Violation, ...]:
     """Lists every rule that a workload breaks on the engine of its layout."""
-    checks = REGISTERED[workload.layout.engine]
-    found = ((name, check(workload)) for name, check in checks.items())
+    found = ((name, rule.message(workload)) for name, rule in REGISTERED[workload.layout.engine].items())
     return tuple(Violation(name, message) for name, message in found if message is not None)
 
 
 def is_legal(workload: Workload) -> bool:
     """Whether a workload breaks no rule; stops at the first."""
     for check in _CHECKS[workload.layout.engine]:  # noqa: SIM110 - all() calls a generator for every rule
-        if check(workload) is not None:
+        if check(workload):
             return False
     return True
 

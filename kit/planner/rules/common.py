@@ -9,6 +9,7 @@ from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
 from kit.specs.layout import DEFAULTS, ENGINES, FLAGS, EngineName, Layout
+from kit.specs.model import ModelSpec
 
 # ---------------------------------------------------------------- sizes
 
@@ -50,15 +51,15 @@ def batch(w: Workload) -> str | None:
     )
 
 
-@rule()
-def positions(w: Workload) -> str | None:
+@rule(
+    says=lambda w: (
+        f"seq_length={w.job.seq_length} is longer than the {w.model.max_position_embeddings} learned positions of "
+        f"{w.model.name}; use at most {w.model.max_position_embeddings}"
+    )
+)
+def positions(w: Workload) -> bool:
     """A learned position table ends. RoPE does not: longer sequences run, which the plan then notes."""
-    if w.model.learned_positions and w.job.seq_length > w.model.max_position_embeddings:
-        return (
-            f"seq_length={w.job.seq_length} is longer than the {w.model.max_position_embeddings} learned positions of "
-            f"{w.model.name}; use at most {w.model.max_position_embeddings}"
-        )
-    return None
+    return w.model.learned_positions and w.job.seq_length > w.model.max_position_embeddings
 
 
 # ---------------------------------------------------------------- flags
@@ -90,14 +91,15 @@ def runs_megatron_layers(layout: Layout) -> bool:
     return layout.implementation != "huggingface"
 
 
-@rule()
-def implementation(w: Workload) -> str | None:
+@rule(
+    says=lambda w: (
+        f"implementation={w.layout.implementation} cannot run on engine={w.layout.engine}; use "
+        f"{_IMPLEMENTATIONS[w.layout.engine][0]}"
+    )
+)
+def implementation(w: Workload) -> bool:
     """Megatron computes its own layers; torch and DeepSpeed those of transformers, DeepSpeed Megatron's too."""
-    layout = w.layout
-    has = _IMPLEMENTATIONS[layout.engine]
-    if layout.implementation not in has:
-        return f"implementation={layout.implementation} cannot run on engine={layout.engine}; use {has[0]}"
-    return None
+    return w.layout.implementation not in _IMPLEMENTATIONS[w.layout.engine]
 
 
 _IMPLEMENTATIONS: dict[EngineName, tuple[str, ...]] = {
@@ -107,34 +109,33 @@ _IMPLEMENTATIONS: dict[EngineName, tuple[str, ...]] = {
 }
 
 
-@rule()
-def objective_of_stacks(w: Workload) -> str | None:
-    """An encoder-decoder trains on pairs, and pairs need an encoder-decoder."""
-    if w.model.is_encoder_decoder != (w.job.objective == "seq2seq"):
-        fix = "use seq2seq" if w.model.is_encoder_decoder else "use pretrain or sft, or an encoder-decoder"
-        return f"objective={w.job.objective} with {w.model.name} of family {w.model.family}; {fix}"
-    return None
-
-
-@rule()
-def recompute(w: Workload) -> str | None:
-    """megatron-core's layer alone recomputes attention by itself (transformer/attention.py, core_attn)."""
-    if w.layout.recompute == "selective" and w.layout.engine != "megatron":
-        return "recompute=selective is not supported; use none or full"
-    return None
-
-
-@rule()
-def cp_comm_type(w: Workload) -> str | None:
-    """How each engine's context parallelism communicates; with cp=1 the value is not read."""
-    layout = w.layout
-    has = _CP_COMM_TYPES[layout.engine]
-    if layout.cp_comm_type in has or (layout.cp == 1 and layout.cp_comm_type == "all_gather"):
-        return None
-    return (
-        f"cp={layout.cp} with cp_comm_type={layout.cp_comm_type}, which engine={layout.engine} does not have; use "
-        f"{one_of(has)}"
+@rule(
+    says=lambda w: (
+        f"objective={w.job.objective} with {w.model.name} of family {w.model.family}; use "
+        f"{'seq2seq' if w.model.is_encoder_decoder else 'pretrain or sft, or an encoder-decoder'}"
     )
+)
+def objective_of_stacks(w: Workload) -> bool:
+    """An encoder-decoder trains on pairs, and pairs need an encoder-decoder."""
+    return w.model.is_encoder_decoder != (w.job.objective == "seq2seq")
+
+
+@rule(says="recompute=selective is not supported; use none or full")
+def recompute(w: Workload) -> bool:
+    """megatron-core's layer alone recomputes attention by itself (transformer/attention.py, core_attn)."""
+    return w.layout.recompute == "selective" and w.layout.engine != "megatron"
+
+
+@rule(
+    says=lambda w: (
+        f"cp={w.layout.cp} with cp_comm_type={w.layout.cp_comm_type}, which engine={w.layout.engine} does not have; "
+        f"use {one_of(_CP_COMM_TYPES[w.layout.engine])}"
+    )
+)
+def cp_comm_type(w: Workload) -> bool:
+    """How each engine's context parallelism communicates; with cp=1 the value is not read."""
+    way = w.layout.cp_comm_type
+    return way not in _CP_COMM_TYPES[w.layout.engine] and (w.layout.cp > 1 or way != "all_gather")
 
 
 _CP_COMM_TYPES: dict[EngineName, tuple[str, ...]] = {
@@ -147,38 +148,39 @@ _CP_COMM_TYPES: dict[EngineName, tuple[str, ...]] = {
 # ---------------------------------------------------------------- jobs
 
 
-@rule()
-def bf16_units(w: Workload) -> str | None:
+@rule(
+    says=lambda w: (
+        f"precision=bf16 on {w.cluster.gpu.name}, which has no bf16; "
+        "use precision=fp16 with engine=deepspeed, fp32, or a GPU from Ampere on"
+    )
+)
+def bf16_units(w: Workload) -> bool:
     """Turing and older have no bf16 units; torch emulates it far slower than fp32."""
-    if w.job.precision == "bf16" and w.cluster.gpu.bf16_tflops == 0:
-        return (
-            f"precision=bf16 on {w.cluster.gpu.name}, which has no bf16; "
-            "use precision=fp16 with engine=deepspeed, fp32, or a GPU from Ampere on"
-        )
-    return None
+    return w.job.precision == "bf16" and w.cluster.gpu.bf16_tflops == 0
 
 
-@rule("torch", "megatron")
-def fp8_units(w: Workload) -> str | None:
+@rule(
+    "torch",
+    "megatron",
+    says=lambda w: (
+        f"precision=fp8 on {w.cluster.gpu.name}, which has no fp8; use bf16, or a GPU of 2022 or newer (L4, H100)"
+    ),
+)
+def fp8_units(w: Workload) -> bool:
     """Tensor cores multiply fp8 from Ada and Hopper on (compute capability 8.9); CPU processes emulate it."""
-    gpu = w.cluster.gpu
-    if w.job.precision == "fp8" and gpu.device == "cuda" and not gpu.fp8_tflops:
-        return f"precision=fp8 on {gpu.name}, which has no fp8; use bf16, or a GPU of 2022 or newer (L4, H100)"
-    return None
+    return w.job.precision == "fp8" and w.cluster.gpu.device == "cuda" and not w.cluster.gpu.fp8_tflops
 
 
-@rule()
-def precision(w: Workload) -> str | None:
-    """DeepSpeed scales the loss for fp16 with Hugging Face models; the other engines have fp8 and no fp16."""
-    layout = w.layout
-    has = ["bf16", "fp32"]
+def _precisions(layout: Layout) -> tuple[str, ...]:
     if layout.engine != "deepspeed":
-        has.append("fp8")
-    elif not runs_megatron_layers(layout):
-        has.append("fp16")
-    if w.job.precision not in has:
-        return f"precision={w.job.precision} is not supported; use {one_of(has)}"
-    return None
+        return ("bf16", "fp32", "fp8")
+    return ("bf16", "fp32") if runs_megatron_layers(layout) else ("bf16", "fp32", "fp16")
+
+
+@rule(says=lambda w: f"precision={w.job.precision} is not supported; use {one_of(_precisions(w.layout))}")
+def precision(w: Workload) -> bool:
+    """DeepSpeed scales the loss for fp16 with Hugging Face models; the other engines have fp8 and no fp16."""
+    return w.job.precision not in _precisions(w.layout)
 
 
 @rule()
@@ -200,27 +202,24 @@ def _whole_samples(layout: Layout) -> bool:
     return layout.implementation == "huggingface" and layout.tp == layout.cp == 1
 
 
-@rule()
-def objective(w: Workload) -> str | None:
+def _objectives(layout: Layout) -> tuple[str, ...]:
+    if _whole_samples(layout):
+        return ("pretrain", "sft", "seq2seq")
+    # Only our attention (kit/engines/megatron/model/attention.py) reads to which document a position belongs.
+    own_attention = layout.engine == "megatron" and layout.implementation == "local"
+    return ("pretrain", "sft") if own_attention else ("pretrain",)
+
+
+@rule(says=lambda w: f"objective={w.job.objective} is not supported; use {one_of(_objectives(w.layout))}")
+def objective(w: Workload) -> bool:
     """Rows and pairs have lengths of their own, positions and a source, which not every split hands on."""
-    has = ["pretrain"]
-    if _whole_samples(w.layout):
-        has = ["pretrain", "sft", "seq2seq"]
-    elif w.layout.engine == "megatron" and w.layout.implementation == "local":
-        # Only our attention (kit/engines/megatron/model/attention.py) reads to which document a position belongs.
-        has = ["pretrain", "sft"]
-    if w.job.objective not in has:
-        return f"objective={w.job.objective} is not supported; use {one_of(has)}"
-    return None
+    return w.job.objective not in _objectives(w.layout)
 
 
-@rule()
-def lora(w: Workload) -> str | None:
+@rule(says="lora={…} is not supported; leave it out")
+def lora(w: Workload) -> bool:
     """Adapters are for whole Hugging Face layers; swapping to NVMe was not tried with frozen weights."""
-    offload = (w.layout.offload_optimizer, w.layout.offload_param)
-    if w.job.lora is not None and not (_whole_samples(w.layout) and "nvme" not in offload):
-        return "lora={…} is not supported; leave it out"
-    return None
+    return w.job.lora is not None and not (_whole_samples(w.layout) and not w.layout.uses_nvme)
 
 
 # ---------------------------------------------------------------- Megatron's layers, on its engine and under ZeRO
@@ -252,15 +251,17 @@ def balancing(w: Workload) -> str | None:
     return None
 
 
-@rule("deepspeed", "megatron")
-def megatron_family(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    "megatron",
+    says=lambda w: (
+        f"family={w.model.model_type} of {w.model.name} with implementation={w.layout.implementation}, which has "
+        f"{', '.join(families_where('megatron'))}; use implementation=huggingface on engine=deepspeed or torch"
+    ),
+)
+def megatron_family(w: Workload) -> bool:
     """Layers and weight maps that the Megatron engine has."""
-    if runs_megatron_layers(w.layout) and not w.model.traits.megatron:
-        return (
-            f"family={w.model.model_type} of {w.model.name} with implementation={w.layout.implementation}, which has "
-            f"{', '.join(families_where('megatron'))}; use implementation=huggingface on engine=deepspeed or torch"
-        )
-    return None
+    return runs_megatron_layers(w.layout) and not w.model.traits.megatron
 
 
 @rule("deepspeed", "megatron")
@@ -284,71 +285,82 @@ def megatron_rope(w: Workload) -> str | None:
     return None
 
 
+def _has_dense_mlp(model: ModelSpec) -> bool:
+    return not model.num_experts or model.first_dense_layers > 0
+
+
 def whole_tp(w: Workload, divides_kv_heads: bool = False) -> str:
     """Sizes of tensor parallelism that the GPUs and every width of the model allow, as text."""
     model = w.model
-    dense = not model.num_experts or model.first_dense_layers > 0
     return one_of(
         tp
         for tp in divisors(gcd(w.cluster.num_gpus, model.num_attention_heads))
         if (model.num_key_value_heads % tp == 0 or (tp % model.num_key_value_heads == 0 and not divides_kv_heads))
-        and not (dense and model.ffn_hidden_size % tp)
+        and not (_has_dense_mlp(model) and model.ffn_hidden_size % tp)
     )
 
 
-@rule("deepspeed", "megatron")
-def tp_divides_heads(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    "megatron",
+    says=lambda w: (
+        f"tp={w.layout.tp} does not divide num_attention_heads={w.model.num_attention_heads} of {w.model.name}; "
+        f"use {whole_tp(w)}"
+    ),
+)
+def tp_divides_heads(w: Workload) -> bool:
     """Megatron: transformer_config.py, num_attention_heads is a multiple of tensor_model_parallel_size. AutoTP splits
     whole heads too."""
-    if w.model.num_attention_heads % w.layout.tp:
-        return (
-            f"tp={w.layout.tp} does not divide num_attention_heads={w.model.num_attention_heads} of {w.model.name}; "
-            f"use {whole_tp(w)}"
-        )
-    return None
+    return w.model.num_attention_heads % w.layout.tp != 0
 
 
-@rule("deepspeed", "megatron")
-def tp_fits_kv_heads(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    "megatron",
+    says=lambda w: (
+        f"tp={w.layout.tp} is neither a divisor nor a multiple of num_key_value_heads={w.model.num_key_value_heads} of "
+        f"{w.model.name}; use {whole_tp(w)}"
+    ),
+)
+def tp_fits_kv_heads(w: Workload) -> bool:
     """transformer_config.py: num_query_groups is a multiple or a divisor of tensor_model_parallel_size. Fewer heads
     than ranks are shared (attention.py gathers them). AutoTP is stricter (``autotp_divides_kv_heads``)."""
     heads, tp = w.model.num_key_value_heads, w.layout.tp
-    if runs_megatron_layers(w.layout) and heads % tp and tp % heads:
-        return (
-            f"tp={tp} is neither a divisor nor a multiple of num_key_value_heads={heads} of {w.model.name}; "
-            f"use {whole_tp(w)}"
-        )
-    return None
+    return runs_megatron_layers(w.layout) and heads % tp != 0 and tp % heads != 0
 
 
-@rule("deepspeed", "megatron")
-def tp_divides_mlp(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    "megatron",
+    says=lambda w: (
+        f"tp={w.layout.tp} does not divide ffn_hidden_size={w.model.ffn_hidden_size} of {w.model.name}; "
+        f"use {whole_tp(w)}"
+    ),
+)
+def tp_divides_mlp(w: Workload) -> bool:
     """tensor_parallel/layers.py: ColumnParallelLinear divides its output size."""
-    model = w.model
-    dense = not model.num_experts or model.first_dense_layers > 0
-    if dense and model.ffn_hidden_size % w.layout.tp:
-        return (
-            f"tp={w.layout.tp} does not divide ffn_hidden_size={model.ffn_hidden_size} of {model.name}; "
-            f"use {whole_tp(w)}"
-        )
-    return None
+    return w.model.ffn_hidden_size % w.layout.tp != 0 and _has_dense_mlp(w.model)
 
 
-@rule("deepspeed", "megatron")
-def sequence_parallel_needs_tp(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    "megatron",
+    says="sp=true with tp=1: sequence parallelism splits over the tensor-parallel ranks; use tp>1, or sp=false",
+)
+def sequence_parallel_needs_tp(w: Workload) -> bool:
     """model_parallel_config.py refuses sequence parallelism without tensor parallelism."""
-    if w.layout.sp and runs_megatron_layers(w.layout) and w.layout.tp == 1:
-        return "sp=true with tp=1: sequence parallelism splits over the tensor-parallel ranks; use tp>1, or sp=false"
-    return None
+    return w.layout.sp and runs_megatron_layers(w.layout) and w.layout.tp == 1
 
 
-@rule("deepspeed", "megatron")
-def sequence_parallel_divides(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    "megatron",
+    says=lambda w: (
+        f"sp=true with seq_length={w.job.seq_length}, which tp·cp={w.layout.tp * w.layout.cp} does not divide; "
+        f"use a multiple of {w.layout.tp * w.layout.cp}, or sp=false"
+    ),
+)
+def sequence_parallel_divides(w: Workload) -> bool:
     """Each of the tensor-parallel ranks has an equal part of the sequence that context parallelism leaves."""
-    parts = w.layout.tp * w.layout.cp
-    if w.layout.sp and w.layout.tp > 1 and runs_megatron_layers(w.layout) and w.job.seq_length % parts:
-        return (
-            f"sp=true with seq_length={w.job.seq_length}, which tp·cp={parts} does not divide; "
-            f"use a multiple of {parts}, or sp=false"
-        )
-    return None
+    split = w.layout.sp and w.layout.tp > 1 and runs_megatron_layers(w.layout)
+    return split and w.job.seq_length % (w.layout.tp * w.layout.cp) != 0

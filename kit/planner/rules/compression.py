@@ -8,38 +8,42 @@ from kit.planner.rules.rule import rule
 from kit.specs.layout import Layout
 
 
-@rule("torch", "deepspeed")
-def compression_has_a_hook(w: Workload) -> str | None:
+@rule(
+    "torch",
+    "deepspeed",
+    says=lambda w: (
+        f"gradient_compression={w.layout.gradient_compression} on engine={w.layout.engine} with "
+        f"zero_stage={w.layout.zero_stage}; use engine=torch with zero_stage=0 (DDP), or ZeRO++ of engine=deepspeed "
+        "(zero_quantized_gradients)"
+    ),
+)
+def compression_has_a_hook(w: Workload) -> bool:
     """Hooks belong to DDP (torch/distributed/algorithms/ddp_comm_hooks), communication_data_type to DeepSpeed's
     reductions; FSDP2 and Megatron have neither here."""
     layout, kind = w.layout, w.layout.gradient_compression
     ddp = layout.engine == "torch" and layout.zero_stage == 0
-    if kind == "none" or ddp or (layout.engine == "deepspeed" and kind == "bf16"):
-        return None
-    return (
-        f"gradient_compression={kind} on engine={layout.engine} with zero_stage={layout.zero_stage}; use engine=torch "
-        "with zero_stage=0 (DDP), or ZeRO++ of engine=deepspeed (zero_quantized_gradients)"
-    )
+    return kind != "none" and not ddp and (layout.engine, kind) != ("deepspeed", "bf16")
 
 
-@rule("torch")
-def compression_needs_ranks(w: Workload) -> str | None:
+@rule(
+    "torch",
+    says=lambda w: f"gradient_compression={w.layout.gradient_compression} with dp=1: nothing is sent; leave it out",
+)
+def compression_needs_ranks(w: Workload) -> bool:
     """One rank sends no gradient."""
-    kind = w.layout.gradient_compression
-    if kind != "none" and w.layout.dp == 1 and w.layout.zero_stage == 0:
-        return f"gradient_compression={kind} with dp=1: nothing is sent; leave it out"
-    return None
+    return w.layout.gradient_compression != "none" and w.layout.dp == 1 and w.layout.zero_stage == 0
 
 
-@rule("deepspeed")
-def compression_needs_fp32(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"gradient_compression=bf16 with precision={w.job.precision} on engine=deepspeed, whose gradients are sent "
+        "in 16 bits anyway; leave it out"
+    ),
+)
+def compression_needs_fp32(w: Workload) -> bool:
     """Gradients of bf16 and fp16 weights have 16 bits already."""
-    if w.layout.gradient_compression == "bf16" and w.job.precision != "fp32":
-        return (
-            f"gradient_compression=bf16 with precision={w.job.precision} on engine=deepspeed, whose gradients are sent "
-            "in 16 bits anyway; leave it out"
-        )
-    return None
+    return w.layout.gradient_compression == "bf16" and w.job.precision != "fp32"
 
 
 def _zeropp(layout: Layout) -> str:
@@ -56,70 +60,76 @@ def _quantized(layout: Layout) -> str | None:
 _QUANTIZED = ("zero_quantized_weights", "zero_quantized_gradients")
 
 
-@rule("deepspeed")
-def zeropp_needs_zero_3(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"{_zeropp(w.layout)} with zero_stage={w.layout.zero_stage}: it is part of stage 3; use zero_stage=3"
+    ),
+)
+def zeropp_needs_zero_3(w: Workload) -> bool:
     """ZeRO++ compresses what stage 3 sends: other stages read none of its keys, and say nothing (engine.py,
     _configure_zero_optimizer)."""
-    layout = w.layout
-    if layout.zero_stage != 3 and (given := _zeropp(layout)):
-        return f"{given} with zero_stage={layout.zero_stage}: it is part of stage 3; use zero_stage=3"
-    return None
+    return w.layout.zero_stage != 3 and _zeropp(w.layout) != ""
 
 
-@rule("deepspeed")
-def zeropp_kernels(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: f"{_quantized(w.layout)}=true on {w.cluster.gpu.name}: its kernels run on CUDA only; leave it out",
+)
+def zeropp_kernels(w: Workload) -> bool:
     """op_builder/quantizer.py builds for CUDA."""
-    if w.cluster.gpu.device == "cpu" and (key := _quantized(w.layout)):
-        return f"{key}=true on {w.cluster.gpu.name}: its kernels run on CUDA only; leave it out"
-    return None
+    return w.cluster.gpu.device == "cpu" and _quantized(w.layout) is not None
 
 
-@rule("deepspeed")
-def zeropp_precision(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: f"{_quantized(w.layout)}=true with precision=fp32: its kernels compute in 16 bits; use bf16 or fp16",
+)
+def zeropp_precision(w: Workload) -> bool:
     """The quantiser's kernels read fp16 and bf16."""
-    if w.job.precision == "fp32" and (key := _quantized(w.layout)):
-        return f"{key}=true with precision=fp32: its kernels compute in 16 bits; use bf16 or fp16"
-    return None
+    return w.job.precision == "fp32" and _quantized(w.layout) is not None
 
 
-@rule("deepspeed")
-def zeropp_groups(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"{_zeropp(w.layout)} with tp={w.layout.tp}, cp={w.layout.cp}: its groups are made of all ranks; use tp=1 and "
+        "cp=1"
+    ),
+)
+def zeropp_groups(w: Workload) -> bool:
     """utils/groups.py makes ZeRO++'s groups of all ranks."""
-    layout = w.layout
-    if (layout.cp > 1 or layout.tp > 1) and (given := _zeropp(layout)):
-        return f"{given} with tp={layout.tp}, cp={layout.cp}: its groups are made of all ranks; use tp=1 and cp=1"
-    return None
+    return (w.layout.cp > 1 or w.layout.tp > 1) and _zeropp(w.layout) != ""
 
 
-@rule("deepspeed")
-def hpz_divides_ranks(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"zero_hpz={w.layout.zero_hpz} does not divide the {w.cluster.gpus_per_node} GPUs of a node and "
+        f"dp={w.layout.dp}; use {one_of(d for d in divisors(w.cluster.gpus_per_node) if w.layout.dp % d == 0)}"
+    ),
+)
+def hpz_divides_ranks(w: Workload) -> bool:
     """utils/groups.py, _create_zero_param_parallel_group: neighbouring ranks, and an assertion that they divide. A
     second copy pays where its ranks share a node."""
-    layout, node = w.layout, w.cluster.gpus_per_node
-    if layout.zero_stage == 3 and (node % layout.zero_hpz or layout.dp % layout.zero_hpz):
-        return (
-            f"zero_hpz={layout.zero_hpz} does not divide the {node} GPUs of a node and dp={layout.dp}; "
-            f"use {one_of(d for d in divisors(node) if layout.dp % d == 0)}"
-        )
-    return None
+    hpz = w.layout.zero_hpz
+    return w.layout.zero_stage == 3 and (w.cluster.gpus_per_node % hpz != 0 or w.layout.dp % hpz != 0)
 
 
-@rule("deepspeed")
-def hpz_without_offload(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"zero_hpz={w.layout.zero_hpz} with offload_param={w.layout.offload_param}: the second copy would be offloaded "
+        "too (partition_parameters.py, remote_device); use one of them"
+    ),
+)
+def hpz_without_offload(w: Workload) -> bool:
     """partition_parameters.py, remote_device: the second copy has the device of the first."""
-    layout = w.layout
-    if layout.zero_hpz > 1 and layout.zero_stage == 3 and layout.offload_param != "none":
-        return (
-            f"zero_hpz={layout.zero_hpz} with offload_param={layout.offload_param}: the second copy would be offloaded "
-            "too (partition_parameters.py, remote_device); use one of them"
-        )
-    return None
+    return w.layout.zero_hpz > 1 and w.layout.zero_stage == 3 and w.layout.offload_param != "none"
 
 
-@rule("deepspeed")
-def quantized_gradients_need_nodes(w: Workload) -> str | None:
+@rule("deepspeed", says="zero_quantized_gradients=true on one node, where DeepSpeed ignores it; leave it out")
+def quantized_gradients_need_nodes(w: Workload) -> bool:
     """stage3.py, __avg_scatter_grads: with one node they are reduced as ever, without a word; utils/groups.py makes the
     groups of whole nodes."""
-    if w.layout.zero_quantized_gradients and w.cluster.num_nodes == 1:
-        return "zero_quantized_gradients=true on one node, where DeepSpeed ignores it; leave it out"
-    return None
+    return w.layout.zero_quantized_gradients and w.cluster.num_nodes == 1

@@ -22,52 +22,56 @@ from kit.specs.layout import ZERO_KEYS
 # ---------------------------------------------------------------- precision
 
 
-@rule("deepspeed")
-def fp16_needs_cuda(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: f"precision=fp16 on {w.cluster.gpu.name}: DeepSpeed refuses it on CPU processes; use bf16 or fp32",
+)
+def fp16_needs_cuda(w: Workload) -> bool:
     """engine.py, _do_sanity_check: fp16 is refused where the accelerator lacks it, and CPU processes do."""
-    if w.job.precision == "fp16" and w.cluster.gpu.device == "cpu":
-        return f"precision=fp16 on {w.cluster.gpu.name}: DeepSpeed refuses it on CPU processes; use bf16 or fp32"
-    return None
+    return w.job.precision == "fp16" and w.cluster.gpu.device == "cpu"
 
 
-@rule("deepspeed")
-def fp16_needs_zero(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=(
+        "precision=fp16 with zero_stage=0: DeepSpeed then divides gradients by a loss scale that it never "
+        "multiplied them with; use zero_stage=1, 2 or 3"
+    ),
+)
+def fp16_needs_zero(w: Workload) -> bool:
     """engine.py, backward, scales the loss for ZeRO's optimizers only; fp16/unfused_optimizer.py and its fused sibling
     divide by the scale all the same. Adam hides it, clipping and small gradients do not."""
-    if w.job.precision == "fp16" and w.layout.zero_stage == 0:
-        return (
-            "precision=fp16 with zero_stage=0: DeepSpeed then divides gradients by a loss scale that it never "
-            "multiplied them with; use zero_stage=1, 2 or 3"
-        )
-    return None
+    return w.job.precision == "fp16" and w.layout.zero_stage == 0
 
 
-@rule("deepspeed")
-def autocast_precision(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: f"autocast=true with precision={w.job.precision}: it computes in bf16; use precision=bf16",
+)
+def autocast_precision(w: Workload) -> bool:
     """Autocast computes in bf16 here."""
-    if w.layout.autocast and w.job.precision != "bf16":
-        return f"autocast=true with precision={w.job.precision}: it computes in bf16; use precision=bf16"
-    return None
+    return w.layout.autocast and w.job.precision != "bf16"
 
 
-@rule("deepspeed")
-def autocast_quantized_weights(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says="autocast=true with zero_quantized_weights=true, which DeepSpeed refuses together; use one of them",
+)
+def autocast_quantized_weights(w: Workload) -> bool:
     """torch_autocast.py, _validate_auto_cast_settings: its bf16 gradients cannot be summed in a quantised gather."""
-    if w.layout.autocast and w.layout.zero_quantized_weights:
-        return "autocast=true with zero_quantized_weights=true, which DeepSpeed refuses together; use one of them"
-    return None
+    return w.layout.autocast and w.layout.zero_quantized_weights
 
 
-@rule("deepspeed")
-def autocast_needs_zero(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"autocast=true with zero_stage={w.layout.zero_stage} and implementation={w.layout.implementation}: it is for "
+        "ZeRO on Hugging Face layers; use zero_stage=1, 2 or 3 with huggingface, or engine=torch"
+    ),
+)
+def autocast_needs_zero(w: Workload) -> bool:
     """ZeRO's optimizers hold the fp32 weights, and Megatron's layers do not run under autocast."""
-    layout = w.layout
-    if layout.autocast and (layout.zero_stage == 0 or runs_megatron_layers(layout)):
-        return (
-            f"autocast=true with zero_stage={layout.zero_stage} and implementation={layout.implementation}: it is for "
-            "ZeRO on Hugging Face layers; use zero_stage=1, 2 or 3 with huggingface, or engine=torch"
-        )
-    return None
+    return w.layout.autocast and (w.layout.zero_stage == 0 or runs_megatron_layers(w.layout))
 
 
 # ---------------------------------------------------------------- ways to split
@@ -85,82 +89,88 @@ def deepspeed_pipeline(w: Workload) -> str | None:
     return None
 
 
-@rule("deepspeed")
-def sp_needs_megatron_layers(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=(
+        "sp=true on engine=deepspeed with Hugging Face layers, which have no sequence parallelism; use "
+        "implementation=local with tp>1, or leave it out"
+    ),
+)
+def sp_needs_megatron_layers(w: Workload) -> bool:
     """Sequence parallelism is part of megatron-core's layers."""
-    if w.layout.sp and not runs_megatron_layers(w.layout):
-        return (
-            "sp=true on engine=deepspeed with Hugging Face layers, which have no sequence parallelism; use "
-            "implementation=local with tp>1, or leave it out"
-        )
-    return None
+    return w.layout.sp and not runs_megatron_layers(w.layout)
 
 
-@rule("deepspeed")
-def megatron_layers_need_tp(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"implementation={w.layout.implementation} on engine=deepspeed with tp=1: Megatron's layers are there "
+        "for their tensor parallelism; use tp>1, or huggingface"
+    ),
+)
+def megatron_layers_need_tp(w: Workload) -> bool:
     """Without tensor parallelism Hugging Face's layers do the same, with more features."""
-    if runs_megatron_layers(w.layout) and w.layout.tp == 1:
-        return (
-            f"implementation={w.layout.implementation} on engine=deepspeed with tp=1: Megatron's layers are there "
-            "for their tensor parallelism; use tp>1, or huggingface"
-        )
-    return None
+    return runs_megatron_layers(w.layout) and w.layout.tp == 1
 
 
-@rule("deepspeed")
-def tp_or_cp(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"tp={w.layout.tp} with cp={w.layout.cp} on engine=deepspeed, which has one or the other; use engine=megatron"
+    ),
+)
+def tp_or_cp(w: Workload) -> bool:
     """Ulysses and tensor parallelism both split the heads."""
-    tp, cp = w.layout.tp, w.layout.cp
-    if tp > 1 and cp > 1:
-        return f"tp={tp} with cp={cp} on engine=deepspeed, which has one or the other; use engine=megatron"
-    return None
+    return w.layout.tp > 1 and w.layout.cp > 1
 
 
-@rule("deepspeed")
-def tp_without_experts(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"tp={w.layout.tp} with the experts of {w.model.name} on engine=deepspeed was not tested; use "
+        "engine=megatron, or tp=1"
+    ),
+)
+def tp_without_experts(w: Workload) -> bool:
     """Neither AutoTP nor ZeRO over Megatron's layers was tried with experts."""
-    if w.layout.tp > 1 and w.model.num_experts:
-        return (
-            f"tp={w.layout.tp} with the experts of {w.model.name} on engine=deepspeed was not tested; use "
-            "engine=megatron, or tp=1"
-        )
-    return None
+    return w.layout.tp > 1 and w.model.num_experts > 0
 
 
-@rule("deepspeed")
-def tp_without_nvme(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"tp={w.layout.tp} with offload_optimizer={w.layout.offload_optimizer}, offload_param={w.layout.offload_param} "
+        "on engine=deepspeed: NVMe was not tested with tensor parallelism; use tp=1, or offload to cpu"
+    ),
+)
+def tp_without_nvme(w: Workload) -> bool:
     """Swapping to NVMe was not tried with split weights."""
-    layout = w.layout
-    if layout.tp > 1 and "nvme" in (layout.offload_optimizer, layout.offload_param):
-        return (
-            f"tp={layout.tp} with offload_optimizer={layout.offload_optimizer}, offload_param={layout.offload_param} "
-            "on engine=deepspeed: NVMe was not tested with tensor parallelism; use tp=1, or offload to cpu"
-        )
-    return None
+    return w.layout.tp > 1 and "nvme" in (w.layout.offload_optimizer, w.layout.offload_param)
 
 
-@rule("deepspeed")
-def autotp_family(w: Workload) -> str | None:
-    """module_inject/tp_plan_converter.py and auto_tp.py."""
-    if w.layout.tp == 1 or runs_megatron_layers(w.layout) or w.model.traits.autotp or w.model.num_experts:
-        return None
-    return (
+@rule(
+    "deepspeed",
+    says=lambda w: (
         f"tp={w.layout.tp} on engine=deepspeed with {w.model.name}, whose layers AutoTP cannot split: it knows "
         f"{', '.join(families_where('autotp'))}; use engine=megatron, or implementation=local"
-    )
+    ),
+)
+def autotp_family(w: Workload) -> bool:
+    """module_inject/tp_plan_converter.py and auto_tp.py."""
+    return not (w.layout.tp == 1 or runs_megatron_layers(w.layout) or w.model.traits.autotp or w.model.num_experts)
 
 
-@rule("deepspeed")
-def autotp_divides_kv_heads(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"tp={w.layout.tp} does not divide num_key_value_heads={w.model.num_key_value_heads} of {w.model.name}; "
+        f"use {whole_tp(w, divides_kv_heads=True)}"
+    ),
+)
+def autotp_divides_kv_heads(w: Workload) -> bool:
     """AutoTP gives ranks beyond the key/value heads no attention at all (engine.py, _apply_autotp_partitioning
     warns)."""
-    heads = w.model.num_key_value_heads
-    if not runs_megatron_layers(w.layout) and heads % w.layout.tp:
-        return (
-            f"tp={w.layout.tp} does not divide num_key_value_heads={heads} of {w.model.name}; "
-            f"use {whole_tp(w, divides_kv_heads=True)}"
-        )
-    return None
+    return not runs_megatron_layers(w.layout) and w.model.num_key_value_heads % w.layout.tp != 0
 
 
 # ---------------------------------------------------------------- Ulysses: runtime/sequence_parallel/ulysses_sp.py
@@ -173,103 +183,112 @@ def _whole_cp(w: Workload) -> list[int]:
     return [cp for cp in divisors(both) if heads % cp == 0 or cp % heads == 0]
 
 
-@rule("deepspeed")
-def ulysses_divides_heads(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"cp={w.layout.cp} does not divide num_attention_heads={w.model.num_attention_heads} of {w.model.name}; "
+        f"use {one_of(_whole_cp(w))}"
+    ),
+)
+def ulysses_divides_heads(w: Workload) -> bool:
     """UlyssesSPAttentionHF's constructor: every rank has whole query heads."""
-    heads = w.model.num_attention_heads
-    if heads % w.layout.cp:
-        return (
-            f"cp={w.layout.cp} does not divide num_attention_heads={heads} of {w.model.name}; "
-            f"use {one_of(_whole_cp(w))}"
-        )
-    return None
+    return w.model.num_attention_heads % w.layout.cp != 0
 
 
-@rule("deepspeed")
-def ulysses_fits_kv_heads(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"cp={w.layout.cp} is neither a divisor nor a multiple of num_key_value_heads={w.model.num_key_value_heads} of "
+        f"{w.model.name}; use {one_of(_whole_cp(w))}"
+    ),
+)
+def ulysses_fits_kv_heads(w: Workload) -> bool:
     """UlyssesSPAttentionHF's constructor: key/value heads are split or copied evenly."""
-    cp, heads = w.layout.cp, w.model.num_key_value_heads
-    if heads % cp and cp % heads:
-        return (
-            f"cp={cp} is neither a divisor nor a multiple of num_key_value_heads={heads} of {w.model.name}; "
-            f"use {one_of(_whole_cp(w))}"
-        )
-    return None
+    heads, cp = w.model.num_key_value_heads, w.layout.cp
+    return heads % cp != 0 and cp % heads != 0
 
 
-@rule("deepspeed")
-def ulysses_divides_sequence(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"cp={w.layout.cp} does not divide seq_length={w.job.seq_length}; use {one_of(_whole_cp(w))}, or another length"
+    ),
+)
+def ulysses_divides_sequence(w: Workload) -> bool:
     """Ulysses gives every rank an equal part of the sequence."""
-    cp = w.layout.cp
-    if w.job.seq_length % cp:
-        return f"cp={cp} does not divide seq_length={w.job.seq_length}; use {one_of(_whole_cp(w))}, or another length"
-    return None
+    return w.job.seq_length % w.layout.cp != 0
 
 
-@rule("deepspeed")
-def ulysses_without_window(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"cp={w.layout.cp} on engine=deepspeed with the sliding window of {w.model.name} (sliding_window="
+        f"{w.model.sliding_window}): Ulysses drops attention masks silently; use cp=1, or engine=megatron"
+    ),
+)
+def ulysses_without_window(w: Workload) -> bool:
     """Ulysses drops attention masks silently."""
-    if w.layout.cp > 1 and w.model.windowed(w.job.seq_length):
-        return (
-            f"cp={w.layout.cp} on engine=deepspeed with the sliding window of {w.model.name} (sliding_window="
-            f"{w.model.sliding_window}): Ulysses drops attention masks silently; use cp=1, or engine=megatron"
-        )
-    return None
+    return w.layout.cp > 1 and w.model.windowed(w.job.seq_length)
 
 
-@rule("deepspeed")
-def ulysses_needs_fused_attention(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses refuses eager attention, which is all "
+        f"that family {w.model.family} has; use cp=1, or engine=megatron"
+    ),
+)
+def ulysses_needs_fused_attention(w: Workload) -> bool:
     """ulysses_sp.py, register_with_transformers: eager attention needs a mask, and Ulysses drops masks."""
-    if w.layout.cp > 1 and not w.model.traits.fused_attention:
-        return (
-            f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses refuses eager attention, which is all "
-            f"that family {w.model.family} has; use cp=1, or engine=megatron"
-        )
-    return None
+    return w.layout.cp > 1 and not w.model.traits.fused_attention
 
 
-@rule("deepspeed")
-def ulysses_family(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses reads num_key_value_heads, which "
+        f"configurations of family {w.model.family} do not have; use cp=1, or engine=megatron"
+    ),
+)
+def ulysses_family(w: Workload) -> bool:
     """Ulysses reads num_key_value_heads of the model's configuration."""
-    if w.layout.cp > 1 and not w.model.traits.ulysses:
-        return (
-            f"cp={w.layout.cp} on engine=deepspeed with {w.model.name}: Ulysses reads num_key_value_heads, which "
-            f"configurations of family {w.model.family} do not have; use cp=1, or engine=megatron"
-        )
-    return None
+    return w.layout.cp > 1 and not w.model.traits.ulysses
 
 
 # ---------------------------------------------------------------- offload
 
 
-@rule("deepspeed")
-def offload_param_needs_zero_3(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"offload_param={w.layout.offload_param} with zero_stage={w.layout.zero_stage}: only stage 3 partitions "
+        "parameters; use 3"
+    ),
+)
+def offload_param_needs_zero_3(w: Workload) -> bool:
     """stage3.py, _configure_offloading; other stages would ignore the key silently."""
-    if w.layout.offload_param != "none" and w.layout.zero_stage != 3:
-        return (
-            f"offload_param={w.layout.offload_param} with zero_stage={w.layout.zero_stage}: only stage 3 partitions "
-            "parameters; use 3"
-        )
-    return None
+    return w.layout.offload_param != "none" and w.layout.zero_stage != 3
 
 
-@rule("deepspeed")
-def offload_optimizer_needs_zero(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says="offload_optimizer=cpu with zero_stage=0: only the ZeRO optimizers offload; use zero_stage=1, 2 or 3",
+)
+def offload_optimizer_needs_zero(w: Workload) -> bool:
     """Only the ZeRO optimizers read offload_optimizer."""
-    if w.layout.offload_optimizer == "cpu" and w.layout.zero_stage == 0:
-        return "offload_optimizer=cpu with zero_stage=0: only the ZeRO optimizers offload; use zero_stage=1, 2 or 3"
-    return None
+    return w.layout.offload_optimizer == "cpu" and w.layout.zero_stage == 0
 
 
-@rule("deepspeed")
-def nvme_needs_zero_3(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"offload_optimizer=nvme with zero_stage={w.layout.zero_stage}, which keeps it in host memory: only "
+        "stage 3 swaps; use zero_stage=3, or offload_optimizer=cpu"
+    ),
+)
+def nvme_needs_zero_3(w: Workload) -> bool:
     """Stages 1 and 2 take nvme for cpu (engine.py, zero_cpu_offload)."""
-    if w.layout.offload_optimizer == "nvme" and w.layout.zero_stage != 3:
-        return (
-            f"offload_optimizer=nvme with zero_stage={w.layout.zero_stage}, which keeps it in host memory: only "
-            "stage 3 swaps; use zero_stage=3, or offload_optimizer=cpu"
-        )
-    return None
+    return w.layout.offload_optimizer == "nvme" and w.layout.zero_stage != 3
 
 
 @rule("deepspeed")
@@ -334,28 +353,30 @@ def size_is_read(w: Workload) -> str | None:
     )
 
 
-@rule("deepspeed")
-def optimizer_buffers_suffice(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"optimizer_buffer_count={w.layout.optimizer_buffer_count}: a master weight, two moments and a gradient are in "
+        "memory at once; use 4 or more"
+    ),
+)
+def optimizer_buffers_suffice(w: Workload) -> bool:
     """partitioned_optimizer_swapper.py, swap_in_optimizer_state: one for each of Adam's states, one for gradients."""
-    buffers = w.layout.optimizer_buffer_count
-    if buffers is not None and buffers < 4:
-        return (
-            f"optimizer_buffer_count={buffers}: a master weight, two moments and a gradient are in memory at once; "
-            "use 4 or more"
-        )
-    return None
+    return w.layout.optimizer_buffer_count is not None and w.layout.optimizer_buffer_count < 4
 
 
-@rule("deepspeed")
-def param_buffer_holds_a_weight(w: Workload) -> str | None:
+@rule(
+    "deepspeed",
+    says=lambda w: (
+        f"param_buffer_size={w.layout.param_buffer_size}: a rank's part of the largest weight of {w.model.name} has "
+        f"{least_param_buffer(w.model, w.layout)} elements; use {least_param_buffer(w.model, w.layout)} or more, or "
+        "leave it out"
+    ),
+)
+def param_buffer_holds_a_weight(w: Workload) -> bool:
     """partitioned_param_swapper.py, get_buffer, asserts it."""
-    size, least = w.layout.param_buffer_size, least_param_buffer(w.model, w.layout)
-    if size is not None and size < least:
-        return (
-            f"param_buffer_size={size}: a rank's part of the largest weight of {w.model.name} has {least} elements; "
-            f"use {least} or more, or leave it out"
-        )
-    return None
+    size = w.layout.param_buffer_size
+    return size is not None and size < least_param_buffer(w.model, w.layout)
 
 
 NODE_CAPACITY = frozenset({"host_ram", "nvme"})

@@ -1,15 +1,21 @@
-"""What a rule is: a function that refuses one thing of a workload, registered for the engines it speaks for."""
+"""What a rule is: a function that refuses one thing of a workload, registered for the engines it speaks for.
+
+Most are a predicate with a sentence; where the sentence depends on what was found, the function itself returns it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from kit.cost.workload import Workload
 from kit.specs.layout import ENGINES, EngineName
 
-Check = Callable[[Workload], str | None]
-"""Returns the message of a violation, or None."""
+Check = Callable[[Workload], bool | str | None]
+"""Returns whether the workload breaks the rule, or the message itself; false or None where all is well."""
+Says = str | Callable[[Workload], str]
+"""The message of a broken rule; empty where the check returns it."""
+C = TypeVar("C", bound=Check)
 
 
 class Violation(NamedTuple):
@@ -24,17 +30,31 @@ class Violation(NamedTuple):
         return self.message
 
 
-REGISTERED: dict[EngineName, dict[str, Check]] = {engine: {} for engine in ENGINES}
-"""Engine → name → check, in the order of messages. Filled by ``rule`` when the files of this folder are imported."""
+class Rule(NamedTuple):
+    """One refusal."""
+
+    check: Check
+    says: Says
+    """The message."""
+
+    def message(self, w: Workload) -> str | None:
+        """What is wrong with a workload; None where nothing is."""
+        if not (broken := self.check(w)):
+            return None
+        return self.says(w) if callable(self.says) else self.says or str(broken)
 
 
-def rule(*engines: EngineName) -> Callable[[Check], Check]:
+REGISTERED: dict[EngineName, dict[str, Rule]] = {engine: {} for engine in ENGINES}
+"""Engine → name → rule, in the order of messages. Filled by ``rule`` when the files of this folder are imported."""
+
+
+def rule(*engines: EngineName, says: Says = "") -> Callable[[C], C]:
     """Register a check under its own name, for these engines or, without any, for every engine."""
 
-    def register(check: Check) -> Check:
+    def register(check: C) -> C:
         for engine in engines or ENGINES:
             assert check.__name__ not in REGISTERED[engine], f"two rules are called {check.__name__}"
-            REGISTERED[engine][check.__name__] = check
+            REGISTERED[engine][check.__name__] = Rule(check, says)
         return check
 
     return register

@@ -10,59 +10,58 @@ from kit.specs.layout import FP8_MULTIPLE
 # ---------------------------------------------------------------- ways to split
 
 
-@rule("torch")
-def torch_zero(w: Workload) -> str | None:
+@rule(
+    "torch",
+    says="zero_stage=1 on engine=torch, which has DDP (0) and FSDP2 (2 and 3); use one of these, or engine=deepspeed",
+)
+def torch_zero(w: Workload) -> bool:
     """kit/engines/torch/engine.py: DDP, or FSDP2, which shards gradients and optimizer state together."""
-    if w.layout.zero_stage == 1:
-        return (
-            "zero_stage=1 on engine=torch, which has DDP (0) and FSDP2 (2 and 3); use one of these, or engine=deepspeed"
-        )
-    return None
+    return w.layout.zero_stage == 1
 
 
-@rule("torch")
-def torch_tp_family(w: Workload) -> str | None:
+@rule(
+    "torch",
+    says=lambda w: (
+        f"tp={w.layout.tp} on engine=torch with family {w.model.family}: tensor parallelism is implemented for "
+        f"{', '.join(families_where('torch_tensor_parallel'))}; use engine=megatron, or tp=1"
+    ),
+)
+def torch_tp_family(w: Workload) -> bool:
     """kit/engines/torch/tensor_parallel.py: transformers' plans of columns and rows."""
-    if w.layout.tp > 1 and not w.model.traits.torch_tensor_parallel:
-        return (
-            f"tp={w.layout.tp} on engine=torch with family {w.model.family}: tensor parallelism is implemented for "
-            f"{', '.join(families_where('torch_tensor_parallel'))}; use engine=megatron, or tp=1"
-        )
-    return None
+    return w.layout.tp > 1 and not w.model.traits.torch_tensor_parallel
 
 
-@rule("torch")
-def torch_tp_needs_fsdp2(w: Workload) -> str | None:
+@rule("torch", says=lambda w: f"tp={w.layout.tp} on engine=torch needs FSDP2; use zero_stage=2 or 3")
+def torch_tp_needs_fsdp2(w: Workload) -> bool:
     """DTensor's tensor parallelism composes with FSDP2 across it, and not with DDP."""
-    if w.layout.tp > 1 and w.layout.zero_stage == 0:
-        return f"tp={w.layout.tp} on engine=torch needs FSDP2; use zero_stage=2 or 3"
-    return None
+    return w.layout.tp > 1 and w.layout.zero_stage == 0
 
 
-@rule("torch")
-def torch_tp_divides(w: Workload) -> str | None:
+@rule(
+    "torch",
+    says=lambda w: (
+        f"tp={w.layout.tp} does not divide num_key_value_heads={w.model.num_key_value_heads} and ffn_hidden_size="
+        f"{w.model.ffn_hidden_size} of {w.model.name}; use a divisor of both"
+    ),
+)
+def torch_tp_divides(w: Workload) -> bool:
     """Each rank has whole key/value heads, and an equal part of the MLP."""
-    model, tp = w.model, w.layout.tp
-    if model.num_key_value_heads % tp or model.ffn_hidden_size % tp:
-        return (
-            f"tp={tp} does not divide num_key_value_heads={model.num_key_value_heads} and ffn_hidden_size="
-            f"{model.ffn_hidden_size} of {model.name}; use a divisor of both"
-        )
-    return None
+    return w.model.num_key_value_heads % w.layout.tp != 0 or w.model.ffn_hidden_size % w.layout.tp != 0
 
 
 # ---------------------------------------------------------------- fp8: torch._scaled_mm by torchao
 
 
-@rule("torch")
-def fp8_linear_layers(w: Workload) -> str | None:
+@rule(
+    "torch",
+    says=lambda w: (
+        f"precision=fp8 on engine=torch with {w.model.name}: its layers are transformers' Conv1D, and torchao "
+        "converts linear layers only; use bf16"
+    ),
+)
+def fp8_linear_layers(w: Workload) -> bool:
     """torchao converts linear layers, and transformers computes GPT-2 by Conv1D."""
-    if w.job.precision == "fp8" and w.model.traits.conv1d:
-        return (
-            f"precision=fp8 on engine=torch with {w.model.name}: its layers are transformers' Conv1D, and torchao "
-            "converts linear layers only; use bf16"
-        )
-    return None
+    return w.job.precision == "fp8" and w.model.traits.conv1d
 
 
 @rule("torch")
@@ -81,25 +80,27 @@ def fp8_whole_decoders(w: Workload) -> str | None:
     return None
 
 
-@rule("torch")
-def fp8_hidden_size(w: Workload) -> str | None:
+@rule(
+    "torch",
+    says=lambda w: (
+        f"precision=fp8 on engine=torch with hidden_size={w.model.hidden_size} of {w.model.name}, which is not a "
+        f"multiple of {FP8_MULTIPLE}: no linear layer could be converted; use bf16"
+    ),
+)
+def fp8_hidden_size(w: Workload) -> bool:
     """torch._scaled_mm: sizes are multiples of 16."""
-    if w.job.precision == "fp8" and w.model.hidden_size % FP8_MULTIPLE:
-        return (
-            f"precision=fp8 on engine=torch with hidden_size={w.model.hidden_size} of {w.model.name}, which is not a "
-            f"multiple of {FP8_MULTIPLE}: no linear layer could be converted; use bf16"
-        )
-    return None
+    return w.job.precision == "fp8" and w.model.hidden_size % FP8_MULTIPLE != 0
 
 
-@rule("torch")
-def fp8_tokens(w: Workload) -> str | None:
+@rule(
+    "torch",
+    says=lambda w: (
+        f"precision=fp8 on engine=torch with micro_batch_size·seq_length={w.layout.micro_batch_size * w.job.seq_length}"
+        f", which is not a multiple of {FP8_MULTIPLE}: the GEMM that sums over tokens needs it; use seq_length="
+        f"{-(-w.job.seq_length // FP8_MULTIPLE) * FP8_MULTIPLE}"
+    ),
+)
+def fp8_tokens(w: Workload) -> bool:
     """The weight gradient's GEMM sums over tokens; rows of unequal length are padded for it, pretraining's are not."""
     tokens = w.layout.micro_batch_size * w.job.seq_length
-    if w.job.precision == "fp8" and w.job.objective == "pretrain" and tokens % FP8_MULTIPLE:
-        return (
-            f"precision=fp8 on engine=torch with micro_batch_size·seq_length={tokens}, which is not a multiple of "
-            f"{FP8_MULTIPLE}: the GEMM that sums over tokens needs it; use seq_length="
-            f"{-(-w.job.seq_length // FP8_MULTIPLE) * FP8_MULTIPLE}"
-        )
-    return None
+    return w.job.precision == "fp8" and w.job.objective == "pretrain" and tokens % FP8_MULTIPLE != 0
