@@ -31,6 +31,7 @@ from kit.specs.run import RunSpec
 if TYPE_CHECKING:
     from kit.diagnose.lint.finding import Finding
     from kit.emit.run_directory import RunDirectory
+    from kit.planner.compare import Comparison
     from kit.rehearsal.rehearse import Rehearsal
     from kit.report.memory_report import FitReport
     from kit.report.what_if import Explanation
@@ -55,6 +56,21 @@ def plan(
     known = load_calibration(None if calibration is None else Path(calibration))
     asked = _request(model, cluster, job, pins)
     return make_plan(asked.model, asked.cluster, asked.job, asked.pins, known)
+
+
+def compare(
+    model: str | Path | ModelSpec | Recipe,
+    cluster: str | ClusterSpec | None = None,
+    job: JobSpec | None = None,
+    pins: Pins | None = None,
+) -> Comparison:
+    """Every legal layout with its memory and step time, the plan chosen from them, or why there is none.
+
+    Takes what ``plan`` takes. Raises ``SpecError``.
+    """
+    from kit.planner.compare import compare
+
+    return compare(_request(model, cluster, job, pins))
 
 
 def explain(plan: Plan, *what_if: str) -> Explanation:
@@ -196,6 +212,7 @@ __all__ = [
     "Plan",
     "Recipe",
     "RunSpec",
+    "compare",
     "convert",
     "convert_data",
     "emit_run",

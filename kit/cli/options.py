@@ -15,7 +15,7 @@ import typer
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
-from kit.specs.job import JobSpec
+from kit.specs.job import JobSpec, job_defaults
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
 
@@ -142,11 +142,7 @@ def job_for(
 ) -> JobSpec:
     """The job that the given options describe. Other values are defaults: the job's, or the model's where the model
     cannot take the job's."""
-    data: dict[str, Any] = {}
-    if model.max_position_embeddings < JobSpec().seq_length:
-        data["seq_length"] = model.max_position_embeddings
-    if model.is_encoder_decoder:
-        data["objective"] = "seq2seq"
+    data: dict[str, Any] = job_defaults(model)
     if lora or qlora:
         data["lora"] = {"four_bit": qlora}
     if optimizer is not None:

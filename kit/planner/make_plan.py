@@ -10,7 +10,7 @@ from kit.planner.explain.decisions import decisions
 from kit.planner.explain.infeasible import nothing_fits, nothing_legal
 from kit.planner.plan import Plan
 from kit.planner.request import Request
-from kit.planner.search import search
+from kit.planner.search import SearchResult, search
 from kit.specs.balancing import BalancingSpec
 from kit.specs.base import changed, trusted
 from kit.specs.cluster import ClusterSpec
@@ -34,14 +34,25 @@ def make_plan(
     Raises ``PlanError``. If no layout is legal, the message lists every broken rule. If none fits, it names the layout
     that comes closest and the smallest changes that would make it fit.
     """
+    request = request_for(model, cluster, job, pins, calibration)
+    return plan_of(request, search(request))
+
+
+def request_for(
+    model: ModelSpec, cluster: ClusterSpec, job: JobSpec, pins: Pins | None = None, calibration: Calibration = NONE
+) -> Request:
+    """What ``make_plan`` searches for: the job with its family's balancing of experts."""
     published = model.traits.balancing
     if published and job.balancing is None and job.objective == "pretrain" and job.lora is None:
         job = changed(job, balancing=trusted(BalancingSpec, published))
-    request = Request(model=model, cluster=cluster, job=job, pins=pins or Pins(), calibration=calibration)
-    result = search(request)
+    return Request(model=model, cluster=cluster, job=job, pins=pins or Pins(), calibration=calibration)
+
+
+def plan_of(request: Request, result: SearchResult) -> Plan:
+    """The plan of a search's best layout. Raises ``PlanError`` where it found none."""
     if result.best is None:
         raise PlanError(nothing_fits(request, result) if result.considered else nothing_legal(request))
-    best = result.best.layout
+    best, model, cluster, job = result.best.layout, request.model, request.cluster, request.job
     workload = request.workload(best.with_sizes(buffer_sizes(model, cluster, best)))
     price = cluster.price_per_node_hour_usd
     hourly = None if price is None else price * cluster.num_nodes
@@ -51,6 +62,6 @@ def make_plan(
         cluster=cluster,
         job=job,
         layout=workload.layout,
-        predicted=corrected(predicted, calibration.of(workload), job.total_tokens, hourly),
+        predicted=corrected(predicted, request.calibration.of(workload), job.total_tokens, hourly),
         decisions=decisions(request, result),
     )

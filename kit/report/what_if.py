@@ -233,21 +233,25 @@ def what_if(plan: Plan, change: str, pins: Pins | None = None, calibration: Cali
     return WhatIf(change, other, "pins left to the planner (with them there is no plan)")
 
 
-def _changes(before: Plan, after: Plan) -> list[str]:
+def compared(before: Plan, after: Plan) -> list[tuple[str, float, float, Callable[[float], str]]]:
+    """Rows of (quantity, before, after, how to print one), for what both plans have."""
     step = before.predicted.step_time_s
-    rows: list[tuple[str, float, float, Callable[[float], str]]] = [
+    rows: list[tuple[str, float, float | None, Callable[[float], str]]] = [
         ("step", step, after.predicted.step_time_s, lambda value: human_seconds(value, like=step)),
         ("tokens/s a GPU", _speed(before), _speed(after), human_count),
         ("MFU", before.predicted.mfu, after.predicted.mfu, lambda value: f"{value:.1%}"),
         ("peak GiB", before.predicted.peak_gib, after.predicted.peak_gib, lambda value: f"{value:.1f}"),
         ("days", before.predicted.days, after.predicted.days, lambda value: f"{value:.3g}"),
+        ("USD", before.predicted.cost_usd or 0.0, after.predicted.cost_usd, lambda value: f"{value:,.0f}"),
     ]
+    return [(name, old, new, show) for name, old, new, show in rows if old and new]
+
+
+def _changes(before: Plan, after: Plan) -> list[str]:
     lines = [
-        f"  {name:<16}{show(old):>10} → {show(new):<10} {new / old - 1:+.1%}" for name, old, new, show in rows if old
+        f"  {name:<16}{show(old):>10} → {show(new):<10} {new / old - 1:+.1%}"
+        for name, old, new, show in compared(before, after)
     ]
-    costs = before.predicted.cost_usd, after.predicted.cost_usd
-    if costs[0] and costs[1]:
-        lines.append(f"  {'USD':<16}{costs[0]:>10,.0f} → {costs[1]:<10,.0f} {costs[1] / costs[0] - 1:+.1%}")
     ours, theirs = before.predicted.step_time_components_s, after.predicted.step_time_components_s
     shares = {
         name: theirs.get(name, 0.0) / after.predicted.step_time_s - seconds / before.predicted.step_time_s
@@ -264,4 +268,4 @@ def _speed(plan: Plan) -> float:
     return plan.predicted.tokens_per_s / plan.cluster.num_gpus
 
 
-__all__ = ["Binding", "Explanation", "WhatIf", "bindings", "explain", "pinned", "shown", "what_if"]
+__all__ = ["Binding", "Explanation", "WhatIf", "bindings", "compared", "explain", "pinned", "shown", "what_if"]

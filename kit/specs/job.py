@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from kit.specs.balancing import BalancingSpec
 from kit.specs.base import Within, spec
+
+if TYPE_CHECKING:
+    from kit.specs.model import ModelSpec
 
 MOST_SEQUENCES = 10**7
 """The largest batch: a hundred times the largest batches; in ``run.steps`` steps they still fit into 64 bits."""
@@ -70,3 +73,13 @@ class JobSpec:
     balancing: BalancingSpec | None = None
     """Balancing of experts. null: in pretraining what the model's family was published with, which a plan then shows;
     otherwise none."""
+
+
+def job_defaults(model: ModelSpec) -> dict[str, Any]:
+    """Values that replace the defaults of a job where the model cannot take those."""
+    data: dict[str, Any] = {}
+    if model.max_position_embeddings < JobSpec().seq_length:
+        data["seq_length"] = model.max_position_embeddings
+    if model.is_encoder_decoder:
+        data["objective"] = "seq2seq"
+    return data

@@ -20,7 +20,7 @@ from typing import Any
 from kit.errors import SpecError
 from kit.specs import strict_yaml
 from kit.specs.base import Text, spec
-from kit.specs.catalog import load_model, parse_cluster
+from kit.specs.catalog import cluster_called, load_model, model_called, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
 from kit.specs.layout import Pins
@@ -48,9 +48,22 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read, override by ``dotted.key=value`` words, look up, validate. Raises ``SpecError`` with all problems."""
     path = Path(path)
     check_line("recipe", str(path))
-    document = _extended(strict_yaml.read(path), path)
+    return _validated(_extended(strict_yaml.read(path), path), overrides, path.stem, path.parent)
+
+
+def recipe_of_document(document: strict_yaml.Document, overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe that no file holds. Its names are those of the catalog, and its run is left out: nothing is read.
+
+    Raises ``SpecError``, also for ``extends``.
+    """
+    return _validated(document, overrides, document.name, None)
+
+
+def _validated(document: strict_yaml.Document, overrides: Sequence[str], name: str, base: Path | None) -> Recipe:
     for word in overrides:
         document = _override(document, word)
+    if base is None and "extends" in document.data:
+        raise SpecError(f"{document.where(('extends',))}: extends names a file; write the whole recipe here")
     unknown = [key for key in document.data if key not in _SECTIONS]
     problems = first_ten(
         document.name,
@@ -65,12 +78,12 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     values: dict[str, Any] = {}
     for key in ("model", "cluster", "job", "run", "layout"):
         try:
-            values[key] = _section(key, document, path.parent)
+            values[key] = None if key == "run" and base is None else _section(key, document, base)
         except SpecError as error:
             problems += str(error).splitlines()
     if problems:
         raise SpecError("\n".join(problems))
-    return Recipe(name=path.stem, **values)
+    return Recipe(name=name, **values)
 
 
 def run_of(overrides: Sequence[str], base: Path) -> RunSpec | None:
@@ -98,12 +111,15 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-def _section(key: str, document: strict_yaml.Document, base: Path) -> Any:
-    """One section of a recipe → its spec. An absent section takes its defaults."""
+def _section(key: str, document: strict_yaml.Document, base: Path | None) -> Any:
+    """One section of a recipe → its spec. An absent section takes its defaults. ``base``: paths are relative to it;
+    None: names are of the catalog alone."""
     raw = document.data.get(key)
     if key in ("model", "cluster") and isinstance(raw, str):
-        local = base / raw
         try:
+            if base is None:
+                return model_called(raw) if key == "model" else cluster_called(raw)
+            local = base / raw
             if key == "model":
                 return load_model(str(local) if os.path.isfile(local / "config.json") else raw)
             return parse_cluster(str(local) if os.path.isfile(local) else raw)
@@ -113,7 +129,7 @@ def _section(key: str, document: strict_yaml.Document, base: Path) -> Any:
         return {"job": JobSpec(), "layout": Pins()}.get(key)
     kinds: dict[str, Any] = {"model": ModelSpec, "cluster": ClusterSpec, "job": JobSpec, "run": RunSpec, "layout": Pins}
     value = strict_yaml.parse(kinds[key], raw, document, (key,))
-    return absolute_paths(value, base) if isinstance(value, RunSpec) else value
+    return absolute_paths(value, base) if isinstance(value, RunSpec) and base else value
 
 
 def _extended(document: strict_yaml.Document, path: Path) -> strict_yaml.Document:

@@ -1,6 +1,16 @@
 """Names → specs: models, GPUs and clusters, from data files of which every row says where it was read."""
 
-from kit.specs.catalog.clusters import gpu_names, load_gpu, node_names, parse_cluster
-from kit.specs.catalog.models import described_names, load_model, model_names
+from kit.specs.catalog.clusters import cluster_called, gpu_names, load_gpu, node_names, parse_cluster
+from kit.specs.catalog.models import described_names, load_model, model_called, model_names
 
-__all__ = ["described_names", "gpu_names", "load_gpu", "load_model", "model_names", "node_names", "parse_cluster"]
+__all__ = [
+    "cluster_called",
+    "described_names",
+    "gpu_names",
+    "load_gpu",
+    "load_model",
+    "model_called",
+    "model_names",
+    "node_names",
+    "parse_cluster",
+]

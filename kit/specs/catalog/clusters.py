@@ -73,6 +73,12 @@ def parse_cluster(text: str) -> ClusterSpec:
         return local_cluster({name: load_gpu(name) for name in gpu_names()})
     if text.endswith((".yaml", ".yml")):
         return read_cluster(Path(text), parse_cluster, load_gpu)
+    return cluster_called(text)
+
+
+def cluster_called(text: str) -> ClusterSpec:
+    """A cluster of the catalog's GPUs or nodes; no file is read, and this machine is not asked. Raises
+    ``SpecError``."""
     gpus = re.fullmatch(r"(?:(\d{1,9})x)?(\d{1,9})x(.+)", text.strip(), flags=re.IGNORECASE)
     if gpus:
         nodes, count, name = gpus.groups()

@@ -40,6 +40,12 @@ def load_model(name_or_path: str | Path) -> ModelSpec:
         from kit.specs.huggingface import read_config  # most plans are of a model of the catalog
 
         return read_config(path)  # says what is missing
+    return model_called(name)
+
+
+def model_called(name: str) -> ModelSpec:
+    """A catalog name as people write it, or a size; no file is read. Raises ``SpecError`` with the nearest names."""
+    key = name.rsplit("/", 1)[-1].lower()
     if key not in rows("models"):
         from kit.specs.sizes import is_size, shape_of_size
 

@@ -1,0 +1,78 @@
+"""Every layout that a plan was chosen from, each with its memory and its step time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+from kit.cost.hardware import usable_gib
+from kit.errors import PlanError
+from kit.planner.describe import describe
+from kit.planner.make_plan import make_plan, plan_of, request_for
+from kit.planner.plan import Plan
+from kit.planner.request import Request
+from kit.planner.search import LayoutScorer, search
+from kit.specs.layout import Layout, Pins
+from kit.specs.text import shown
+
+
+class ComparedLayout(NamedTuple):
+    """A legal layout. Its step time is predicted also where it does not fit."""
+
+    name: str
+    """``describe(layout)``; no two layouts of a comparison share it."""
+    layout: Layout
+    peak_gib: float
+    step_time_s: float
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The answer to a request."""
+
+    request: Request
+    layouts: tuple[ComparedLayout, ...]
+    plan: Plan | None
+    """Null where no layout is legal or fits."""
+    refused: str = ""
+    """Why there is no plan."""
+
+    def pareto_front(self) -> tuple[ComparedLayout, ...]:
+        """Layouts that fit, and that no other one beats in both step time and memory; the fastest first."""
+        front: list[ComparedLayout] = []
+        for each in sorted((each for each in self.layouts if each.fits), key=lambda e: (e.step_time_s, e.peak_gib)):
+            if not front or each.peak_gib < front[-1].peak_gib:
+                front.append(each)
+        return tuple(front)
+
+    def plan_with(self, name: str) -> Plan:
+        """The plan with one of the layouts pinned. Raises ``PlanError`` for an unknown name, and for a layout that does
+        not fit."""
+        layout = next((each.layout for each in self.layouts if each.name == name), None)
+        if layout is None:
+            number = len(self.layouts)
+            raise PlanError(f"{shown(name)} is not among the {number} layouts that were compared; pin another")
+        pins = Pins(**{field.name: getattr(layout, field.name) for field in fields(Pins)})
+        asked = self.request
+        return make_plan(asked.model, asked.cluster, asked.job, pins, asked.calibration)
+
+
+def compare(asked: Request) -> Comparison:
+    """Search, and say of every legal layout what it takes."""
+    request = request_for(asked.model, asked.cluster, asked.job, asked.pins, asked.calibration)
+    result, scorer, usable = search(request), LayoutScorer(request), usable_gib(request.cluster.gpu)
+    layouts = tuple(
+        ComparedLayout(
+            describe(each.layout),
+            each.layout,
+            each.peak_gib,
+            each.step_time_s or scorer.step_time_s(request.workload(each.layout)),
+            each.peak_gib <= usable,
+        )
+        for each in result.considered
+    )
+    try:
+        return Comparison(request, layouts, plan_of(request, result))
+    except PlanError as refused:
+        return Comparison(request, layouts, None, str(refused))

@@ -1,0 +1,169 @@
+"""What the page shows: a comparison, the plan, and the rows of charts and tables. All numbers are ``kit.api``'s."""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+from kit import api
+from kit.cost.hardware import usable_gib
+from kit.emit.run_directory import files_of
+from kit.errors import PlanError, SpecError
+from kit.planner.compare import Comparison
+from kit.planner.plan import Plan
+from kit.report.html import page
+from kit.report.pipeline_schedule import Pass, simulate
+from kit.report.what_if import compared, shown
+from kit.specs.base import changed
+from kit.specs.catalog import cluster_called
+from kit.specs.cluster import ClusterSpec
+from kit.specs.recipe import Recipe
+
+MOST_GPUS = 16384
+_SIZES = (1 / 4, 1 / 2, 1, 2, 4)
+"""Sizes of clusters that days and cost are compared over, in parts of the one that was asked for."""
+
+
+class ClusterCost(NamedTuple):
+    """A point of the chart of days and cost; both with the time that checkpoints and failures take."""
+
+    num_gpus: int
+    days: float
+    cost_usd: float | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the page shows; where there is no plan, ``refused`` says why."""
+
+    recipe: Recipe
+    comparison: Comparison
+    plan: Plan | None
+    refused: str = ""
+
+    @cached_property
+    def files(self) -> dict[str, str]:
+        """Name → text of what ``kit emit`` writes, but for run.yaml, which names data."""
+        return {} if self.plan is None else files_of(self.plan)
+
+    def report(self) -> str:
+        """The page that ``kit plan --html`` writes. Raises ``PlanError`` without a plan."""
+        if self.plan is None:
+            raise PlanError(self.refused)
+        return page(self.plan)
+
+    def archive(self) -> bytes:
+        """All files as a zip."""
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, text in self.files.items():
+                archive.writestr(name, text)
+        return stream.getvalue()
+
+    def memory(self) -> tuple[list[str], dict[str, list[float]], float, float]:
+        """Stages, GiB by component and stage, and the two limits: what a plan may use, and the whole GPU."""
+        stages = () if self.plan is None else self.plan.predicted.memory
+        gpu, names = self.recipe.cluster.gpu, stages[0].components_gib if stages else ()
+        components = {name: [stage.components_gib[name] for stage in stages] for name in names}
+        used = {name: sizes for name, sizes in components.items() if max(sizes) >= 0.005}
+        return [f"stage {stage.stage}" for stage in stages], used, usable_gib(gpu), gpu.memory_gib
+
+    def step(self) -> dict[str, float]:
+        """Seconds of a step by component, the longest first."""
+        parts = {} if self.plan is None else self.plan.predicted.step_time_components_s
+        named = {name.replace("_", " "): seconds for name, seconds in parts.items() if seconds > 0}
+        return dict(sorted(named.items(), key=lambda item: -item[1]))
+
+    def schedule(self) -> tuple[Pass, ...]:
+        """Passes of the pipeline as it is drawn; empty without a pipeline."""
+        if self.plan is None or self.plan.layout.pp == 1:
+            return ()
+        stages, batches, vp = shown(self.plan)
+        return simulate(stages, vp, batches)
+
+    def changed_since(self, before: Plan | None) -> list[dict[str, str]]:
+        """Rows of what the last choice changed; empty where nothing did."""
+        if before is None or self.plan is None or before.digest == self.plan.digest:
+            return []
+        return [
+            {"what": name, "before": show(old), "now": show(new), "change": f"{new / old - 1:+.1%}"}
+            for name, old, new, show in compared(before, self.plan)
+        ]
+
+    @property
+    def cluster_text(self) -> str:
+        """The cluster as one can ask for it, where a link or a recipe said it otherwise."""
+        return f"{self.recipe.cluster.num_gpus}x{self.recipe.cluster.gpu.name}"
+
+    def cluster_sizes(self) -> list[ClusterSpec]:
+        """A quarter, half, twice and four times the cluster: other numbers of its nodes, or of GPUs in one."""
+        cluster = self.recipe.cluster
+        by_gpus = catalog_cluster(self.cluster_text) == cluster
+        found = []
+        for number in (round(cluster.num_gpus * part) for part in _SIZES):
+            nodes, rest = divmod(number, cluster.gpus_per_node)
+            if by_gpus:
+                found.append(catalog_cluster(f"{number}x{cluster.gpu.name}"))
+            elif nodes and not rest and (nodes == 1 or cluster.inter_node_gbytes_per_s):
+                found.append(changed(cluster, num_nodes=nodes))
+        return [each for each in dict.fromkeys(found) if each is not None and each.num_gpus <= MOST_GPUS]
+
+
+@lru_cache(maxsize=256)
+def answer(recipe: Recipe, pin: str = "") -> Answer:
+    """The answer to a state. Raises ``SpecError``; without a plan the answer says why."""
+    comparison = _compared(recipe)
+    try:
+        plan = comparison.plan_with(pin) if pin else comparison.plan
+    except PlanError as refused:
+        return Answer(recipe, comparison, None, str(refused))
+    return Answer(recipe, comparison, plan, comparison.refused)
+
+
+@lru_cache(maxsize=64)
+def _compared(recipe: Recipe) -> Comparison:
+    """A pin changes the plan, and not what it is compared with."""
+    return api.compare(recipe)
+
+
+@lru_cache(maxsize=1024)
+def cluster_cost(recipe: Recipe, cluster: ClusterSpec) -> ClusterCost | None:
+    """Days and cost on another cluster, by the best layout there; None where there is none."""
+    try:
+        plan = api.plan(recipe.model, cluster, recipe.job, recipe.layout)
+    except PlanError:
+        return None
+    predicted = plan.predicted
+    goodput = (predicted.operation.goodput if predicted.operation else 1.0) or 1.0
+    cost = None if predicted.cost_usd is None else predicted.cost_usd / goodput
+    return ClusterCost(cluster.num_gpus, predicted.days / goodput, cost)
+
+
+def with_gpus(cluster: str, number: int) -> str | None:
+    """The cluster with about so many GPUs: ``8xH100`` and 16 → ``16xH100``, ``aws:p5.48xlarge:4`` and 16 →
+    ``aws:p5.48xlarge:2``. None where the catalog has no such cluster."""
+    gpus = re.fullmatch(r"(?:\d+x)?\d+x(.+)", cluster.strip(), flags=re.IGNORECASE)
+    node = catalog_cluster(cluster)
+    name = re.sub(r":\d+$", "", cluster.strip())
+    text = f"{number}x{gpus[1]}" if gpus else f"{name}:{max(1, number // node.gpus_per_node)}" if node else ""
+    return text if catalog_cluster(text) else None
+
+
+def catalog_cluster(text: str) -> ClusterSpec | None:
+    """A cluster of the catalog, or None."""
+    try:
+        return cluster_called(text)
+    except SpecError:
+        return None
+
+
+def powers(least: int, most: int) -> Iterator[int]:
+    """Powers of two from ``least`` to ``most``: what a slider offers."""
+    while least <= most:
+        yield least
+        least *= 2

@@ -1,0 +1,306 @@
+"""What the page of ``kit ui`` shows, without a browser: states and links, answers, charts, time."""
+
+from __future__ import annotations
+
+import base64
+import gc
+import io
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+import zipfile
+import zlib
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+import pytest
+
+import kit
+from kit.emit.run_directory import files_of
+from kit.errors import KitError, SpecError
+from kit.planner.compare import compare
+from kit.planner.describe import describe
+from kit.planner.request import Request
+from kit.planner.search import search
+from kit.specs.catalog import cluster_called, load_model, model_called
+from kit.specs.catalog.models import model_names
+from kit.specs.huggingface import config_from_model
+from kit.specs.job import JobSpec
+from kit.specs.shipped import recipe_names, recipe_path
+from kit.ui import charts
+from kit.ui.answer import Answer, answer, cluster_cost, with_gpus
+from kit.ui.state import State, offer
+
+ROOT = Path(__file__).resolve().parents[2]
+PIPELINE = State((("model", "llama-3.1-70b"), ("cluster", "64xH100"), ("layout.pp", "4")))
+
+
+def answered(state: State) -> Answer:
+    return answer(state.recipe({}), state.pin)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        State(),
+        State((("model", "gpt2"), ("cluster", "1xA100-80"), ("job.lora", "{four_bit: true}"))),
+        State((("cluster", "8xH100"),), text="model: llama-3.2-1b\njob: {seq_length: 1024}  # ü\n"),
+        State(pin="torch, dp=8, DDP, micro batch 1 x 64"),
+    ],
+)
+def test_a_link_holds_the_state(state: State) -> None:
+    assert State.of_query(parse_qsl(state.query())) == state
+
+
+def test_a_change_drops_the_pin_and_an_empty_value_takes_a_change_back() -> None:
+    state = State(pin="x").having(job__seq_length="8192", layout__engine="torch")
+    assert (state.get("job.seq_length"), state.pin) == ("8192", "")
+    assert state.having(layout__engine="").changes == (*State().changes, ("job.seq_length", "8192"))
+
+
+def test_an_answer_is_the_plan_of_the_python_interface() -> None:
+    found = answered(State())
+    assert found.plan == kit.plan("llama-3.1-8b", "8xH100")
+    assert found.comparison == kit.compare("llama-3.1-8b", "8xH100")
+    assert found.files == files_of(found.plan)
+    with zipfile.ZipFile(io.BytesIO(found.archive())) as archive:
+        assert {name: archive.read(name).decode() for name in archive.namelist()} == found.files
+    assert found.report().startswith("<!doctype html>")
+
+
+def test_every_layout_that_the_search_considered_is_a_point_with_its_figures() -> None:
+    request = Request(model=load_model("mixtral-8x7b"), cluster=cluster_called("16xH100"), job=JobSpec())
+    found, searched = compare(request), search(request)
+    names = [each.name for each in found.layouts]
+    assert len(names) == len(set(names)) == len(searched.considered)
+    for point, candidate in zip(found.layouts, searched.considered, strict=True):
+        assert (point.layout, point.peak_gib, point.fits) == (
+            candidate.layout, candidate.peak_gib, candidate.step_time_s is not None
+        )  # fmt: skip
+        assert point.step_time_s == candidate.step_time_s if point.fits else point.step_time_s > 0
+    for each in found.pareto_front():
+        better = [
+            o for o in found.layouts if o.fits and o.step_time_s <= each.step_time_s and o.peak_gib < each.peak_gib
+        ]
+        assert each.fits
+        assert better == []
+
+
+def test_each_layout_that_fits_can_be_pinned_and_the_plan_has_its_figures() -> None:
+    found = kit.compare("llama-3.1-8b", "8xH100")
+    for each in found.layouts[::23]:
+        if each.fits:
+            plan = found.plan_with(each.name)
+            assert describe(plan.layout) == each.name
+            assert plan.predicted.step_time_s == pytest.approx(each.step_time_s)
+            assert plan.predicted.peak_gib == pytest.approx(each.peak_gib)
+    refused = next(each for each in found.layouts if not each.fits)
+    assert "GiB" in answered(State(pin=refused.name)).refused
+    assert "pin another" in answered(State(pin="../../etc/passwd")).refused
+
+
+def test_charts_have_the_figures_of_the_plan() -> None:
+    found = answered(PIPELINE)
+    assert found.plan is not None
+    predicted = found.plan.predicted
+    layouts, memory, step, schedule = (
+        draw(found) for draw in (charts.layouts, charts.memory, charts.step, charts.schedule)
+    )
+    points = [point for series in layouts["series"][:3] for point in series["data"]]
+    assert len(points) == len(found.comparison.layouts)
+    assert layouts["series"][4]["data"] == [[predicted.step_time_s, pytest.approx(predicted.peak_gib)]]
+    for stage, expected in enumerate(predicted.memory):
+        assert sum(series["data"][stage] for series in memory["series"]) == pytest.approx(expected.peak_gib, abs=0.03)
+    assert memory["yAxis"]["data"] == ["stage 0", "stage 1", "stage 2", "stage 3"]
+    assert sum(series["data"][0] for series in step["series"]) == pytest.approx(predicted.step_time_s, abs=1e-3)
+    assert sum(len(series["data"]) for series in schedule["series"]) == len(found.schedule())
+    for chart in (layouts, memory, step, schedule):
+        assert len(chart["aria"]["label"]["description"]) > 40
+        json.dumps(chart, allow_nan=False)
+
+
+def test_days_and_cost_of_other_sizes_are_those_of_their_plans() -> None:
+    recipe = State((("model", "llama-3.2-1b"), ("cluster", "aws:p4d.24xlarge:2"))).recipe({})
+    found = answer(recipe)
+    sizes = found.cluster_sizes()
+    assert [cluster.num_nodes for cluster in sizes] == [1, 2, 4, 8]
+    costs = [cluster_cost(recipe, cluster) for cluster in sizes]
+    for cost, nodes in zip(costs[:2], (1, 2), strict=True):
+        plan = kit.plan("llama-3.2-1b", f"aws:p4d.24xlarge:{nodes}")
+        assert cost is not None
+        assert plan.predicted.operation is not None
+        assert plan.predicted.cost_usd is not None
+        assert cost.cost_usd == pytest.approx(plan.predicted.cost_usd / plan.predicted.operation.goodput)
+    drawn = charts.cost(cost for cost in costs if cost)
+    assert [point["name"] for point in drawn["series"][0]["data"]] == ["8 GPUs", "16 GPUs", "32 GPUs", "64 GPUs"]
+    assert [cluster.num_gpus for cluster in answered(State()).cluster_sizes()] == [2, 4, 8, 16, 32]
+
+
+def test_what_changed_since_the_last_choice() -> None:
+    before, now = answered(State()), answered(State().having(job__seq_length="8192"))
+    assert before.changed_since(None) == before.changed_since(before.plan) == []
+    rows = {row["what"]: row for row in now.changed_since(before.plan)}
+    assert {"step", "MFU", "peak GiB", "days"} <= set(rows)
+    assert now.plan is not None
+    assert rows["MFU"]["now"] == f"{now.plan.predicted.mfu:.1%}"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "number", "found"),
+    [
+        ("8xH100", 64, "64xH100"),
+        ("2x4xH100", 16, "16xH100"),
+        ("aws:p5.48xlarge:4", 16, "aws:p5.48xlarge:2"),
+        ("p5.48xlarge", 1, "p5.48xlarge:1"),
+        ("8xH100", 12, None),
+        ("../cluster.yaml", 8, None),
+    ],
+)
+def test_a_number_of_gpus_changes_the_cluster(cluster: str, number: int, found: str | None) -> None:
+    assert with_gpus(cluster, number) == found
+
+
+# ---------------------------------------------------------------- what is pasted, and what is wrong
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gemma-2-9b"])
+def test_a_pasted_config_gives_its_model(name: str) -> None:
+    config = json.dumps(config_from_model(load_model(name)))
+    state = State((("model", "gpt2"), ("cluster", "16xH200"), ("job.seq_length", "2048"), ("layout.tp", "2")))
+    recipe = state.pasting(config).recipe({})
+    assert kit.memory(recipe).peak_gib == kit.memory(name, "16xH200", JobSpec(seq_length=2048)).peak_gib
+
+
+@pytest.mark.parametrize("name", recipe_names()[::5])
+def test_a_pasted_recipe_gives_its_plan_without_its_run(name: str) -> None:
+    text = recipe_path(name).read_text(encoding="utf-8")
+    if "extends:" in text:
+        with pytest.raises(SpecError, match="extends names a file"):
+            State((), text).recipe({})
+        return
+    recipe = State().pasting(text).recipe({})
+    assert recipe.run is None
+    assert (recipe.model, recipe.cluster, recipe.job, recipe.layout) == (
+        (known := kit.load_recipe(recipe_path(name))).model, known.cluster, known.job, known.layout
+    )  # fmt: skip
+
+
+def test_files_named_at_start_are_offered_by_their_names(tmp_path: Path) -> None:
+    model = tmp_path / "my-model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config_from_model(load_model("llama-3.2-1b"))))
+    (tmp_path / "mine.yaml").write_text("model: my-model\ncluster: 16xH100\njob: {seq_length: 2048}\nlayout: {tp: 2}\n")
+    (tmp_path / "ours.yaml").write_text(
+        "{gpu: H100, gpus_per_node: 4, intra_node_gbytes_per_s: 450, inter_node_gbytes_per_s: 50, num_nodes: 2}\n"
+    )
+    offered = offer([model, tmp_path / "mine.yaml", tmp_path / "ours.yaml"])
+    assert list(offered) == ["my-model", "mine.yaml", "ours.yaml"]
+    recipe = State((("model", "mine.yaml"),)).recipe(offered)
+    assert (recipe.cluster.num_gpus, recipe.job.seq_length, recipe.layout.tp) == (16, 2048, 2)
+    recipe = State((("model", "my-model"), ("cluster", "ours.yaml"))).recipe(offered)
+    assert (recipe.model.name, recipe.cluster.num_gpus) == ("my-model", 8)
+
+
+WRONG = {
+    "model=nonsense-9b&cluster=8xH100": "not in the catalog|neither in the catalog",
+    "model=../my-model&cluster=8xH100": "neither in the catalog",
+    "model=llama-3.1-8b&cluster=cluster.yaml": "is not understood",
+    "model=llama-3.1-8b&cluster=local": "is not understood",
+    "model=llama-3.1-8b&cluster=9xH100": "not whole nodes",
+    "model=llama-3.1-8b&cluster=8xH100&job.seq_length=abc": "job.seq_length='abc'",
+    "model=llama-3.1-8b&cluster=8xH100&job.seq=1": "unknown key; ",
+    "model=llama-3.1-8b&cluster=8xH100&run.data.train=/etc/passwd": "",
+    "model=llama-3.1-8b&cluster=8xH100&extends=/etc/passwd": "extends names a file",
+    "model=llama-3.1-8b&model=gpt2": "use each key once",
+    "model=" + "x" * 3000: "at most 2000",
+    "text=%%%": "cut off",
+    "text=eJwL": "damaged|cut off",
+    "text=AAAA": "damaged",
+    "cluster=8xH100": "model: is required and missing",
+}
+
+
+@pytest.mark.parametrize("query", WRONG)
+def test_a_wrong_link_says_what_is_wrong_and_reads_no_file(
+    query: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = json.dumps(config_from_model(load_model("llama-3.2-1b")))
+    for place in (tmp_path / "my-model", tmp_path / "here" / "llama-3.1-8b"):
+        place.mkdir(parents=True)
+        (place / "config.json").write_text(config)
+    (tmp_path / "here" / "cluster.yaml").write_text("{node: p5.48xlarge}")
+    monkeypatch.chdir(tmp_path / "here")
+    try:
+        recipe = State.of_query(parse_qsl(query)).recipe({})
+        found = ""
+        assert recipe.run is None
+        assert recipe.model == model_called("llama-3.1-8b")  # not that of the directory of this name
+    except KitError as error:
+        found = str(error)
+    assert re.search(WRONG[query], found) if WRONG[query] else found == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("{", "not valid JSON"),
+        ("[1]", "a list where a mapping"),
+        ('{"model_type": "bert"}', "kit ui DIRECTORY"),
+        ('{"model_type": "llama"}', "lacks num_hidden_layers"),
+        ("{" * 5000, "not valid JSON"),
+        ("model: llama-3.1-8b\ncluster: 8xH100\njob: {seq_length: -1}\n", "pasted text:3: job.seq_length=-1"),
+        ("model: ./x\ncluster: 8xH100\n", "pasted text:1: model"),
+        ("a" * (1 << 21), "paste at most"),
+    ],
+)
+def test_a_wrong_text_says_what_is_wrong(text: str, part: str) -> None:
+    with pytest.raises(SpecError) as error:
+        State().pasting(text).having(cluster="8xH100").recipe({})
+    assert part in str(error.value)
+
+
+def test_a_text_that_no_link_can_hold_is_refused() -> None:
+    noise = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=60_000))
+    with pytest.raises(SpecError, match="characters of the link"):
+        State((), "# " + noise).query()
+    bomb = State((), "x" * (1 << 20)).query()
+    assert len(State.of_query(parse_qsl(bomb)).text) == 1 << 20
+    beyond = base64.urlsafe_b64encode(zlib.compress(b"x" * (1 << 24))).decode()
+    with pytest.raises(SpecError, match="longer than"):
+        State.of_query([("text", beyond)])
+
+
+# ---------------------------------------------------------------- time and imports
+
+
+@pytest.mark.parametrize(
+    ("model", "cluster", "most_s"),
+    [("llama-3.1-8b", "8xH100", 0.3), ("llama-3.1-70b", "64xH100", 0.3), ("llama-3.1-405b", "16384xH100", 1.0)],
+)
+def test_an_answer_takes_300_ms_and_a_second_for_the_largest(model: str, cluster: str, most_s: float) -> None:
+    """Time of the processor: the machine that runs the tests runs other things too. Each answer is of a new batch size,
+    so none is in the cache."""
+
+    def once(sequences: int) -> float:
+        state = State((("model", model), ("cluster", cluster), ("job.global_batch_size", str(sequences))))
+        gc.collect()
+        start = time.process_time()
+        found = answered(state)
+        for draw in (charts.layouts, charts.memory, charts.step):
+            draw(found)
+        assert found.files
+        return time.process_time() - start
+
+    assert min(once(sequences) for sequences in (1024, 2048, 4096)) < most_s
+
+
+def test_neither_the_command_line_nor_an_answer_imports_nicegui() -> None:
+    code = "import sys, kit.cli, kit.ui.answer, kit.ui.charts, kit.cli.ui; sys.exit('nicegui' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_models_of_the_catalog_are_the_same_by_both_names() -> None:
+    assert [model_called(name) for name in model_names()[:20]] == [load_model(name) for name in model_names()[:20]]
