@@ -22,6 +22,7 @@ ORDER = [
     "training",
     "diagnose",
     "rehearsal",
+    "ui",
     "cli",
 ]
 """A package imports those before it, and no other."""
