@@ -25,7 +25,7 @@ from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.rules import is_legal
-from kit.planner.search import USUAL, Candidate, step_s
+from kit.planner.search import Candidate, step_s
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.cluster import ClusterSpec
 from kit.specs.job import JobSpec
@@ -254,7 +254,7 @@ def _without_recompute(entry: Published, cluster: ClusterSpec) -> Candidate | No
             peak_gib(Workload(entry.model, cluster, entry.job, layout)),
             sum(timer.components_s(Workload(entry.model, cluster, entry.job, layout)).values()),
         )
-        for layout in layouts(Request(model=entry.model, cluster=cluster, job=entry.job, pins=pins), "megatron", USUAL)
+        for layout in layouts(Request(model=entry.model, cluster=cluster, job=entry.job, pins=pins), "megatron")
         if is_legal(Workload(model=entry.model, cluster=cluster, job=entry.job, layout=layout))
     ]
     return min(found, key=step_s, default=None)

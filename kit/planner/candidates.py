@@ -7,9 +7,12 @@ what is wrong with them.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 
+from kit.cost.memory.engine import least_megatron_gib
 from kit.planner.divisors import divisors
 from kit.planner.request import Request
 from kit.specs.cluster import ClusterSpec
@@ -24,29 +27,28 @@ _SHORTEST_CONTEXT = 4096
 """Tokens of a sequence that a rank keeps: context parallelism is for long sequences, short ones fit without it."""
 
 
-@dataclass(frozen=True)
-class SearchSpace:
-    """What may be considered beyond the usual: tried only where the usual does not fit."""
+def layouts(
+    request: Request, engine: EngineName, further: bool = False, most_gib: float = math.inf
+) -> Iterator[Layout]:
+    """Layouts of one engine, legal or not; micro batches ascend within everything else equal.
 
-    offload: bool = False
-    """CPU offload, slower by the PCIe link and the host's processors."""
-    nvme: bool = False
-    """Offload to the node's disks, slower once more."""
-    short_contexts: bool = False
-    """Context parallelism that leaves a rank less than ``_SHORTEST_CONTEXT`` tokens of a sequence."""
-
-
-USUAL = SearchSpace()
-FALLBACK_SPACE = SearchSpace(offload=True, nvme=True, short_contexts=True)
-
-
-def layouts(request: Request, engine: EngineName, space: SearchSpace) -> Iterator[Layout]:
-    """Layouts of one engine, legal or not; micro batches ascend within everything else equal."""
-    offered = {"torch": _torch, "deepspeed": _deepspeed, "megatron": _megatron}
-    yield from offered[engine](request, space)
+    ``further``: not the usual layouts, but those that save memory at the cost of speed. DeepSpeed's keep state in host
+    memory or on disks, or are ZeRO on one GPU; Megatron's leave a rank less than ``_SHORTEST_CONTEXT`` tokens of a
+    sequence. ``most_gib``: Megatron's layouts that cannot stay below it are left out.
+    """
+    if engine == "megatron":
+        return _megatron(request, further, most_gib)
+    if engine == "deepspeed":
+        return _deepspeed(request, further)
+    return iter(()) if further else _torch(request)
 
 
-def _torch(request: Request, space: SearchSpace) -> Iterator[Layout]:
+def all_layouts(request: Request, engine: EngineName) -> Iterator[Layout]:
+    """The usual layouts of one engine, then the further ones."""
+    return itertools.chain(layouts(request, engine), layouts(request, engine, further=True))
+
+
+def _torch(request: Request) -> Iterator[Layout]:
     cluster, job, pins = request.cluster, request.job, request.pins
     offload = _pinned_offload(pins)
     for split in _torch_splits(cluster, pins):
@@ -89,7 +91,7 @@ def _torch_splits(cluster: ClusterSpec, pins: Pins) -> list[_Split]:
     return [split, *(each for each in cut if each.data_parallel(cluster) > 1)]
 
 
-def _deepspeed(request: Request, space: SearchSpace) -> Iterator[Layout]:
+def _deepspeed(request: Request, further: bool) -> Iterator[Layout]:
     cluster, job, pins = request.cluster, request.job, request.pins
     split = _Split.of(pins)
     dp = split.data_parallel(cluster)
@@ -100,13 +102,19 @@ def _deepspeed(request: Request, space: SearchSpace) -> Iterator[Layout]:
     if pins.implementation == "local" and pins.sp is None:
         split = replace(split, sp=split.tp > 1 and job.seq_length % split.tp == 0)
     stages = [1, 2, 3] if pins.zero_stage is None else [pins.zero_stage]
-    if dp == 1 and pins.engine is None and pins.zero_stage is None and not _offloading(pins, space):
-        return  # one rank has nothing to shard over: ZeRO is then of use for offload alone
-    for zero, recompute in itertools.product(stages, _recompute(pins)):
-        for offload, hpz in itertools.product(_offloads(pins, zero, space), _second_copies(cluster, pins, split, zero)):
+    pinned = _pinned_offload(pins)
+    # One rank has nothing to shard over: ZeRO is then of use for offload alone.
+    unusual = dp == 1 and pins.engine is None and pins.zero_stage is None and pinned == ("none", "none")
+    if unusual and not further:
+        return
+    for zero in stages:
+        offloads = _further_offloads(pins, zero) if further else []
+        offloads += [pinned] if unusual or not further else []
+        ways = itertools.product(offloads, _second_copies(cluster, pins, split, zero), _recompute(pins, further))
+        for offload, hpz, recompute in ways:
             yield from _sized("deepspeed", job, pins.but(zero_hpz=hpz), split, dp, zero, offload, recompute)
     # Who names DeepSpeed means ZeRO on the model of transformers, which accelerate and the Trainer run.
-    own = pins.engine is None and pins.implementation is None
+    own = pins.engine is None and pins.implementation is None and not further
     if own and split == _Split() and pins.sp is None and pins.tp is None:
         yield from _zero_over_megatron(cluster, job, pins)
 
@@ -129,23 +137,26 @@ def _second_copies(cluster: ClusterSpec, pins: Pins, split: _Split, zero: int) -
     return [1, cluster.gpus_per_node] if useful else [1]
 
 
-def _megatron(request: Request, space: SearchSpace) -> Iterator[Layout]:
+def _megatron(request: Request, further: bool, most_gib: float) -> Iterator[Layout]:
     model, cluster, job, pins = request.model, request.cluster, request.job, request.pins
     if cluster.num_gpus == 1 and pins.engine is None and _Split.of(pins) == _Split():
         return  # nothing to split, so nothing to offer over the model as transformers computes it
     zero = 1 if pins.zero_stage is None else pins.zero_stage
     offload = _pinned_offload(pins)
-    for tp, pp, cp in _splits(request, space):
+    for tp, pp, cp in _splits(request, further):
         sp = pins.sp if pins.sp is not None else tp > 1 and job.seq_length % (tp * cp) == 0
         first, last = _ends(model, pins, pp)
-        for vp in _virtual(model, pins, pp, first):
-            split = _Split(tp=tp, pp=pp, vp=vp, first_stage_layers=first, last_stage_layers=last, cp=cp, sp=sp)
-            dp = split.data_parallel(cluster)
-            experts = _experts(model, pins, tp, dp * cp * tp)
-            for (ep, etp), comm_type, recompute in itertools.product(
-                experts, _comm_types(pins, cp), _recompute(pins, cp > 1 or model.attention_softcap is not None)
-            ):
-                whole = replace(split, ep=ep, etp=etp, cp_comm_type=comm_type)
+        ends = _Split(tp=tp, pp=pp, first_stage_layers=first, last_stage_layers=last, cp=cp, sp=sp)
+        dp = ends.data_parallel(cluster)
+        experts = _experts(model, pins, tp, dp * cp * tp)
+        if most_gib < math.inf:
+            least = partial(least_megatron_gib, model, job, cluster.num_gpus, tp, pp)
+            experts = [cut for cut in experts if least(math.prod(cut)) <= most_gib]
+        gathers = cp > 1 or model.attention_softcap is not None
+        ways = [*itertools.product(experts, _comm_types(pins, cp), _recompute(pins, further, gathers))]
+        for vp in _virtual(model, pins, pp, first) if ways else ():
+            for (ep, etp), comm_type, recompute in ways:
+                whole = replace(ends, vp=vp, ep=ep, etp=etp, cp_comm_type=comm_type)
                 yield from _sized("megatron", job, pins, whole, dp, zero, offload, recompute)
 
 
@@ -174,7 +185,7 @@ class _Split:
         return max(1, cluster.num_gpus // (self.tp * self.pp * self.cp))
 
 
-def _splits(request: Request, space: SearchSpace) -> Iterator[tuple[int, int, int]]:
+def _splits(request: Request, further: bool) -> Iterator[tuple[int, int, int]]:
     """(tp, pp, cp). Tensor parallelism stays inside a node: two collectives a layer need its links."""
     model, cluster, job, pins = request.model, request.cluster, request.job, request.pins
     tps = [pins.tp] if pins.tp else divisors(cluster.gpus_per_node)
@@ -183,13 +194,13 @@ def _splits(request: Request, space: SearchSpace) -> Iterator[tuple[int, int, in
         for pp in pps:
             rest = max(1, cluster.num_gpus // (tp * pp))
             if pins.cp:
-                cps = [pins.cp]
+                cps = [] if further else [pins.cp]
             else:
-                shortest = 1 if space.short_contexts else _SHORTEST_CONTEXT
-                cps = [
+                cps = [] if further else [1]
+                cps += [
                     c
-                    for c in divisors(rest)
-                    if c == 1 or (job.seq_length % (2 * c) == 0 and job.seq_length // c >= shortest)
+                    for c in divisors(rest)[1:]
+                    if job.seq_length % (2 * c) == 0 and (job.seq_length // c < _SHORTEST_CONTEXT) == further
                 ]
             yield from ((tp, pp, cp) for cp in cps)
 
@@ -234,11 +245,13 @@ def _virtual(model: ModelSpec, pins: Pins, pp: int, first: int | None) -> list[i
     return divisors(model.num_layers // pp)
 
 
-def _recompute(pins: Pins, selective: bool = False) -> Sequence[Recompute]:
-    """Fused attention keeps little that could be computed again, but for gathered keys and values."""
+def _recompute(pins: Pins, further: bool = False, selective: bool = False) -> Sequence[Recompute]:
+    """Fused attention keeps little that could be computed again, but for gathered keys and values. Of further layouts
+    the smallest come first, so that a search can leave out the others."""
     if pins.recompute is not None:
         return (pins.recompute,)
-    return ("none", "selective", "full") if selective else ("none", "full")
+    tried: tuple[Recompute, ...] = ("none", "selective", "full") if selective else ("none", "full")
+    return tried[::-1] if further else tried
 
 
 def _comm_types(pins: Pins, cp: int) -> Sequence[ContextExchange]:
@@ -248,24 +261,17 @@ def _comm_types(pins: Pins, cp: int) -> Sequence[ContextExchange]:
     return ("all_gather", "p2p") if cp > 1 else ("all_gather",)
 
 
-def _offloading(pins: Pins, space: SearchSpace) -> bool:
-    return space.offload or any(place not in (None, "none") for place in (pins.offload_optimizer, pins.offload_param))
-
-
 def _pinned_offload(pins: Pins) -> tuple[Offload, Offload]:
     return pins.offload_optimizer or "none", pins.offload_param or "none"
 
 
-def _offloads(pins: Pins, zero: int, space: SearchSpace) -> list[tuple[Offload, Offload]]:
-    """(optimizer, parameters)."""
-    optimizer: list[Offload] = [pins.offload_optimizer] if pins.offload_optimizer else ["none"]
-    param: list[Offload] = [pins.offload_param] if pins.offload_param else ["none"]
-    places: list[Offload] = ["none", "cpu", "nvme"] if space.nvme and zero == 3 else ["none", "cpu"]
-    if space.offload and pins.offload_optimizer is None:
-        optimizer = places
-    if space.offload and pins.offload_param is None and zero == 3:
-        param = places
-    return [(o, p) for o in optimizer for p in param if p == "none" or o != "none" or pins.offload_param]
+def _further_offloads(pins: Pins, zero: int) -> list[tuple[Offload, Offload]]:
+    """(optimizer, parameters): all places but those that are pinned, or the GPU."""
+    places: tuple[Offload, ...] = ("none", "cpu", "nvme") if zero == 3 else ("none", "cpu")
+    optimizers = places if pins.offload_optimizer is None else (pins.offload_optimizer,)
+    params = (pins.offload_param or "none",) if pins.offload_param or zero < 3 else places
+    found = [(o, p) for o in optimizers for p in params if p == "none" or o != "none" or pins.offload_param]
+    return [both for both in found if both != _pinned_offload(pins)]
 
 
 def _sized(

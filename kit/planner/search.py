@@ -7,7 +7,8 @@ simplest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from operator import attrgetter
 from typing import NamedTuple
@@ -16,10 +17,10 @@ from kit.cost.hardware import usable_gib
 from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
-from kit.planner.candidates import FALLBACK_SPACE, USUAL, SearchSpace, layouts
+from kit.planner.candidates import all_layouts, layouts
 from kit.planner.request import Request
 from kit.planner.rules import Violation, is_legal, violations
-from kit.specs.layout import ENGINES, EngineName, Layout
+from kit.specs.layout import ENGINES, EngineName, Layout, Recompute
 
 EQUALLY_FAST = 1.01
 """Ratio of step times below which layouts count as equally fast, on one engine or on several. In 48 sets of measured
@@ -42,8 +43,9 @@ class SearchResult(NamedTuple):
 
     best: Candidate | None
     considered: tuple[Candidate, ...]
-    """Every legal layout that was compared, fitting or not."""
-    space: SearchSpace
+    """Legal layouts that were compared, fitting or not; further ones where no usual one is the best."""
+    further: bool
+    """Whether they are among them."""
 
 
 class LayoutScorer:
@@ -65,27 +67,33 @@ class LayoutScorer:
 
 
 def search(request: Request) -> SearchResult:
-    """Search the usual layouts. If none fits, search those of the fallback space too, which are slower."""
-    scorer = LayoutScorer(request)
-    usual = _search(request, scorer, USUAL)
-    return usual if usual.best is not None else _search(request, scorer, FALLBACK_SPACE)
+    """Compare the usual layouts, and those of the further ones that need less memory than any usual one.
+
+    So with more memory layouts join those that fit, and none leaves them: no plan becomes slower. What else is further
+    is left out, since nothing measured supports the predictions of it, and since it takes most of the time.
+    """
+    scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
+    usual = tuple(_considered(request, scorer, usable))
+    least = min((candidate.peak_gib for candidate in usual), default=math.inf)
+    further = _considered(request, scorer, min(usable, least), further=True, most_gib=least)
+    if least <= usable:
+        further = (candidate for candidate in further if candidate.step_time_s is not None)
+    considered = (*usual, *further)
+    best = _best(considered)
+    beyond = best not in usual
+    return SearchResult(best=best, considered=considered if beyond else usual, further=beyond)
 
 
-def can_fit(request: Request) -> bool:
-    """Whether any layout fits; stops at the first one. The fallback's layouts include the usual ones."""
-    scorer = LayoutScorer(request)
+def can_fit(request: Request, among: Iterable[Layout] | None = None) -> bool:
+    """Whether any layout fits, or any of those given; stops at the first one."""
+    scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
+    if among is not None:
+        return any(is_legal(w) and scorer.peak_gib(w) <= usable for w in map(request.workload, among))
     return any(
         candidate.step_time_s is not None
-        for engine in _engines(request)
-        for candidate in _considered(request, scorer, engine, FALLBACK_SPACE)
+        for further in (False, True)
+        for candidate in _considered(request, scorer, usable, further, most_gib=usable)
     )
-
-
-def _search(request: Request, scorer: LayoutScorer, space: SearchSpace) -> SearchResult:
-    considered = tuple(
-        candidate for engine in _engines(request) for candidate in _considered(request, scorer, engine, space)
-    )
-    return SearchResult(best=_best(considered), considered=considered, space=space)
 
 
 def illegal(request: Request, engines: tuple[EngineName, ...] | None = None) -> dict[EngineName, tuple[Violation, ...]]:
@@ -94,7 +102,7 @@ def illegal(request: Request, engines: tuple[EngineName, ...] | None = None) -> 
     reasons: dict[EngineName, tuple[Violation, ...]] = {}
     for engine in engines or _engines(request):
         fewest: tuple[Violation, ...] = ()
-        for layout in layouts(request, engine, FALLBACK_SPACE):
+        for layout in all_layouts(request, engine):
             broken = violations(request.workload(layout))
             fewest = broken if not fewest or len(broken) < len(fewest) else fewest
             if not broken:
@@ -123,7 +131,7 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
         int(layout.cp_comm_type == "p2p"),
         layout.ep,
         layout.vp,
-        ("none", "selective", "full").index(layout.recompute),
+        _RECOMPUTES.index(layout.recompute),
         layout.zero_stage,
         layout.zero_hpz,
         layout.chunked_loss + layout.compile_layers,
@@ -131,6 +139,7 @@ def simplicity(layout: Layout) -> tuple[int, ...]:
     )
 
 
+_RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 _FARNESS = {"none": 0, "cpu": 1, "nvme": 2}
 
 
@@ -138,22 +147,26 @@ def _engines(request: Request) -> tuple[EngineName, ...]:
     return ENGINES if request.pins.engine is None else (request.pins.engine,)
 
 
-def _considered(request: Request, scorer: LayoutScorer, engine: EngineName, space: SearchSpace) -> Iterator[Candidate]:
-    usable = usable_gib(request.cluster.gpu)
-    previous: Layout | None = None
-    for index, layout in enumerate(layouts(request, engine, space)):
-        if previous is not None and _only_micro_batch_grew(previous, layout):
-            continue  # what does not fit with a small micro batch does not fit with a larger one
-        workload = request.workload(layout)
-        if not is_legal(workload):
-            first = index == 0 and engine == "megatron"
-            if first and not _WHATEVER_THE_SIZES.isdisjoint(each.rule for each in violations(workload)):
-                return
-            continue
-        peak = scorer.peak_gib(workload)
-        fits = peak <= usable
-        previous = None if fits else layout
-        yield Candidate(layout=layout, peak_gib=peak, step_time_s=scorer.step_time_s(workload) if fits else None)
+def _considered(
+    request: Request, scorer: LayoutScorer, limit_gib: float, further: bool = False, most_gib: float = math.inf
+) -> Iterator[Candidate]:
+    """Legal layouts; ``step_time_s`` is null where the peak exceeds ``limit_gib``. ``most_gib``: see ``layouts``."""
+    most_gib = math.inf if request.calibration.residuals else most_gib  # what was measured may be less
+    for engine in _engines(request):
+        previous: Layout | None = None
+        for index, layout in enumerate(layouts(request, engine, further, most_gib)):
+            if previous is not None and _needs_no_less(previous, layout):
+                continue
+            workload = request.workload(layout)
+            if not is_legal(workload):
+                first = index == 0 and engine == "megatron"
+                if first and not _WHATEVER_THE_SIZES.isdisjoint(each.rule for each in violations(workload)):
+                    break
+                continue
+            peak = scorer.peak_gib(workload)
+            fits = peak <= limit_gib
+            previous = None if fits else layout
+            yield Candidate(layout=layout, peak_gib=peak, step_time_s=scorer.step_time_s(workload) if fits else None)
 
 
 _WHATEVER_THE_SIZES = frozenset(
@@ -167,18 +180,25 @@ _WHATEVER_THE_SIZES = frozenset(
 the first layout breaks one of these rules, thousands of others break it too."""
 
 
-def _only_micro_batch_grew(before: Layout, after: Layout) -> bool:
+def _needs_no_less(before: Layout, after: Layout) -> bool:
+    """Whether only the micro batch grew, or less is recomputed."""
     # Without accumulation gradients need no second, wider sum: that can be less memory than a smaller micro batch.
     accumulates = (before.gradient_accumulation_steps > 1, after.gradient_accumulation_steps > 1)
     return (
-        after.micro_batch_size > before.micro_batch_size
+        after.micro_batch_size >= before.micro_batch_size
+        and _RECOMPUTES.index(after.recompute) <= _RECOMPUTES.index(before.recompute)
         and accumulates[0] == accumulates[1]
-        and _all_but_batch(before) == _all_but_batch(after)
+        and _the_rest(before) == _the_rest(after)
     )
 
 
-_BATCH = ("micro_batch_size", "gradient_accumulation_steps")
-_all_but_batch = attrgetter(*(field.name for field in fields(Layout) if field.name not in _BATCH))
+_the_rest = attrgetter(
+    *(
+        field.name
+        for field in fields(Layout)
+        if field.name not in ("micro_batch_size", "gradient_accumulation_steps", "recompute")
+    )
+)
 
 
 def _best(considered: tuple[Candidate, ...]) -> Candidate | None:

@@ -94,7 +94,7 @@ def memory_report(request: Request) -> FitReport:
     nearest = nearest_miss(request, result.considered)
     if nearest is None:
         raise PlanError(nothing_legal(request))
-    changes = tuple(itertools.islice(changes_that_fit(request), MOST_CHANGES))
+    changes = tuple(itertools.islice(changes_that_fit(request, result.considered), MOST_CHANGES))
     return report_of(request.workload(nearest), changes)
 
 

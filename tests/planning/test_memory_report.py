@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from kit.planner.explain.infeasible import changes_that_fit
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
+from kit.planner.search import search
 from kit.report.largest_model import SIZES, WAYS, largest_models, table
 from kit.report.memory_report import FitReport, memory_report
 from kit.report.memory_text import LOOKS, picture, save_png
@@ -27,6 +29,10 @@ from kit.specs.strict_yaml import to_plain
 from tests.planning.examples import cluster, job
 
 MODEL = load_model("llama-3.1-8b")
+
+
+def changes_of(request: Request) -> Iterator[str]:
+    return changes_that_fit(request, search(request).considered)
 
 
 def test_what_fits_is_what_a_plan_says() -> None:
@@ -51,7 +57,7 @@ def test_what_does_not_fit_is_shown_with_ways_out() -> None:
 def test_ways_out_come_smallest_first() -> None:
     """By how many times a number changes; a pin changes none, and the job changes before the hardware."""
     model, machines = load_model("llama-3-70b"), cluster("8xA100-40")
-    found = list(changes_that_fit(Request(model=model, cluster=machines, job=job())))
+    found = list(changes_of(Request(model=model, cluster=machines, job=job())))
     assert found == [
         "job.global_batch_size=256 instead of 128",
         "job.seq_length=2048 instead of 4096",
@@ -62,19 +68,19 @@ def test_ways_out_come_smallest_first() -> None:
     ]
     long = job(seq_length=131072, global_batch_size=8)
     pinned = itertools.islice(
-        changes_that_fit(Request(model=MODEL, cluster=cluster("8xH100"), job=long, pins=Pins(engine="torch"))), 3
+        changes_of(Request(model=MODEL, cluster=cluster("8xH100"), job=long, pins=Pins(engine="torch"))), 3
     )
     assert [way.split()[0] for way in pinned] == ["layout.engine", "H200", "job.seq_length=65536"]
 
 
 def test_one_card_is_helped_by_its_machine_before_another_card() -> None:
-    found = list(changes_that_fit(Request(model=load_model("llama-2-7b"), cluster=cluster("1xRTX-4090"), job=job())))
+    found = list(changes_of(Request(model=load_model("llama-2-7b"), cluster=cluster("1xRTX-4090"), job=job())))
     assert found[:2] == [
         "offload to disks, once cluster.nvme_gib says how large a node's are (1024 would do)",
         "cluster.host_ram_gib=256 instead of 128, for offload",
     ]
     assert found[-1] == "job.lora: adapters trained instead of all weights"
-    part = list(changes_that_fit(Request(model=load_model("llama-3-70b"), cluster=cluster("1xL40S"), job=job())))
+    part = list(changes_of(Request(model=load_model("llama-3-70b"), cluster=cluster("1xL40S"), job=job())))
     assert part == ["4 GPUs of a g6e.48xlarge instead of 1"]
 
 

@@ -10,18 +10,22 @@ import pytest
 from benchmarks.system_tests.accepted.cases import CLUSTERS
 from kit.cost import predict
 from kit.cost.hardware import usable_gib
+from kit.cost.memory.engine import least_megatron_gib
+from kit.cost.memory.peak import peak_gib
 from kit.cost.workload import Workload
 from kit.errors import PlanError
-from kit.planner.candidates import SearchSpace, layouts
+from kit.planner.candidates import all_layouts, layouts
+from kit.planner.describe import describe
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.rules import is_legal, violations
-from kit.planner.search import EQUALLY_FAST, search
+from kit.planner.search import EQUALLY_FAST, search, step_s
 from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import ENGINES, Pins
 from tests.planning.examples import job
+from tests.planning.random_cases import with_more_memory
 
 PINS = (
     Pins(),
@@ -85,7 +89,7 @@ def test_nothing_faster_was_missed(name: str, machines: str) -> None:
     fastest = min(
         prediction.step_time_s
         for engine in ENGINES
-        for layout in layouts(Request(model=model, cluster=cluster, job=the_job), engine, SearchSpace())
+        for layout in layouts(Request(model=model, cluster=cluster, job=the_job), engine)
         if is_legal(Workload(model=model, cluster=cluster, job=the_job, layout=layout))
         for prediction in [predict(Workload(model, cluster, the_job, layout))]
         if prediction.peak_gib <= usable_gib(cluster.gpu)
@@ -244,3 +248,37 @@ def test_fsdp2_over_tensor_parallelism_is_weighed_and_taken_only_where_it_is_the
         if each.step_time_s
     ]
     assert min(each.step_time_s or 0.0 for each in slower) <= pinned.predicted.step_time_s
+
+
+@pytest.mark.parametrize(("name", "machines"), [("mixtral-8x7b", "16xH100"), ("llama-2-7b", "8xA100-80")])
+def test_the_bound_of_megatrons_memory_is_below_every_layout(name: str, machines: str) -> None:
+    """A bound above a layout's peak would drop a layout that fits."""
+    request = Request(model=load_model(name), cluster=parse_cluster(machines), job=job())
+    compared = 0
+    for index, layout in enumerate(all_layouts(request, "megatron")):
+        w = request.workload(layout)
+        if index % 7 == 0 and is_legal(w):
+            bound = least_megatron_gib(w.model, w.job, w.cluster.num_gpus, layout.tp, layout.pp, layout.ep * layout.etp)
+            assert 0 < bound < peak_gib(w), describe(layout)
+            compared += 1
+    assert compared > 10
+
+
+def test_further_layouts_are_compared_as_far_as_they_need_less_than_any_usual_one() -> None:
+    """starcoder2-3b on one H100: with the optimizer on the host nothing is computed again, whatever else fits."""
+    request = Request(
+        model=load_model("starcoder2-3b"),
+        cluster=parse_cluster("1xH100"),
+        job=job(seq_length=8192, global_batch_size=720),
+    )
+    found = search(request)
+    usual = search(dataclasses.replace(request, pins=Pins(offload_optimizer="none", offload_param="none"))).best
+    assert found.best is not None
+    assert usual is not None
+    assert found.further
+    assert found.best.layout.offload_optimizer == "cpu"
+    assert found.best.peak_gib < usual.peak_gib
+    assert step_s(found.best) < 0.99 * step_s(usual)
+    more = search(with_more_memory(request)).best
+    assert more is not None
+    assert step_s(more) <= EQUALLY_FAST * step_s(found.best)

@@ -16,7 +16,7 @@ from kit.emit.deepspeed import ds_config
 from kit.emit.megatron import applies as megatron_applies
 from kit.emit.megatron import megatron_settings
 from kit.errors import KitError
-from kit.planner.candidates import SearchSpace, layouts
+from kit.planner.candidates import all_layouts, layouts
 from kit.planner.divisors import divisors
 from kit.planner.plan import Plan
 from kit.planner.request import Request
@@ -56,11 +56,8 @@ def random_plan(seed: int) -> Plan | None:
     )
     engine = rng.choice(ENGINES)
     offload = engine == "deepspeed" and rng.random() < 0.4
-    offered = layouts(
-        Request(model=model, cluster=cluster, job=job, pins=_pins(rng, engine, cluster)),
-        engine,
-        SearchSpace(offload=offload, nvme=offload),
-    )
+    request = Request(model=model, cluster=cluster, job=job, pins=_pins(rng, engine, cluster))
+    offered = (all_layouts if offload else layouts)(request, engine)
     for _, layout in zip(range(TRIES), _shuffled(rng, offered), strict=False):
         if not is_legal(Workload(model=model, cluster=cluster, job=job, layout=layout)):
             continue

@@ -10,15 +10,16 @@ from dataclasses import replace
 from functools import lru_cache
 
 from kit.cost.memory import deepspeed_sizes
-from kit.cost.memory.phases import EngineMemory, RankStates
+from kit.cost.memory.phases import EngineMemory, RankStates, export_bytes
 from kit.cost.memory.states import MOMENTS, NF4_TWICE_BYTES, StateBytes, state_bytes
 from kit.cost.model.lora import adapter_parameters_of
 from kit.cost.model.params import RankParameters, count
 from kit.cost.model.pipeline import stage_layers
 from kit.cost.workload import Workload
-from kit.specs.job import LoraSpec, OptimizerName
+from kit.specs.job import JobSpec, LoraSpec, OptimizerName
 from kit.specs.layout import Layout
 from kit.specs.model import ModelSpec
+from kit.units import to_gib
 
 _ZERO3_SUB_GROUP = 10**9
 """Parameters that a stage-3 step converts at a time where no size is written (runtime/zero/config.py)."""
@@ -94,7 +95,27 @@ def _exported(model: ModelSpec, layout: Layout, optimizer: OptimizerName) -> int
     if layout.implementation == "huggingface":
         as_they_are = layout.zero_stage == 0 and optimizer != "adamw-8bit"
         return 0 if as_they_are else deepspeed_sizes.largest_parameter(model)
+    return _largest_of_megatron(model)
+
+
+def _largest_of_megatron(model: ModelSpec) -> int:
     return max(deepspeed_sizes.largest_layer_matrix(model), model.vocab_size * model.hidden_size)
+
+
+def least_megatron_gib(model: ModelSpec, job: JobSpec, gpus: int, tp: int, pp: int, expert_ranks: int) -> float:
+    """GiB below which the fullest of Megatron's ranks cannot stay: weights, gradients and optimizer state of a rank of
+    the mean stage, the optimizer's state spread over all GPUs, and what an export gathers beside them.
+
+    ``expert_ranks``: ep · etp. 0 for adapters. A search asks before it lists the layouts of a split.
+    """
+    if job.lora is not None:
+        return 0.0
+    counts, moments = count(model), MOMENTS[job.optimizer.name]
+    weights, masters = (4.0, 0.0) if job.precision == "fp32" else (2.0, 4.0)
+    experts = counts.sum_over(range(model.num_layers), lambda layer: layer.experts)
+    of_rank = ((counts.total - experts) / tp + experts / expert_ranks) / pp
+    states = (weights + 4.0) * of_rank + (masters + min(moments[:2])) * counts.total / gpus
+    return to_gib(states + export_bytes(tp) * _largest_of_megatron(model))
 
 
 def _with_adapters(memory: EngineMemory, workload: Workload, lora: LoraSpec) -> EngineMemory:

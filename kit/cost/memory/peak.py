@@ -122,6 +122,6 @@ def overhead_gib(workload: Workload) -> float:
     table, layout = overheads(), workload.layout
     if workload.cluster.gpu.device == "cpu":
         return table.cpu_process_gib
-    kinds = sum(size > 1 for size in (layout.tp, layout.cp, layout.dp, layout.pp, layout.ep))
+    kinds = (layout.tp > 1) + (layout.cp > 1) + (layout.dp > 1) + (layout.pp > 1) + (layout.ep > 1)
     communicators = kinds + 1 if kinds > 1 else kinds
     return table.context_gib + communicators * table.communicator_gib

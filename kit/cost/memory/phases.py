@@ -127,6 +127,12 @@ class RankMemory(NamedTuple):
         return max(self.phases.values(), key=lambda parts: sum(parts.values()))
 
 
+def export_bytes(tp: int) -> float:
+    """Bytes an element of the largest parameter while it is exported: an export gathers a parameter's shards in fp32,
+    and joins them (kit/engines/megatron/resharding/huggingface.py)."""
+    return 8.0 if tp > 1 else 4.0
+
+
 def peak_bytes(parts: RankParts) -> float:
     """Sum of the fullest moment: what ``rank_memory`` says, without the components."""
     states = parts.states

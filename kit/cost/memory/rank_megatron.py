@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kit.cost.memory import activations_megatron, activations_transformer_engine
-from kit.cost.memory.phases import LARGE_WORKSPACES, MIB, EngineMemory, RankParts, RankStates, cublas_workspaces
+from kit.cost.memory.phases import (
+    LARGE_WORKSPACES,
+    MIB,
+    EngineMemory,
+    RankParts,
+    RankStates,
+    cublas_workspaces,
+    export_bytes,
+)
 from kit.cost.model.pipeline import in_flight
 from kit.cost.workload import Workload
 
@@ -38,9 +46,7 @@ def rank_parts(workload: Workload, engine: EngineMemory, states: RankStates, sta
         after_backward=_beyond_the_first_layer(
             workload, stage, recomputed + workspace, retained + saved if retained else 0.0
         ),
-        # An export gathers a parameter's shards in fp32, and joins them
-        # (kit/engines/megatron/resharding/huggingface.py).
-        save=(8.0 if workload.layout.tp > 1 else 4.0) * engine.largest_parameter,
+        save=export_bytes(workload.layout.tp) * engine.largest_parameter,
     )
 
 

@@ -77,7 +77,8 @@ class RankParameters:
         return self.dense + self.experts
 
 
-class ModelParameters(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class ModelParameters:
     """A whole model; a tied head counts nothing."""
 
     embedding: int
@@ -99,29 +100,29 @@ class ModelParameters(NamedTuple):
     encoder_layer: LayerParameters | None = None
     encoder_layers: int = 0
 
-    @property
+    @cached_property
     def total(self) -> int:
         """All parameters, each once."""
         return self.embedding + self.layers + self.final_norm + self.head
 
-    @property
+    @cached_property
     def active(self) -> int:
         """Parameters that take part in computing a token; all of them without experts."""
         layer = self.layer
         idle = layer.experts + layer.expert_biases - layer.active_experts - layer.active_expert_biases
         return self.total - (self.num_layers - self.first_layers) * idle
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """All transformer layers together, of both stacks."""
         return self._of_both_stacks(lambda layer: layer.total)
 
-    @property
+    @cached_property
     def layer_matrices(self) -> int:
         """The matrices of all layers together, of both stacks."""
         return self._of_both_stacks(lambda layer: layer.matrices)
 
-    @property
+    @cached_property
     def active_matrices(self) -> int:
         """The part of them that a token is multiplied with."""
         return self._of_both_stacks(lambda layer: layer.active)

@@ -155,7 +155,7 @@ def _besides(name: str, best: Layout, rival: Layout) -> str:
 
 def _impossible(name: str, tried: set[object], request: Request, result: SearchResult) -> list[str]:
     """Places for offloaded state that were tried and break a rule, such as too little host memory, with the rule."""
-    if not name.startswith("offload_") or not result.space.offload:
+    if not name.startswith("offload_") or not result.further:
         return []
     reasons = []
     pins = request.pins.but(engine="deepspeed", zero_stage=request.pins.zero_stage or 3)

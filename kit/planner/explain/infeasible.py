@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ from kit.cost.hardware import usable_gib
 from kit.cost.memory.offload import HOST_SHARE, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.memory.peak import peak_gib
 from kit.cost.workload import Workload
-from kit.planner.candidates import FALLBACK_SPACE, layouts
+from kit.planner.candidates import all_layouts
 from kit.planner.describe import describe
 from kit.planner.explain.fewer_gpus import batch_divides
 from kit.planner.request import Request
@@ -82,7 +82,10 @@ def nothing_fits(request: Request, result: SearchResult) -> str:
         f"{request.model.name} does not fit on {cluster.num_gpus} x {cluster.gpu.name}: the nearest layout "
         f"({describe(nearest)}) {shortfall(request.workload(nearest))}"
     ]
-    lines += [f"it fits with {change}" for change in itertools.islice(changes_that_fit(request), MOST_CHANGES)]
+    lines += [
+        f"it fits with {change}"
+        for change in itertools.islice(changes_that_fit(request, result.considered), MOST_CHANGES)
+    ]
     return "\n".join(lines)
 
 
@@ -95,23 +98,25 @@ class _Change(NamedTuple):
     """How small it is: by how many times a number that was asked for grows or shrinks; 1 where none does."""
     text: str
     request: Request
+    among: Sequence[Layout] | None = None
+    """The layouts that the change can make fit; null: any."""
 
 
-def changes_that_fit(request: Request) -> Iterator[str]:
+def changes_that_fit(request: Request, considered: Sequence[Candidate]) -> Iterator[str]:
     """Changes that help, the smallest first: by how many times the number that is changed grows or shrinks.
 
     To leave a choice to the planner, or to say what a node has, changes nothing that was asked for. Where two are
     equally small, the job changes before the hardware. Adapters in place of all weights are another kind of training,
-    and come last.
+    and come last. ``considered``: the legal layouts of the request, of which none fits.
     """
     helped: set[str] = set()
-    for change in sorted(_changes(request), key=lambda change: change.factor):
-        if change.kind not in helped and can_fit(change.request):
+    for change in sorted(_changes(request, considered), key=lambda change: change.factor):
+        if change.kind not in helped and can_fit(change.request, change.among):
             helped.add(change.kind)
             yield change.text
 
 
-def _changes(request: Request) -> Iterator[_Change]:
+def _changes(request: Request, considered: Sequence[Candidate]) -> Iterator[_Change]:
     """All that are tried."""
     cluster, pins = request.cluster, request.pins
     for field in fields(pins):
@@ -130,7 +135,10 @@ def _changes(request: Request) -> Iterator[_Change]:
         if _is_larger(gpu, cluster.gpu):
             text = f"{gpu.name} ({gpu.memory_gib:.0f} GiB) instead of {cluster.gpu.name}"
             factor = round(gpu.memory_gib / cluster.gpu.memory_gib, 1)
-            yield _Change("gpu", factor, text, replace(request, cluster=replace(cluster, gpu=gpu)))
+            larger = replace(request, cluster=replace(cluster, gpu=gpu))
+            # Layouts are as legal as here, and need no less of a larger GPU.
+            fitting = [candidate.layout for candidate in considered if candidate.peak_gib <= usable_gib(gpu)]
+            yield _Change("gpu", factor, text, larger, fitting)
 
 
 def _other_jobs(request: Request) -> Iterator[_Change]:
@@ -155,20 +163,23 @@ def _other_jobs(request: Request) -> Iterator[_Change]:
 
 def _host_memory(request: Request) -> Iterator[_Change]:
     """For offload: of a machine of one's own, as a provider's has what it has."""
-    cluster = request.cluster
+    cluster, short = request.cluster, _short_of_a_node(request)
+
+    def change(kind: str, factor: float, text: str, **values: Any) -> _Change:
+        return _Change(kind, factor, text, replace(request, cluster=replace(cluster, **values)), short)
+
     there = cluster.host_ram_gib
     if there is None:
         text = "offload, once cluster.host_ram_gib says how much host memory a node has (1024 would do)"
-        yield _Change("host", 1.0, text, replace(request, cluster=replace(cluster, host_ram_gib=1024.0)))
+        yield change("host", 1.0, text, host_ram_gib=1024.0)
     elif not rows("nodes").get(cluster.name, {}).get("provider"):
         for factor in (2, 4, 8):
             text = f"cluster.host_ram_gib={factor * there:.0f} instead of {there:.0f}, for offload"
-            more = replace(cluster, host_ram_gib=factor * there)
-            yield _Change("host", factor, text, replace(request, cluster=more))
+            yield change("host", factor, text, host_ram_gib=factor * there)
     if cluster.nvme_gib is None:
         for disks in (1024, 4096):
             text = f"offload to disks, once cluster.nvme_gib says how large a node's are ({disks} would do)"
-            yield _Change("nvme", 1.0, text, replace(request, cluster=replace(cluster, nvme_gib=float(disks))))
+            yield change("nvme", 1.0, text, nvme_gib=float(disks))
 
 
 def _more_gpus(request: Request) -> Iterator[_Change]:
@@ -223,7 +234,7 @@ def _short_of_a_node(request: Request) -> list[Layout]:
         return []
     return [
         layout
-        for layout in layouts(request, "deepspeed", FALLBACK_SPACE)
+        for layout in all_layouts(request, "deepspeed")
         if (layout.offload_optimizer, layout.offload_param) != ("none", "none")
         and {violation.rule for violation in violations(request.workload(layout))} <= NODE_CAPACITY
     ]
