@@ -9,50 +9,52 @@ from kit.cost.workload import Workload
 from kit.planner.divisors import divisors, one_of
 from kit.planner.rules.rule import rule
 from kit.specs.families import families_where
+from kit.specs.model import ModelSpec
 
 # ---------------------------------------------------------------- layers
 
 
-@rule("megatron")
-def megatron_zero(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"zero_stage={w.layout.zero_stage} on engine=megatron, whose distributed optimizer is stage 1; "
+        "use 1, or engine=deepspeed"
+    ),
+)
+def megatron_zero(w: Workload) -> bool:
     """The distributed optimizer shards optimizer state: stage 1. Stages 2 and 3 shard what its gradient buffers and
     pipeline stages need whole."""
-    if w.layout.zero_stage > 1:
-        return (
-            f"zero_stage={w.layout.zero_stage} on engine=megatron, whose distributed optimizer is stage 1; "
-            "use 1, or engine=deepspeed"
-        )
-    return None
+    return w.layout.zero_stage > 1
 
 
-@rule("megatron")
-def transformer_engine_family(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"implementation=transformer_engine with family {w.model.family} of {w.model.name}: its layers are for "
+        f"{', '.join(families_where('transformer_engine'))}; use local"
+    ),
+)
+def transformer_engine_family(w: Workload) -> bool:
     """megatron-core's own layer specs; other families differ inside a layer (kit/engines/megatron/model)."""
-    if w.layout.implementation == "transformer_engine" and not w.model.traits.transformer_engine:
-        return (
-            f"implementation=transformer_engine with family {w.model.family} of {w.model.name}: its layers are for "
-            f"{', '.join(families_where('transformer_engine'))}; use local"
-        )
-    return None
+    return w.layout.implementation == "transformer_engine" and not w.model.traits.transformer_engine
 
 
-@rule("megatron")
-def transformer_engine_needs_cuda(w: Workload) -> str | None:
+@rule("megatron", says="implementation=transformer_engine on CPU processes: its kernels are for GPUs; use local")
+def transformer_engine_needs_cuda(w: Workload) -> bool:
     """Transformer Engine has kernels for GPUs alone."""
-    if w.layout.implementation == "transformer_engine" and w.cluster.gpu.device != "cuda":
-        return "implementation=transformer_engine on CPU processes: its kernels are for GPUs; use local"
-    return None
+    return w.layout.implementation == "transformer_engine" and w.cluster.gpu.device != "cuda"
 
 
-@rule("megatron")
-def fp8_needs_transformer_engine(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"precision=fp8 with implementation={w.layout.implementation}, which has no fp8; "
+        "use implementation=transformer_engine, or bf16"
+    ),
+)
+def fp8_needs_transformer_engine(w: Workload) -> bool:
     """Transformer Engine computes GEMMs in fp8, Megatron's local layers do not."""
-    if w.job.precision == "fp8" and w.layout.implementation != "transformer_engine":
-        return (
-            f"precision=fp8 with implementation={w.layout.implementation}, which has no fp8; "
-            "use implementation=transformer_engine, or bf16"
-        )
-    return None
+    return w.job.precision == "fp8" and w.layout.implementation != "transformer_engine"
 
 
 # ---------------------------------------------------------------- pipeline
@@ -78,22 +80,26 @@ def _uneven(w: Workload) -> str:
     return ", ".join(f"{key}={value}" for key in keys if (value := getattr(w.layout, key)))
 
 
-@rule("megatron")
-def uneven_stages_need_pipeline(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: f"{_uneven(w)} with pp=1: there is one stage, which has all layers; use pp>1, or leave it out",
+)
+def uneven_stages_need_pipeline(w: Workload) -> bool:
     """One stage has all layers."""
-    if w.layout.pp == 1 and (given := _uneven(w)):
-        return f"{given} with pp=1: there is one stage, which has all layers; use pp>1, or leave it out"
-    return None
+    return w.layout.pp == 1 and _uneven(w) != ""
 
 
-@rule("megatron")
-def uneven_stages_fill_chunks(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"{_uneven(w)} with vp={w.layout.vp}: a stage has {w.layout.vp} chunks; use at least {w.layout.vp - 1} layers"
+    ),
+)
+def uneven_stages_fill_chunks(w: Workload) -> bool:
     """Only the chunk with the embedding or the loss may do without a layer."""
     layout = w.layout
     ends = [end for end in (layout.first_stage_layers, layout.last_stage_layers) if end]
-    if ends and layout.pp > 1 and min(ends) < layout.vp - 1:
-        return f"{_uneven(w)} with vp={layout.vp}: a stage has {layout.vp} chunks; use at least {layout.vp - 1} layers"
-    return None
+    return bool(ends) and layout.pp > 1 and min(ends) < layout.vp - 1
 
 
 @rule("megatron")
@@ -113,40 +119,41 @@ def uneven_stages_add_up(w: Workload) -> str | None:
     return f"{given} leave {layers} layers of {model.name} for {each}; leave a multiple of {parts}"
 
 
-@rule("megatron")
-def virtual_stages_need_pipeline(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: f"vp={w.layout.vp} with pp=1: virtual stages interleave pipeline stages; use pp>1, or vp=1",
+)
+def virtual_stages_need_pipeline(w: Workload) -> bool:
     """parallel_state.py: interleaving needs a pipeline."""
-    if w.layout.vp > 1 and w.layout.pp == 1:
-        return f"vp={w.layout.vp} with pp=1: virtual stages interleave pipeline stages; use pp>1, or vp=1"
-    return None
+    return w.layout.vp > 1 and w.layout.pp == 1
 
 
-@rule("megatron")
-def virtual_stages_group_batches(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"vp={w.layout.vp} with {w.layout.gradient_accumulation_steps} micro batches a step: the interleaved schedule "
+        f"takes them in groups of pp={w.layout.pp}; use a global_batch_size that is a multiple of "
+        f"{w.layout.pp * w.layout.micro_batch_size * w.layout.dp}, or vp=1"
+    ),
+)
+def virtual_stages_group_batches(w: Workload) -> bool:
     """schedules.py: the interleaved schedule takes micro batches in groups of pp."""
-    layout = w.layout
-    if layout.vp > 1 and layout.gradient_accumulation_steps % layout.pp:
-        return (
-            f"vp={layout.vp} with {layout.gradient_accumulation_steps} micro batches a step: the interleaved schedule "
-            f"takes them in groups of pp={layout.pp}; use a global_batch_size that is a multiple of "
-            f"{layout.pp * layout.micro_batch_size * layout.dp}, or vp=1"
-        )
-    return None
+    return w.layout.vp > 1 and w.layout.gradient_accumulation_steps % w.layout.pp != 0
 
 
 # ---------------------------------------------------------------- sequences
 
 
-@rule("megatron")
-def context_parallel(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"cp={w.layout.cp} with seq_length={w.job.seq_length}: 2·cp={2 * w.layout.cp} equal chunks are needed; "
+        f"use a multiple of {2 * w.layout.cp}"
+    ),
+)
+def context_parallel(w: Workload) -> bool:
     """The zig-zag order gives each rank two of 2·cp chunks, so that all compute the same share of the causal mask."""
-    cp = w.layout.cp
-    if cp > 1 and w.job.seq_length % (2 * cp):
-        return (
-            f"cp={cp} with seq_length={w.job.seq_length}: 2·cp={2 * cp} equal chunks are needed; "
-            f"use a multiple of {2 * cp}"
-        )
-    return None
+    return w.layout.cp > 1 and w.job.seq_length % (2 * w.layout.cp) != 0
 
 
 def _ring(w: Workload) -> bool:
@@ -154,148 +161,160 @@ def _ring(w: Workload) -> bool:
     return w.layout.cp > 1 and w.layout.cp_comm_type == "p2p"
 
 
-@rule("megatron")
-def ring_without_mla(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"cp_comm_type=p2p with the latent attention of {w.model.name}, whose values are narrower than its keys; "
+        "use all_gather"
+    ),
+)
+def ring_without_mla(w: Workload) -> bool:
     """Latent attention's values are narrower than its queries and keys."""
-    if _ring(w) and w.model.latent:
-        return (
-            f"cp_comm_type=p2p with the latent attention of {w.model.name}, whose values are narrower than its keys; "
-            "use all_gather"
-        )
-    return None
+    return _ring(w) and w.model.latent is not None
 
 
-@rule("megatron")
-def ring_needs_fused_attention(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"cp_comm_type=p2p with {w.model.name}, for whose attention there is no flash kernel; use all_gather"
+    ),
+)
+def ring_needs_fused_attention(w: Workload) -> bool:
     """Softcaps and sinks change scores, which a flash kernel does not hand out."""
-    if _ring(w) and (not w.model.traits.fused_attention or w.model.attention_softcap is not None):
-        return f"cp_comm_type=p2p with {w.model.name}, for whose attention there is no flash kernel; use all_gather"
-    return None
+    return _ring(w) and (not w.model.traits.fused_attention or w.model.attention_softcap is not None)
 
 
-@rule("megatron")
-def ring_without_window(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"cp_comm_type=p2p with sliding_window={w.model.sliding_window} of {w.model.name}: the ring computes whole "
+        "attention; use all_gather"
+    ),
+)
+def ring_without_window(w: Workload) -> bool:
     """Ring attention passes all keys and values to every rank."""
-    if _ring(w) and w.model.windowed(w.job.seq_length):
-        return (
-            f"cp_comm_type=p2p with sliding_window={w.model.sliding_window} of {w.model.name}: the ring computes whole "
-            "attention; use all_gather"
-        )
-    return None
+    return _ring(w) and w.model.windowed(w.job.seq_length)
 
 
-@rule("megatron")
-def ring_needs_16_bits(w: Workload) -> str | None:
+@rule(
+    "megatron", says="cp_comm_type=p2p with precision=fp32, for which CUDA has no flash kernel; use all_gather, or bf16"
+)
+def ring_needs_16_bits(w: Workload) -> bool:
     """torch's flash kernels on CUDA are for fp16 and bf16."""
-    if _ring(w) and w.job.precision == "fp32" and w.cluster.gpu.device == "cuda":
-        return "cp_comm_type=p2p with precision=fp32, for which CUDA has no flash kernel; use all_gather, or bf16"
-    return None
+    return _ring(w) and w.job.precision == "fp32" and w.cluster.gpu.device == "cuda"
 
 
 # ---------------------------------------------------------------- experts
 
 
-@rule("megatron")
-def experts_exist(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: f"ep={w.layout.ep}, etp={w.layout.etp} with {w.model.name}, which has no experts; leave them out",
+)
+def experts_exist(w: Workload) -> bool:
     """Expert parallelism is for models with experts."""
-    ep, etp = w.layout.ep, w.layout.etp
-    if ep * etp > 1 and not w.model.num_experts:
-        return f"ep={ep}, etp={etp} with {w.model.name}, which has no experts; leave them out"
-    return None
+    return w.layout.ep * w.layout.etp > 1 and not w.model.num_experts
 
 
-@rule("megatron")
-def etp_without_biases(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"etp={w.layout.etp} with {w.model.name}: megatron-core does not split experts that have biases; use etp=1 "
+        "with ep>1"
+    ),
+)
+def etp_without_biases(w: Workload) -> bool:
     """moe/experts.py: biases of experts are not split."""
-    if w.model.num_experts and w.model.linear_bias and w.layout.etp > 1:
-        return (
-            f"etp={w.layout.etp} with {w.model.name}: megatron-core does not split experts that have biases; use etp=1 "
-            "with ep>1"
-        )
-    return None
+    return w.model.num_experts > 0 and w.model.linear_bias and w.layout.etp > 1
 
 
-@rule("megatron")
-def ep_divides_experts(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"ep={w.layout.ep} does not divide num_experts={w.model.num_experts} of {w.model.name}; "
+        f"use {one_of(divisors(gcd(w.model.num_experts, w.cluster.num_gpus)))}"
+    ),
+)
+def ep_divides_experts(w: Workload) -> bool:
     """moe_layer.py: every rank has the same number of experts."""
-    ep, experts = w.layout.ep, w.model.num_experts
-    if experts and experts % ep:
-        fitting = divisors(gcd(experts, w.cluster.num_gpus))
-        return f"ep={ep} does not divide num_experts={experts} of {w.model.name}; use {one_of(fitting)}"
-    return None
+    return w.model.num_experts % w.layout.ep != 0
 
 
-@rule("megatron")
-def etp_divides_experts(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"etp={w.layout.etp} does not divide moe_ffn_hidden_size={w.model.moe_ffn_hidden_size} of {w.model.name}; "
+        f"use {one_of(d for d in divisors(w.layout.tp) if w.model.moe_ffn_hidden_size % d == 0)}"
+    ),
+)
+def etp_divides_experts(w: Workload) -> bool:
     """tensor_parallel/layers.py, of an expert's matrices."""
-    etp, width = w.layout.etp, w.model.moe_ffn_hidden_size
-    if w.model.num_experts and width % etp:
-        return (
-            f"etp={etp} does not divide moe_ffn_hidden_size={width} of {w.model.name}; "
-            f"use {one_of(d for d in divisors(w.layout.tp) if width % d == 0)}"
-        )
-    return None
+    return w.model.num_experts > 0 and w.model.moe_ffn_hidden_size % w.layout.etp != 0
 
 
-@rule("megatron")
-def ep_divides_ranks(w: Workload) -> str | None:
+def _stage_ranks(w: Workload) -> int:
+    return w.layout.dp * w.layout.cp * w.layout.tp
+
+
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"ep·etp={w.layout.ep}·{w.layout.etp} does not divide the dp·cp·tp={_stage_ranks(w)} ranks of a pipeline "
+        f"stage; use sizes whose product is {one_of(divisors(_stage_ranks(w)))}"
+    ),
+)
+def ep_divides_ranks(w: Workload) -> bool:
     """parallel_state.py: the ranks of the experts are those of a pipeline stage."""
-    layout = w.layout
-    ranks = layout.dp * layout.cp * layout.tp
-    if w.model.num_experts and ranks % (layout.ep * layout.etp):
-        return (
-            f"ep·etp={layout.ep}·{layout.etp} does not divide the dp·cp·tp={ranks} ranks of a pipeline stage; "
-            f"use sizes whose product is {one_of(divisors(ranks))}"
-        )
-    return None
+    return w.model.num_experts > 0 and _stage_ranks(w) % (w.layout.ep * w.layout.etp) != 0
 
 
-@rule("megatron")
-def router_weights_add_up(w: Workload) -> str | None:
+def _sigmoid_router(model: ModelSpec) -> bool:
+    return model.traits.router == "sigmoid" and model.num_experts > 0
+
+
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"norm_topk_prob={w.model.norm_topk_prob}, experts_per_token={w.model.experts_per_token} of {w.model.name} on "
+        "engine=megatron, which normalises the weights of two or more chosen experts to a sum of 1; use "
+        "engine=deepspeed or torch"
+    ),
+)
+def router_weights_add_up(w: Workload) -> bool:
     """moe_utils.py, topk_routing_with_score_function: sigmoid scores of several experts always add up to 1."""
-    model = w.model
-    if model.traits.router != "sigmoid" or not model.num_experts:
-        return None
-    if not model.norm_topk_prob or model.experts_per_token == 1:
-        return (
-            f"norm_topk_prob={model.norm_topk_prob}, experts_per_token={model.experts_per_token} of {model.name} on "
-            "engine=megatron, which normalises the weights of two or more chosen experts to a sum of 1; use "
-            "engine=deepspeed or torch"
-        )
-    return None
+    return _sigmoid_router(w.model) and (not w.model.norm_topk_prob or w.model.experts_per_token == 1)
 
 
-@rule("megatron")
-def router_groups_of_two(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"router_top_groups={w.model.router_top_groups} with experts_per_token={w.model.experts_per_token} of "
+        f"{w.model.name} on engine=megatron, which ranks groups by their best two experts; use engine=deepspeed or "
+        "torch"
+    ),
+)
+def router_groups_of_two(w: Workload) -> bool:
     """moe_utils.py: groups are chosen by their best topk/group_topk experts, where DeepSeek takes two."""
     model = w.model
-    if model.traits.router != "sigmoid" or not model.num_experts or model.router_groups <= 1:
-        return None
-    if model.experts_per_token != 2 * model.router_top_groups:
-        return (
-            f"router_top_groups={model.router_top_groups} with experts_per_token={model.experts_per_token} of "
-            f"{model.name} on engine=megatron, which ranks groups by their best two experts; use engine=deepspeed or "
-            "torch"
-        )
-    return None
+    return _sigmoid_router(model) and model.router_groups > 1 and model.experts_per_token != 2 * model.router_top_groups
 
 
-@rule("megatron")
-def etp_follows_tp(w: Workload) -> str | None:
+@rule(
+    "megatron",
+    says=lambda w: (
+        f"etp={w.layout.etp} with ep=1 and tp={w.layout.tp}: without expert parallelism experts are split like all "
+        f"other layers; use etp={w.layout.tp}"
+    ),
+)
+def etp_follows_tp(w: Workload) -> bool:
     """Without expert parallelism megatron-core reduces gradients of experts with all others
     (tensor_parallel/layers.py, ``allreduce``), so both must be split alike: otherwise ranks drift apart silently."""
-    layout = w.layout
-    if w.model.num_experts and layout.ep == 1 and layout.etp != layout.tp:
-        return (
-            f"etp={layout.etp} with ep=1 and tp={layout.tp}: without expert parallelism experts are split like all "
-            f"other layers; use etp={layout.tp}"
-        )
-    return None
+    return w.model.num_experts > 0 and w.layout.ep == 1 and w.layout.etp != w.layout.tp
 
 
-@rule("megatron")
-def experts_need_sequence_parallel(w: Workload) -> str | None:
+@rule(
+    "megatron", says=lambda w: f"tp={w.layout.tp} with sp=false and the experts of {w.model.name}; use sp=true, or tp=1"
+)
+def experts_need_sequence_parallel(w: Workload) -> bool:
     """moe_layer.py, MoELayer.forward: training experts with tensor but without sequence parallelism is refused."""
-    if w.model.num_experts and w.layout.tp > 1 and not w.layout.sp:
-        return f"tp={w.layout.tp} with sp=false and the experts of {w.model.name}; use sp=true, or tp=1"
-    return None
+    return w.model.num_experts > 0 and w.layout.tp > 1 and not w.layout.sp
