@@ -55,6 +55,7 @@ from kit.emit.deepspeed_rationale import flat
 from kit.emit.derived_file import DerivedFile, json_text
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
+from kit.planner.schedule import length
 from kit.specs import strict_yaml
 from kit.specs.layout import ZERO_KEYS
 from kit.specs.run import RunSpec, absolute_paths, run_paths, with_paths
@@ -98,7 +99,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: str | Path) -> RunDirectory:
         """Read and check a run directory. Raises ``RunDirectoryError`` for a missing or changed plan, and for an edit
-        of a value that the plan decides."""
+        of a value that the plan decides; ``SpecError`` for a schedule that does not fit the run."""
         path = Path(path).resolve()
         check_line("run directory", str(path))
         hashes = _read_manifest(path)
@@ -110,6 +111,7 @@ class RunDirectory:
             )
         document = strict_yaml.read(path / "run.yaml")  # the user's to edit: it never changes the plan
         run = absolute_paths(strict_yaml.parse(RunSpec, document.data, document), path)
+        length(plan, run)  # raises where the schedule does not fit
         edits = tuple(edit for file in DERIVED_FILES for edit in _edits(path, file, plan, run, hashes))
         _refuse_plan_owned(path, edits)
         own_file = {"deepspeed": "ds_config.json", "megatron": "megatron.yaml"}.get(plan.layout.engine)
@@ -183,10 +185,12 @@ def write(plan: Plan, run: RunSpec, path: str | Path, targets: Sequence[str] = (
     """Write a new run directory, complete or not at all. ``targets``: members of ``TARGETS`` whose files are wanted
     too.
 
-    Raises ``RunDirectoryError`` if the path exists, ``SpecError`` for an unknown target.
+    Raises ``RunDirectoryError`` if the path exists, ``SpecError`` for an unknown target, or for a schedule that is
+    longer than the run or that the layout cannot take.
     """
     if unknown := [target for target in targets if target not in TARGETS]:
         raise SpecError(f"--target {shown(unknown[0], str)}: unknown; use {' or '.join(TARGETS)}")
+    length(plan, run)  # raises where the schedule does not fit
     path = Path(path).resolve()
     check_line("run directory", str(path))
     if path.exists():

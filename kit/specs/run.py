@@ -48,17 +48,42 @@ class BatchRampSpec:
     """Sequences seen until the batch reaches job.global_batch_size; each size lasts for an equal part of them."""
 
 
+_KIND_OF_KEY = {
+    "decay_steps": "warmup_stable_decay",
+    "decay_style": "warmup_stable_decay",
+    "num_cycles": "cosine_with_restarts",
+}
+
+
 @spec
 class ScheduleSpec:
-    """Learning rate as a function of the samples seen: linear warm-up, then cosine or constant."""
+    """Learning rate as a function of the samples seen: linear warm-up, then one of transformers' schedules."""
 
-    kind: Literal["cosine", "constant"] = "cosine"
+    kind: Literal["cosine", "constant", "linear", "inverse_sqrt", "warmup_stable_decay", "cosine_with_restarts"] = (
+        "cosine"
+    )
+    """As transformers' ``lr_scheduler_type``. Each has the floor of ``min_ratio``."""
     warmup_steps: Annotated[int, Within(ge=0, le=_MOST_STEPS)] = 2000
     """Optimizer steps of linear warm-up. A run shorter than ten times this warms up for a tenth of its steps."""
     min_ratio: Annotated[float, Within(ge=0, le=1)] = 0.1
     """Final over peak learning rate."""
+    decay_steps: _Steps | None = None
+    """warmup_stable_decay: optimizer steps of the decay at the end; null: a tenth of the run (Hu et al. 2024,
+    MiniCPM, section 4.3)."""
+    decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    """warmup_stable_decay: form of the decay; Megatron-LM's ``--lr-wsd-decay-style``, with its default."""
+    num_cycles: Annotated[int, Within(gt=0, le=1000)] = 1
+    """cosine_with_restarts: cosines after the warm-up, each from the peak."""
     batch_ramp: BatchRampSpec | None = None
     """null: every step has job.global_batch_size."""
+
+    def __post_init__(self) -> None:
+        for key, kind in _KIND_OF_KEY.items():
+            value = getattr(self, key)
+            if value != type(self).__dataclass_fields__[key].default and self.kind != kind:
+                raise SpecError(f"{key}={value} is a key of kind={kind}, and kind is {self.kind}; remove the key")
+        if self.kind == "inverse_sqrt" and not self.warmup_steps:
+            raise SpecError("kind=inverse_sqrt falls from the end of the warm-up; use warmup_steps of 1 or more")
 
 
 @spec

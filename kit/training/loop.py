@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateKind
+from kit.planner.schedule import batch_size, learning_rate, length
 from kit.training import determinism
 from kit.training.anomalies.handler import AnomalyHandler
 from kit.training.anomalies.spikes import APPLIES_STEP, StepDecision
-from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint.counters import Counters, run_length
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import export_tensors
 from kit.training.collective import StatusAllReduce, rank
@@ -28,7 +29,6 @@ from kit.training.logging.metrics import StepMetrics
 from kit.training.logging.run_logger import RunLogger
 from kit.training.profile import Profiler
 from kit.training.resume import resume_from
-from kit.training.schedule import batch_size, learning_rate, length, run_length
 from kit.training.step_timing import StepClock
 from kit.training.stopping import Reason, Stopping, Watchdog, mark
 

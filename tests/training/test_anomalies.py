@@ -16,10 +16,10 @@ import torch
 
 from kit.engines.torch.engine import TorchEngine
 from kit.errors import EngineError, SpecError
+from kit.planner.schedule import batch_size, length
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training.anomalies import handler
 from kit.training.anomalies.spikes import OK, SpikeDetector, Window
-from kit.training.schedule import batch_size, length
 from tests.training import runs, tiny
 
 one_process = pytest.mark.usefixtures("one_process")

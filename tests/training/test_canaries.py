@@ -67,8 +67,8 @@ def test_a_planted_pickle_is_refused_and_never_run(chosen, tmp_path):
 def refusals(rundir, directories):
     """What is said of each directory; the last one is good, and loads on the same engine."""
     from kit.engines import build_engine
+    from kit.training.checkpoint.counters import run_length
     from kit.training.checkpoint.manager import CheckpointManager
-    from kit.training.schedule import run_length
 
     engine = build_engine(runs.with_settings(rundir))
     checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run)).native

@@ -16,9 +16,9 @@ import torch
 from safetensors.torch import load_file
 
 from kit.errors import CheckpointError, DataError, EngineError
+from kit.planner.schedule import length
 from kit.specs.run import CheckpointSpec, DataSpec, LoggingSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.schedule import length
 from tests.training import runs, tiny
 from tests.training.disk import full_disk
 from tests.workers import pool

@@ -7,10 +7,10 @@ import threading
 import pytest
 
 from kit.errors import DataError
+from kit.planner.schedule import batch_size
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training import loop
 from kit.training.data.loader import DataLoader, Prefetcher
-from kit.training.schedule import batch_size
 from tests.training import runs, tiny
 
 

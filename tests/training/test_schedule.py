@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
+from kit.emit.run_directory import write
+from kit.errors import SpecError
+from kit.planner.schedule import learning_rate
 from kit.specs.run import ScheduleSpec
-from kit.training.schedule import learning_rate
+from tests.training import tiny
 
 
 def rate(step, *, schedule, steps=1000, batch=4, peak=3e-4):
@@ -50,3 +54,98 @@ def test_only_samples_matter_not_how_steps_group_them():
     small = learning_rate(512, peak=1.0, schedule=schedule, total_steps=1000, global_batch_size=4)
     large = learning_rate(512, peak=1.0, schedule=ScheduleSpec(warmup_steps=50), total_steps=500, global_batch_size=8)
     assert small == large
+
+
+KINDS = [
+    ScheduleSpec(kind="cosine", warmup_steps=10),
+    ScheduleSpec(kind="linear", warmup_steps=10, min_ratio=0.2),
+    ScheduleSpec(kind="inverse_sqrt", warmup_steps=10, min_ratio=0.4),
+    ScheduleSpec(kind="constant", warmup_steps=10),
+    *(
+        ScheduleSpec(kind="warmup_stable_decay", warmup_steps=10, decay_steps=30, decay_style=style)
+        for style in ("exponential", "linear", "cosine", "minus_sqrt")
+    ),
+]
+
+
+@pytest.mark.parametrize("schedule", KINDS, ids=lambda each: f"{each.kind}-{each.decay_style}")
+def test_rates_are_megatron_cores(schedule):
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    styles = {"warmup_stable_decay": "WSD", "inverse_sqrt": "inverse-square-root"}
+    optimizer = SimpleNamespace(param_groups=[{}])
+    theirs = OptimizerParamScheduler(
+        optimizer, 0.0, 3e-4, 3e-4 * schedule.min_ratio, 10 * 4, 100 * 4, styles.get(schedule.kind, schedule.kind),
+        0.0, 0.0, 0, "constant", wsd_decay_steps=30 * 4, lr_wsd_decay_style=schedule.decay_style,
+    )  # fmt: skip
+    for step in range(1, 101):
+        theirs.step(4)
+        assert rate(step, schedule=schedule, steps=100) == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "name", "theirs"),
+    [
+        (ScheduleSpec(kind="linear", warmup_steps=10, min_ratio=0.0), "linear", {}),
+        (ScheduleSpec(kind="cosine", warmup_steps=10, min_ratio=0.0), "cosine", {}),
+        (ScheduleSpec(kind="cosine", warmup_steps=10, min_ratio=0.3), "cosine_with_min_lr", {"min_lr_rate": 0.3}),
+        (
+            ScheduleSpec(kind="cosine_with_restarts", warmup_steps=10, min_ratio=0.0, num_cycles=3),
+            "cosine_with_restarts",
+            {"num_cycles": 3},
+        ),
+        (ScheduleSpec(kind="inverse_sqrt", warmup_steps=10, min_ratio=0.0), "inverse_sqrt", {}),
+        (
+            ScheduleSpec(kind="warmup_stable_decay", warmup_steps=10, decay_steps=30, decay_style="cosine"),
+            "warmup_stable_decay",
+            {"num_decay_steps": 30, "min_lr_ratio": 0.1},
+        ),
+        (
+            ScheduleSpec(kind="warmup_stable_decay", warmup_steps=10, decay_steps=30, decay_style="minus_sqrt"),
+            "warmup_stable_decay",
+            {"num_decay_steps": 30, "min_lr_ratio": 0.1, "decay_type": "1-sqrt"},
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_rates_are_those_of_transformers(schedule, name, theirs):
+    """Transformers sets the rate before a step and kit counts the step itself: their step n is kit's step n. The
+    warm-up of their WSD starts on the floor, so it is left out."""
+    import torch
+    from transformers import get_scheduler
+
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = get_scheduler(name, optimizer, 10, 100, theirs)
+    for step in range(1, 101):
+        optimizer.step()
+        scheduler.step()
+        if name == "warmup_stable_decay" and step < 10:
+            continue
+        assert rate(step, schedule=schedule, steps=100, peak=1.0) == pytest.approx(
+            scheduler.get_last_lr()[0], rel=1e-12
+        )
+
+
+def test_a_decay_of_no_stated_length_is_a_tenth_of_the_run():
+    schedule = ScheduleSpec(kind="warmup_stable_decay", decay_style="linear", warmup_steps=10, min_ratio=0.0)
+    assert [rate(step, schedule=schedule, peak=1.0) for step in (10, 900, 950, 1000)] == pytest.approx([1, 1, 0.5, 0])
+
+
+def test_a_decay_that_is_longer_than_the_run_is_refused_before_a_file_is_written(tmp_path):
+    schedule = ScheduleSpec(kind="warmup_stable_decay", warmup_steps=0, decay_steps=7)
+    with pytest.raises(SpecError, match=r"run\.schedule\.decay_steps=7 is more than the 6 steps .* use at most 6"):
+        write(tiny.plan(), tiny.run_directory_spec(steps=6, schedule=schedule), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"kind": "cosine", "decay_steps": 5}, "decay_steps=5 is a key of kind=warmup_stable_decay"),
+        ({"kind": "linear", "num_cycles": 2}, "num_cycles=2 is a key of kind=cosine_with_restarts"),
+        ({"kind": "inverse_sqrt", "warmup_steps": 0}, "use warmup_steps of 1 or more"),
+    ],
+)
+def test_a_key_of_another_kind_is_refused(keys, words):
+    with pytest.raises(SpecError, match=words):
+        ScheduleSpec(**keys)

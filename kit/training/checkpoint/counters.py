@@ -6,10 +6,14 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from kit.errors import CheckpointError
+from kit.planner.plan import Plan
+from kit.planner.schedule import length, ramped
+from kit.specs.run import RunSpec
 
 LARGEST = 2**63 - 1
 """What a signed 64-bit number holds: as metrics, arrays and other programs read them."""
@@ -91,6 +95,17 @@ class RunLength:
                 f"{checkpoint} says samples_seen={counters.samples_seen} and the first {counters.step} steps of this "
                 f"run take {expected}; resume from another checkpoint, or put its metrics.jsonl back"
             )
+
+
+def run_length(plan: Plan, run: RunSpec) -> RunLength:
+    """What the counters of a run may be. Raises SpecError, see ``kit.planner.schedule.length``."""
+    full, ramp = plan.layout.global_batch_size, run.schedule.batch_ramp
+
+    def samples_after(steps: int) -> int:
+        sizes = list(islice(ramped(ramp, full), steps)) if ramp is not None else []
+        return sum(sizes) + (steps - len(sizes)) * full
+
+    return RunLength(length(plan, run)[0], samples_after)
 
 
 def _logged_samples(metrics: Path, step: int) -> int | None:

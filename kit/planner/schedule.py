@@ -1,15 +1,22 @@
-"""Learning rate and batch size: pure functions of the samples seen, so no engine and no checkpoint owns a schedule."""
+"""Learning rate, batch size and length of a run: pure functions of the samples seen, so no engine owns a schedule."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Callable, Iterator
 
 from kit.errors import SpecError
 from kit.planner.plan import Plan
 from kit.specs.run import BatchRampSpec, RunSpec, ScheduleSpec
-from kit.training.checkpoint.counters import RunLength
+
+_DECAYS: dict[str, Callable[[float], float]] = {
+    "linear": lambda passed: 1 - passed,
+    "cosine": lambda passed: (1 + math.cos(math.pi * passed)) / 2,  # Loshchilov & Hutter 2017 (SGDR), eq. 5
+    "exponential": lambda passed: 2 * 0.5**passed - 1,
+    "minus_sqrt": lambda passed: 1 - math.sqrt(passed),
+}
+"""What is left above the final rate after a part of the decay: 1 at 0, and 0 at 1. Names and forms are those of
+megatron.core.optimizer_param_scheduler."""
 
 
 def learning_rate(
@@ -34,9 +41,23 @@ def learning_rate(
         return peak * samples_seen / warmup_samples
     if schedule.kind == "constant":
         return peak
-    progress = min(1.0, (samples_seen - warmup_samples) / (total_samples - warmup_samples))
-    cosine = (1 + math.cos(math.pi * progress)) / 2  # Loshchilov & Hutter 2017 (SGDR), eq. 5, without restarts
-    return peak * (schedule.min_ratio + (1 - schedule.min_ratio) * cosine)
+    seen = min(samples_seen, total_samples)
+    if schedule.kind == "inverse_sqrt":
+        return peak * max(schedule.min_ratio, math.sqrt(warmup_samples / seen))
+    passed = (seen - warmup_samples) / (total_samples - warmup_samples)
+    if schedule.kind == "warmup_stable_decay":
+        decay_samples = decay_steps(schedule, total_steps) / total_steps * total_samples
+        left = _DECAYS[schedule.decay_style](max(0.0, 1 - (total_samples - seen) / decay_samples))
+    elif schedule.kind == "cosine_with_restarts":
+        left = _DECAYS["cosine"](schedule.num_cycles * passed % 1 if passed < 1 else 1)
+    else:
+        left = _DECAYS[schedule.kind](passed)
+    return peak * (schedule.min_ratio + (1 - schedule.min_ratio) * left)
+
+
+def decay_steps(schedule: ScheduleSpec, total_steps: int) -> float:
+    """Steps of the decay at the end of ``warmup_stable_decay``."""
+    return schedule.decay_steps or total_steps / 10
 
 
 def batch_size(samples_seen: int, ramp: BatchRampSpec | None, full: int) -> int:
@@ -53,7 +74,19 @@ def batch_size(samples_seen: int, ramp: BatchRampSpec | None, full: int) -> int:
 
 def length(plan: Plan, run: RunSpec) -> tuple[int, int]:
     """(optimizer steps, samples) of the whole run: ``run.steps``, or as many as fit into the token budget, one at
-    least. Raises SpecError for a ramp that the layout cannot take."""
+    least. Raises SpecError for a schedule that is longer than the run, or a ramp that the layout cannot take."""
+    steps, samples = _length(plan, run)
+    schedule = run.schedule
+    warmup = min(schedule.warmup_steps, steps / 10)
+    if schedule.kind == "warmup_stable_decay" and decay_steps(schedule, steps) > steps - warmup:
+        raise SpecError(
+            f"run.schedule.decay_steps={schedule.decay_steps} is more than the {steps:,} steps of the run less its "
+            f"warm-up of {warmup:g}; use at most {math.floor(steps - warmup)}, or train for longer"
+        )
+    return steps, samples
+
+
+def _length(plan: Plan, run: RunSpec) -> tuple[int, int]:
     full, ramp = plan.layout.global_batch_size, run.schedule.batch_ramp
     budget = plan.job.total_tokens // plan.job.seq_length
     if ramp is None:
@@ -61,23 +94,12 @@ def length(plan: Plan, run: RunSpec) -> tuple[int, int]:
         return steps, steps * full
     _check_ramp(plan, ramp)
     steps = samples = 0
-    for size in _ramped(ramp, full):
+    for size in ramped(ramp, full):
         if (run.steps is not None and steps == run.steps) or (run.steps is None and samples + size > budget and steps):
             return steps, samples
         steps, samples = steps + 1, samples + size
     left = run.steps - steps if run.steps is not None else max(0, (budget - samples) // full)
     return steps + left, samples + left * full
-
-
-def run_length(plan: Plan, run: RunSpec) -> RunLength:
-    """What the counters of a run may be. Raises SpecError, see ``length``."""
-    full, ramp = plan.layout.global_batch_size, run.schedule.batch_ramp
-
-    def samples_after(steps: int) -> int:
-        ramped = list(islice(_ramped(ramp, full), steps)) if ramp is not None else []
-        return sum(ramped) + (steps - len(ramped)) * full
-
-    return RunLength(length(plan, run)[0], samples_after)
 
 
 def _check_ramp(plan: Plan, ramp: BatchRampSpec) -> None:
@@ -98,7 +120,7 @@ def _check_ramp(plan: Plan, ramp: BatchRampSpec) -> None:
         )
 
 
-def _ramped(ramp: BatchRampSpec, full: int) -> Iterator[int]:
+def ramped(ramp: BatchRampSpec, full: int) -> Iterator[int]:
     """Sizes of the steps before the whole batch is reached."""
     samples = 0
     while samples < ramp.samples:
