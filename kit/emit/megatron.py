@@ -44,6 +44,7 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "transformer_config.moe_router_topk": "model.experts_per_token",
     "transformer_config.moe_ffn_hidden_size": "model.moe_ffn_hidden_size",
     "transformer_config.moe_shared_expert_intermediate_size": "model.num_shared_experts",
+    "transformer_config.moe_shared_expert_gate": "model.family",
     "transformer_config.moe_layer_freq": "model.first_dense_layers",
     "transformer_config.moe_router_score_function": "model.family",
     "transformer_config.moe_router_enable_expert_bias": "model.family",
@@ -71,6 +72,7 @@ PLAN_OWNED_KEYS: dict[str, str] = {
     "transformer_config.add_bias_linear": "model.family",
     "transformer_config.add_qkv_bias": "model.family",
     "transformer_config.qk_layernorm": "model.family",
+    "transformer_config.no_rope_freq": "model.no_rope_every",
     "transformer_config.window_size": "model.sliding_window",
     "transformer_config.window_attn_skip_freq": "model.full_attention_every",
     "transformer_config.softmax_scale": "model.query_pre_attn_scalar",
@@ -198,8 +200,9 @@ def _experts(model: ModelSpec, balancing: BalancingSpec, layout: Layout) -> dict
         (
             "moe_shared_expert_intermediate_size",
             model.num_shared_experts,
-            model.num_shared_experts * model.moe_ffn_hidden_size,
+            model.shared_ffn_hidden_size,
         ),
+        ("moe_shared_expert_gate", model.traits.shared_expert_gate, True),
         (
             "moe_layer_freq",
             model.first_dense_layers,
@@ -224,7 +227,8 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
         "gated_linear_unit": model.gated_mlp,
         "add_bias_linear": model.linear_bias,
         "add_qkv_bias": model.qkv_bias,
-        "qk_layernorm": model.qk_norm,
+        # Norms of all heads together are split as heads are, and megatron-core would add up their gradients.
+        "qk_layernorm": model.traits.qk_norm == "head",
         # Pretraining reads each token about once: no dropout, in any engine.
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
@@ -245,6 +249,7 @@ def _transformer_config(model: ModelSpec, job: JobSpec, layout: Layout) -> dict[
     clamped, scalar = model.traits.activation == "clamped_swiglu", model.query_pre_attn_scalar
     recomputes_all = layout.recompute == "full"
     return settings | chosen(
+        ("no_rope_freq", model.no_rope_every, [int(not model.rotates(layer)) for layer in range(model.num_layers)]),
         ("window_size", windowed, [(model.sliding_window or 0) - 1, 0]),  # the token itself is not counted
         ("window_attn_skip_freq", windowed and model.full_attention_every, model.full_attention_every),
         ("activation_func_clamp_value", clamped, 7.0),

@@ -19,7 +19,12 @@ Family = Literal[
     "gemma2",
     "gemma3_text",
     "phi3",
+    "seed_oss",
+    "smollm3",
+    "granite",
+    "ministral3",
     "olmo2",
+    "olmo3",
     "starcoder2",
     "gpt2",
     "gpt_neox",
@@ -27,9 +32,12 @@ Family = Literal[
     "bloom",
     "falcon",
     "mixtral",
+    "qwen2_moe",
     "qwen3_moe",
     "deepseek_v2",
     "deepseek_v3",
+    "glm4_moe",
+    "minimax_m2",
     "gpt_oss",
     "t5",
     "bart",
@@ -40,6 +48,7 @@ Norm = Literal["rmsnorm", "layernorm"]
 NormPlacement = Literal["input", "output", "both", "sum"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "clamped_swiglu"]
 Biases = Literal["none", "qkv", "all"]
+QKNorm = Literal["none", "head", "width"]
 Positions = Literal["rope", "learned", "alibi", "relative"]
 
 
@@ -59,7 +68,7 @@ class Traits:
     """Three matrices instead of two."""
     biases: Biases = "none"
     """qkv: of query, key and value. all: of the attention's output, the MLP (each expert) and the router too."""
-    qk_norm: Literal["none", "head", "width"] = "none"
+    qk_norm: QKNorm = "none"
     """Whether queries and keys are normalised: each head, or all heads together."""
     positions: Positions = "rope"
     position_offset: int = 0
@@ -72,6 +81,8 @@ class Traits:
     """Whether each head has a learned score that takes part in the softmax and adds nothing."""
     router: Literal["softmax", "sigmoid"] = "softmax"
     """Scores of experts. sigmoid: with a correction that chooses experts and does not weigh them; no parameter."""
+    shared_expert_gate: bool = False
+    """Whether each token has a learned weight, a sigmoid, of what the shared experts compute."""
     balancing: Mapping[str, Any] = field(default_factory=dict)
     """How its experts were balanced in pretraining, as published: fields of BalancingSpec. Empty: nobody said."""
     fused_attention: bool = True
@@ -128,11 +139,26 @@ class Traits:
 
 
 _EXPERTS = ("num_experts", "experts_per_token", "moe_ffn_hidden_size")
-_LATENT = ("latent", "first_dense_layers", "router_groups", "router_top_groups", "routed_scaling_factor")
+_ROUTER = (
+    "first_dense_layers",
+    "router_groups",
+    "router_top_groups",
+    "routed_scaling_factor",
+    "norm_topk_prob",
+    "num_shared_experts",
+)
 _ROPE = ("rope_scaling",)
 _LLAMA = Traits(megatron="llama.llama", transformer_engine=True, autotp=True, packed_attention=True)
 _GEMMA = Traits(
     activation="gelu_tanh", zero_centred_norm=True, norm_scaled_in_fp32=True, scaled_embedding=True, takes=_ROPE
+)
+_OLMO = Traits(
+    megatron="olmo.olmo",
+    norm_placement="output",
+    norm_scaled_in_fp32=True,
+    qk_norm="width",
+    even_heads=True,
+    takes=_ROPE,
 )
 _CAPS = ("attention_softcap", "logit_softcap")
 _CLASSIC = Traits(
@@ -184,7 +210,17 @@ FAMILIES: Mapping[Family, Traits] = {
         fused_gate_up=True,
         takes=(*_ROPE, "sliding_window", "partial_rotary_factor"),
     ),
-    "olmo2": Traits(norm_placement="output", norm_scaled_in_fp32=True, qk_norm="width", even_heads=True, takes=_ROPE),
+    "seed_oss": Traits(megatron="llama.qwen2", transformer_engine=True, biases="qkv", takes=_ROPE),
+    "smollm3": Traits(megatron="llama.llama", even_heads=True, takes=("no_rope_every",)),
+    "granite": Traits(
+        megatron="llama.llama",
+        even_heads=True,
+        needs=("query_pre_attn_scalar",),
+        takes=(*_ROPE, "embedding_multiplier", "residual_multiplier", "logits_divisor"),
+    ),
+    "ministral3": Traits(megatron="llama.llama", needs=_ROPE, takes=("sliding_window",)),
+    "olmo2": _OLMO,
+    "olmo3": _like(_OLMO, needs=("sliding_window", "local_rope_theta"), takes=(*_ROPE, "full_attention_every")),
     "starcoder2": _like(_CLASSIC, grouped_queries=True, takes=(*_ROPE, "sliding_window")),
     "gpt2": _like(
         _CLASSIC,
@@ -231,6 +267,19 @@ FAMILIES: Mapping[Family, Traits] = {
         needs=_EXPERTS,
         takes=(*_ROPE, "sliding_window"),
     ),
+    "qwen2_moe": Traits(
+        megatron="qwen2_moe.qwen2_moe",
+        biases="qkv",
+        shared_expert_gate=True,
+        even_heads=True,
+        balancing={
+            "moe_router_load_balancing_type": "aux_loss",
+            "moe_aux_loss_coeff": 0.001,
+            "source": "router_aux_loss_coef of Qwen2MoeConfig, transformers 5.23",
+        },
+        needs=(*_EXPERTS, "num_shared_experts"),
+        takes=(*_ROPE, "norm_topk_prob"),
+    ),
     "qwen3_moe": Traits(
         megatron="llama.qwen3_moe",
         transformer_engine=True,
@@ -251,7 +300,7 @@ FAMILIES: Mapping[Family, Traits] = {
             "source": "arXiv 2405.04434, section 3.1.2, alpha_1",
         },
         needs=("latent", *_EXPERTS),
-        takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts"),
+        takes=(*_ROPE, *_ROUTER),
     ),
     "deepseek_v3": Traits(
         megatron="deepseek.deepseek_v3",
@@ -264,7 +313,22 @@ FAMILIES: Mapping[Family, Traits] = {
             "source": "arXiv 2412.19437, section 4.2, alpha and gamma",
         },
         needs=("latent", *_EXPERTS),
-        takes=(*_ROPE, *_LATENT, "norm_topk_prob", "num_shared_experts"),
+        takes=(*_ROPE, *_ROUTER),
+    ),
+    "glm4_moe": Traits(
+        megatron="deepseek.glm4_moe",
+        router="sigmoid",
+        needs=_EXPERTS,
+        takes=(*_ROPE, *_ROUTER, "partial_rotary_factor"),
+        choices={"biases": ("none", "qkv"), "qk_norm": ("none", "head")},
+    ),
+    "minimax_m2": Traits(
+        megatron="minimax_m2.minimax_m2",
+        router="sigmoid",
+        qk_norm="width",
+        mlp_names=("block_sparse_moe", "w1", "w3", "w2"),
+        needs=_EXPERTS,
+        takes=(*_ROPE, "partial_rotary_factor"),
     ),
     "gpt_oss": Traits(
         interleaved_experts=True,

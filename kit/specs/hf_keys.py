@@ -90,6 +90,7 @@ def _without(base: Keys, *fields: str) -> Keys:
 _WINDOW = {"sliding_window": "sliding_window"}
 _NO_WINDOW = {"sliding_window": None}
 _EVEN = _without(_LLAMA, "head_dim")
+_OLMO = _like(_EVEN, defaults={"norm_eps": 1e-5}, only={"attention_bias": False})
 _DROPOUT = {"attention_dropout": 0.0, "hidden_dropout": 0.0}
 
 _GEMMA = _like(_LLAMA, defaults={"tied_embeddings": True})
@@ -104,18 +105,22 @@ _GEMMA_ONLY = {"attention_bias": False, "use_bidirectional_attention": (None, Fa
 _MOE = {"num_experts": "num_experts", "experts_per_token": "num_experts_per_tok"}
 _ROUTER = {"output_router_logits": False}
 
+_DEEPSEEK_EXPERTS = {
+    "num_experts": "n_routed_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "moe_ffn_hidden_size": "moe_intermediate_size",
+    "num_shared_experts": "n_shared_experts",
+    "first_dense_layers": "first_k_dense_replace",
+    "norm_topk_prob": "norm_topk_prob",
+    "router_groups": "n_group",
+    "router_top_groups": "topk_group",
+    "routed_scaling_factor": "routed_scaling_factor",
+}
+_DEEPSEEK_DEFAULTS = {"router_groups": 1, "router_top_groups": 1, "routed_scaling_factor": 1.0}
 _DEEPSEEK = _like(
     _without(_LLAMA, "head_dim"),
     names={
-        "num_experts": "n_routed_experts",
-        "experts_per_token": "num_experts_per_tok",
-        "moe_ffn_hidden_size": "moe_intermediate_size",
-        "num_shared_experts": "n_shared_experts",
-        "first_dense_layers": "first_k_dense_replace",
-        "norm_topk_prob": "norm_topk_prob",
-        "router_groups": "n_group",
-        "router_top_groups": "topk_group",
-        "routed_scaling_factor": "routed_scaling_factor",
+        **_DEEPSEEK_EXPERTS,
         "latent.q_lora_rank": "q_lora_rank",
         "latent.kv_lora_rank": "kv_lora_rank",
         "latent.nope_head_dim": "qk_nope_head_dim",
@@ -123,9 +128,7 @@ _DEEPSEEK = _like(
         "latent.value_head_dim": "v_head_dim",
     },
     defaults={
-        "router_groups": 1,
-        "router_top_groups": 1,
-        "routed_scaling_factor": 1.0,
+        **_DEEPSEEK_DEFAULTS,
         "first_dense_layers": 0,
         "norm_topk_prob": False,
         "latent.q_lora_rank": None,
@@ -180,7 +183,37 @@ KEYS: Mapping[Family, Keys] = {
         defaults={"norm_eps": 1e-5, **_NO_WINDOW},
         writes={"attention_dropout": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
     ),
-    "olmo2": _like(_EVEN, defaults={"norm_eps": 1e-5}, only={"attention_bias": False}),
+    "seed_oss": _like(
+        _LLAMA,
+        defaults={"head_dim": 128},
+        only={"attention_bias": True, "attention_out_bias": False, "mlp_bias": False},
+        writes={"attention_dropout": 0.0, "residual_dropout": 0.0},
+    ),
+    "smollm3": _like(
+        _EVEN,
+        names={"no_rope_every": "no_rope_layer_interval"},
+        defaults={"tied_embeddings": True, "no_rope_every": 4},
+        only={**_LLAMA.only, "use_sliding_window": (False, None)},
+        rope_theta=2_000_000.0,
+    ),
+    "granite": _like(
+        _EVEN,
+        names={
+            "embedding_multiplier": "embedding_multiplier",
+            "residual_multiplier": "residual_multiplier",
+            "logits_divisor": "logits_scaling",
+        },
+        defaults={"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "logits_divisor": 1.0},
+    ),
+    "ministral3": _like(_LLAMA, names=_WINDOW, defaults={"norm_eps": 1e-5, "head_dim": 128, **_NO_WINDOW}, only={}),
+    "olmo2": _OLMO,
+    "olmo3": _like(
+        _OLMO,
+        names=_WINDOW,
+        defaults={"sliding_window": 4096},
+        rope_theta=500_000.0,
+        full_attention_every=4,
+    ),
     "starcoder2": _like(
         _EVEN,
         names={"norm_eps": "norm_epsilon", **_WINDOW},
@@ -275,6 +308,28 @@ KEYS: Mapping[Family, Keys] = {
         writes={"attention_dropout": 0.0, "router_jitter_noise": 0.0, **_ROUTER},
         also={"num_local_experts": ("num_experts",)},
     ),
+    "qwen2_moe": _like(
+        _EVEN,
+        names={
+            **_MOE,
+            "moe_ffn_hidden_size": "moe_intermediate_size",
+            "norm_topk_prob": "norm_topk_prob",
+        },
+        defaults={
+            "num_experts": 60,
+            "experts_per_token": 4,
+            "moe_ffn_hidden_size": 1408,
+            "norm_topk_prob": False,
+        },
+        only={
+            "mlp_only_layers": ([], None),
+            "decoder_sparse_step": 1,
+            "qkv_bias": True,
+            "use_sliding_window": (False, None),
+        },
+        writes={"attention_dropout": 0.0, **_ROUTER},
+        also={"num_experts": ("num_local_experts",)},
+    ),
     "qwen3_moe": _like(
         _LLAMA,
         names={**_MOE, "moe_ffn_hidden_size": "moe_intermediate_size", "norm_topk_prob": "norm_topk_prob"},
@@ -303,6 +358,35 @@ KEYS: Mapping[Family, Keys] = {
             "rope_interleave": (True, None),
         },
         also={"n_routed_experts": ("num_local_experts",)},
+    ),
+    "glm4_moe": _like(
+        _LLAMA,
+        names=_DEEPSEEK_EXPERTS,
+        defaults={
+            **_DEEPSEEK_DEFAULTS,
+            "norm_eps": 1e-5,
+            "num_shared_experts": 1,
+            "first_dense_layers": 1,
+            "norm_topk_prob": True,
+        },
+        only={},
+        writes={"attention_dropout": 0.0, **_ROUTER},
+        also={"n_routed_experts": ("num_local_experts",)},
+        partial_rotary_factor=0.5,
+    ),
+    "minimax_m2": _like(
+        _LLAMA,
+        names={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+        defaults={"num_experts": 256, "experts_per_token": 8},
+        only={
+            "scoring_func": "sigmoid",
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "shared_intermediate_size": (0, None),
+        },
+        writes={"attention_dropout": 0.0, "router_jitter_noise": 0.0, **_ROUTER},
+        also={"num_local_experts": ("num_experts",)},
+        rope_theta=5_000_000.0,
     ),
     "gpt_oss": _like(
         _LLAMA,

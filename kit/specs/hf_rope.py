@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.errors import SpecError
+from kit.specs.families import FAMILIES
 from kit.specs.frozen import thawed
 from kit.specs.hf_keys import Keys
 from kit.specs.model import ModelSpec
@@ -19,9 +20,11 @@ def read_rope(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any
     """Fields of ModelSpec: base, scaling, part of a head. Raises SpecError for a scaling that is no mapping."""
     parameters = _mapping(config.get("rope_parameters") or config.get("rope_scaling") or {}, name)
     local: dict[str, Any] = {}
-    if keys.full_attention_every and config["model_type"] == "gemma3_text":
+    traits = FAMILIES[config["model_type"]]
+    if "local_rope_theta" in (*traits.takes, *traits.needs):
         inner = _mapping(parameters.get(_LAYERS[1], {}), name)
-        base = inner.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0
+        own = 10000.0 if config["model_type"] == "gemma3_text" else config.get("rope_theta") or keys.rope_theta
+        base = inner.get("rope_theta") or config.get("rope_local_base_freq") or own
         local = {"local_rope_theta": _number(base, name)}
         parameters = _mapping(parameters.get(_LAYERS[0], {} if _LAYERS[1] in parameters else parameters), name)
     scaling = dict(parameters)

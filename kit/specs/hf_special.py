@@ -1,4 +1,4 @@
-"""What three families say in their ``config.json`` in a way of their own."""
+"""What some families say in their ``config.json`` in a way of their own."""
 
 from __future__ import annotations
 
@@ -72,13 +72,98 @@ def _write_phi3(model: ModelSpec) -> dict[str, Any]:
     return {"original_max_position_embeddings": original}
 
 
+def _read_smollm3(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The list of layers counts, and not the interval, where a file has one: 1 rotates, 0 does not."""
+    rotated = config.get("no_rope_layers")
+    if rotated is None:
+        return {}
+    layers, every = data["num_layers"], 0
+    if isinstance(rotated, list) and isinstance(layers, int) and len(rotated) >= layers:
+        rotated = rotated[:layers]
+        every = rotated.index(0) + 1 if 0 in rotated else 0
+        if rotated == [int(not every or (layer + 1) % every != 0) for layer in range(layers)]:
+            return {"no_rope_every": every}
+    raise SpecError(
+        f"no_rope_layers={shown(rotated)} of {name}: layers without positions come in equal steps here; use a model "
+        "with no_rope_layer_interval alone"
+    )
+
+
+def _write_smollm3(model: ModelSpec) -> dict[str, Any]:
+    return {
+        "no_rope_layer_interval": model.no_rope_every or model.num_layers + 1,
+        "no_rope_layers": [int(model.rotates(layer)) for layer in range(model.num_layers)],
+    }
+
+
+def _read_granite(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Scores are multiplied by attention_multiplier: the root of query_pre_attn_scalar, turned over."""
+    multiplier = config.get("attention_multiplier", 1.0)
+    numbers = {key: data[key] for key in ("embedding_multiplier", "residual_multiplier", "logits_divisor")}
+    if any(isinstance(value, bool) or not isinstance(value, int | float) for value in (multiplier, *numbers.values())):
+        raise SpecError(f"a multiplier of {name} is no number; give one")
+    scalar = round(multiplier**-2) if 2**-12 <= multiplier <= 1 else 0
+    if not scalar or abs(scalar**-0.5 / multiplier - 1) > 1e-9:
+        raise SpecError(
+            f"attention_multiplier={multiplier} of {name}: here it is one over the root of a whole number up to 2²⁴; "
+            f"use {max(scalar, 1) ** -0.5}"
+        )
+    return {"query_pre_attn_scalar": scalar, **{key: float(value) for key, value in numbers.items()}}
+
+
+def _write_granite(model: ModelSpec) -> dict[str, Any]:
+    assert model.query_pre_attn_scalar is not None
+    return {"attention_multiplier": model.query_pre_attn_scalar**-0.5}
+
+
+def _read_qwen2_moe(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """One shared expert, as wide as several of the others."""
+    shared, one = config.get("shared_expert_intermediate_size", 5632), data["moe_ffn_hidden_size"]
+    if not (isinstance(shared, int) and isinstance(one, int)) or min(shared, one) < 1 or shared % one:
+        raise SpecError(
+            f"shared_expert_intermediate_size={shown(shared)} of {name} is no multiple of "
+            f"moe_intermediate_size={shown(one)}, as it is here; use a model where it is"
+        )
+    return {"num_shared_experts": shared // one}
+
+
+def _read_glm4_moe(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Biases of query, key and value, and norms of queries and keys, are switches of their own."""
+    return {
+        **({"biases": "qkv"} if config.get("attention_bias") else {}),
+        **({"qk_norm": "head"} if config.get("use_qk_norm") else {}),
+    }
+
+
+def _read_minimax_m2(config: Mapping[str, Any], data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Files say how many dimensions of a head are rotated (configuration_minimax_m2.py)."""
+    rotated, head_dim = config.get("rotary_dim"), data["head_dim"]
+    if rotated is None:
+        return {}
+    if not (isinstance(rotated, int) and isinstance(head_dim, int)) or not 0 < rotated <= head_dim:
+        raise SpecError(
+            f"rotary_dim={shown(rotated)} of {name} is no part of head_dim={shown(head_dim)}; use a whole number that "
+            "is no larger"
+        )
+    return {"partial_rotary_factor": rotated / head_dim}
+
+
 READ: Mapping[str, Callable[[Mapping[str, Any], Mapping[str, Any], str], dict[str, Any]]] = {
     "falcon": _read_falcon,
     "deepseek_v2": _read_deepseek,
     "deepseek_v3": _read_deepseek,
+    "smollm3": _read_smollm3,
+    "granite": _read_granite,
+    "qwen2_moe": _read_qwen2_moe,
+    "glm4_moe": _read_glm4_moe,
+    "minimax_m2": _read_minimax_m2,
 }
 WRITE: Mapping[str, Callable[[ModelSpec], dict[str, Any]]] = {
     "falcon": _write_falcon,
     "deepseek_v2": _write_deepseek_v2,
     "phi3": _write_phi3,
+    "smollm3": _write_smollm3,
+    "granite": _write_granite,
+    "qwen2_moe": lambda model: {"shared_expert_intermediate_size": model.shared_ffn_hidden_size},
+    "glm4_moe": lambda model: {"attention_bias": model.qkv_bias, "use_qk_norm": model.traits.qk_norm == "head"},
 }

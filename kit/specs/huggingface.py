@@ -21,6 +21,8 @@ _MOST_BYTES = 1 << 23
 """Classifiers list their labels; the longest config.json of the corpus has 300 kB."""
 _MODEL_TYPES: tuple[str, ...] = tuple(FAMILIES)
 """``model_type`` values that are understood: the families of ``ModelSpec``."""
+_ALSO: Mapping[str, Family] = {"kimi_k2": "deepseek_v3"}
+"""Own names that files give to a family: Kimi K2's architectures are DeepseekV3ForCausalLM."""
 
 
 def read_config(directory: Path) -> ModelSpec:
@@ -43,6 +45,9 @@ def model_from_config(config: Mapping[str, Any], name: str, source: str) -> Mode
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise SpecError(_unsupported(config, name))
+    if kind in _ALSO:
+        kind = _ALSO[kind]
+        config = {**config, "model_type": kind}
     if kind not in _MODEL_TYPES:
         return _of_another_type(config, name, source)
     family: Family = config["model_type"]

@@ -19,6 +19,7 @@ from kit.specs.families import (
     Norm,
     NormPlacement,
     Positions,
+    QKNorm,
     Traits,
     families_with,
 )
@@ -99,7 +100,7 @@ class Approximation:
     """Elements of a token's keys and values there, of all heads."""
     norm: Norm = "rmsnorm"
     norm_placement: NormPlacement = "input"
-    qk_norm: Literal["none", "head", "width"] = "none"
+    qk_norm: QKNorm = "none"
     gated_mlp: bool = True
     activation: Activation = "silu"
     eager_gelu: bool = False
@@ -155,6 +156,8 @@ class ModelSpec:
     """Activation of the MLP; null = the family's."""
     biases: Biases | None = None
     """Linear layers that have a bias; null = the family's."""
+    qk_norm: QKNorm | None = None
+    """Which norm queries and keys have; null = the family's."""
     positions: Positions | None = None
     """How a token knows its place; null = the family's."""
     rope_theta: _Base | None = 10000.0
@@ -165,6 +168,8 @@ class ModelSpec:
     """Hugging Face's rope_parameters beyond the base (rope_type, factor, …)."""
     partial_rotary_factor: Annotated[float, Within(gt=0, le=1)] = 1.0
     """Part of a head that is rotated."""
+    no_rope_every: _Layers = 0
+    """Every such layer (the 4th, the 8th, …) knows no positions; 0 = all rotate."""
     sliding_window: _Tokens | None = None
     """Positions that a token attends to, its own included; null for all before it."""
     full_attention_every: _Layers = 0
@@ -175,6 +180,12 @@ class ModelSpec:
     """Logits go through cap·tanh(logit/cap); null = unchanged."""
     query_pre_attn_scalar: _Width | None = None
     """Scores are divided by its root; null = by that of head_dim."""
+    embedding_multiplier: _Factor = 1.0
+    """Factor of the embeddings (Granite)."""
+    residual_multiplier: _Factor = 1.0
+    """Factor of what attention and MLP add to the residual stream."""
+    logits_divisor: _Factor = 1.0
+    """Logits are divided by it."""
     parallel_residual: bool = False
     """Whether attention and MLP of a layer read the same input, and both are added to it."""
     shared_norm: bool = False
@@ -292,11 +303,6 @@ class ModelSpec:
         return self.traits.biases == "all"
 
     @property
-    def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised."""
-        return self.traits.qk_norm != "none"
-
-    @property
     def is_encoder_decoder(self) -> bool:
         """Whether it maps a source to a target, each with a stack of its own."""
         return self.encoder_layers > 0
@@ -312,6 +318,10 @@ class ModelSpec:
             return self.sliding_window if layer < self.approximate.windowed_layers else None
         every = self.full_attention_every
         return None if every and (layer + 1) % every == 0 else self.sliding_window
+
+    def rotates(self, layer: int) -> bool:
+        """Whether queries and keys of this layer (from 0) are rotated by their positions."""
+        return self.traits.positions == "rope" and not (self.no_rope_every and (layer + 1) % self.no_rope_every == 0)
 
     def windowed(self, seq_length: int) -> bool:
         """Whether a sliding window cuts anything off sequences of this length, in any layer."""

@@ -176,7 +176,7 @@ def reference(
         betas=(0.9, 0.95),
         eps=eps,
     )
-    buffers = SavedBuffers(model)
+    buffers = SavedBuffers(model, spec)
     result = Trajectory(initial=_on_disk(spec, {name: p.detach().clone() for name, p in model.named_parameters()}))
     result.initial |= dict(buffers.export(StateKind.MASTER))
     for step in range(steps):

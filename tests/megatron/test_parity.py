@@ -11,7 +11,21 @@ from transformers import AutoModelForCausalLM
 
 from tests.megatron import cases, inside
 from tests.megatron.conftest import steps
-from tests.megatron.shapes import CAPPED, DEEPSEEK, GPT_OSS, LONGROPE, NEOX, TWO_ROTATIONS, WINDOW
+from tests.megatron.shapes import (
+    CAPPED,
+    DEEPSEEK,
+    GLM,
+    GPT_OSS,
+    GRANITE,
+    LONGROPE,
+    MINIMAX,
+    MINISTRAL,
+    NEOX,
+    NO_POSITIONS,
+    OLMO3,
+    TWO_ROTATIONS,
+    WINDOW,
+)
 from tests.training import tiny
 from tests.workers import pool
 
@@ -68,6 +82,25 @@ CASES = {
     "tp2-sp-ep2-deepseek": ("deepseek_v3", TWO_LAYERS | DEEPSEEK, {"tp": 2, "sp": True, "ep": 2}),
     "tp2-dense-deepseek": ("deepseek_v3", TWO_LAYERS | DEEPSEEK | {"first_dense_layers": 2}, {"tp": 2}),
     "tp2-sp-ep2-gpt-oss": ("gpt_oss", TWO_LAYERS | GPT_OSS, {"tp": 2, "sp": True, "ep": 2}),
+    "tp2-seed-oss": ("seed_oss", TWO_LAYERS, {"tp": 2}),
+    "pp2-smollm3": ("smollm3", TWO_LAYERS | NO_POSITIONS, {"pp": 2}),
+    "tp2-sp-tied-granite": ("granite", TWO_LAYERS | GRANITE | {"tied_embeddings": True}, {"tp": 2, "sp": True}),
+    "pp2-granite": ("granite", TWO_LAYERS | GRANITE, {"pp": 2}),
+    "cp2-ministral3": ("ministral3", TWO_LAYERS | MINISTRAL, {"cp": 2}),
+    "tp2-olmo2": ("olmo2", TWO_LAYERS, {"tp": 2}),
+    "tp2-sp-dp2-olmo2": ("olmo2", TWO_LAYERS, {"tp": 2, "sp": True, "dp": 2, "zero_stage": 1}),
+    "tp2-sp-olmo3": ("olmo3", TWO_LAYERS | OLMO3, {"tp": 2, "sp": True}),
+    "cp2-short-olmo3": ("olmo3", TWO_LAYERS | OLMO3 | {"sliding_window": 64}, {"cp": 2}),
+    "tp2-short-gemma3": ("gemma3_text", TWO_LAYERS | TWO_ROTATIONS | {"sliding_window": 64}, {"tp": 2}),
+    "tp2-sp-ep2-qwen2-moe": (
+        "qwen2_moe",
+        TWO_LAYERS | {"norm_topk_prob": False},
+        {"tp": 2, "sp": True, "ep": 2},
+    ),
+    "tp2-sp-ep2-glm4-moe": ("glm4_moe", TWO_LAYERS | GLM, {"tp": 2, "sp": True, "ep": 2}),
+    "pp2-glm4-moe-air": ("glm4_moe", TWO_LAYERS | GLM | {"biases": None, "qk_norm": None}, {"pp": 2}),
+    "tp2-sp-minimax-m2": ("minimax_m2", TWO_LAYERS | MINIMAX, {"tp": 2, "sp": True, "etp": 2}),
+    "dp2-ep2-minimax-m2": ("minimax_m2", TWO_LAYERS | MINIMAX, {"dp": 2, "ep": 2, "zero_stage": 1}),
     "tp4-five-tokens": ("llama", TWO_LAYERS | {"vocab_size": 5}, {"tp": 4}),  # the last rank has padding alone
     "tp2-pp2-sp": ("llama", LLAMA, {"tp": 2, "pp": 2, "sp": True}),
     "dp2-pp2-vp2-distributed-optimizer-tied-qwen3": (
@@ -203,6 +236,15 @@ def test_logits_are_those_of_transformers(references, name):
             "megatron-shared-key-of-own-heads",
             "tp2-sp-ep2-deepseek",
             "gradients[model.layers.0.self_attn.kv_a_proj_with_mqa.weight]",
+        ),
+        ("megatron-norm-of-own-heads", "tp2-olmo2", "gradients[model.layers.0.self_attn.q_norm.weight]"),
+        ("megatron-whole-residual", "tp2-sp-tied-granite", "losses[0]"),
+        ("megatron-ungated-shared-expert", "tp2-sp-ep2-qwen2-moe", "losses[0]"),
+        ("megatron-one-rotation", "tp2-short-gemma3", "losses[0]"),
+        (
+            "megatron-forgotten-correction",
+            "dp2-ep2-minimax-m2",
+            "gradients[model.layers.0.block_sparse_moe.gate.weight]",
         ),
     ],
 )

@@ -72,7 +72,7 @@ def test_every_flag_is_in_the_recorded_table_and_agrees_with_the_plan():
         assert ("--swiglu" in flags) == model.gated_mlp
         assert ("--disable-bias-linear" in flags) != model.linear_bias
         assert ("--add-qkv-bias" in flags) == model.qkv_bias
-        assert ("--qk-layernorm" in flags) == model.qk_norm
+        assert ("--qk-layernorm" in flags) == (model.traits.qk_norm == "head")
         assert flags["--norm-epsilon"] == model.norm_eps
         assert flags.get("--rotary-base") == (None if model.learned_positions else model.rope_theta)
         assert ("--recompute-granularity" in flags) == (layout.recompute != "none")

@@ -39,7 +39,7 @@ def shards_of(sharding, tensors, spec, tp):
 
 
 def specs(family, tied):
-    fixed = TRAITS[family].even_heads or family in ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss")
+    fixed = TRAITS[family].even_heads or family in ("mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "minimax_m2")
     own = BY_FAMILY.get(family, {}) | ({} if fixed else {"head_dim": 16})  # which does not split the hidden size
     return tiny.model(family, vocab_size=127, tied_embeddings=tied, **own)
 

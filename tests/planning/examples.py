@@ -41,7 +41,7 @@ def random_model(rng: random.Random, family: Family) -> ModelSpec:
         "moe_ffn_hidden_size": 0
         if family not in WITH_EXPERTS
         else width
-        if family in ("mixtral", "gpt_oss")
+        if family in ("mixtral", "gpt_oss", "minimax_m2")
         else rng.randint(8, 300),
     }
     return ModelSpec(
@@ -72,7 +72,17 @@ def _own(rng: random.Random, family: Family, groups: int, heads: int) -> dict[st
         own["partial_rotary_factor"] = rng.choice([0.5, 1.0])
     if "query_pre_attn_scalar" in takes:
         own["query_pre_attn_scalar"] = rng.randint(8, 300)
+    if "attention_softcap" in takes:
         own["attention_softcap"], own["logit_softcap"] = rng.choice([(None, None), (50.0, None), (20.0, 30.0)])
+    if "residual_multiplier" in takes:
+        own |= {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_divisor": rng.choice([1.0, 8.0])}
+    if family == "ministral3":
+        beta = {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.1}
+        own["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0} | beta
+    if "no_rope_every" in takes:
+        own["no_rope_every"] = rng.randint(0, 1)
+    if "qk_norm" in family_traits[family].choices:
+        own |= {"qk_norm": rng.choice([None, "head"]), "biases": rng.choice([None, "qkv"])}
     if "local_rope_theta" in takes:
         own["local_rope_theta"] = 5000.0
     if "latent" in takes:
@@ -83,8 +93,11 @@ def _own(rng: random.Random, family: Family, groups: int, heads: int) -> dict[st
             value_head_dim=rng.randint(2, 20),
             q_lora_rank=rng.choice([None, rng.randint(4, 60)]),
         )
-        own |= {"num_shared_experts": rng.randint(1, 3), "first_dense_layers": rng.randint(0, 3)}
-        own |= {"router_groups": 2, "router_top_groups": rng.randint(1, 2), "routed_scaling_factor": 1.5}
+    if "num_shared_experts" in takes:
+        own["num_shared_experts"] = rng.randint(1, 3)
+    if "first_dense_layers" in takes:
+        own |= {"first_dense_layers": rng.randint(0, 3), "routed_scaling_factor": 1.5}
+        own |= {"router_groups": 2, "router_top_groups": rng.randint(1, 2)}
     if "parallel_residual" in takes:
         own["parallel_residual"] = rng.random() < 0.7
     if family == "falcon":

@@ -33,7 +33,7 @@ from tests.planning.examples import FAMILIES
 
 KEPT = json.loads(model_types.RESULTS.read_text(encoding="utf-8"))["types"]
 APPROXIMATE = sorted(name for name, row in KEPT.items() if row["planned"] == "approximately")
-ALWAYS = ("qwen3_next", "falcon_h1", "glm4_moe", "llama4_text", "nemotron_h", "gemma3n_text", "kimi_linear")
+ALWAYS = ("qwen3_next", "falcon_h1", "exaone_moe", "llama4_text", "nemotron_h", "gemma3n_text", "kimi_linear")
 TODAY = random.Random(datetime.date.today().toordinal()).sample(sorted(KEPT), 8)
 SMALL = {
     "vocab_size": 96,
@@ -84,7 +84,7 @@ def test_described_families_are_within_the_printed_bands(family: str) -> None:
 
 
 def test_a_configuration_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = {"model_type": "smollm3", **SMALL}
+    config = {"model_type": "arcee", **SMALL}
     first = model_from_config(config, "tiny", "config.json")
 
     def none(*_: object, **__: object) -> NoReturn:
@@ -98,10 +98,10 @@ def test_without_transformers_parameters_are_estimated(monkeypatch: pytest.Monke
     def none(_: str) -> NoReturn:
         raise PackageNotFoundError
 
-    config = AutoConfig.for_model("smollm3").to_dict()
-    exact = approximated(config, described(config), "SmolLM3", "default")
+    config = AutoConfig.for_model("cwm").to_dict()
+    exact = approximated(config, described(config), "CWM", "default")
     monkeypatch.setattr(counting, "version", none)
-    model = model_from_config(config, "SmolLM3", "config.json")
+    model = model_from_config(config, "CWM", "config.json")
     assert model.approximate is not None
     assert not model.approximate.counted
     assert count(model).total == pytest.approx(count(exact).total, rel=1e-4)
@@ -140,9 +140,9 @@ def test_megatron_is_refused_by_name() -> None:
         ({"model_type": "qwen9"}, "not known to the installed transformers; a newer version may know it"),
         ({"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "x.Y"}}, "is code in its repository"),
         ({"model_type": "clip"}, "is no causal language model of transformers"),
-        ({"model_type": "smollm3", **SMALL, "num_hidden_layers": -1}, "num_hidden_layers|num_layers|refuses"),
-        ({"model_type": "smollm3", **SMALL, "hidden_size": "wide"}, "hidden_size|refuses config.json"),
-        ({"model_type": "smollm3", **SMALL, "num_attention_heads": 0}, "refuses config.json"),
+        ({"model_type": "arcee", **SMALL, "num_hidden_layers": -1}, "num_hidden_layers|num_layers|refuses"),
+        ({"model_type": "arcee", **SMALL, "hidden_size": "wide"}, "hidden_size|refuses config.json"),
+        ({"model_type": "arcee", **SMALL, "num_attention_heads": 0}, "refuses config.json"),
     ],
 )
 @pytest.mark.usefixtures("without_a_process")

@@ -87,6 +87,7 @@ def test_every_family_computes_with_every_parameter(family: Any) -> None:
     model = random_model(random.Random(1), family)
     if family in WITH_EXPERTS:  # torch's grouped products want rows of a multiple of 16 bytes
         widths = {"hidden_size": 16 * model.num_attention_heads, "ffn_hidden_size": 32, "moe_ffn_hidden_size": 32}
+        widths |= {"head_dim": 16} if model.traits.even_heads else {}
         model = dataclasses.replace(model, **widths, experts_per_token=model.num_experts)
     built = AutoModelForCausalLM.from_config(hf_config(model))
     ids = torch.randint(0, model.vocab_size, (2, 12), generator=torch.Generator().manual_seed(0))

@@ -32,7 +32,7 @@ def expected_parameters(spec) -> int:
     h, f, v = spec.hidden_size, spec.ffn_hidden_size, spec.vocab_size
     q, kv = spec.num_attention_heads * spec.head_dim, spec.num_key_value_heads * spec.head_dim
     attention = h * (q + 2 * kv) + q * h + (q + 2 * kv if spec.qkv_bias else 0) + (h if spec.linear_bias else 0)
-    attention += 2 * spec.head_dim if spec.qk_norm else 0
+    attention += 2 * spec.head_dim if spec.traits.qk_norm == "head" else 0
     mlp = (3 if spec.gated_mlp else 2) * h * f + (f + h if spec.linear_bias else 0)
     if spec.num_experts:
         mlp = spec.num_experts * (3 * h * spec.moe_ffn_hidden_size + h)

@@ -56,8 +56,17 @@ def model(family: Family = "llama", **changes: Any) -> ModelSpec:
         shape |= {
             "num_experts": 4,
             "experts_per_token": 2,
-            "moe_ffn_hidden_size": 64 if family in ("mixtral", "gpt_oss") else 16,
+            "moe_ffn_hidden_size": 64 if family in ("mixtral", "gpt_oss", "minimax_m2") else 16,
         }
+    if family == "qwen2_moe":
+        shape |= {"num_shared_experts": 2}
+    if family == "ministral3":
+        beta = {"original_max_position_embeddings": 64, "llama_4_scaling_beta": 0.1}
+        shape |= {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0} | beta}
+    if family == "granite":
+        shape |= {"query_pre_attn_scalar": 16}
+    if family == "olmo3":
+        shape |= {"sliding_window": 64, "local_rope_theta": 10000.0}
     if family == "deepseek_v3":
         latent = LatentAttention(kv_lora_rank=12, nope_head_dim=6, rope_head_dim=4, value_head_dim=7, q_lora_rank=10)
         shape |= {"num_key_value_heads": 4, "latent": latent, "head_dim": latent.query_head_dim}

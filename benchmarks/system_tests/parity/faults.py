@@ -214,6 +214,35 @@ def _scores_alone(choose):
     return lambda *args, **keywords: choose(*args, **(keywords | {"expert_bias": None}))
 
 
+def _own_heads(_):
+    """A norm of all heads is one of this rank's heads alone."""
+    return lambda squares: squares * dist.get_world_size()
+
+
+def _rotated_everywhere(_):
+    """Layers without positions have them."""
+    return lambda model, layer: True
+
+
+def _whole(_):
+    """What a layer adds is not multiplied."""
+    from megatron.core.tensor_parallel.layers import RowParallelLinear
+
+    return RowParallelLinear.forward
+
+
+def _ungated(_):
+    """Shared experts have no weight."""
+    from megatron.core.transformer.mlp import MLP
+
+    return lambda self, hidden_states: MLP.forward(self, hidden_states)[0]
+
+
+def _by_windows_that_cut(_):
+    """Layers rotate by the base of those with windows only where a sequence is longer than the window."""
+    return lambda model: frozenset()
+
+
 def _summed_biases(_):
     """Under sequence parallelism the gradient of an expert's bias is added to those of other ranks' experts, as
     megatron-core has it."""
@@ -320,6 +349,15 @@ FAULTS: dict[str, Fault] = {
     "megatron-shared-key-of-own-heads": Fault(
         f"{_MEGATRON}.model.mla:gather_from_sequence_parallel_region", _without_sum
     ),
+    "megatron-norm-of-own-heads": Fault(
+        f"{_MEGATRON}.model.norms:reduce_from_tensor_model_parallel_region", _own_heads
+    ),
+    "megatron-rotated-everywhere": Fault("kit.specs.model:ModelSpec.rotates", _rotated_everywhere),
+    "megatron-whole-residual": Fault(f"{_MEGATRON}.model.layer_variants:ScaledRowParallelLinear.forward", _whole),
+    "megatron-ungated-shared-expert": Fault(
+        "megatron.core.transformer.moe.shared_experts:SharedExpertMLP.forward", _ungated
+    ),
+    "megatron-one-rotation": Fault(f"{_MEGATRON}.model.layers:_local_layers", _by_windows_that_cut),
     "megatron-forgotten-correction": Fault(
         "megatron.core.transformer.moe.router:topk_routing_with_score_function", _scores_alone
     ),

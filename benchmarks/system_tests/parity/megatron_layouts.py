@@ -105,6 +105,14 @@ _CAPPED = _WINDOW | {
     "logit_softcap": 3.0,
     "query_pre_attn_scalar": 4,
 }
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+_MSCALE = {"mscale": 1.0, "mscale_all_dim": 1.0}
 
 FAMILIES: dict[str, FamilyCase] = {
     "llama": FamilyCase("llama", _SHAPE, first=True),
@@ -113,6 +121,28 @@ FAMILIES: dict[str, FamilyCase] = {
     "qwen3": FamilyCase("qwen3", _SHAPE, first=True),
     "phi3": FamilyCase("phi3", _SHAPE),
     "gpt2": FamilyCase("gpt2", _SHAPE | {"tied_embeddings": False}),
+    "seed_oss": FamilyCase("seed_oss", _SHAPE),
+    "smollm3": FamilyCase("smollm3", _SHAPE | {"no_rope_every": 2}),
+    "granite": FamilyCase(
+        "granite",
+        _SHAPE
+        | {
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_divisor": 2.0,
+            "query_pre_attn_scalar": 4,
+        },
+    ),
+    "ministral3": FamilyCase(
+        "ministral3",
+        _SHAPE
+        | {"rope_scaling": _YARN | {"original_max_position_embeddings": 32, "llama_4_scaling_beta": 0.1, **_MSCALE}},
+    ),
+    "olmo2": FamilyCase("olmo2", _SHAPE),
+    "olmo3": FamilyCase(
+        "olmo3",
+        _SHAPE | _WINDOW | {"full_attention_every": 2, "local_rope_theta": 10000.0, "rope_scaling": _YARN},
+    ),
     "gemma2": FamilyCase("gemma2", _SHAPE | _CAPPED),
     "gemma3_text": FamilyCase(
         "gemma3_text",
@@ -132,32 +162,34 @@ FAMILIES: dict[str, FamilyCase] = {
             "routed_scaling_factor": 2.5,
             "num_shared_experts": 1,
             "first_dense_layers": 1,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-                "beta_fast": 32,
-                "beta_slow": 1,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-            },
+            "rope_scaling": _YARN | _MSCALE,
         },
         experts=True,
     ),
+    "qwen2_moe": FamilyCase("qwen2_moe", _SHAPE | {"norm_topk_prob": False}, experts=True),
+    "glm4_moe": FamilyCase(
+        "glm4_moe",
+        _SHAPE
+        | {
+            "num_experts": 8,
+            "experts_per_token": 4,
+            "routed_scaling_factor": 2.5,
+            "num_shared_experts": 1,
+            "first_dense_layers": 1,
+            "partial_rotary_factor": 0.5,
+            "biases": "qkv",
+            "qk_norm": "head",
+        },
+        experts=True,
+    ),
+    "minimax_m2": FamilyCase("minimax_m2", _SHAPE | {"partial_rotary_factor": 0.5}, experts=True),
     "gpt_oss": FamilyCase(
         "gpt_oss",
         _SHAPE
         | _WINDOW
         | {
             "full_attention_every": 2,
-            "rope_scaling": {
-                "rope_type": "yarn",
-                "factor": 4.0,
-                "original_max_position_embeddings": 16,
-                "beta_fast": 32.0,
-                "beta_slow": 1.0,
-                "truncate": False,
-            },
+            "rope_scaling": _YARN | {"truncate": False},
         },
         experts=True,
         whole_experts=True,
@@ -175,6 +207,10 @@ PLANTED: dict[str, tuple[str, str]] = {
     "megatron-swapped-experts": ("ep2", "mixtral"),
     "megatron-shared-key-of-own-heads": ("tp2-sp-etp2", "deepseek_v3"),
     "megatron-forgotten-correction": ("ep2", "deepseek_v3"),
+    "megatron-norm-of-own-heads": ("tp2-sp", "olmo2"),
+    "megatron-whole-residual": ("tp2-sp", "granite"),
+    "megatron-ungated-shared-expert": ("ep2", "qwen2_moe"),
+    "megatron-one-rotation": ("tp2-sp", "olmo3"),
     "megatron-summed-expert-biases": ("ep2-tp2-sp", "gpt_oss"),
     "megatron-joined-documents": ("cp2-packed", "llama"),
     "megatron-running-positions": ("pp2-vp2-packed", "gpt2"),

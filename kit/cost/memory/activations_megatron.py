@@ -54,7 +54,7 @@ def _attention(workload: Workload) -> dict[str, float]:
         # Keys and values of the whole sequence instead (context.py), and both halves of the output beside their sum.
         inputs, output = query + 2 * key_value * workload.layout.cp, 2 * query
     saved = element * (inputs + output)
-    if model.qk_norm:
+    if model.traits.qk_norm != "none":
         saved += element * query + 4 * (heads + key_value / model.head_dim)
     return {"attention": saved * workload.tokens, "core_attn": _scores(workload)}
 

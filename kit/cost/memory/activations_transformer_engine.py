@@ -48,7 +48,7 @@ def _attention(workload: Workload) -> dict[str, float]:
     query = model.query_width / workload.layout.tp
     key_value = max(model.key_value_width / workload.layout.tp, model.head_dim)
     saved = ELEMENT * (query + 2 * key_value) * tokens
-    if model.qk_norm:
+    if model.traits.qk_norm != "none":
         saved += (ELEMENT * (query + key_value) + 4 * (query + key_value) / model.head_dim) * tokens
     terms = {"attention": saved, "attention_output": _output_bytes(workload) * query * tokens}
     terms["core_attn"] = _scores(workload)

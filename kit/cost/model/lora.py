@@ -27,7 +27,8 @@ def adapter_parameters_of(model: ModelSpec, lora: LoraSpec) -> float:
     dense = model.first_dense_layers if model.num_experts else model.num_layers
     mlp = dense * _mlp(model, model.ffn_hidden_size)
     if model.num_shared_experts:
-        mlp += (model.num_layers - dense) * _mlp(model, model.shared_ffn_hidden_size)
+        gate = h + 1 if model.traits.shared_expert_gate else 0
+        mlp += (model.num_layers - dense) * (_mlp(model, model.shared_ffn_hidden_size) + gate)
     return float(lora.rank * (attention + mlp))
 
 

@@ -30,9 +30,10 @@ class LayerParameters(NamedTuple):
     router: int
     """Scores of the experts: the same on every tensor-parallel rank."""
     split_biases: int
-    """Biases that are split with their matrix (query, key, value and the MLP's first), and attention sinks."""
+    """Biases that are split with their matrix (query, key, value and the MLP's first), attention sinks, norms of all
+    query or key heads together."""
     replicated: int
-    """Norms, and biases added after a reduction: the same on every tensor-parallel rank."""
+    """Norms, the gate of shared experts, biases added after a reduction: the same on every tensor-parallel rank."""
 
     @property
     def active(self) -> int:
@@ -195,12 +196,14 @@ def _layer(model: ModelSpec, with_experts: bool) -> LayerParameters:
     attention, latent = _attention(model)
     query, key_value = model.query_width, model.key_value_width
     split = (query + 2 * key_value if model.qkv_bias else 0) + (heads if model.traits.attention_sinks else 0)
+    split += query + key_value if model.traits.qk_norm == "width" else 0
     replicated = _norms(model) + (h if biases else 0)
     experts = experts_biases = router = 0
     if with_experts:
         experts = model.num_experts * _mlp(model, model.moe_ffn_hidden_size)
         mlp = _mlp(model, model.shared_ffn_hidden_size)
         router = model.num_experts * h
+        replicated += h if model.traits.shared_expert_gate else 0
         if biases:
             experts_biases = model.num_experts * ((2 if model.gated_mlp else 1) * model.moe_ffn_hidden_size + h)
             replicated += model.num_experts
@@ -243,17 +246,13 @@ def _mlp(model: ModelSpec, width: int) -> int:
 
 
 def _norms(model: ModelSpec) -> int:
-    """Norm parameters of a layer: around attention and MLP, of queries and keys, of compressed states."""
+    """Norm parameters of a layer: around attention and MLP, of query and key heads, of compressed states."""
     around = 4 if model.traits.norm_placement == "both" else 1 if model.shared_norm else 2
     if model.latent:
         compressed = model.latent.kv_lora_rank + (model.latent.q_lora_rank or 0)
         return around * _norm(model, model.hidden_size) + _norm(model, compressed)
-    heads = {
-        "none": 0,
-        "head": 2 * model.head_dim,
-        "width": (model.num_attention_heads + model.num_key_value_heads) * model.head_dim,
-    }
-    return around * _norm(model, model.hidden_size) + _norm(model, heads[model.traits.qk_norm])
+    heads = 2 * model.head_dim if model.traits.qk_norm == "head" else 0
+    return around * _norm(model, model.hidden_size) + _norm(model, heads)
 
 
 def _norm(model: ModelSpec, width: int) -> int:

@@ -75,7 +75,9 @@ class DataParallel(ModelParallelStrategy):
         # Tied parameters come once, under the name that transformers saves: the first.
         self.parameters = trainable(engine.module)
         # Those of a model with adapters are loaded with its frozen weights.
-        self.buffers = SavedBuffers(torch.nn.Module() if self.rundir.plan.job.lora else engine.module)
+        self.buffers = SavedBuffers(
+            torch.nn.Module() if self.rundir.plan.job.lora else engine.module, self.rundir.plan.model
+        )
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
         device = self.engine.device

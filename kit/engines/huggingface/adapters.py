@@ -180,7 +180,9 @@ def _frozen_source(model: PreTrainedModel, rundir: RunDirectory, shapes: Mapping
             "job.lora without run.model_path: adapters belong to the weights of a model; give its directory"
         )
     directory = HfDirectory(rundir.run.model_path)
-    return source_for_model(rundir.plan.model, directory, shapes, SavedBuffers(model), StateKind.MASTER)
+    return source_for_model(
+        rundir.plan.model, directory, shapes, SavedBuffers(model, rundir.plan.model), StateKind.MASTER
+    )
 
 
 def scale_bytes(model: torch.nn.Module) -> int:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import torch
 
 from kit.engines.base import StateKind, TensorSource
+from kit.engines.huggingface.experts import names_on_disk
+from kit.specs.model import ModelSpec
 
 _ENDING = ".e_score_correction_bias"
 
@@ -22,11 +24,12 @@ def is_buffer(name: str) -> bool:
 
 
 class SavedBuffers:
-    """The saved buffers of one transformers model; every rank has all of them."""
+    """The saved buffers of one transformers model, by their names on disk; every rank has all of them."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, spec: ModelSpec) -> None:
         names = [name for name, _ in model.named_buffers() if is_buffer(name)]
-        self._modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+        modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in names}
+        self._modules = {names_on_disk(spec, name)[0]: module for name, module in modules.items()}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

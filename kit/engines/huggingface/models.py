@@ -130,7 +130,7 @@ def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in skeleton.named_parameters():
         shapes |= shapes_on_disk(model, name, tuple(parameter.shape))
-    return shapes | SavedBuffers(skeleton).shapes
+    return shapes | SavedBuffers(skeleton, model).shapes
 
 
 def transformer_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -48,8 +48,10 @@ class HfRouting:
         self._routers: list[Any] = named if spec.num_experts and spec.approximate is None else []
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._after, layer))
-            if hasattr(router, _BIAS):
-                setattr(router, _BIAS, getattr(router, _BIAS).float())  # whatever the model was cast to
+        # Of the router itself, or of the block around it (modeling_minimax_m2.py).
+        self._biased: list[Any] = [module for module in model.modules() if self._routers and hasattr(module, _BIAS)]
+        for module in self._biased:
+            setattr(module, _BIAS, getattr(module, _BIAS).float())  # whatever the model was cast to
         self._record = RoutingRecord(spec, device) if self._routers else None
         self._loads: dict[int, list[torch.Tensor]] = {}
         """global_aux_loss: of each layer the part of the tokens of each expert, micro batch by micro batch."""
@@ -71,11 +73,10 @@ class HfRouting:
         if self._record is None:
             return
         self._record.reduce()
-        for layer, (router, tokens) in enumerate(zip(self._routers, self._record.tokens, strict=True)):
-            if hasattr(router, _BIAS):
-                bias = getattr(router, _BIAS)
-                bias += self._chosen.moe_router_bias_update_rate * torch.sign(tokens.mean() - tokens).float()
-                self._record.set_bias(layer, bias, copies=1)
+        for layer, (module, tokens) in enumerate(zip(self._biased, self._record.tokens, strict=False)):
+            bias = getattr(module, _BIAS)
+            bias += self._chosen.moe_router_bias_update_rate * torch.sign(tokens.mean() - tokens).float()
+            self._record.set_bias(layer, bias, copies=1)
 
     def metrics(self) -> Mapping[str, float | None]:
         """Metrics of the last step; empty without experts."""

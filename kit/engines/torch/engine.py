@@ -87,7 +87,7 @@ class TorchEngine(Engine):
         if plan.layout.gradient_dtype == "bf16":
             keep_gradients_in_bf16(self._parameters.values())
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
-        self._buffers = SavedBuffers(self._model if self._lora is None else torch.nn.Module())
+        self._buffers = SavedBuffers(self._model if self._lora is None else torch.nn.Module(), rundir.plan.model)
         self._norm: tuple[torch.Tensor, float] | None = None
         """Norm of the current gradients, on the device and on the host."""
         self._optimizer = Optimizer(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)

@@ -204,6 +204,32 @@ def ring_needs_16_bits(w: Workload) -> bool:
     return _ring(w) and w.job.precision == "fp32" and w.cluster.gpu.device == "cuda"
 
 
+@rule("megatron")
+def width_norm_splits_key_heads(w: Workload) -> str | None:
+    """kit/engines/megatron/model/norms.py, WidthRMSNorm: sums of squares would count the heads that two ranks share
+    twice."""
+    groups = w.model.num_key_value_heads
+    if w.model.traits.qk_norm == "width" and w.layout.tp > 1 and groups % w.layout.tp:
+        return (
+            f"tp={w.layout.tp} with num_key_value_heads={groups} of {w.model.name}, whose norm is of all key heads "
+            f"together; use {one_of(divisors(groups))}"
+        )
+    return None
+
+
+@rule("megatron")
+def queries_are_not_scaled_by_position(w: Workload) -> str | None:
+    """modeling_ministral3.py, get_llama_4_attn_scale: 1 up to the length before positions were stretched."""
+    scaling = w.model.rope_scaling or {}
+    original = scaling.get("original_max_position_embeddings")
+    if scaling.get("llama_4_scaling_beta") and isinstance(original, int) and w.job.seq_length > original:
+        return (
+            f"seq_length={w.job.seq_length} of {w.model.name}, which scales queries from position {original} on "
+            f"(llama_4_scaling_beta), as no layer of megatron-core does; use at most {original}, or layout.engine=torch"
+        )
+    return None
+
+
 # ---------------------------------------------------------------- experts
 
 

@@ -103,13 +103,18 @@ def _chunk(
         unpadded_vocab_size=model.vocab_size,
         **settings,
     )
+    chunk.to(torch.cuda.current_device())  # megatron-core builds the weight of shared experts on the CPU
     if not model.learned_positions:
         rotation = HfRotaryEmbedding if model.local_rope_theta is None else DualRotaryEmbedding
         chunk.rotary_pos_emb = rotation(model, chunk.pg_collection.cp)
-    if model.traits.scaled_embedding and chunk.pre_process:
+    factor = model.embedding_multiplier
+    if model.traits.scaled_embedding:
         # The factor in the dtype of the weights, as transformers has it (Gemma2TextScaledWordEmbedding).
         factor = torch.tensor(model.hidden_size**0.5).to(config.params_dtype).item()
+    if factor != 1 and chunk.pre_process:
         chunk.embedding.register_forward_hook(lambda _module, _inputs, output: output * factor)
+    if model.logits_divisor != 1 and chunk.post_process:
+        chunk.output_layer.register_forward_hook(partial(_divided, model.logits_divisor))
     if model.logit_softcap is not None and chunk.post_process:
         chunk.output_layer.register_forward_hook(partial(_capped, model.logit_softcap))
     if not config.bf16:
@@ -122,6 +127,10 @@ def _chunk(
 
 def _capped(cap: float, _module: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
     return cap * torch.tanh(output[0] / cap), output[1]
+
+
+def _divided(divisor: float, _module: Any, _inputs: Any, output: tuple[torch.Tensor, Any]) -> tuple[torch.Tensor, Any]:
+    return output[0] / divisor, output[1]
 
 
 def _leave(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from kit.engines.megatron.model.norms import NORMS
 
 
 class NormedRowParallelLinear(RowParallelLinear):
-    """The last projection of attention or MLP with a norm of its result, before it is added (Gemma 2 and 3)."""
+    """The last projection of attention or MLP with a norm of its result, before it is added (Gemma 2 and 3, OLMo)."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
@@ -24,6 +24,18 @@ class NormedRowParallelLinear(RowParallelLinear):
         output, bias = super().forward(input_)
         assert bias is None
         return self.post_layernorm(output), None
+
+
+class ScaledRowParallelLinear(RowParallelLinear):
+    """The last projection of attention or MLP with a factor of its result, before it is added (Granite)."""
+
+    factor: float
+
+    def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """(sequence, batch, input / tp) → (sequence, batch, output), summed over tensor-parallel ranks; no bias."""
+        output, bias = super().forward(input_)
+        assert bias is None
+        return output * self.factor, None
 
 
 class ExpertRowParallelLinear(RowParallelLinear):

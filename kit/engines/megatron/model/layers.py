@@ -45,9 +45,10 @@ from kit.engines.megatron.model.layer_variants import (
     ExpertRowParallelLinear,
     NormedRowParallelLinear,
     ParallelResidualLayer,
+    ScaledRowParallelLinear,
 )
 from kit.engines.megatron.model.mla import MultiLatentAttention
-from kit.engines.megatron.model.norms import NORMS
+from kit.engines.megatron.model.norms import NORMS, of_heads
 from kit.engines.megatron.model.rope import rotation_factor, score_factor
 from kit.engines.megatron.versions import define_missing_gemm
 from kit.errors import EngineError
@@ -65,6 +66,8 @@ class CausalAttention(torch.nn.Module):
     """The model's cap of attention scores; see ``core_attention``."""
     rotation_factor: float = 1.0
     """Factor of rotated queries and of rotated keys; scores get its square."""
+    stretched: frozenset[int] = frozenset()
+    """Numbers (from 1) of the layers where they have it."""
     has_sinks: bool = False
     """Whether each head has a score more, which is learned and adds nothing."""
 
@@ -84,7 +87,7 @@ class CausalAttention(torch.nn.Module):
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
         # (to the left, to the right), the token itself not counted (transformer_config.py, window_size)
         window = config.window_size[0] + 1 if windowed else None
-        if self.rotation_factor != 1:
+        if self.rotation_factor != 1 and layer_number in self.stretched:
             softmax_scale = (softmax_scale or config.kv_channels**-0.5) * self.rotation_factor**2
         self.scores = Scores(softmax_scale, window, self.softcap)
         self.sinks: torch.nn.Parameter | None = None
@@ -146,10 +149,18 @@ class CausalAttention(torch.nn.Module):
 class _DualRotaryAttention(SelfAttention):
     """Self-attention whose rotation depends on the layer: of the angles of both kinds it takes those of its own."""
 
+    local: frozenset[int]
+    """Numbers (from 1) of the layers with windows, also where no sequence is longer than these."""
+
     def forward(self, *args: Any, rotary_pos_emb: torch.Tensor, **kwargs: Any) -> Any:
         """``rotary_pos_emb``: (2, sequence, batch or 1, 1, head_dim); of layers that see all, of those with windows."""
-        windowed = self.core_attention.scores.window is not None
-        return super().forward(*args, rotary_pos_emb=rotary_pos_emb[int(windowed)], **kwargs)
+        return super().forward(*args, rotary_pos_emb=rotary_pos_emb[int(self.layer_number in self.local)], **kwargs)
+
+
+def _local_layers(model: ModelSpec) -> frozenset[int]:
+    """Numbers (from 1) of the layers that rotate by a base of their own."""
+    own = model.local_rope_theta is not None
+    return frozenset(layer + 1 for layer in range(model.num_layers) if own and model.window(layer) is not None)
 
 
 def core_attention(model: ModelSpec) -> type[CausalAttention]:
@@ -157,6 +168,8 @@ def core_attention(model: ModelSpec) -> type[CausalAttention]:
     of_model = {
         "softcap": model.attention_softcap,
         "rotation_factor": rotation_factor(model),
+        "stretched": frozenset(layer + 1 for layer in range(model.num_layers) if model.rotates(layer))
+        - _local_layers(model),
         "has_sinks": model.traits.attention_sinks,
     }
     return type("CausalAttention", (CausalAttention,), of_model)
@@ -173,8 +186,11 @@ def block_spec(model: ModelSpec, config: TransformerConfig, vp_stage: int | None
 
 
 def _layer(model: ModelSpec, config: TransformerConfig, has_experts: bool) -> ModuleSpec:
-    norm = NORMS[config.normalization]
-    last = NormedRowParallelLinear if model.traits.norm_placement == "both" else RowParallelLinear
+    placement = model.traits.norm_placement
+    norm = IdentityOp if placement == "output" else NORMS[config.normalization]
+    last: type[RowParallelLinear] = NormedRowParallelLinear if placement in ("both", "output") else RowParallelLinear
+    if model.residual_multiplier != 1:
+        last = type("ScaledRowParallelLinear", (ScaledRowParallelLinear,), {"factor": model.residual_multiplier})
     linear = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=last)
     return ModuleSpec(
         module=ParallelResidualLayer if model.parallel_residual else TransformerLayer,
@@ -197,16 +213,19 @@ def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParall
         return ModuleSpec(
             module=MultiLatentAttention, params={**parts, "softmax_scale": factor * model.latent.query_head_dim**-0.5}
         )
-    qk_norm = NORMS[config.normalization] if config.qk_layernorm else IdentityOp
+    norms = {"none": (IdentityOp,) * 2, "head": (NORMS[config.normalization],) * 2}
+    norms["width"] = of_heads(model.num_attention_heads), of_heads(model.num_key_value_heads)
+    query_norm, key_norm = norms[model.traits.qk_norm]
+    dual = type("DualRotaryAttention", (_DualRotaryAttention,), {"local": _local_layers(model)})
     return ModuleSpec(
-        module=SelfAttention if model.local_rope_theta is None else _DualRotaryAttention,
+        module=SelfAttention if model.local_rope_theta is None else dual,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
             core_attention=core_attention(model),
             linear_proj=last,
-            q_layernorm=qk_norm,
-            k_layernorm=qk_norm,
+            q_layernorm=query_norm,
+            k_layernorm=key_norm,
         ),
     )
 

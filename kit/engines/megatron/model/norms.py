@@ -10,6 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.mappings import (
+    copy_to_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 
@@ -41,6 +46,35 @@ class LayerNorm(torch.nn.LayerNorm):
         super().__init__(hidden_size, eps=eps, device=torch.cuda.current_device(), dtype=config.params_dtype)
         self.weight.sequence_parallel = config.sequence_parallel
         self.bias.sequence_parallel = config.sequence_parallel
+
+
+class WidthRMSNorm(torch.nn.Module):
+    """Root-mean-square norm of all heads together, of which each tensor-parallel rank has some (OLMo 2, MiniMax M2)."""
+
+    weight: Any
+    heads: int
+    """Query or key heads of the model (``of_heads``)."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
+        """``hidden_size``: width of one head."""
+        super().__init__()
+        device, own = torch.cuda.current_device(), self.heads // config.tensor_model_parallel_size
+        self.weight = torch.nn.Parameter(torch.empty(own * hidden_size, device=device, dtype=config.params_dtype))
+        set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
+        self._eps, self._width = eps, self.heads * hidden_size
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(sequence, batch, heads / tp, head_dim) → the same shape and dtype. Sums of squares are added up over ranks,
+        and so are their gradients."""
+        own = x.float().flatten(2)
+        squares = reduce_from_tensor_model_parallel_region(own.square().sum(-1, keepdim=True))
+        mean = copy_to_tensor_model_parallel_region(squares) / self._width
+        return (own * torch.rsqrt(mean + self._eps) * self.weight).type_as(x).view_as(x)
+
+
+def of_heads(heads: int) -> type[WidthRMSNorm]:
+    """The class above for so many heads: megatron-core tells a norm the width of one."""
+    return type("WidthRMSNorm", (WidthRMSNorm,), {"heads": heads})
 
 
 NORMS = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}

@@ -1,10 +1,13 @@
-"""DeepSeek-V3: latent attention, first layers with a dense MLP, then a router, shared experts and the others."""
+"""DeepSeek-V3: latent attention, first layers with a dense MLP, then a router, shared experts and the others.
+
+GLM-4.5 is the same with Llama's attention.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
-from kit.engines.megatron.weights.llama import LAYER, experts, in_layer, llama
+from kit.engines.megatron.weights.llama import LAYER, QK_NORMS, QKV_BIAS, WITHOUT_MLP, experts, in_layer, llama
 from kit.engines.megatron.weights.mapping import ParamMapping
 from kit.engines.megatron.weights.sharding import ColumnParallel, GatedMLP, Replicated, RowParallel, Sharding
 from kit.specs.model import ModelSpec
@@ -36,7 +39,7 @@ _SHARED_EXPERTS = (
     ),
     in_layer(f"{_SHARED}linear_fc2.weight", f"{_SHARED}down_proj.weight", sharding=RowParallel()),
 )
-_CORRECTION = dataclasses.replace(
+CORRECTION = dataclasses.replace(
     in_layer("mlp.router.expert_bias", "mlp.gate.e_score_correction_bias", sharding=Replicated()), frozen=True
 )
 
@@ -45,7 +48,18 @@ def deepseek_v3(model: ModelSpec) -> tuple[ParamMapping, ...]:
     """The whole map."""
     assert model.latent is not None
     query = _QUERY if model.latent.q_lora_rank is None else _COMPRESSED_QUERY
+    return llama(model, (*_NORMS_AND_OUTPUT, *query, *_KEY_VALUE, *_mlp(model)))
+
+
+def glm4_moe(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """Biases on query, key and value, and norms per head, where a model has them."""
+    biases = (QKV_BIAS,) if model.qkv_bias else ()
+    norms = QK_NORMS if model.traits.qk_norm == "head" else ()
+    return llama(model, (*WITHOUT_MLP, *biases, *norms, *_mlp(model)))
+
+
+def _mlp(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """The MLP of layers without experts, and of those with."""
     shared = _SHARED_EXPERTS if model.num_shared_experts else ()
-    routed = (_CORRECTION, *experts("mlp", "gate_proj", "up_proj", "down_proj"), *shared)
-    with_experts = tuple(dataclasses.replace(mapping, experts=True) for mapping in routed)
-    return llama(model, (*_NORMS_AND_OUTPUT, *query, *_KEY_VALUE, *_DENSE_MLP, *with_experts))
+    routed = (CORRECTION, *experts("mlp", "gate_proj", "up_proj", "down_proj"), *shared)
+    return (*_DENSE_MLP, *(dataclasses.replace(mapping, experts=True) for mapping in routed))

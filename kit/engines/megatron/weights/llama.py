@@ -8,6 +8,7 @@ from __future__ import annotations
 from kit.engines.megatron.weights.mapping import ParamMapping, embedding_and_head
 from kit.engines.megatron.weights.sharding import (
     QKV,
+    ColumnParallel,
     ConcatenatedRows,
     GatedMLP,
     Replicated,
@@ -35,10 +36,14 @@ LAYER = (
 )
 WITHOUT_MLP = tuple(mapping for mapping in LAYER if ".mlp." not in mapping.megatron)
 QKV_BIAS = in_layer("self_attention.linear_qkv.bias", *(f"{name}.bias" for name in _QKV), sharding=QKV())
-QK_NORMS = tuple(
-    in_layer(f"self_attention.{one}_layernorm.weight", f"self_attn.{one}_norm.weight", sharding=Replicated())
-    for one in ("q", "k")
+QK_NORMS, WIDTH_NORMS = (
+    tuple(
+        in_layer(f"self_attention.{one}_layernorm.weight", f"self_attn.{one}_norm.weight", sharding=sharding)
+        for one in ("q", "k")
+    )
+    for sharding in (Replicated(), ColumnParallel())
 )
+"""Norms of each head, and of all heads together, which ranks split as they split heads."""
 
 
 def experts(block: str, gate: str, up: str, down: str) -> tuple[ParamMapping, ...]:

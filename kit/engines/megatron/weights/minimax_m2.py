@@ -1,0 +1,23 @@
+"""MiniMax M2: Mixtral with norms of all query and of all key heads, and DeepSeek's correction of the router."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from kit.engines.megatron.weights.deepseek import CORRECTION
+from kit.engines.megatron.weights.llama import WIDTH_NORMS, WITHOUT_MLP, experts, llama
+from kit.engines.megatron.weights.mapping import ParamMapping
+from kit.specs.model import ModelSpec
+
+_NAME = "model.layers.{layer}.block_sparse_moe.e_score_correction_bias"
+_LAYER = (
+    *WITHOUT_MLP,
+    *WIDTH_NORMS,
+    dataclasses.replace(CORRECTION, hugging_face=(_NAME,)),
+    *experts("block_sparse_moe", "w1", "w3", "w2"),
+)
+
+
+def minimax_m2(model: ModelSpec) -> tuple[ParamMapping, ...]:
+    """The whole map."""
+    return llama(model, _LAYER)
