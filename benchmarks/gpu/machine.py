@@ -36,13 +36,14 @@ def describe(device: str) -> dict[str, Any]:
     ``changed``: whether tracked files other than results differ from the commit. ``load``: processes that wanted a core
     in the minute before.
     """
+    installed = {each.name.replace("_", "-"): each.version for each in importlib.metadata.distributions()}
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _output(["git", "rev-parse", "HEAD"]) or os.environ.get(COPIED_FROM),
         "changed": _output(["git", "status", "--porcelain", "--untracked-files=no", "--", ":/", RESULTS]) is not None,
         "load": round(os.getloadavg()[0], 1),
         "python": platform.python_version(),
-        "versions": {name: _version(name) for name in PACKAGES},
+        "versions": {name: installed.get(name) for name in PACKAGES},
         "device": device,
         "hardware": _gpu() if device == "cuda" else {"processor": platform.machine(), "cores": os.cpu_count()},
     }
@@ -53,13 +54,6 @@ def _gpu() -> dict[str, Any] | None:
     fields = ("name", "memory.total", "driver_version", "pcie.link.gen.max", "power.limit")
     listed = _output(["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
     return None if listed is None else dict(zip(fields, (word.strip() for word in listed.split(",")), strict=False))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _output(command: list[str]) -> str | None:

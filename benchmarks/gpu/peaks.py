@@ -20,8 +20,8 @@ COPIED_BYTES = {"cuda": 2**30, "cpu": 2**24}
 DISK_BYTES = {"cuda": 2**31, "cpu": 2**24}
 
 
-def measure(device: str, scratch: Path) -> dict[str, Any]:
-    """One list of peaks; each with what was measured, what the catalog says, and what the figures mean."""
+def measure(_: str, device: str, scratch: Path) -> dict[str, Any]:
+    """One list of peaks, each with what was measured, what the catalog says, and what the figures mean."""
     cluster = machine(device, scratch)
     gpu, size = cluster.gpu, COPIED_BYTES[device]
     rows = [_product(device, gpu.bf16_tflops), _copy("copy on the device", device, size, gpu.hbm_gbytes_per_s)]

@@ -190,7 +190,7 @@ def jobs(device: str, scratch: Path) -> list[Job]:
     ops = Job("compiled ops", "DeepSpeed's ops", {"kind": "ops"}, OPS_LIMIT_S)
     cases = [Job("predicted", case.name, {"kind": "case", "name": case.name}, case.limit_s) for case in CASES]
     return [
-        Job("peaks", "peaks", {"kind": "peaks"}, 60.0),
+        Job("peaks", "peaks", {"kind": "peaks", "name": "peaks"}, 60.0),
         *cases[:1],
         ops,
         *cases[1:5],

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
-import os
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
 from kit.errors import KitError
+from kit.training.__main__ import leave
 
-
-def main() -> int:
-    """Exit code 0 also where the row is an error: what happened is in the file."""
-    spec = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    row = outcome(spec)
-    Path(spec["out"]).write_text(json.dumps(row), encoding="utf-8")
-    return 0
+MODULES = {"peaks": "peaks", "case": "measured", "peer": "peers", "curves": "devices"}
+"""Kind of a row → what measures it."""
 
 
 def outcome(spec: dict[str, Any]) -> dict[str, Any]:
@@ -56,35 +52,16 @@ def out_of_memory(error: BaseException) -> BaseException | None:
 
 
 def _run(spec: dict[str, Any]) -> dict[str, Any]:
-    scratch, device = Path(spec["scratch"]), spec["device"]
-    match spec["kind"]:
-        case "peaks":
-            from benchmarks.gpu import peaks
+    """Imports what the kind needs alone: a package that one lacks is missing in its own rows."""
+    scratch, device, kind = Path(spec["scratch"]), spec["device"], spec["kind"]
+    if kind == "ops":  # compiled before anything is timed; the row is ok where some are not there, and says which
+        from kit.engines.deepspeed import ops
 
-            return peaks.measure(device, scratch)
-        case "case":
-            from benchmarks.gpu import measured
-
-            return measured.measure(spec["name"], device, scratch)
-        case "peer":
-            from benchmarks.gpu import peers
-
-            return peers.measure(spec["name"], device, scratch)
-        case "curves":
-            from benchmarks.gpu import devices
-
-            return devices.curves(spec["engine"], spec["on"], device, scratch, Path(spec["curves"]))
-        case "ops":
-            return _ops()
-        case kind:
-            raise ValueError(f"kind={kind!r}; use peaks, case, peer, curves or ops")
-
-
-def _ops() -> dict[str, Any]:
-    """DeepSpeed's ops compiled before anything is timed; the row is ok where some are not there, and says which."""
-    from kit.engines.deepspeed import ops
-
-    return {"ops": ops.compile_all()}
+        return {"ops": ops.compile_all()}
+    module = importlib.import_module(f"benchmarks.gpu.{MODULES[kind]}")
+    if kind == "curves":
+        return dict(module.curves(spec["engine"], spec["on"], device, scratch, Path(spec["curves"])))
+    return dict(module.measure(spec["name"], device, scratch))
 
 
 def _short(text: str, length: int = 400) -> str:
@@ -97,7 +74,6 @@ def _short(text: str, length: int = 400) -> str:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # threads of gloo and of Triton outlive the interpreter otherwise (kit/training/__main__.py, leave)
+    given = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(given["out"]).write_text(json.dumps(outcome(given)), encoding="utf-8")  # an error is a row too: exit code 0
+    leave(0)

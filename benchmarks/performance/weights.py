@@ -1,14 +1,13 @@
-"""Random weights on disk, and a worker on gloo processes that loads them: what loading and streaming share."""
+"""Random weights on disk, and gloo processes that load them: what loading and streaming share."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 import kit
 from kit.emit.run_directory import write
@@ -19,7 +18,7 @@ from kit.specs.model import ModelSpec
 from kit.specs.run import DataSpec, RunSpec
 from kit.training.checkpoint.to_huggingface import write_hf
 from kit.units import GIB
-from tests.support.runs import output, torchrun
+from tests.workers import pool
 
 
 def write_model(model: ModelSpec, directory: Path, dtype: str) -> None:
@@ -28,7 +27,12 @@ def write_model(model: ModelSpec, directory: Path, dtype: str) -> None:
 
 
 def measure(
-    model: ModelSpec, job: kit.JobSpec, pins: kit.Pins, directory: Path, name: str, worker: str
+    model: ModelSpec,
+    job: kit.JobSpec,
+    pins: kit.Pins,
+    directory: Path,
+    name: str,
+    worker: Callable[..., dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """What each rank of ``worker`` found on a plan for ``directory/model``, one process a sequence of the batch."""
     cluster = parse_cluster(f"{job.global_batch_size}xcpu")
@@ -36,18 +40,11 @@ def measure(
     cluster = dataclasses.replace(cluster, gpu=dataclasses.replace(cluster.gpu, memory_gib=64.0))
     plan = kit.plan(model, cluster, job, pins.but(micro_batch_size=1))
     run = RunSpec(model_path=str(directory / "model"), data=DataSpec(train="none"))
-    rundir, out = write(plan, run, directory / name), directory / f"{name}.json"
-    output(torchrun(cluster.num_gpus, worker, rundir.path, out))
-    found: list[dict[str, Any]] = json.loads(out.read_text(encoding="utf-8"))
-    return found
-
-
-def report(found: dict[str, Any], out: Path) -> None:
-    """In a worker: what each rank found, written by the first."""
-    everyone: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(everyone, found)
-    if dist.get_rank() == 0:
-        out.write_text(json.dumps(everyone), encoding="utf-8")
+    processes = pool(plan.layout.engine, cluster.num_gpus)
+    try:
+        return processes.run(worker, write(plan, run, directory / name), timeout_s=1500)
+    finally:
+        processes.close()
 
 
 def sizes(model: ModelSpec) -> tuple[int, int]:

@@ -61,6 +61,8 @@ SHAPES: dict[Family, dict[str, Any]] = {
 NONE, PUBLISHED, FASTER = "none", "as published", "its rate times 10"
 ARMS: dict[Family, tuple[str, ...]] = {"mixtral": (NONE, PUBLISHED), "deepseek_v3": (NONE, PUBLISHED, FASTER)}
 """Family → kinds of balancing; the last must balance."""
+COLUMNS = {"load_at_end": 2, "expert_load_max": 2, "expert_load_entropy": 3, "dead_experts": 1, "loss": 3}
+"""Figure → digits; ``expert_load_max`` is that of the worst layer."""
 COLORS = {NONE: "indianred", PUBLISHED: "steelblue", FASTER: "seagreen"}
 
 
@@ -70,23 +72,22 @@ class Curve:
 
     family: Family
     arm: str
-    load_max: list[float]
-    """Tokens of the fullest expert over the mean, of the worst layer, step by step."""
-    entropy: list[float]
-    dead: list[int]
-    losses: list[float]
+    steps: list[dict[str, float]]
+    """Of each step: the engine's metrics of routing, and the loss."""
     tokens: list[torch.Tensor]
     """(layers, experts) of each step."""
 
-    @property
-    def load_at_end(self) -> float:
-        """Fullest expert over the mean, of all tokens of the last steps together: no step's few texts decide."""
-        tokens = torch.stack(self.tokens[-LAST:]).sum(0).double()
-        return float((tokens.max(1).values / tokens.mean(1)).max())
+    def of(self, name: str) -> list[float]:
+        """One metric, step by step."""
+        return [step[name] for step in self.steps]
 
     def at_end(self, name: str) -> float:
-        """Mean over the last steps."""
-        return statistics.fmean(getattr(self, name)[-LAST:])
+        """Mean over the last steps. ``load_at_end``: fullest expert over the mean, of all their tokens together, so
+        that no step's few texts decide."""
+        if name != "load_at_end":
+            return statistics.fmean(self.of(name)[-LAST:])
+        tokens = torch.stack(self.tokens[-LAST:]).sum(0).double()
+        return float((tokens.max(1).values / tokens.mean(1)).max())
 
 
 def _text() -> torch.Tensor:
@@ -111,20 +112,17 @@ def run(spec: ModelSpec, arm: str, seed: int, text: torch.Tensor, steps: int) ->
             chosen["moe_router_bias_update_rate"] *= 10
         job["balancing"] = BalancingSpec(**chosen)
     plan = tiny.plan(spec, job=job, micro_batch_size=ROWS)
-    curve, routed = Curve(spec.family, arm, [], [], [], [], []), list[torch.Tensor]()
+    curve, routed = Curve(spec.family, arm, [], []), list[torch.Tensor]()
     with tempfile.TemporaryDirectory() as directory, process_group_of_one():
         engine = TorchEngine(tiny.run_directory(Path(directory) / "run", plan, seed=seed))  # type: ignore[arg-type]
         for name, module in engine.modules().items():
             if name.endswith(".gate"):
                 module.register_forward_hook(lambda _, __, output: routed.append(output[2].flatten()))
         for step, batch in zip(range(steps), _batches(text, seed), strict=False):
-            curve.losses.append(engine.forward_backward([batch]).mean)
+            loss = engine.forward_backward([batch]).mean
             curve.tokens.append(torch.stack([each.bincount(minlength=spec.num_experts) for each in routed]))
             routed.clear()
-            found: Any = engine.routing_metrics()
-            curve.load_max.append(found["expert_load_max"])
-            curve.entropy.append(found["expert_load_entropy"])
-            curve.dead.append(found["dead_experts"])
+            curve.steps.append({**engine.routing_metrics(), "loss": loss})  # type: ignore[dict-item]
             engine.apply(RATE * min(1.0, (step + 1) / WARMUP))
         engine.close()
     return curve
@@ -139,13 +137,13 @@ def main(seeds: int = 5, steps: int = STEPS, write: bool = False) -> int:
         for arm in ARMS[family]:
             for seed in range(seeds):
                 curves.append(end := run(spec, arm, seed, text, steps))
-                loss = end.at_end("losses")
-                print(f"{family}, {arm}, seed {seed}: load {end.load_at_end:.2f}, loss {loss:.3f}", flush=True)
+                load, loss = end.at_end("load_at_end"), end.at_end("loss")
+                print(f"{family}, {arm}, seed {seed}: load {load:.2f}, loss {loss:.3f}", flush=True)
     print(_table(curves))
     if write:
         Section("docs/training.md", "balancing", lambda: _table(curves)).write()
         _draw(curves)
-    return int(any(each.arm == ARMS[each.family][-1] and each.load_at_end > BOUND for each in curves))
+    return int(any(each.arm == ARMS[each.family][-1] and each.at_end("load_at_end") > BOUND for each in curves))
 
 
 def _groups(curves: Sequence[Curve]) -> dict[tuple[Family, str], list[Curve]]:
@@ -160,9 +158,8 @@ def _table(curves: Sequence[Curve]) -> str:
     rows = []
     for (family, arm), group in _groups(curves).items():
         cells = [family, arm]
-        columns = [("load_at_end", 2), ("load_max", 2), ("entropy", 3), ("dead", 1), ("losses", 3)]
-        for name, digits in columns:
-            ends = [curve.load_at_end if name == "load_at_end" else curve.at_end(name) for curve in group]
+        for name, digits in COLUMNS.items():
+            ends = [curve.at_end(name) for curve in group]
             cells.append(f"{statistics.fmean(ends):.{digits}f} ({min(ends):.{digits}f} to {max(ends):.{digits}f})")
         rows.append(cells)
     heads = ["model", "balancing", "fullest expert over the mean", "of one step", "entropy, 1 is even", "dead", "loss"]
@@ -176,9 +173,9 @@ def _draw(curves: Sequence[Curve]) -> None:
     axes: Any = figure.subplots(2, 2, sharex=True)
     for (family, arm), group in _groups(curves).items():
         column = list(SHAPES).index(family)
-        for axis, name in zip(axes[:, column], ("load_max", "entropy"), strict=True):
+        for axis, name in zip(axes[:, column], ("expert_load_max", "expert_load_entropy"), strict=True):
             for number, curve in enumerate(group):
-                values = getattr(curve, name)
+                values = curve.of(name)
                 smooth = [statistics.fmean(values[max(0, at - 9) : at + 1]) for at in range(len(values))]
                 axis.plot(smooth, color=COLORS[arm], linewidth=0.9, label=None if number else arm)
         axes[0, column].set_title(family)

@@ -7,14 +7,18 @@ script that is there already.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+from typing import Annotated
 
+import torch
+import typer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.program import run
 from kit.rehearsal.processes import metrics
 from tests.support.assets import ROOT
 
@@ -22,27 +26,24 @@ LEARNED = {"pretrained": 1.0, "chatted": 0.4}
 """Run → nats by which its held-out loss is below the loss of its first step."""
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(out: Annotated[Path | None, typer.Option(help="a folder that runs/speedrun.sh cpu wrote")] = None) -> int:
     """0 where both runs learned and the answers got likelier."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="a folder that runs/speedrun.sh cpu wrote")
-    out = parser.parse_args(arguments).out
-    if out is not None:
-        return _judge(out)
     with tempfile.TemporaryDirectory(prefix="kit-speedrun-") as scratch:
-        out = Path(scratch) / "speedrun"
-        subprocess.run(["bash", "runs/speedrun.sh", "cpu"], cwd=ROOT, env=os.environ | {"OUT": str(out)}, check=True)
+        if out is None:
+            out = Path(scratch) / "speedrun"
+            environment = os.environ | {"OUT": str(out)}
+            subprocess.run(["bash", "runs/speedrun.sh", "cpu"], cwd=ROOT, env=environment, check=True)
         return _judge(out)
 
 
 def _judge(out: Path) -> int:
     passed = True
-    for run, nats in LEARNED.items():
-        rows = metrics(out / run)
+    for name, nats in LEARNED.items():
+        rows = metrics(out / name)
         first = next(row["loss"] for row in rows if "loss" in row)
         last = [row["validation_loss"] for row in rows if row.get("validation_loss") is not None][-1]
         passed &= last < first - nats
-        print(f"{run}: loss {first:.2f} at first, {last:.2f} held out at the end (at least {nats} less)")
+        print(f"{name}: loss {first:.2f} at first, {last:.2f} held out at the end (at least {nats} less)")
     before, after = (_loss_of_answers(out / name, out / "chats-validation.jsonl") for name in ("base", "model"))
     print(f"held-out answers in transformers: {before:.2f} before the chats, {after:.2f} after")
     return 0 if passed and after < before else 1
@@ -50,9 +51,6 @@ def _judge(out: Path) -> int:
 
 def _loss_of_answers(model_path: Path, rows: Path) -> float:
     """Mean loss of a held-out chat's tokens."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
     tokenizer, model = AutoTokenizer.from_pretrained(model_path), AutoModelForCausalLM.from_pretrained(model_path)
     losses = []
     for line in rows.read_text(encoding="utf-8").splitlines():
@@ -64,4 +62,4 @@ def _loss_of_answers(model_path: Path, rows: Path) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(main)

@@ -7,13 +7,17 @@ interpreters; those that do not start are named and left out, and at least one m
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import program
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHONS = ["python3.11", "python3.12", "python3.13"]
@@ -24,11 +28,12 @@ ANSWERS = [
 ]
 
 
-def main(arguments: list[str] | None = None) -> int:
+Pythons = Annotated[list[str], typer.Option(help="an interpreter; repeatable")]
+
+
+def main(python: Pythons = PYTHONS) -> int:
     """0 where every interpreter that is there answers as the checkout does."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", nargs="+", default=PYTHONS, help=f"interpreters (default: {' '.join(PYTHONS)})")
-    pythons = [name for name in parser.parse_args(arguments).python if _starts(name)]
+    pythons = [name for name in python if _starts(name)]
     if not pythons:
         print("error: no interpreter starts; name one with --python", file=sys.stderr)
         return 2
@@ -40,17 +45,17 @@ def main(arguments: list[str] | None = None) -> int:
         (wheel,) = (place / "dist").glob("*.whl")
         expected = [json.loads(_run(sys.executable, "-m", "kit", *words, "--json", cwd=ROOT)) for words in ANSWERS]
         for number, name in enumerate(pythons):
-            python = _environment(name, place / f"environment{number}")
-            _run(python, "-m", "pip", "install", "--quiet", str(wheel))
-            assert _run(python, "-c", "import importlib.util as u; print(u.find_spec('torch'))") == "None\n"
-            found = [json.loads(_run(python, "-m", "kit", *words, "--json", cwd=place)) for words in ANSWERS]
+            there = _environment(name, place / f"environment{number}")
+            _run(there, "-m", "pip", "install", "--quiet", str(wheel))
+            assert _run(there, "-c", "import importlib.util as u; print(u.find_spec('torch'))") == "None\n"
+            found = [json.loads(_run(there, "-m", "kit", *words, "--json", cwd=place)) for words in ANSWERS]
             assert found == expected, f"{name}: the wheel answers otherwise than the checkout"
             run = place / f"run{number}"
-            _run(python, "-m", "kit", "recipes", "copy", "llama-1b-pretrain-amp-1xh100", str(run), cwd=place)
+            _run(there, "-m", "kit", "recipes", "copy", "llama-1b-pretrain-amp-1xh100", str(run), cwd=place)
             assert (run / "run" / "launch.sh").is_file()
-            packages = len(json.loads(_run(python, "-m", "pip", "list", "--format", "json")))
+            packages = len(json.loads(_run(there, "-m", "pip", "list", "--format", "json")))
             size = wheel.stat().st_size / 1e6
-            version = _run(python, "-m", "kit", "--version").strip()
+            version = _run(there, "-m", "kit", "--version").strip()
             print(f"{name}: {version}, {size:.1f} MB, {packages} packages; {len(ANSWERS)} answers as the checkout's")
     return 0
 
@@ -82,4 +87,4 @@ def _run(python: str, *words: str, cwd: Path | None = None) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program.run(main)

@@ -18,6 +18,7 @@ import typer
 
 import kit
 from benchmarks.performance import weights
+from benchmarks.performance.loading.worker import loaded
 from benchmarks.program import run
 from kit.specs.catalog import load_model
 from kit.specs.job import LoraSpec
@@ -40,7 +41,7 @@ def main(
         pins = kit.Pins(engine="torch", zero_stage=0)
     with tempfile.TemporaryDirectory(prefix="kit-loading-") as scratch:
         weights.write_model(spec, Path(scratch) / "model", "bfloat16")
-        ranks = weights.measure(spec, job, pins, Path(scratch), "run", "benchmarks.performance.loading.worker")
+        ranks = weights.measure(spec, job, pins, Path(scratch), "run", loaded)
     _, largest = weights.sizes(spec)
     failed = False
     for rank, found in enumerate(ranks):

@@ -1,25 +1,20 @@
-"""One rank: ``python -m benchmarks.performance.streaming.worker RUN_DIR OUT.json``, started by torchrun."""
+"""What one rank measures: weights in and out, and checkpoints, beside a plain copy."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
-from benchmarks.performance.weights import report
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import StateKind
 from kit.engines.huggingface.models import HfDirectory
-from kit.engines.megatron import cpu
-from kit.training.__main__ import leave
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints
 from kit.training.checkpoint.manager import CheckpointManager
@@ -32,15 +27,11 @@ TARGET = 256 * 2**20
 COUNTERS = Counters(step=1, samples_seen=1, tokens_seen=1, optimizer_steps=1)
 
 
-def main() -> None:
+def streamed(rundir: RunDirectory) -> dict[str, Any]:
     """Import, export and native checkpoints, each beside a plain copy of the same bytes by the same processes."""
-    torch.set_num_threads(1)
-    return_freed_memory()
-    dist.init_process_group("gloo")
-    cpu.install()
     from kit.engines.megatron.engine import MegatronEngine
 
-    rundir = RunDirectory.open(sys.argv[1])
+    return_freed_memory()
     scratch = rundir.path.parent / "scratch"
     engine = MegatronEngine(rundir)
     source = HfDirectory(rundir.run.model_path or "")
@@ -69,9 +60,8 @@ def main() -> None:
     found["export"] = side_by_side(export, lambda: write_plainly(files, scratch / "plain", copies=3), clean)
     clean()
     found["native"] = native(engine, rundir, scratch / "checkpoints")
-    report(found, Path(sys.argv[2]))
     engine.close()
-    dist.destroy_process_group()
+    return found
 
 
 def side_by_side(work: Callable[[], None], plain: Callable[[], None], before: Callable[[], None]) -> dict[str, float]:
@@ -143,8 +133,3 @@ def write_plainly(files: list[Path], directory: Path, copies: int) -> None:
 def _share(path: Path) -> tuple[int, int]:
     size, rank, world = path.stat().st_size, dist.get_rank(), dist.get_world_size()
     return size * rank // world, size * (rank + 1) // world
-
-
-if __name__ == "__main__":
-    main()
-    leave(0)

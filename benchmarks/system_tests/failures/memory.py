@@ -66,25 +66,14 @@ PHASES: dict[str, Callable[[], None]] = {
 
 
 @contextmanager
-def small_group(wanted: bool) -> Iterator[str | None]:
-    """A control group of ``KILLED_AT_BYTES`` where one is wanted and can be made; else an empty name, or None."""
-    if not wanted:
-        yield ""
-        return
+def small_group() -> Iterator[str]:
+    """A control group of ``KILLED_AT_BYTES``. Raises OSError where none can be made: only root may."""
     one_tree = (GROUPS / "cgroup.controllers").exists()  # version 2
     parent, limit = (GROUPS, "memory.max") if one_tree else (GROUPS / "memory", "memory.limit_in_bytes")
     group = parent / f"kit-failures-{os.getpid()}"
+    group.mkdir()
     try:
-        group.mkdir()
-    except OSError:
-        yield None
-        return
-    try:
-        try:
-            (group / limit).write_text(str(KILLED_AT_BYTES), encoding="ascii")
-        except OSError:
-            yield None
-            return
+        (group / limit).write_text(str(KILLED_AT_BYTES), encoding="ascii")
         yield str(group)
     finally:
         group.rmdir()
