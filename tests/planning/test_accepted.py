@@ -23,6 +23,8 @@ from kit.planner.plan import Plan
 from kit.specs import strict_yaml
 from tests.workers import pool
 
+pytestmark = pytest.mark.xdist_group("accepted")
+"""One process of two: its plans are drawn once."""
 CASES = int(os.environ.get("ACCEPTED_CASES", "2000"))
 LIMIT_S = 300 if CASES <= 2000 else 1500
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,6 +29,8 @@ from kit.specs.run import DataSpec, RunSpec
 from kit.units import human_seconds
 from tests.planning.random_cases import random_request, with_more_memory, with_twice_the_nodes
 
+pytestmark = pytest.mark.xdist_group("invariants")
+"""One process of two: its answers are looked for once."""
 CASES = int(os.environ.get("KIT_INVARIANTS", "40"))
 LONGEST_S = 3.0
 """Processor time of an answer."""
@@ -178,4 +180,4 @@ def test_run_directories_and_all_their_files_lint_without_errors(tmp_path: Path)
 
 if __name__ == "__main__":
     os.environ.setdefault("KIT_INVARIANTS", "1000")
-    raise SystemExit(pytest.main(["-q", __file__]))
+    raise SystemExit(pytest.main(["-q", __file__, str(Path(__file__).with_name("test_search.py"))]))

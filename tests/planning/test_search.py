@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import random
 
 import pytest
@@ -27,6 +28,7 @@ from kit.specs.layout import ENGINES, Pins
 from tests.planning.examples import job
 from tests.planning.random_cases import with_more_memory
 
+CASES = int(os.environ.get("KIT_INVARIANTS", "60"))
 PINS = (
     Pins(),
     Pins(),
@@ -56,7 +58,7 @@ def random_case(seed: int) -> tuple[str, str, JobSpec, Pins]:
     )
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(CASES))
 def test_a_plan_is_legal_fits_and_honours_its_pins_or_says_why_not(seed: int) -> None:
     name, machines, the_job, pins = random_case(seed)
     model, cluster = load_model(name), parse_cluster(machines)

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.system_tests.kills import cases as kills
+from benchmarks.system_tests.kills.processes import Job
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint.files import record_of, sealed
@@ -149,20 +150,25 @@ def rewrite(directory, files=None):
     path.write_text(json.dumps(sealed(data | ({} if files is None else {"files": files}))))
 
 
-def test_the_command_line_refuses_in_one_line(tmp_path):
-    """A DeepSpeed run on two processes."""
+def test_a_launched_run_refuses_in_one_line(tmp_path):
+    """A DeepSpeed run on two processes: by the command line, and where ranks are forks, which start in a second."""
     case = next(case for case in kills.CASES if case.name == "deepspeed-zero2")
     run = tmp_path / "run"
     kills.emit(case, run, kills.prepare(tmp_path / "data"), steps=4)
-    assert train(run, "--stop-at-step", "1").returncode == 0
+    assert Job.start(run, "--stop-at-step", "1").wait() == [0, 0]
     good = run / "checkpoints" / "step-00000001"
     for plant in (plant_in_a_pt_file, plant_no_files, plant_unlisted):
         planted = tmp_path / plant.__name__ / "step-00000001"
         shutil.copytree(good, planted)
         plant(planted, Canary(tmp_path / "sang"))
-        done = train(run, "--resume", planted)
-        printed = done.stdout + done.stderr
-        assert done.returncode not in (0, None)
+        if plant is plant_in_a_pt_file:
+            done = train(run, "--resume", planted)
+            assert done.returncode not in (0, None)
+            printed = done.stdout + done.stderr
+        else:
+            before = (run / "log.txt").read_text()
+            assert 0 not in Job.start(run, "--resume", str(planted)).wait()
+            printed = (run / "log.txt").read_text().removeprefix(before)
         assert f"{ROOT}/kit/" not in printed, "a traceback of torchrun's own says that a rank failed, none of kit's why"
         assert plant.__doc__ in next(line for line in printed.splitlines() if line.startswith("error: "))
     assert not (tmp_path / "sang").exists()
