@@ -83,6 +83,11 @@ PROOFS: dict[str, Proof] = {
         "families × layouts of Megatron-core, and faults; writes docs/megatron-parity.md", 30,
         f"{_PARITY}.megatron --write docs/megatron-parity.md", f"{_PARITY}.megatron --plant-all",
     ),
+    "megatron-0.19": _proof(
+        "the Megatron part of the suite on Python 3.12 and megatron-core 0.19", 40,
+        "benchmarks.system_tests.megatron_019",
+        needs="PYTHON=python3.12, and 10 GB of disk for torch's CUDA build; or PYTHON312=an environment's python",
+    ),
     "parity-all": _proof(
         "launchers and changes of engine (relay), then both tables above", 42,
         f"{_PARITY} --changes", "benchmarks parity-deepspeed", "benchmarks parity-megatron", needs=OPS,

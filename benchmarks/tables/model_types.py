@@ -21,6 +21,7 @@ from kit.cost.model.flops import model_flops_per_token
 from kit.cost.model.params import count
 from kit.cost.workload import Workload
 from kit.errors import SpecError
+from kit.planner.rules.common import NOT_IN_MEGATRON
 from kit.specs.approximate import approximated
 from kit.specs.catalog import described_names, load_model, parse_cluster
 from kit.specs.families import FAMILIES
@@ -171,7 +172,8 @@ def text() -> str:
             size = human_count(row["parameters"])
             size += f" ({human_count(row['active'])} active)" if row["active"] != row["parameters"] else ""
             sizes = "usual sizes: transformers does not build its defaults" if "usual sizes" in row else ""
-            rows.append((name, "approximately", size, "no", "; ".join(filter(None, (layers, part, sizes)))))
+            lacks = NOT_IN_MEGATRON.get(row.get("text part", name), "no")
+            rows.append((name, "approximately", size, lacks, "; ".join(filter(None, (layers, part, sizes)))))
     reasons: dict[str, list[str]] = defaultdict(list)
     for name, row in types.items():
         if row["planned"] == "refused":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import gcd
 
 from kit.cost.workload import Workload
@@ -251,12 +252,26 @@ def balancing(w: Workload) -> str | None:
     return None
 
 
+_DELTA_NET = "no gated delta net without the CUDA kernels of flash-linear-attention (ssm/gated_delta_net.py)"
+NOT_IN_MEGATRON: Mapping[str, str] = {
+    "qwen3_next": _DELTA_NET,
+    "qwen3_5_text": _DELTA_NET,
+    "qwen3_5_moe_text": _DELTA_NET,
+    "kimi_linear": "no Kimi delta attention",
+    "llama4_text": "no attention in chunks (transformer/dot_product_attention.py)",
+    "deepseek_v32": "no indexer without fast_hadamard_transform's CUDA kernels (experimental_attention_variant/dsa.py)",
+}
+"""Model type → the layer that megatron-core 0.16.1 lacks, read in its source."""
+
+
 @rule(
     "deepspeed",
     "megatron",
     says=lambda w: (
         f"family={w.model.model_type} of {w.model.name} with implementation={w.layout.implementation}, which has "
-        f"{', '.join(families_where('megatron'))}; use implementation=huggingface on engine=deepspeed or torch"
+        f"{', '.join(families_where('megatron'))}"
+        + (f", and {lacks}" if (lacks := NOT_IN_MEGATRON.get(w.model.model_type)) else "")
+        + "; use implementation=huggingface on engine=deepspeed or torch"
     ),
 )
 def megatron_family(w: Workload) -> bool:
