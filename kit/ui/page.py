@@ -23,6 +23,7 @@ _STYLE = """
 .nicegui-echart text { fill: currentColor !important; stroke: none !important; opacity: 1 !important; }
 .body--dark .text-negative { color: #ff8a8a !important; }
 .screen { white-space: pre; max-height: 32rem; overflow-x: auto; font: 13px/1.45 ui-monospace, monospace; }
+input[type=range] { accent-color: #1d5fa8; }
 :focus-visible { outline: 2px solid #8a63d2; outline-offset: 2px; }
 """
 _PRECISIONS = ["bf16", "fp8", "fp16", "fp32"]
@@ -99,14 +100,22 @@ class _Page:
         mode: Any = {"with_input": True, "new_value_mode": "add-unique"} if typed else {}
         return ui.select(options, label=label, on_change=self._asker(key), **mode).classes("w-full")
 
-    def _dial(self, label: str, values: list[int], ask: Callable[[Any], Any]) -> tuple[ui.number, ui.slider, list[int]]:
+    def _dial(
+        self, label: str, values: list[int], ask: Callable[[Any], Any]
+    ) -> tuple[ui.number, ui.element, list[int]]:
         """A number to type, and a slider over powers of two."""
         with ui.column().classes("w-full gap-0"):
             number = ui.number(label, on_change=ask, min=1, step=1, format="%d").props("debounce=400").classes("w-full")
-            slider = ui.slider(
-                min=0, max=len(values) - 1, step=1, on_change=lambda e: self._slid(number, values[int(e.value)])
+            # The browser's own slider: Quasar's takes the focus without a name.
+            slider = ui.element("input").props(
+                f'type=range min=0 max={len(values) - 1} aria-label="{label}, powers of two"'
             )
-            slider.props(f'aria-label="{label}, powers of two"').classes("w-full px-2")
+            slider.classes("w-full").on(
+                "input",
+                lambda event: self._slid(number, values[int(event.args)]),
+                js_handler="(event) => emit(event.target.value)",
+                throttle=0.2,
+            )
         return number, slider, values
 
     def _results(self) -> None:
@@ -288,10 +297,11 @@ class _Page:
         finally:
             self.filling = False
 
-    def _set(self, dial: tuple[ui.number, ui.slider, list[int]], value: int) -> None:
+    def _set(self, dial: tuple[ui.number, ui.element, list[int]], value: int) -> None:
         number, slider, values = dial
         number.value = value
-        slider.value = min(range(len(values)), key=lambda index: abs(values[index] - value))
+        slider.props["value"] = min(range(len(values)), key=lambda index: abs(values[index] - value))
+        slider.props["aria-valuetext"] = f"{value:,}"
 
     def _show(self, found: Answer) -> None:
         plan = found.plan

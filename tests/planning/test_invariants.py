@@ -22,6 +22,7 @@ from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.planner.request import Request
 from kit.planner.search import can_fit, search, step_s
+from kit.report.first_screen import first_screen
 from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec
 from kit.specs.layout import PINNABLE, Pins
@@ -128,7 +129,9 @@ def test_fewer_gpus_are_named_with_the_step_that_they_take() -> None:
         nodes: make_plan(model, replace(cluster, num_nodes=nodes), job).predicted.step_time_s for nodes in (64, 32, 16)
     }
     assert steps[32] < min(steps[64], steps[16])
-    (why,) = (each.why for each in make_plan(model, cluster, job).decisions if each.rule == "num_gpus")
+    plan = make_plan(model, cluster, job)
+    (why,) = (each.why for each in plan.decisions if each.rule == "num_gpus")
+    assert "fewer GPUs do it faster" in " ".join(first_screen(plan).split())
     assert f"256 take {human_seconds(steps[32])} a step, 512 take {human_seconds(steps[64])}" in why
     smaller = make_plan(model, replace(cluster, num_nodes=16), job)
     assert "num_gpus" not in {decision.rule for decision in smaller.decisions}

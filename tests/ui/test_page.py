@@ -1,0 +1,375 @@
+"""``kit ui`` in Chromium, driven by Playwright: what a visitor does, sees and hears, and what the server refuses.
+
+``KIT_PICTURES=docs/images pytest tests/ui`` draws the pictures of README and docs again.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import kit
+from kit.emit.run_directory import files_of
+
+pytest.importorskip("nicegui", reason="pip install 'kit[ui]'")
+sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+if CHROMIUM is None:
+    pytest.skip("Chromium is not installed: apt-get install chromium", allow_module_level=True)
+
+ROOT = Path(__file__).resolve().parents[2]
+PICTURES = os.environ.get("KIT_PICTURES")
+MOST_OF_A_PICTURE = 200_000
+WAIT_MS = 60_000
+"""The machine that runs the tests runs others beside them."""
+WATCHED = """
+import os, sys
+log = os.open(sys.argv.pop(1), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def watch(event, args):
+    if event == "open" and isinstance(args[0], (str, bytes)):
+        os.write(log, os.fsencode(args[0]) + b"\\n")
+sys.addaudithook(watch)
+from kit.cli import main
+main()
+"""
+"""``kit``, with every file that it opens in a log."""
+
+
+class Server(NamedTuple):
+    port: int
+    opened: Path
+    directory: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """``kit ui mine.yaml`` in a directory with files that it must not read."""
+    directory = tmp_path_factory.mktemp("ui")
+    (directory / "mine.yaml").write_text("model: llama-3.2-1b\ncluster: 1xA100-80\njob: {seq_length: 2048}\n")
+    (directory / "secret.yaml").write_text("model: llama-3.2-1b\ncluster: 8xH100\n")
+    (directory / "llama-3.1-8b").mkdir()
+    (directory / "llama-3.1-8b" / "config.json").write_text("{}")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    opened = directory / "opened.log"
+    # NiceGUI behaves in another way where pytest runs it.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    started = subprocess.Popen(
+        [sys.executable, "-c", WATCHED, str(opened), "ui", "mine.yaml", "--port", str(port)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=directory,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+    )
+    assert started.stdout is not None
+    assert f"http://127.0.0.1:{port}" in started.stdout.readline()
+    opened.write_text("")
+    yield Server(port, opened, directory)
+    started.send_signal(signal.SIGINT)
+    started.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        # Chromium's sandbox is not there for root; it shows this machine's own page alone.
+        arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
+        yield launched
+        launched.close()
+
+
+class Visitor:
+    """A browser context of its own, and the words in which a test drives it."""
+
+    def __init__(self, browser: Any, server: Server, query: str = "", scheme: str = "light") -> None:
+        self.context = browser.new_context(
+            viewport={"width": 1180, "height": 900}, color_scheme=scheme, accept_downloads=True
+        )
+        self.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+        self.context.set_default_timeout(WAIT_MS)
+        self.page = self.context.new_page()
+        self.asked: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(server.url + query)
+        self.page.get_by_role("status").filter(has_text=" ").wait_for()
+
+    def sees(self, text: str) -> None:
+        """Waits until the plan in words has the text."""
+        self.page.get_by_role("region", name="The plan").filter(has_text=text).wait_for()
+
+    def link_has(self, part: str) -> None:
+        self.page.wait_for_function("part => decodeURIComponent(location.search).includes(part)", arg=part)
+
+    def choose(self, label: str, option: str) -> None:
+        self.page.get_by_role("combobox", name=label, exact=True).click()
+        self.page.get_by_role("option", name=option, exact=True).click()
+
+    def chart(self, name: str) -> Any:
+        return self.page.locator(f"[data-chart={name}]")
+
+    def points(self, color: str = "#3c9a5f") -> Any:
+        """Layouts of an engine that fit."""
+        return self.chart("layouts").locator(f'path[fill="{color}"][fill-opacity="0.75"]')
+
+
+@pytest.fixture(scope="module")
+def visitor(browser: Any, server: Server) -> Iterator[Visitor]:
+    first = Visitor(browser, server, "?model=llama-3.1-8b&cluster=8xH100")
+    yield first
+    first.context.close()
+
+
+def test_the_page_shows_the_plan_and_loads_nothing_from_elsewhere(visitor: Visitor, server: Server) -> None:
+    visitor.sees("Megatron-core TP 2 + sequence parallel")
+    plan = kit.plan("llama-3.1-8b", "8xH100")
+    visitor.sees(f"{plan.predicted.peak_gib:.1f} of")
+    visitor.chart("cost").locator("text", has_text="32 GPUs").wait_for()
+    assert all(url.startswith((server.url, "data:", "blob:")) for url in visitor.asked)
+    for name, part in (("layouts", "of them fit"), ("memory", "of 75.1 GiB"), ("step", "compute"), ("cost", "days")):
+        assert part in visitor.chart(name).get_attribute("aria-label")
+    assert not visitor.chart("schedule").is_visible()
+    assert visitor.points().count() > 100
+    assert visitor.chart("layouts").locator("text", has_text="GiB usable").count() == 1
+
+
+def test_the_chart_of_the_browser_has_every_layout(visitor: Visitor) -> None:
+    found = kit.compare("llama-3.1-8b", "8xH100")
+    points = visitor.page.evaluate(
+        """() => {const chart = document.querySelector('[data-chart=layouts]');
+            const {series} = getElement(Number(chart.id.slice(1))).chart.getOption();
+            return JSON.stringify(series.map(each => each.data.length))}"""
+    )
+    assert sum(json.loads(points)[:3]) == len(found.layouts)
+
+
+def test_a_point_says_its_layout_and_a_click_pins_it(visitor: Visitor) -> None:
+    page, point = visitor.page, visitor.points().nth(40)
+    point.hover(force=True)
+    page.get_by_text("Megatron-core TP", exact=False).filter(has_text="a step").last.wait_for()
+    point.click(force=True)
+    visitor.link_has("pin=megatron")
+    visitor.sees("Megatron-core")
+    page.get_by_role("cell", name="peak GiB").wait_for()  # what changed since the last choice
+    pinned = dict(part.split("=", 1) for part in page.url.partition("?")[2].split("&"))["pin"]
+    page.reload()
+    visitor.link_has("pin=megatron")
+    page.get_by_role("status").filter(has_text="layouts compared").wait_for()
+    assert f"pin={pinned}" in page.url
+    visitor.choose("Pinned layout", "the planner's choice")
+    page.wait_for_function("!location.search.includes('pin=')")
+
+
+def test_choices_move_the_plan_and_the_link(visitor: Visitor) -> None:
+    page = visitor.page
+    slider = page.get_by_role("slider", name="Sequence length, powers of two")
+    slider.press("ArrowRight")
+    visitor.link_has("job.seq_length=8192")
+    visitor.sees("8,192 tokens")
+    visitor.choose("Precision", "fp8")
+    visitor.link_has("job.precision=fp8")
+    visitor.choose("Precision", "bf16")
+    visitor.choose("Adapters", "LoRA")
+    visitor.link_has("job.lora={four_bit:+false}")
+    visitor.choose("Engine", "torch")
+    visitor.sees("PyTorch")
+    gpus = page.get_by_role("spinbutton", name="GPUs")
+    gpus.fill("16")
+    visitor.link_has("cluster=16xH100")
+    visitor.sees("16 × H100")
+
+
+def test_a_pipeline_has_a_schedule_and_files_can_be_taken(visitor: Visitor, server: Server) -> None:
+    page = visitor.page
+    page.goto(f"{server.url}?model=llama-3.1-70b&cluster=64xH100&layout.pp=4&layout.engine=megatron")
+    visitor.chart("schedule").locator("text", has_text="stage 3").wait_for()
+    assert "idle" in visitor.chart("schedule").get_attribute("aria-label")
+    plan = kit.plan("llama-3.1-70b", "64xH100", pins=kit.Pins(pp=4, engine="megatron"))
+    expected = files_of(plan)
+    visitor.choose("File", "megatron.yaml")
+    page.get_by_role("region", name="Text of the file").filter(has_text="pipeline").wait_for()
+    page.get_by_role("button", name="Copy file").click()
+    page.get_by_role("status").filter(has_text="is copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == expected["megatron.yaml"]
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download file").click()
+    assert download.value.suggested_filename == "megatron.yaml"
+    assert Path(download.value.path()).read_text(encoding="utf-8") == expected["megatron.yaml"]
+
+
+def test_wrong_input_is_explained_and_the_page_goes_on(visitor: Visitor, server: Server) -> None:
+    page = visitor.page
+    alert = page.get_by_role("alert")
+    page.goto(f"{server.url}?model=../secret.yaml&cluster=8xH100")
+    alert.filter(has_text="neither in the catalog").wait_for()
+    page.goto(f"{server.url}?model=llama-3.1-8b&cluster=8xH100&job.seq_length=abc")
+    alert.filter(has_text="job.seq_length='abc'").wait_for()
+    page.goto(f"{server.url}?model=llama-3.1-405b&cluster=1xA100-80")
+    alert.filter(has_text="GiB").wait_for()
+    visitor.choose("Precision", "bf16")
+    page.get_by_role("button", name="Paste a model or a recipe").click()
+    page.get_by_label("config.json, or a recipe in YAML").fill('{"model_type": "llama"')
+    page.get_by_role("button", name="Use this text").click()
+    alert.filter(has_text="not valid JSON").wait_for()
+    page.get_by_label("config.json, or a recipe in YAML").fill("model: gpt2\ncluster: 1xA100-80\n")
+    page.get_by_role("button", name="Use this text").click()
+    visitor.sees("gpt2")
+    assert not alert.is_visible()
+    visitor.link_has("text=")
+
+
+def test_two_visitors_do_not_see_each_other(visitor: Visitor, browser: Any, server: Server) -> None:
+    other = Visitor(browser, server, "?model=mine.yaml")
+    other.sees("llama-3.2-1b")
+    other.sees("2,048 tokens")
+    visitor.page.goto(f"{server.url}?model=gpt2&cluster=1xA100-80")
+    visitor.sees("gpt2")
+    other.page.get_by_role("slider", name="Sequences a step, powers of two").press("ArrowLeft")
+    other.sees("256 sequences")
+    visitor.choose("Precision", "fp32")
+    visitor.sees("fp32")
+    visitor.sees("512 sequences")
+    other.sees("llama-3.2-1b")
+    assert "gpt2" not in other.page.get_by_role("region", name="The plan").inner_text()
+    other.context.close()
+
+
+def test_the_keyboard_reaches_every_control_and_each_has_a_name(visitor: Visitor, server: Server) -> None:
+    page = visitor.page
+    page.goto(server.url)
+    visitor.sees("llama-3.1-8b")
+    names: list[str] = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        names.append(
+            page.evaluate(
+                "() => {const e = document.activeElement; return e.getAttribute('aria-label') || "
+                "(e.labels && e.labels.length ? e.labels[0].innerText : '') || e.innerText || ''}"
+            )
+        )
+    reached = " | ".join(names)
+    for name in ("Copy link", "Model", "Cluster", "GPUs", "GPUs, powers of two", "Sequence length", "Sequences a step",
+                 "Tokens in all", "Precision", "Adapters",
+                 "Engine", "Pinned layout", "File", "Download all"):  # fmt: skip
+        assert name.lower() in reached.lower(), f"{name} is not reached by Tab: {reached}"
+    unnamed = page.evaluate(
+        """() => [...document.querySelectorAll('input, button, textarea, [role=slider], [role=img], [role=combobox]')]
+           .filter(e => e.offsetParent && !(e.getAttribute('aria-label') || e.getAttribute('aria-labelledby')
+                        || (e.labels && e.labels.length) || e.innerText)).map(e => e.outerHTML.slice(0, 200))"""
+    )
+    assert unnamed == []
+
+
+@pytest.mark.parametrize(("scheme", "background"), [("light", "rgb(255, 255, 255)"), ("dark", "rgb(18, 18, 18)")])
+def test_dark_and_light_follow_the_system(
+    browser: Any, server: Server, scheme: str, background: str, tmp_path: Path
+) -> None:
+    seen = Visitor(browser, server, "?model=llama-3.1-70b&cluster=aws:p5.48xlarge:8&layout.pp=4", scheme)
+    seen.sees("llama-3.1-70b")
+    seen.chart("cost").locator("text", has_text="256 GPUs").wait_for()
+    ink, paper = seen.page.evaluate(
+        """() => {const text = document.querySelector('[data-chart=memory] text');
+           return [getComputedStyle(text).fill, getComputedStyle(document.body).backgroundColor]}"""
+    )
+    if scheme == "dark":
+        assert paper == background
+    assert contrast(ink, background) > 7
+    picture = Path(PICTURES or tmp_path) / f"ui-{scheme}.png"
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    seen.page.set_viewport_size({"width": 1180, "height": 1420})
+    seen.page.wait_for_timeout(300)
+    seen.page.screenshot(path=picture)
+    assert picture.stat().st_size < MOST_OF_A_PICTURE
+    seen.context.close()
+
+
+def contrast(first: str, second: str) -> float:
+    """WCAG's ratio of two colours as CSS computes them."""
+
+    def luminance(color: str) -> float:
+        parts = [int(part) / 255 for part in color[color.index("(") + 1 : -1].split(",")[:3]]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+# ---------------------------------------------------------------- the server
+
+
+def status(server: Server, path: str = "/", **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.putrequest("GET", path, skip_host=True)
+    for name, value in {"Host": f"127.0.0.1:{server.port}", **headers}.items():
+        if value:
+            connection.putheader(name.replace("_", "-"), value)
+    connection.endheaders()
+    return connection.getresponse().status
+
+
+UPGRADE = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec_WebSocket_Version": "13",
+           "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ=="}  # fmt: skip
+SOCKET = "/_nicegui_ws/socket.io/?EIO=4&transport=websocket"
+
+
+def test_other_hosts_and_origins_are_refused(server: Server) -> None:
+    own = f"http://127.0.0.1:{server.port}"
+    assert status(server) == status(server, Host=f"localhost:{server.port}") == status(server, Origin=own) == 200
+    for wrong in ("evil.example", f"evil.example:{server.port}", "127.0.0.1", f"127.0.0.1.evil.example:{server.port}"):
+        assert status(server, Host=wrong) == 403
+    assert status(server, Origin="http://evil.example") == status(server, Origin="null") == 403
+    assert status(server, SOCKET, **UPGRADE, Origin=own) == 101
+    assert status(server, SOCKET, **UPGRADE, Origin="http://evil.example") == 403
+    assert status(server, SOCKET, **UPGRADE, Host="evil.example") == 403
+
+
+def test_it_listens_on_this_machine_alone(server: Server) -> None:
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    listening = {row[1] for row in rows[1:] if row[3] == "0A" and row[1].endswith(f":{server.port:04X}")}
+    assert listening == {f"0100007F:{server.port:04X}"}
+
+
+def test_no_path_of_a_visitor_is_read(server: Server) -> None:
+    """Runs after the tests of the page: whatever they asked for, the server opened nothing but its own code."""
+    for path in (
+        "/../secret.yaml",
+        "/..%2fsecret.yaml",
+        "/_nicegui/../../secret.yaml",
+        "/secret.yaml",
+        "/static/%2e%2e/x",
+    ):
+        assert status(server, path) == 404
+    own = [Path(sysconfig.get_paths()[name]) for name in ("purelib", "platlib", "stdlib")]
+    own += [Path(place).resolve() for place in sys.path if place] + [ROOT, Path("/proc"), Path("/dev"), Path("/etc")]
+    opened = {Path(line) for line in server.opened.read_text(encoding="utf-8").splitlines()}
+    foreign = [path for path in opened if not any(path.is_relative_to(place) for place in own)]
+    assert foreign == []
+    assert not any(server.directory in path.parents or not path.is_absolute() for path in opened)
+    assert not any(path.name in ("passwd", "shadow") for path in opened)
+
+
+def test_a_port_in_use_and_a_missing_file_are_explained(server: Server) -> None:
+    for words, part in ((["--port", str(server.port)], "cannot be used"), (["absent.yaml"], "absent.yaml")):
+        done = subprocess.run(
+            [sys.executable, "-m", "kit", "ui", *words],
+            capture_output=True, text=True, cwd=ROOT, timeout=120, check=False,
+        )  # fmt: skip
+        assert (done.returncode, part in done.stderr) == (2, True), done.stderr
