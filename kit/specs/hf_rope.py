@@ -15,6 +15,12 @@ from kit.specs.text import shown
 _LAYERS = ("full_attention", "sliding_attention")
 """Gemma 3 keeps parameters for each kind of layer (configuration_gemma3.py, convert_rope_params_to_dict)."""
 
+_NUMBERS = (
+    "factor", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "attention_factor", "beta_",
+    "mscale", "original_max_position_embeddings",
+)  # fmt: skip
+"""How keys of a scaling begin whose values are numbers, or lists of them."""
+
 
 def read_rope(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
     """Fields of ModelSpec: base, scaling, part of a head. Raises SpecError for a scaling that is no mapping."""
@@ -40,6 +46,10 @@ def read_rope(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any
         kind = "longrope"
     if kind == "longrope" and config.get("original_max_position_embeddings"):
         scaling.setdefault("original_max_position_embeddings", config["original_max_position_embeddings"])
+    for key, value in scaling.items():
+        if value is not None and key.startswith(_NUMBERS) and not isinstance(value, Mapping):
+            for each in value if isinstance(value, list | tuple) else (value,):
+                _number(each, name)
     return {
         "rope_theta": _number(theta or keys.rope_theta, name),
         "rope_scaling": None if kind == "default" else {"rope_type": kind, **scaling},

@@ -203,11 +203,11 @@ def _spelling(model: ModelSpec, keys: Keys) -> str:
 
 def _windows(config: Mapping[str, Any], name: str, keys: Keys) -> dict[str, Any]:
     """Finds the layers with a sliding window, in the list of layers or by the family's pattern."""
+    layers = config.get("layer_types")
+    if layers is not None and not (isinstance(layers, list) and all(isinstance(kind, str) for kind in layers)):
+        raise SpecError(f"layer_types={shown(layers)} of {name} is no list, of one kind a layer; give one")
     if not keys.full_attention_every:
         return {}
-    layers = config.get("layer_types")
-    if not isinstance(layers, list | None):
-        raise SpecError(f"layer_types={shown(layers)} of {name} is no list, of one kind a layer; give one")
     if layers:
         return {"full_attention_every": layers.index("full_attention") + 1 if "full_attention" in layers else 0}
     return {"full_attention_every": config.get("sliding_window_pattern") or keys.full_attention_every}

@@ -136,6 +136,10 @@ def test_phi3_as_old_and_new_transformers_write_it() -> None:
     [
         ({"hidden_size": 64}, "model_type=None.* supported are llama, mistral, .* own needs name, family, num_"),
         ({**LLAMA, "model_type": "phi3", "rope_scaling": 8}, "rope_scaling=8 of"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": "x"}}, "'x', which is no number"),
+        ({**LLAMA, "rope_scaling": {"rope_type": "longrope", "long_factor": [1.0, None]}}, "None, which is no number"),
+        ({**LLAMA, "layer_types": "full"}, "layer_types='full' of .* is no list"),
+        ({**LLAMA, "layer_types": [1, 2]}, r"layer_types=\[1, 2\] of .* is no list"),
         ({**LLAMA, "model_type": "phi3", "partial_rotary_factor": 1.5}, "partial_rotary_factor=1.5"),
         ({**LLAMA, "model_type": "gpt_neox", "hidden_act": "relu"}, "hidden_act='relu'"),
         (
