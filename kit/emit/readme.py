@@ -46,7 +46,7 @@ def _own_scripts(plan: Plan) -> list[str]:
                 "in two FSDP groups. Use kit's own loop above, or plan for DeepSpeed (layout.engine: deepspeed)."
             )
         command = _command(f"{_ACCELERATE} accelerate.yaml SCRIPT {batch}")
-        return ["## An accelerate script, or the Trainer", *warning, command]
+        return ["## An accelerate script, or the Trainer", *warning, *_saving(plan), command]
     if not for_trainer(plan):
         return []
     arguments = shlex.join(
@@ -67,11 +67,13 @@ def _own_scripts(plan: Plan) -> list[str]:
 
 
 def _saving(plan: Plan) -> list[str]:
-    if plan.layout.zero_stage < 3:
+    torch = plan.layout.engine == "torch"
+    if plan.layout.zero_stage < (1 if torch else 3):
         return []
+    effect = "stops with an error" if torch else "writes empty tensors"
     return [
-        "Weights are sharded: `save_pretrained` without `state_dict=accelerator.get_state_dict(model)`"
-        " writes empty tensors. Hugging Face's scripts do; keep a checkpoint of `accelerator.save_state` as well "
+        "Weights are sharded: `save_pretrained` without `state_dict=accelerator.get_state_dict(model)` "
+        f"{effect}. Hugging Face's `run_*_no_trainer.py` do; keep a checkpoint of `accelerator.save_state` as well "
         "(`--checkpointing_steps`)."
     ]
 

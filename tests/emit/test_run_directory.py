@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import kit
+from kit.emit.readme import readme
 from kit.emit.run_directory import RunDirectory, files_of, write
 from kit.errors import RunDirectoryError, SpecError
 from kit.specs import strict_yaml
@@ -82,6 +83,22 @@ def test_an_edit_of_what_the_plan_decides_is_refused(
         RunDirectory.open(rundir.path)
     assert f"change {recipe_key}" in str(caught.value)
     assert str(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("engine", "stage", "said"),
+    [
+        ("deepspeed", 2, None),
+        ("deepspeed", 3, "writes empty tensors"),
+        ("torch", 0, None),
+        ("torch", 3, "stops with an error"),
+    ],
+)
+def test_the_readme_says_where_saving_needs_the_state_of_all_ranks(engine: str, stage: int, said: str | None) -> None:
+    plan = kit.plan("llama-3.2-1b", "8xH100", pins=kit.Pins(engine=engine, zero_stage=stage))
+    text = readme(plan)
+    assert ("get_state_dict" in text) == (said is not None)
+    assert said is None or said in text
 
 
 def test_any_other_edit_is_honoured_and_recorded(tmp_path: Path) -> None:
