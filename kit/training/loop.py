@@ -30,7 +30,7 @@ from kit.training.logging.run_logger import RunLogger
 from kit.training.profile import Profiler
 from kit.training.resume import resume_from
 from kit.training.step_timing import StepClock
-from kit.training.stopping import Reason, Stopping, Watchdog, mark
+from kit.training.stopping import Reason, Stopping, Watchdog, mark, watchdog
 
 if TYPE_CHECKING:
     from kit.emit.run_directory import RunDirectory
@@ -67,25 +67,25 @@ def train(
         limits = rundir.run.limits
         stopping = stack.enter_context(Stopping(limits.max_minutes, started))
         stack.enter_context(determinism.chosen(rundir.run.deterministic))
-        watchdog = stack.enter_context(Watchdog(limits.hang_seconds, rundir.path / "stacks", rank()))
+        dog = stack.enter_context(watchdog(limits.hang_seconds, rundir.path / "stacks", rank()))
         prefetch = should_prefetch(rundir.plan.cluster.gpu.device)
         loader = Prefetcher(DataLoader.open(rundir.plan, rundir.run, engine), wanted=prefetch, pinned=prefetch)
         stack.callback(loader.close)
         checkpoints = CheckpointManager.open(rundir, run_length(rundir.plan, rundir.run))
-        watchdog.beat("resuming", _PATIENCE)
+        dog.beat("resuming", _PATIENCE)
         counters = resume_from(engine, checkpoints.native, rundir.path / "metrics.jsonl", resume)
         if engine.is_main:
             mark(rundir.path, None)
             if counters.step:
                 print(f"resumed after step {counters.step}", flush=True)
-        run = _Run(engine, rundir, loader, checkpoints, watchdog, stopping, counters, Profiler(profile, rundir.path))
+        run = _Run(engine, rundir, loader, checkpoints, dog, stopping, counters, Profiler(profile, rundir.path))
         stack.callback(run.logger.close)
         last_step = min(run.total_steps, stop_at_step or run.total_steps)
         while counters.step < last_step and not run.stopped:
             counters = run.step(counters, last_step)
         if run.validated_step != counters.step and not run.stopped:
             run.validate(counters.step)
-        watchdog.beat("finishing", _PATIENCE)
+        dog.beat("finishing", _PATIENCE)
         export = export_at_end and not run.stopped
         return finalize(engine, rundir, counters, run.measured, checkpoints, run.logger, run.stopped, export)
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 STOPPED_CODE = 75
@@ -62,9 +62,7 @@ class Stopping:
             self._before = {number: signal.signal(number, self._heard) for number in (signal.SIGTERM, signal.SIGUSR1)}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -112,40 +110,11 @@ _GRACE_S = 5.0
 
 
 class Watchdog:
-    """Runs while it is entered; without a limit it does nothing."""
+    """Knows what the run does and since when; ``watchdog`` makes one and looks at it."""
 
-    def __init__(
-        self,
-        limit_s: float | None,
-        directory: Path,
-        rank: int,
-        leave: Callable[[int], object] = os._exit,
-        grace_s: float = _GRACE_S,
-    ) -> None:
-        self._limit_s, self._directory, self._rank, self._leave, self._grace_s = (
-            limit_s,
-            directory,
-            rank,
-            leave,
-            grace_s,
-        )
-        self._doing, self._patience, self._since = "starting", 1.0, time.monotonic()
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Watchdog:
-        if self._limit_s is not None:
-            self.beat(self._doing)
-            self._thread = threading.Thread(target=self._watch, name="kit watchdog", daemon=True)
-            self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        if self._thread is not None:
-            self._thread.join()
+    def __init__(self, limit_s: float | None, directory: Path, rank: int) -> None:
+        self._limit_s, self._directory, self._rank = limit_s, directory, rank
+        self.beat("starting")
 
     def beat(self, doing: str, patience: float = 1.0) -> None:
         """The run is alive and begins something, which may take ``patience`` times the limit."""
@@ -156,19 +125,11 @@ class Watchdog:
         """File for this rank's stacks."""
         return self._directory / f"rank-{self._rank:05d}.txt"
 
-    def _watch(self) -> None:
-        assert self._limit_s is not None
-        while not self._over.wait(max(0.05, self._left_s())):
-            if self._left_s() <= 0:
-                self._break()
-                return
-
-    def _left_s(self) -> float:
-        assert self._limit_s is not None
-        return self._since + self._limit_s * self._patience - time.monotonic()
-
-    def _break(self) -> None:
+    def barks(self) -> bool:
+        """Whether the run hangs; says so then, and writes the stacks of all threads."""
         waited = time.monotonic() - self._since
+        if self._limit_s is None or waited < self._limit_s * self._patience:
+            return False
         said = f"rank {self._rank} hangs: {self._doing} has taken {waited:.0f} s (run.limits.hang_seconds)"
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
@@ -176,11 +137,30 @@ class Watchdog:
                 file.write(said + "\n\n")
                 file.flush()
                 faulthandler.dump_traceback(file, all_threads=True)
-                file.flush()
                 os.fsync(file.fileno())
             said += f"; its stacks are in {self._directory.name}/{self.stacks.name}"
         except OSError as error:
             said += f"; its stacks could not be written: {error}"
         print(f"error: {said}; start again with --resume auto", file=sys.stderr, flush=True)
-        if not self._over.wait(self._grace_s):
-            self._leave(HUNG_CODE)
+        return True
+
+
+@contextmanager
+def watchdog(
+    limit_s: float | None,
+    directory: Path,
+    rank: int,
+    leave: Callable[[int], object] = os._exit,
+    grace_s: float = _GRACE_S,
+) -> Iterator[Watchdog]:
+    """Ends a process that hangs while it is entered; without a limit nothing is watched."""
+    dog, over = Watchdog(limit_s, directory, rank), threading.Event()
+
+    def look() -> bool:
+        hangs = dog.barks()
+        if hangs and not over.wait(grace_s):
+            leave(HUNG_CODE)
+        return hangs
+
+    with repeatedly(min(1.0, (limit_s or 0.0) / 10), None if limit_s is None else look, over):
+        yield dog

@@ -9,6 +9,7 @@ import random
 import re
 import statistics
 import time
+from collections import deque
 from contextlib import nullcontext
 
 import pytest
@@ -19,7 +20,7 @@ from kit.errors import EngineError, SpecError
 from kit.planner.schedule import batch_size, length
 from kit.specs.run import BatchRampSpec, CheckpointSpec, ScheduleSpec, StabilitySpec
 from kit.training.anomalies import handler
-from kit.training.anomalies.spikes import OK, SpikeDetector, Window
+from kit.training.anomalies.spikes import OK, SpikeDetector
 from tests.training import runs, tiny
 
 one_process = pytest.mark.usefixtures("one_process")
@@ -33,15 +34,17 @@ def events(rundir):
 
 class TestJudging:
     def test_the_window_is_the_last_values(self):
-        generator, window, all_values = random.Random(1), Window(16), []
+        generator, detector = random.Random(1), SpikeDetector(StabilitySpec(window_steps=16, sigmas=6.0))
+        last = deque(maxlen=16)
         for _ in range(100):
             value = generator.choice((1.0, generator.gauss(3, 1)))  # some are equal
-            all_values.append(value)
-            window.add(value)
-            last = all_values[-16:]
+            detector.record(value, None)
+            last.append(value)
             median = statistics.median(last)
-            spread = 1.4826 * statistics.median(abs(each - median) for each in last)
-            assert window.median_and_deviation() == pytest.approx((median, max(spread, 0.01 * abs(median))))
+            spread = max(1.4826 * statistics.median(abs(each - median) for each in last), 0.01 * abs(median))
+            if len(last) >= 4:
+                why = f"is above {median + 6 * spread:.4g} (median {median:.4g} of {len(last)} steps)"
+                assert why in detector.check_loss(1000.0).why
 
     def test_a_spike_is_one_and_noise_is_none(self):
         generator, stability = random.Random(0), SpikeDetector(StabilitySpec())

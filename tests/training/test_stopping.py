@@ -11,7 +11,7 @@ import time
 import pytest
 
 from kit.specs.run import LimitsSpec
-from kit.training.stopping import HUNG_CODE, Reason, Stopping, Watchdog
+from kit.training.stopping import HUNG_CODE, Reason, Stopping, watchdog
 from tests.training import runs, tiny
 from tests.workers import WorkerError, pool
 
@@ -134,23 +134,23 @@ def test_a_hung_collective_is_broken_with_the_stacks_of_all_ranks(tmp_path):
 
 def test_the_watchdog_barks_once_and_not_at_a_run_that_lives(tmp_path):
     left = []
-    with Watchdog(0.3, tmp_path, 0, leave=left.append, grace_s=0.01) as watchdog:
+    with watchdog(0.3, tmp_path, 0, leave=left.append, grace_s=0.01) as dog:
         for _ in range(10):
-            watchdog.beat("working")
+            dog.beat("working")
             time.sleep(0.05)
         assert not left
-        watchdog.beat("saving", patience=10)
+        dog.beat("saving", patience=10)
         time.sleep(0.6)
         assert not left
-        watchdog.beat("stuck")
+        dog.beat("stuck")
         deadline = time.monotonic() + 10
         while not left and time.monotonic() < deadline:
             time.sleep(0.05)
     assert left == [HUNG_CODE]
-    assert watchdog.stacks.read_text().startswith("rank 0 hangs: stuck has taken")
+    assert dog.stacks.read_text().startswith("rank 0 hangs: stuck has taken")
 
 
 def test_without_a_limit_nothing_is_watched(tmp_path):
     before = threading.active_count()
-    with Watchdog(None, tmp_path, 0):
+    with watchdog(None, tmp_path, 0):
         assert threading.active_count() == before

@@ -8,10 +8,10 @@ and deviation (olmo_core/optim/skip_step_optimizer.py, six sigmas over 128 steps
 
 from __future__ import annotations
 
-import bisect
 import math
+import statistics
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,52 +40,23 @@ class StepDecision:
 OK = StepDecision("none")
 
 
-class Window:
-    """The last values in order of time and in order of size: a step costs a search, not a sort."""
-
-    def __init__(self, size: int) -> None:
-        self._in_time: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._size = size
-
-    def __len__(self) -> int:
-        return len(self._in_time)
-
-    def add(self, value: float) -> None:
-        """Take a value in, and the oldest out."""
-        if len(self._in_time) == self._size:
-            oldest = self._in_time.popleft()
-            del self._sorted[bisect.bisect_left(self._sorted, oldest)]
-        self._in_time.append(value)
-        bisect.insort(self._sorted, value)
-
-    def median(self) -> float:
-        """Median of the values in the window."""
-        return _median(self._sorted)
-
-    def median_and_deviation(self) -> tuple[float, float]:
-        """Median, and the deviation that is robust against outliers."""
-        median = _median(self._sorted)
-        distances = sorted(abs(value - median) for value in self._sorted)
-        return median, max(1.4826 * _median(distances), _LEAST_DEVIATION * abs(median))
-
-
 class SpikeDetector:
     """Compares every step's loss and gradient norm with the steps before; both are the same on every rank."""
 
     def __init__(self, spec: StabilitySpec) -> None:
         self._spec = spec
-        self._losses, self._norms = Window(spec.window_steps), Window(spec.window_steps)
+        self.reset(())
 
     def record(self, loss: float, grad_norm: float | None) -> None:
         """Adds the values of a step that was applied."""
-        self._losses.add(loss)
+        self._losses.append(loss)
         if grad_norm is not None:
-            self._norms.add(grad_norm)
+            self._norms.append(grad_norm)
 
     def reset(self, kept: Iterable[tuple[float, float | None]]) -> None:
         """Start again after these steps: a resume or a rewind."""
-        self._losses, self._norms = Window(self._spec.window_steps), Window(self._spec.window_steps)
+        self._losses: deque[float] = deque(maxlen=self._spec.window_steps)
+        self._norms: deque[float] = deque(maxlen=self._spec.window_steps)
         for loss, norm in kept:
             self.record(loss, norm)
 
@@ -97,22 +68,16 @@ class SpikeDetector:
         """Decide about a gradient norm, before clipping."""
         return self._check("gradient norm", norm, self._norms, self._spec.gradient_spike)
 
-    def _check(self, name: str, value: float, window: Window, action: SpikeAction) -> StepDecision:
+    def _check(self, name: str, value: float, window: Collection[float], action: SpikeAction) -> StepDecision:
         if not math.isfinite(value):
             return StepDecision(self._spec.not_finite, "not finite", f"{name} is {value}")
         if action == "off" or len(window) < max(2, self._spec.window_steps // 4):
             return OK
-        median = window.median()
-        if value <= median + self._spec.sigmas * _LEAST_DEVIATION * abs(median):
-            return OK  # whatever the deviation is: nearly every step ends here, without sorting
-        median, deviation = window.median_and_deviation()
+        median = statistics.median(window)
+        distance = statistics.median(abs(earlier - median) for earlier in window)
+        deviation = max(1.4826 * distance, _LEAST_DEVIATION * abs(median))
         limit = median + self._spec.sigmas * deviation
         if value <= limit:
             return OK
         why = f"{name} {value:.4g} is above {limit:.4g} (median {median:.4g} of {len(window)} steps)"
         return StepDecision(action, "loss spike" if name == "loss" else "gradient spike", why)
-
-
-def _median(values: list[float]) -> float:
-    middle = len(values) // 2
-    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -14,10 +13,10 @@ from kit.errors import CheckpointError
 from kit.planner.plan import Plan
 from kit.planner.schedule import length, ramped
 from kit.specs.run import RunSpec
+from kit.training.logging.metrics import logged_rows
 
 LARGEST = 2**63 - 1
 """What a signed 64-bit number holds: as metrics, arrays and other programs read them."""
-_LONGEST_LINE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -110,18 +109,11 @@ def run_length(plan: Plan, run: RunSpec) -> RunLength:
 
 def _logged_samples(metrics: Path, step: int) -> int | None:
     """What the last row of a step says; None where there is none that can be read."""
-    found = None
     try:
-        if not metrics.is_file():
-            return None
-        with open(metrics, encoding="utf-8", errors="replace") as file:
-            for line in iter(lambda: file.readline(_LONGEST_LINE), ""):
-                if f'"step": {step},' in line:
-                    row = json.loads(line)
-                    found = row["samples_seen"] if row["step"] == step else found
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        said = [row.get("samples_seen") for _, row in logged_rows(metrics) if row is not None and row["step"] == step]
+    except (OSError, ValueError):
         return None
-    return found if type(found) is int else None
+    return said[-1] if said and type(said[-1]) is int else None
 
 
 def _short(value: Any) -> str:
