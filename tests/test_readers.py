@@ -203,7 +203,7 @@ def _exchange() -> Any:
     from kit.engines.base import StateKind
     from kit.training.checkpoint.files import FileRecord
 
-    counters = Counters(step=1, samples_seen=8, tokens_seen=64, optimizer_steps=1)
+    counters = Counters(step=1, samples_seen=8, tokens_seen=64, optimizer_steps=1, samples_skipped=0)
     return exchange_json(counters, MODEL, {StateKind.MASTER: {"w": "f"}}, {"f": FileRecord(**HASH)})  # type: ignore[arg-type]
 
 

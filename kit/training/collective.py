@@ -48,18 +48,19 @@ def run_collectively(
     """Collective over ``group`` (None: all ranks). Runs ``work`` on the ranks that take part; returns their results,
     on every rank.
 
-    If ``work`` raises one of ``failures`` anywhere, every rank raises CheckpointError with the first one's words.
+    If ``work`` raises one of ``failures`` anywhere, every rank raises the first one, as CheckpointError where it is
+    none.
     """
     result, error = None, None
     if takes_part:
         try:
             result = work()
         except failures as failure:
-            error = failure
-    outcomes = gather((takes_part, None if error is None else _words(error, doing), result), group)
-    for _, words, _ in outcomes:
-        if words is not None:
-            raise CheckpointError(words) from error
+            error = failure if isinstance(failure, CheckpointError) else CheckpointError(_words(failure, doing))
+    outcomes = gather((takes_part, error, result), group)
+    for _, first, _ in outcomes:
+        if first is not None:
+            raise first
     return [result for took_part, _, result in outcomes if took_part]  # type: ignore[misc]
 
 

@@ -147,7 +147,9 @@ def leave(chosen: Plan, start: Path, directory: Path, steps: int, zero: Mapping[
     """Some steps, and an exchange checkpoint after them."""
     engine = build(chosen, start, directory, resized(chosen, zero))
     advance(engine, chosen, 0, steps)
-    counters = Counters(step=steps, samples_seen=0, tokens_seen=0, optimizer_steps=engine.optimizer_steps)
+    counters = Counters(
+        step=steps, samples_seen=0, tokens_seen=0, optimizer_steps=engine.optimizer_steps, samples_skipped=0
+    )
     export_exchange(engine, directory / "exchange", counters, model=chosen.model)
     engine.close()
 
@@ -185,7 +187,9 @@ def through_the_exchange_checkpoint(
     """Two steps, export, and two steps more; and the same two after an import into a fresh engine of another plan."""
     engine = build(before, start, directory, settings(before))
     advance(engine, before, 0, 2)
-    counters = Counters(step=2, samples_seen=16, tokens_seen=0, optimizer_steps=engine.optimizer_steps)
+    counters = Counters(
+        step=2, samples_seen=16, tokens_seen=0, optimizer_steps=engine.optimizer_steps, samples_skipped=0
+    )
     export_exchange(engine, directory / "exchange", counters, model=before.model)
     whole = Curve(*advance(engine, before, 2, 4), exported(engine, StateKind.MASTER))
     engine.close()

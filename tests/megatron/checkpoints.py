@@ -19,7 +19,7 @@ from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.megatron.cases import LEARNING_RATE, micro_batches
 from tests.training.disk import full_disk
 
-COUNTERS = Counters(step=2, samples_seen=16, tokens_seen=512, optimizer_steps=2)
+COUNTERS = Counters(step=2, samples_seen=16, tokens_seen=512, optimizer_steps=2, samples_skipped=0)
 KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 
 
@@ -105,7 +105,11 @@ def in_the_background(rundir: Any, root: Path) -> dict[str, Any]:
     assert background.wait() is None
 
     with full_disk(1_000):
-        background.save(engine, Counters(step=4, samples_seen=32, tokens_seen=1024, optimizer_steps=4), wait=False)
+        background.save(
+            engine,
+            Counters(4, 32, 1024, 4, 0),
+            wait=False,
+        )
         steps(engine, rundir, 4, 1)
         failure = background.wait() or "none"
     engine.close()

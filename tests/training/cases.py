@@ -15,7 +15,7 @@ from kit.training.checkpoint.transfer import export_exchange, import_exchange
 from tests.training import tiny
 from tests.training.batches import micro_batches
 
-COUNTERS = Counters(step=3, samples_seen=24, tokens_seen=768, optimizer_steps=3)
+COUNTERS = Counters(step=3, samples_seen=24, tokens_seen=768, optimizer_steps=3, samples_skipped=0)
 
 
 def state(engine: TorchEngine, kind: StateKind) -> dict[str, torch.Tensor]:

@@ -90,7 +90,7 @@ def plant_unlisted(directory, canary):
 
 
 def plant_no_files(directory, canary):
-    """files must list at least one file"""
+    """should have at least 1 item"""
     plant_unlisted(directory, canary)
     rewrite(directory, {})
 

@@ -185,7 +185,7 @@ def _draws_after_load(rundir, root):
     engine = TorchEngine(rundir)
     native = NativeCheckpoints(root, rundir.plan.digest, 2, keep_last=1)
     torch.manual_seed(100 + dist.get_rank())
-    native.save(engine, Counters(step=1, samples_seen=4, tokens_seen=128, optimizer_steps=1))
+    native.save(engine, Counters(step=1, samples_seen=4, tokens_seen=128, optimizer_steps=1, samples_skipped=0))
     expected = torch.rand(4).tolist()
     torch.manual_seed(0)
     native.load(engine, native.directory(1))

@@ -80,7 +80,7 @@ def train(rundir: tiny.TinyRunDirectory, exchange: Path | None = None) -> dict[s
             )
             assert by_thread.keys() == saved.keys()
             assert all(by_thread[name] < 1.3 * size for name, size in saved.items()), "with the frozen model"
-            counters = Counters(2, 16, 0, engine.optimizer_steps)
+            counters = Counters(2, 16, 0, engine.optimizer_steps, 0)
             export_exchange(engine, exchange, counters, model=rundir.plan.model, lora=rundir.plan.job.lora)
     result["held"] = engine.held_bytes()
     engine.close()

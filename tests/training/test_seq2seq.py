@@ -70,7 +70,7 @@ def train(rundir: tiny.TinyRunDirectory, exchange: Path | None = None) -> dict[s
             result["gradients"] = state(engine, StateKind.GRADIENT)
         result["curve"].append((loss.mean, loss.tokens, engine.apply(1e-2).gradient))
         if step == 1 and exchange is not None:
-            export_exchange(engine, exchange, Counters(2, 16, 0, engine.optimizer_steps), model=rundir.plan.model)
+            export_exchange(engine, exchange, Counters(2, 16, 0, engine.optimizer_steps, 0), model=rundir.plan.model)
     engine.close()
     return result
 

@@ -24,7 +24,7 @@ from tests.support.peak_memory import Peak, return_freed_memory
 REPEATS = 3
 BLOCK = 16 * 2**20
 TARGET = 256 * 2**20
-COUNTERS = Counters(step=1, samples_seen=1, tokens_seen=1, optimizer_steps=1)
+COUNTERS = Counters(step=1, samples_seen=1, tokens_seen=1, optimizer_steps=1, samples_skipped=0)
 
 
 def streamed(rundir: RunDirectory) -> dict[str, Any]:

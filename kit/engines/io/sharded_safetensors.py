@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,58 +114,31 @@ def header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> tuple[by
     return text, {name: len(text) + start for name, start in starts.items()}
 
 
-class SafetensorsWriter:
-    """One safetensors file, written as its tensors come: nothing is held, and the hash is there at the end."""
-
-    def __init__(self, path: Path, tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> None:
-        """``tensors``: dtype and shape of each, in the order in which ``write`` will get them. Raises OSError."""
-        text, _ = header(tensors)
-        self._expected = list(tensors.items())[::-1]
-        self._hash = xxhash.xxh3_128()
-        self._bytes = 0
-        self._file = open(path, "wb")  # noqa: SIM115 - closed by finish
-        # The disk works while the next bytes are copied and hashed: else finish() would wait for all of it.
-        self._disk = ThreadPoolExecutor(max_workers=1)
-        self._flushing: Future[None] | None = None
-        self._unflushed = 0
-        self._put(memoryview(text))
-
-    def write(self, name: str, tensor: torch.Tensor) -> None:
-        """The next tensor, on the CPU, of the dtype and shape announced; nothing of it is kept. Raises OSError."""
-        expected, (dtype, shape) = self._expected.pop()
-        assert (name, tensor.dtype, tuple(tensor.shape)) == (expected, dtype, tuple(shape)), (name, expected)
-        data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
-        for start in range(0, len(data), _CHUNK_BYTES):
-            self._put(data[start : start + _CHUNK_BYTES])
-
-    def finish(self) -> tuple[int, str]:
-        """Make it durable; returns its size and XXH3 hash. Raises OSError."""
-        assert not self._expected
-        self._file.flush()
-        self._disk.shutdown()
-        os.fsync(self._file.fileno())  # meets an error of the flushes before it too, and reports it
-        self._file.close()
-        return self._bytes, self._hash.hexdigest()
-
-    def abandon(self) -> None:
-        """Close what a failure left; the caller removes the file."""
-        self._disk.shutdown()
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-    def _put(self, data: memoryview) -> None:
-        self._file.write(data)
-        self._bytes += len(data)
-        self._hash.update(data)
-        self._unflushed += len(data)
-        if self._unflushed >= _FLUSH_BYTES and (self._flushing is None or self._flushing.done()):
-            self._flushing = self._disk.submit(os.fdatasync, self._file.fileno())
-            self._unflushed = 0
-
-
-_CHUNK_BYTES = 8 * 2**20
-_FLUSH_BYTES = 64 * 2**20
 _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], source: TensorSource
+) -> tuple[int, str]:
+    """Write one durable file from ``source``, one tensor in memory; returns its size and XXH3 hash. ``tensors``: dtype
+    and shape of each, in the order of the file. Raises OSError; the caller removes what it leaves."""
+    head, _ = header(tensors)
+    digest = xxhash.xxh3_128(head)
+    with open(path, "wb") as file:
+        file.write(head)
+        for name, (dtype, shape) in tensors.items():
+            tensor = source.read(name).to(dtype)
+            assert tuple(tensor.shape) == tuple(shape), name
+            data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+            file.write(data)
+            if sys.platform == "linux":
+                # Starts to write what is there (mm/fadvise.c), so that the disk works while the next tensor is read and
+                # hashed; else fsync would wait for all of it.
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            digest.update(data)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell(), digest.hexdigest()
 
 
 def plan_files(

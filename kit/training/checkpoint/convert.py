@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 
 from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface.models import HfDirectory, check_names, tensor_shapes
-from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files
+from kit.engines.io.sharded_safetensors import DEFAULT_SHARD_BYTES, plan_files, write_tensors
 from kit.errors import CheckpointError
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
@@ -18,7 +19,7 @@ from kit.training.checkpoint.counters import LARGEST, START, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, STATE, read_manifest
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json, is_exchange
 from kit.training.checkpoint.files import FileRecord, new_directory, refuse_unlisted, verify, write_json
-from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf, write_tensors
+from kit.training.checkpoint.to_huggingface import DTYPES, exchange_to_hf, write_hf
 
 _FORMATS = ("hf", "exchange", "megatron")
 _TRACKER = "latest_checkpointed_iteration.txt"
@@ -115,7 +116,8 @@ def _write_exchange(opened: _Opened, out: Path, shard_bytes: int = DEFAULT_SHARD
             files = plan_files([name for name in source.names() if name in shapes], shapes, 4, shard_bytes)
             for number, names in enumerate(files, start=1):
                 file = f"{kind.value}-{number:05d}.safetensors"
-                records[file] = write_tensors(partial / file, {n: (torch.float32, shapes[n]) for n in names}, source)
+                tensors = {name: (torch.float32, shapes[name]) for name in names}
+                records[file] = FileRecord(*write_tensors(partial / file, tensors, source))
                 weight_map[kind] |= dict.fromkeys(names, file)
         write_json(partial / EXCHANGE_JSON, exchange_json(opened.counters, opened.model, weight_map, records))
 
@@ -177,7 +179,7 @@ def _open_megatron(path: Path, directory: Path, model: str | None) -> _Opened:
                 f"be whole numbers, 0 or more; give another checkpoint"
             )
         step = max(iteration, steps or 0)  # a missing iteration counts as 0
-        counters = Counters(step=step, samples_seen=0, tokens_seen=0, optimizer_steps=steps or 0)
+        counters = dataclasses.replace(START, step=step, optimizer_steps=steps or 0)
     sources = {kind: offline.MegatronSource(checkpoint, kind, spec) for kind in kinds}
     return _Opened("megatron", spec, counters, sources)
 

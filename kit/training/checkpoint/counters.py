@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from kit.errors import CheckpointError
 from kit.planner.plan import Plan
 from kit.planner.schedule import length, ramped
+from kit.specs.base import SPEC, Within
 from kit.specs.run import RunSpec
 from kit.training.logging.metrics import logged_rows
 
@@ -19,20 +19,37 @@ LARGEST = 2**63 - 1
 """What a signed 64-bit number holds: as metrics, arrays and other programs read them."""
 
 
+_Count = Annotated[int, Within(ge=0, le=LARGEST)]
+
+
 @dataclass(frozen=True)
 class Counters:
-    """How far a run is; the learning rate and the data order follow from these alone."""
+    """How far a run is; the learning rate and the data order follow from these alone. Raises ValueError where they
+    disagree."""
 
-    step: int
+    __pydantic_config__ = SPEC
+    step: _Count
     """Steps of the loop done."""
-    samples_seen: int
+    samples_seen: _Count
     """Sequences in them, over all ranks; 0 where another program's checkpoint does not say it, and so are tokens."""
-    tokens_seen: int
+    tokens_seen: _Count
     """Tokens in those sequences."""
-    optimizer_steps: int
+    optimizer_steps: _Count
     """Adam's step count (bias correction)."""
-    samples_skipped: int = 0
+    samples_skipped: _Count
     """Sequences that rewinds left out: the next sample is number ``samples_seen + samples_skipped``."""
+
+    def __post_init__(self) -> None:
+        step, samples, tokens = self.step, self.samples_seen, self.tokens_seen
+        for disagrees, why in (
+            (self.optimizer_steps > step, f"optimizer_steps={self.optimizer_steps} is more than step={step}"),
+            (samples and not step, f"samples_seen={samples} at step=0 must be 0"),
+            (0 < samples < step, f"samples_seen={samples} is less than one in each of step={step}"),
+            (tokens and not samples, f"tokens_seen={tokens} with samples_seen=0 must be 0"),
+            (0 < tokens < samples, f"tokens_seen={tokens} is less than samples_seen={samples}"),
+        ):
+            if disagrees:
+                raise ValueError(f"counters.{why}")
 
     @property
     def position(self) -> int:
@@ -40,30 +57,8 @@ class Counters:
         return self.samples_seen + self.samples_skipped
 
 
-START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0)
+START = Counters(step=0, samples_seen=0, tokens_seen=0, optimizer_steps=0, samples_skipped=0)
 """Counters of a run that has made no step."""
-
-
-def counters_from_json(data: Any) -> Counters:
-    """Raises ValueError that names what is missing, foreign, no whole number in its range, or disagrees."""
-    names = [field.name for field in dataclasses.fields(Counters)]
-    if not isinstance(data, dict) or sorted(data) != sorted(names):
-        raise ValueError(f"counters must be exactly {', '.join(names)}")
-    for name, value in data.items():
-        if type(value) is not int or not 0 <= value <= LARGEST:
-            raise ValueError(f"counters.{name}={_short(value)} must be a whole number from 0 to 2^63 - 1")
-    found = Counters(**data)
-    step, samples, tokens = found.step, found.samples_seen, found.tokens_seen
-    for disagrees, why in (
-        (found.optimizer_steps > step, f"optimizer_steps={found.optimizer_steps} is more than step={step}"),
-        (samples and not step, f"samples_seen={samples} at step=0 must be 0"),
-        (0 < samples < step, f"samples_seen={samples} is less than one in each of step={step}"),
-        (tokens and not samples, f"tokens_seen={tokens} with samples_seen=0 must be 0"),
-        (0 < tokens < samples, f"tokens_seen={tokens} is less than samples_seen={samples}"),
-    ):
-        if disagrees:
-            raise ValueError(f"counters.{why}")
-    return found
 
 
 @dataclass(frozen=True)
@@ -114,8 +109,3 @@ def _logged_samples(metrics: Path, step: int) -> int | None:
     except (OSError, ValueError):
         return None
     return said[-1] if said and type(said[-1]) is int else None
-
-
-def _short(value: Any) -> str:
-    words = repr(value)
-    return words if len(words) <= 40 else f"{words[:40]}…"

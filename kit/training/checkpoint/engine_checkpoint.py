@@ -18,23 +18,25 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import torch.distributed as dist
+from pydantic import Field
 
 from kit.engines.base import Engine
 from kit.errors import CheckpointError
+from kit.specs.base import SPEC, Within
 from kit.training.checkpoint import random_state
-from kit.training.checkpoint.counters import Counters, RunLength, counters_from_json
+from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.files import (
     FileRecord,
+    Files,
     OtherVersionError,
     fsync,
     partial_name,
     publish,
     read_sealed,
     record_of,
-    records_from_json,
     refuse_unlisted,
     sealed,
     verify,
@@ -57,14 +59,22 @@ _NAME = re.compile(r"step-(\d{8})")
 
 @dataclass(frozen=True)
 class Manifest:
-    """What ``manifest.json`` says."""
+    """What ``manifest.json`` says. Raises ValueError where it lists not all that kit writes."""
 
-    plan_hash: str
-    world_size: int
+    __pydantic_config__ = SPEC
+    plan_hash: Annotated[str, Field(min_length=1)]
+    world_size: Annotated[int, Within(ge=1, le=_LARGEST_WORLD)]
     model: str
     """Engine and digest of the model; an engine that reads every layout asks for nothing more."""
     counters: Counters
-    files: dict[str, FileRecord]
+    files: Files
+
+    def __post_init__(self) -> None:
+        if not any(name.startswith(f"{STATE}/") for name in self.files):
+            raise ValueError(f"it lists no file of {STATE}/")
+        generators = {name for name in self.files if name.startswith(f"{_RANDOM}/")}
+        if generators not in (set(), {f"{_RANDOM}/{random_state.file_name(rank)}" for rank in range(self.world_size)}):
+            raise ValueError(f"{_RANDOM}/ must have one file for each of {self.world_size} ranks")
 
 
 @dataclass(frozen=True)
@@ -131,16 +141,9 @@ class NativeCheckpoints:
             # An engine may raise anything where a disk is full (torch.save: RuntimeError).
             run_collectively(True, lambda: _fill(partial, save, random), doing, failures=(Exception,), group=group)
             records = run_collectively(True, lambda: _my_records(partial), doing, group=group)
-            contents = {
-                "format": _FORMAT,
-                "version": _VERSION,
-                "plan_hash": self.plan_hash,
-                "world_size": self.world_size,
-                "model": self.model,
-                "counters": dataclasses.asdict(counters),
-                "files": {name: dataclasses.asdict(r) for share in records for name, r in sorted(share.items())},
-            }
-            run_collectively(is_main, lambda: self._publish(partial, directory, sealed(contents)), doing, group=group)
+            files = {name: record for share in records for name, record in sorted(share.items())}
+            manifest = Manifest(self.plan_hash, self.world_size, self.model, counters, files)
+            run_collectively(is_main, lambda: self._publish(partial, directory, manifest), doing, group=group)
         except CheckpointError:
             if is_main:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -195,19 +198,13 @@ class NativeCheckpoints:
     def _verified(self, engine: Engine, directory: Path) -> Manifest:
         """Each rank hashes its share of the files; all of them come to the same verdict."""
         reading = f"reading {directory}"
-        older = run_collectively(engine.is_main, lambda: _other_version(directory), reading)[0]
-        if older is not None:
-            match = _NAME.fullmatch(directory.name)
-            raise ForeignError(
-                f"{older}; resume from an exchange checkpoint (exchange-step-…) of that run, or go on with the kit "
-                f"that wrote it",
-                int(match.group(1)) if match else 0,
-            )
         try:
             manifest = run_collectively(engine.is_main, lambda: read_manifest(directory), reading)[0]
             run_collectively(
                 True, lambda: verify(directory, dict(split_over_ranks(sorted(manifest.files.items())))), reading
             )
+        except ForeignError:
+            raise
         except CheckpointError as error:
             raise _DamagedError(str(error)) from error
         run_collectively(engine.is_main, lambda: refuse_unlisted(directory, {*manifest.files, MANIFEST}), reading)
@@ -232,8 +229,9 @@ class NativeCheckpoints:
             )
         return manifest
 
-    def _publish(self, partial: Path, directory: Path, manifest: dict[str, Any]) -> None:
-        write_json(partial / MANIFEST, manifest)
+    def _publish(self, partial: Path, directory: Path, manifest: Manifest) -> None:
+        contents = {"format": _FORMAT, "version": _VERSION, **dataclasses.asdict(manifest)}
+        write_json(partial / MANIFEST, sealed(contents))
         # A directory of this step is from before a step back to an older checkpoint: the run has made it again.
         _remove(directory)
         publish(partial, directory)
@@ -247,9 +245,9 @@ class NativeCheckpoints:
 
 
 class ForeignError(CheckpointError):
-    """A checkpoint is good and of another plan or world size."""
+    """A checkpoint is good and of another plan, world size or version of kit."""
 
-    def __init__(self, words: str, step: int) -> None:
+    def __init__(self, words: str, step: int = 0) -> None:
         super().__init__(words)
         self.step = step
 
@@ -279,42 +277,20 @@ def _my_records(partial: Path) -> dict[str, FileRecord]:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Raises CheckpointError where it is missing, damaged or not complete, or says anything that kit does not write."""
+    """Raises CheckpointError where it is missing, damaged or not complete, or says anything that kit does not write;
+    ForeignError where another version of kit wrote it."""
     path = directory / MANIFEST
     try:
-        return _manifest(read_sealed(path, _FORMAT, _VERSION))
+        return read_sealed(path, Manifest, _FORMAT, _VERSION)[0]
+    except OtherVersionError as error:
+        match = _NAME.fullmatch(directory.name)
+        raise ForeignError(
+            f"{error}; resume from an exchange checkpoint (exchange-step-…) of that run, or go on with the kit that "
+            f"wrote it",
+            int(match[1]) if match else 0,
+        ) from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} is missing or damaged ({error}); copy the checkpoint again, complete") from error
-
-
-def _manifest(data: dict[str, Any]) -> Manifest:
-    """Raises ValueError."""
-    expected = {"format", "version", "plan_hash", "world_size", "model", "counters", "files"}
-    if data.keys() != expected:
-        raise ValueError(f"its keys must be exactly {', '.join(sorted(expected))}")
-    if not (isinstance(data["plan_hash"], str) and data["plan_hash"] and isinstance(data["model"], str)):
-        raise ValueError("plan_hash and model must be text")
-    world_size = data["world_size"]
-    if type(world_size) is not int or not 1 <= world_size <= _LARGEST_WORLD:
-        raise ValueError(f"world_size must be a whole number from 1 to {_LARGEST_WORLD}")
-    files = records_from_json(data["files"])
-    if not any(name.startswith(f"{STATE}/") for name in files):
-        raise ValueError(f"it lists no file of {STATE}/")
-    generators = {name for name in files if name.startswith(f"{_RANDOM}/")}
-    if generators and generators != {f"{_RANDOM}/{random_state.file_name(rank)}" for rank in range(world_size)}:
-        raise ValueError(f"{_RANDOM}/ must have one file for each of {world_size} ranks")
-    return Manifest(data["plan_hash"], world_size, data["model"], counters_from_json(data["counters"]), files)
-
-
-def _other_version(directory: Path) -> str | None:
-    """What there is to say of a manifest of another version."""
-    try:
-        read_sealed(directory / MANIFEST, _FORMAT, _VERSION)
-    except OtherVersionError as error:
-        return str(error)
-    except (OSError, ValueError):
-        pass
-    return None
 
 
 def _renamed(directory: Path, name: str) -> Path:

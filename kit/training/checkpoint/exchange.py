@@ -8,22 +8,21 @@ exp_avg_sq-00001.safetensors   Adam's second moment
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
-
 from kit.engines.base import StateKind
 from kit.engines.io.sharded_safetensors import SafetensorsSource
-from kit.errors import CheckpointError, KitError
+from kit.errors import CheckpointError
+from kit.specs.base import SPEC
 from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
-from kit.training.checkpoint.counters import Counters, counters_from_json
-from kit.training.checkpoint.files import FileRecord, OtherVersionError, read_sealed, records_from_json, sealed, verify
+from kit.specs.strict_yaml import to_plain
+from kit.training.checkpoint.counters import Counters
+from kit.training.checkpoint.files import FileRecord, Files, OtherVersionError, read_sealed, sealed, verify
 from kit.training.collective import split_over_ranks
 
 EXCHANGE_JSON = "exchange.json"
@@ -36,6 +35,20 @@ KINDS = (StateKind.MASTER, StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
 """What an exchange checkpoint holds of every parameter; one made of a model alone has no moments."""
 
 
+@dataclass(frozen=True)
+class _Contents:
+    """What ``exchange.json`` says."""
+
+    __pydantic_config__ = SPEC
+    counters: Counters
+    model: ModelSpec
+    files: Files
+    weight_map: dict[StateKind, dict[str, str]]
+    """Kind → name of a tensor → file."""
+    lora: LoraSpec | None = None
+    """What is held are adapters then, not the model."""
+
+
 class ExchangeCheckpoint:
     """An exchange checkpoint on disk. Opening reads its JSON only.
 
@@ -45,21 +58,13 @@ class ExchangeCheckpoint:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         index = self.path / (EXCHANGE_JSON if (self.path / EXCHANGE_JSON).exists() else _EARLIER_JSON)
-        data = _read(index)
+        contents, version = _read(index)
         self.note: str | None = None
         """What a person should know of how it was read."""
-        if data["version"] == _UNSEALED:
+        if version == _UNSEALED:
             self.note = f"{self.path} is of version {_UNSEALED}, whose counters no hash protects: export it again"
-        try:
-            self.counters = counters_from_json(data["counters"])
-            self.model = TypeAdapter(ModelSpec).validate_json(json.dumps(data["model"]))
-            self.lora = TypeAdapter(LoraSpec | None).validate_json(json.dumps(data.get("lora")))
-            self._records = records_from_json(data["files"])
-            self._weight_map = {StateKind(kind): dict(files) for kind, files in data["weight_map"].items()}
-        except (AttributeError, KeyError, TypeError, ValueError, ValidationError, KitError) as error:
-            raise CheckpointError(
-                f"{index} is damaged ({' '.join(str(error).split())}); copy the checkpoint again"
-            ) from error
+        self.counters, self.model, self.lora = contents.counters, contents.model, contents.lora
+        self._records, self._weight_map = contents.files, contents.weight_map
         if unrecorded := {f for files in self._weight_map.values() for f in files.values()} - self._records.keys():
             raise CheckpointError(f"{index} has no hash of {min(unrecorded)}; copy the checkpoint again")
 
@@ -91,18 +96,10 @@ def exchange_json(
     lora: LoraSpec | None = None,
 ) -> dict[str, Any]:
     """The contents of ``exchange.json``."""
-    return sealed(
-        {
-            "format": _FORMAT,
-            "version": _VERSION,
-            "counters": dataclasses.asdict(counters),
-            "model": TypeAdapter(ModelSpec).dump_python(model, mode="json"),
-            # What is held are adapters then, not the model.
-            **({"lora": dataclasses.asdict(lora)} if lora is not None else {}),
-            "files": {name: dataclasses.asdict(record) for name, record in records.items()},
-            "weight_map": {kind.value: dict(files) for kind, files in weight_map.items()},
-        }
+    contents = _Contents(
+        counters, model, dict(records), {kind: dict(files) for kind, files in weight_map.items()}, lora
     )
+    return sealed({"format": _FORMAT, "version": _VERSION, **to_plain(contents)})
 
 
 def is_exchange(directory: Path) -> bool:
@@ -117,10 +114,11 @@ def newest_exchange(root: Path) -> Path | None:
     return max(paths, key=lambda path: path.name.rpartition("-")[2], default=None)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[_Contents, int]:
     earlier = path.name == _EARLIER_JSON
     try:
-        return read_sealed(path, _EARLIER_FORMAT if earlier else _FORMAT, _VERSION, _UNSEALED if earlier else None)
+        kind, unsealed = (_EARLIER_FORMAT, _UNSEALED) if earlier else (_FORMAT, None)
+        return read_sealed(path, _Contents, kind, _VERSION, unsealed)
     except OSError as error:
         raise CheckpointError(
             f"{path.parent} is not an exchange checkpoint (no readable {EXCHANGE_JSON}: {error.strerror}); give a "

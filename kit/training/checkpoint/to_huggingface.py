@@ -20,11 +20,11 @@ from kit.engines.base import StateKind, TensorSource
 from kit.engines.huggingface import adapters, experts
 from kit.engines.huggingface.buffers import is_buffer
 from kit.engines.huggingface.models import HfDirectory, build_skeleton, check_names, hf_config, tensor_shapes
-from kit.engines.io.sharded_safetensors import SafetensorsWriter, plan_files
+from kit.engines.io.sharded_safetensors import plan_files, write_tensors
 from kit.errors import CheckpointError
 from kit.specs.model import ModelSpec
 from kit.training.checkpoint.exchange import ExchangeCheckpoint
-from kit.training.checkpoint.files import FileRecord, new_directory, write_json
+from kit.training.checkpoint.files import new_directory, write_json
 from kit.units import GIB
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -104,20 +104,6 @@ def write_hf(
             shutil.copyfile(path, partial / path.name)
         if "generation_config.json" not in {path.name for path in extras}:
             write_json(partial / "generation_config.json", special_tokens)
-
-
-def write_tensors(
-    path: Path, tensors: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], source: TensorSource
-) -> FileRecord:
-    """Write one safetensors file from ``source``; ``tensors``: dtype and shape of each. Raises OSError."""
-    writer = SafetensorsWriter(path, tensors)
-    try:
-        for name, (dtype, _) in tensors.items():
-            writer.write(name, source.read(name).to(dtype))
-        return FileRecord(*writer.finish())
-    except BaseException:
-        writer.abandon()
-        raise
 
 
 def _write_weights(
