@@ -151,9 +151,17 @@ class StateBlock:
     @classmethod
     def whole(cls, kind: StateKind, name: str, tensor: torch.Tensor) -> StateBlock:
         """A full tensor, of one or two dimensions and any dtype, as one block; ``values`` is a view of it."""
-        return cls(
-            kind, name, tuple(tensor.shape), 0, 0, tensor.unsqueeze(1) if tensor.ndim == 1 else tensor.flatten(1)
-        )
+        return cls(kind, name, tuple(tensor.shape), 0, 0, as_matrix(tensor))
+
+
+def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """A view of a tensor of one or more dimensions with two of them; a vector is one column."""
+    return tensor.unsqueeze(1) if tensor.ndim == 1 else tensor.flatten(1)
+
+
+def place(target: torch.Tensor, row: int, column: int, block: torch.Tensor) -> None:
+    """Copy ``block`` (rows, columns), of any dtype, into ``as_matrix(target)`` from (row, column) on."""
+    as_matrix(target)[row : row + block.shape[0], column : column + block.shape[1]].copy_(block)
 
 
 class Engine(Protocol):
@@ -229,7 +237,7 @@ class Engine(Protocol):
         """This rank's modules under the names of their model; leaves and containers, in no order."""
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's tensors: weights, gradients, optimizer; and peak_allocated on CUDA."""
+        """Bytes of this rank's tensors: weights, gradients, optimizer."""
 
     def close(self) -> None:
         """Release the engine's memory, threads and files. The caller destroys the process group."""

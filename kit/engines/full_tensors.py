@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import Engine, StateBlock, StateKind
+from kit.engines.base import Engine, StateBlock, StateKind, place
 
 
 def full_tensors(engine: Engine, kind: StateKind) -> dict[str, torch.Tensor]:
@@ -19,7 +19,5 @@ def full_tensors(engine: Engine, kind: StateKind) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for block in (block for blocks in gathered for block in blocks):
         tensor = found.setdefault(block.name, torch.empty(block.shape))
-        matrix = tensor.unsqueeze(1) if tensor.ndim == 1 else tensor.flatten(1)  # a view
-        rows, columns = block.values.shape
-        matrix[block.row : block.row + rows, block.column : block.column + columns] = block.values
+        place(tensor, block.row, block.column, block.values)
     return found if dist.get_rank() == 0 else {}

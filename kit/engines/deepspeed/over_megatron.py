@@ -23,7 +23,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
 
 from kit.emit.run_directory import RunDirectory
-from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource
+from kit.engines.base import MicroBatch, StateBlock, StateKind, TensorSource, place
 from kit.engines.deepspeed.state import ParameterState
 from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.megatron.microbatches import forward
@@ -146,12 +146,12 @@ class _Shards(ShardState):
         start, end = (rows * each // size * (shard.numel() // rows) for each in (rank, rank + 1))
         return start, shard.detach().reshape(-1)[start:end]
 
-    def put(self, kind: StateKind, param: torch.nn.Parameter, dim: int, at: int, block: torch.Tensor) -> None:
+    def put(self, kind: StateKind, param: torch.nn.Parameter, row: int, column: int, block: torch.Tensor) -> None:
         if self._param is not param:
             assert not self._missing, "blocks of a shard come one after the other"
             self._param, self._held = param, torch.empty(self.shape(param), dtype=torch.float32)
             self._missing = self._held.numel()
-        self._held.narrow(dim, at, block.shape[dim]).copy_(block)
+        place(self._held, row, column, block)
         self._missing -= block.numel()
         if not self._missing:
             self._state.set(param, kind, self._held)

@@ -62,7 +62,7 @@ class MegatronEngine(Engine):
         self.dp_size = parallel_state.get_data_parallel_world_size()
         self.is_main = dist.get_rank() == 0
         self._run_schedule = get_forward_backward_func()
-        dense, experts = shard_groups(self._optimizer, self._chunks)
+        dense, experts = shard_groups(self._optimizer)
         self._states = {groups.state for groups in (dense, experts) if isinstance(groups.state, LocalState)}
         self._resharder = HfResharder(plan.model, self._config, self._chunks, dense, experts)
         path = rundir.run.model_path
@@ -159,16 +159,12 @@ class MegatronEngine(Engine):
         }
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's tensors; ``peak_allocated`` on CUDA."""
         buffers = [buffer for chunk in self._chunks for buffer in chunk.buffers + chunk.expert_parallel_buffers]
-        held = {
-            "weights": sum(p.numel() * p.element_size() for chunk in self._chunks for p in chunk.parameters()),
-            "gradients": sum(buffer.grad_data.numel() * buffer.grad_data.element_size() for buffer in buffers),
+        return {
+            "weights": sum(param.nbytes for chunk in self._chunks for param in chunk.parameters()),
+            "gradients": sum(buffer.grad_data.nbytes for buffer in buffers),
             "optimizer": sum(state.held_bytes() for state in self._states),
         }
-        if torch.cuda.is_available():
-            held["peak_allocated"] = torch.cuda.max_memory_allocated()
-        return held
 
     def close(self) -> None:
         """Forget the model and megatron-core's process groups."""

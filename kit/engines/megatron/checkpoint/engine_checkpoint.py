@@ -2,8 +2,8 @@
 
 Every parameter is stored whole, under megatron-core's name, with its optimizer state: what ``fully_reshardable`` of
 the distributed optimizer means (optimizer/distrib_optimizer.py), which itself writes a corrupt checkpoint where
-several buckets are padded, with nothing but a line in the log. Each rank writes blocks of about as many parameters;
-data-parallel ranks that share a parameter's state send it to the one whose turn it is.
+several buckets are padded, with nothing but a line in the log. Data-parallel ranks that share a parameter's state write
+a part of it each.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kit.engines.base import StateKind
+from kit.engines.base import StateKind, as_matrix
 from kit.engines.megatron.checkpoint import torch_dist
 from kit.engines.megatron.checkpoint.names import SAVED, WEIGHT, stored_location
 from kit.engines.megatron.checkpoint.torch_dist import ReadBlock, WriteBlock
-from kit.engines.megatron.resharding.huggingface import HfResharder, owner_ranks
-from kit.engines.megatron.resharding.optimizer_state import LocalState
-from kit.engines.megatron.resharding.p2p import P2PSender
+from kit.engines.megatron.resharding.export import parts
+from kit.engines.megatron.resharding.huggingface import HfResharder
 from kit.engines.megatron.weights import MappedParam
 from kit.engines.megatron.weights.sharding import Block, VocabParallel, whole_shape
 from kit.errors import CheckpointError
@@ -32,11 +31,10 @@ from kit.errors import CheckpointError
 def snapshot(
     resharder: HfResharder, param_groups: list[dict[str, Any]], copy: bool
 ) -> Callable[[Path, dist.ProcessGroup | None], None]:
-    """Collective. What writes this rank's part of a checkpoint into a directory, collectively over a group.
+    """What writes this rank's part of a checkpoint into a directory, collectively over a group.
 
     ``copy``: tensors are copied to the host first, apart from the live state, so that training can go on at once.
     """
-    sender = P2PSender()
     found = [
         WriteBlock(
             key=where.key,
@@ -46,10 +44,9 @@ def snapshot(
             dtype=tensor.dtype,
             read=partial(_itself, _on_host(tensor, copy)),
         )
-        for mapped, kind, offsets, tensor in _own_blocks(resharder, sender)
+        for mapped, kind, offsets, tensor in _own_blocks(resharder)
         for where in [stored_location(mapped.megatron, kind, resharder.model)]
     ]
-    sender.wait()
     torch.cuda.synchronize()  # until the copies are there
     return partial(torch_dist.write_blocks, blocks=found, common=_common(param_groups))
 
@@ -69,30 +66,19 @@ def load_checkpoint(directory: Path, resharder: HfResharder) -> int:
     return steps
 
 
-def _own_blocks(
-    resharder: HfResharder, sender: P2PSender
-) -> Iterator[tuple[MappedParam, str, tuple[int, ...], torch.Tensor]]:
+def _own_blocks(resharder: HfResharder) -> Iterator[tuple[MappedParam, str, tuple[int, ...], torch.Tensor]]:
     """(parameter, kind, offsets in the whole parameter, tensor) of what this rank writes."""
     for number, mapped in enumerate(resharder.mapped_params):
-        param = resharder.parameters.get(mapped.megatron)
-        if param is None:
+        if not resharder.writes(number, mapped):
             continue
-        groups = resharder.shard_groups(mapped)
-        owner_dp_rank, owner_tp_rank = owner_ranks(number, groups)
-        if not mapped.sharding.sharded and groups.tensor.rank() != owner_tp_rank:
-            continue
+        param, state = resharder.parameters[mapped.megatron], resharder.shard_groups(mapped).state
+        shape, blocks = state.shape(param), resharder.blocks(mapped)
         for kind in (WEIGHT,) if mapped.frozen else SAVED:
+            start, values = state.own(StateKind.MASTER if kind == WEIGHT else StateKind(kind), param)
             if kind == WEIGHT:
-                whole = param.detach() if groups.data.rank() == owner_dp_rank else None
-            else:
-                assert isinstance(groups.state, LocalState)
-                whole = groups.state.collect(StateKind(kind), param, owner_dp_rank, sender)
-            if whole is None:
-                continue
-            for block in resharder.blocks(mapped):
-                offsets = [0] * whole.ndim
-                offsets[block.dim] = block.start
-                yield mapped, kind, tuple(offsets), whole.narrow(block.dim, block.at, block.length)
+                values = param.detach().reshape(-1)[start : start + values.numel()]
+            for _, where, part in parts(start, values, shape, blocks):
+                yield mapped, kind, where[: len(shape)], part if len(shape) > 1 else part.flatten()
 
 
 def _wanted(resharder: HfResharder) -> Iterator[ReadBlock]:
@@ -120,10 +106,9 @@ def _wanted(resharder: HfResharder) -> Iterator[ReadBlock]:
 
 
 def _put(put: Callable[..., None], block: Block, leading: int, offsets: tuple[int, ...], part: torch.Tensor) -> None:
-    """A part reaches over all of the other dimension: no layout cuts a parameter along two."""
-    inside = offsets[leading:]
-    assert all(offset == 0 for dim, offset in enumerate(inside) if dim != block.dim)
-    put(block.dim, block.at + inside[block.dim], part.reshape(part.shape[leading:]))
+    row, column, *_ = (*offsets[leading:], 0)
+    first_row, first_column = block.corner
+    put(first_row + row, first_column + column, as_matrix(part.reshape(part.shape[leading:])))
 
 
 def _common(param_groups: list[dict[str, Any]]) -> dict[str, Any]:

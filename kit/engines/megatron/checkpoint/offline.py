@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kit.engines.base import StateKind, TensorSource
+from kit.engines.base import StateKind, TensorSource, as_matrix, place
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.checkpoint import torch_dist
 from kit.engines.megatron.checkpoint.names import WEIGHT, stored_location
@@ -77,11 +77,8 @@ class MegatronSource(TensorSource):
         def take(offsets: tuple[int, ...], part: torch.Tensor) -> None:
             if not whole:
                 whole.append(torch.empty(shape, dtype=part.dtype))
-            target = whole[0]
-            inner = part.reshape(part.shape[len(where.index) :])
-            for dim, (offset, size) in enumerate(zip(offsets[len(where.index) :], inner.shape, strict=True)):
-                target = target.narrow(dim, offset, size)
-            target.copy_(inner)
+            row, column, *_ = (*offsets[len(where.index) :], 0)
+            place(whole[0], row, column, as_matrix(part.reshape(part.shape[len(where.index) :])))
 
         self._checkpoint.read(
             [
@@ -156,13 +153,8 @@ def _put_together(
     dtype: torch.dtype,
 ) -> torch.Tensor:
     """The whole Megatron parameter."""
-    slices = mapped.sharding.slices(shapes, model, 1, 0)
     whole = torch.empty(shape, dtype=dtype)
-    for index, name in enumerate(mapped.hugging_face):
-        tensor = source.read(name)
-        check_shape(name, shapes[index], tuple(tensor.shape))
-        for piece in slices:
-            if piece.tensor == index:
-                block = tensor.narrow(piece.disk_dim, piece.start, piece.length)
-                whole.narrow(piece.dim, piece.at, piece.length).copy_(block.t() if piece.transposed else block)
+    for piece in sorted(mapped.sharding.slices(shapes, model, 1, 0), key=lambda piece: piece.tensor):
+        block = source.read_block(mapped.hugging_face[piece.tensor], piece.disk_dim, piece.start, piece.length)
+        place(whole, *piece.corner, as_matrix(block.t() if piece.transposed else block))
     return whole

@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 
 from kit.engines.base import StateBlock, StateKind
-from kit.engines.megatron.resharding.groups import ShardGroups
-from kit.engines.megatron.resharding.huggingface import HfResharder, owner_ranks
-from kit.engines.megatron.weights import MappedParam
+from kit.engines.megatron.resharding.huggingface import HfResharder
+from kit.engines.megatron.weights.sharding import Block
 
-_Rectangle = tuple[int, int, torch.Tensor]
-"""First row and column in the shard, values."""
+_AnyBlock = TypeVar("_AnyBlock", bound=Block)
 
 
 @torch.no_grad()
@@ -29,45 +28,39 @@ def export_blocks(
     """This rank's blocks (``Engine.export_blocks``). Each rank starts at another tensor, because one process at a time
     writes a file. ``in_order``: all ranks start at the first, for state that is read collectively."""
     items = [
-        (kind, number, mapped)
+        (kind, mapped)
         for kind in kinds
         for number, mapped in enumerate(resharder.mapped_params)
-        if mapped.megatron in resharder.parameters
+        if resharder.writes(number, mapped)
     ]
     first = 0 if in_order else len(items) * dist.get_rank() // dist.get_world_size()
-    for kind, number, mapped in items[first:] + items[:first]:
-        groups = resharder.shard_groups(mapped)
-        if not mapped.sharding.sharded and groups.tensor.rank() != owner_ranks(number, groups)[1]:
-            continue
-        for rectangle in _rectangles(kind, groups, resharder.parameters[mapped.megatron]):
-            yield from _blocks(kind, mapped, resharder, rectangle)
+    for kind, mapped in items[first:] + items[:first]:
+        groups, shapes = resharder.shard_groups(mapped), resharder.shapes(mapped)
+        param, slices = resharder.parameters[mapped.megatron], resharder.slices(mapped, groups.tensor.rank())
+        for piece, where, values in parts(*groups.state.own(kind, param), groups.state.shape(param), slices):
+            at, found = (where[::-1], values.t()) if piece.transposed else (where, values)
+            yield StateBlock(kind, mapped.hugging_face[piece.tensor], shapes[piece.tensor], *at, found)
 
 
-def _rectangles(kind: StateKind, groups: ShardGroups, param: torch.nn.Parameter) -> Iterator[_Rectangle]:
-    """This rank's range of the flattened shard: the end of a row, whole rows, the beginning of a row."""
-    start, values = groups.state.own(kind, param)
-    width = math.prod(groups.state.shape(param)[1:])
+def parts(
+    start: int, values: torch.Tensor, shape: Sequence[int], blocks: Sequence[_AnyBlock]
+) -> Iterator[tuple[_AnyBlock, tuple[int, int], torch.Tensor]]:
+    """(block, first row and column in its whole tensor, rows and columns) of all that a range of a flattened shard of
+    this shape, from ``start`` on, has in common with blocks of it."""
+    for row, column, rectangle in _rectangles(start, values, math.prod(shape[1:])):
+        for block in blocks:
+            at = row if block.dim == 0 else column
+            lower, upper = max(at, block.at), min(at + rectangle.shape[block.dim], block.at + block.length)
+            if lower < upper:
+                moved = block.start + lower - block.at
+                where = (moved, column) if block.dim == 0 else (row, moved)
+                yield block, where, rectangle.narrow(block.dim, lower - at, upper - lower)
+
+
+def _rectangles(start: int, values: torch.Tensor, width: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(row, column, values) of a range of a flattened matrix: the end of a row, whole rows, the beginning of a row."""
     end = start + values.numel()
     edges = sorted({start, min(end, -(-start // width) * width), max(start, end // width * width), end})
     for lower, upper in pairwise(edges):
         row, column = divmod(lower, width)
         yield row, column, values[lower - start : upper - start].view(-1, min(width, upper - lower))
-
-
-def _blocks(
-    kind: StateKind, mapped: MappedParam, resharder: HfResharder, rectangle: _Rectangle
-) -> Iterator[StateBlock]:
-    """The intersection of a rectangle with each slice of the shard, at its place in the Hugging Face tensor."""
-    row, column, values = rectangle
-    shapes = resharder.shapes(mapped)
-    for piece in resharder.slices(mapped, resharder.shard_groups(mapped).tensor.rank()):
-        at = row if piece.dim == 0 else column
-        lower, upper = max(at, piece.at), min(at + values.shape[piece.dim], piece.at + piece.length)
-        if lower >= upper:
-            continue
-        found = values.narrow(piece.dim, lower - at, upper - lower)
-        start = piece.start + lower - piece.at
-        where = (start, column) if piece.dim == 0 else (row, start)
-        if piece.transposed:
-            where, found = where[::-1], found.t()
-        yield StateBlock(kind, mapped.hugging_face[piece.tensor], shapes[piece.tensor], *where, found)

@@ -5,7 +5,6 @@ Experts are cut over, and repeated on, other ranks than the rest of a layer (meg
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.optimizer import ChainedOptimizer
 
-from kit.engines.base import StateKind
+from kit.engines.base import StateKind, place
 from kit.engines.megatron.resharding.optimizer_state import LocalState, ShardState
 
 
@@ -28,25 +27,16 @@ class ShardGroups:
     state: ShardState
 
 
-def shard_groups(optimizer: ChainedOptimizer, chunks: Sequence[torch.nn.Module]) -> tuple[ShardGroups, ShardGroups]:
-    """Collective. For dense parameters, and for experts: the same without expert parallelism."""
-    params = [param for chunk in chunks for param in chunk.parameters()]
+def shard_groups(optimizer: ChainedOptimizer) -> tuple[ShardGroups, ShardGroups]:
+    """For dense parameters, and for experts: the same without expert parallelism."""
     first, *rest = optimizer.chained_optimizers
     data = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    tensor = parallel_state.get_tensor_model_parallel_group()
+    dense = ShardGroups(parallel_state.get_tensor_model_parallel_group(), data, LocalState(first, data))
     if not rest:
-        dense = ShardGroups(tensor, data, LocalState(first, data, params))
         return dense, dense
     (second,) = rest
-    dense = ShardGroups(tensor, data, LocalState(first, data, [p for p in params if _is_dense(p)]))
     data = parallel_state.get_expert_data_parallel_group()
-    experts = LocalState(second, data, [p for p in params if not _is_dense(p)])
-    return dense, ShardGroups(parallel_state.get_expert_tensor_parallel_group(), data, experts)
-
-
-def _is_dense(param: torch.nn.Parameter) -> bool:
-    """distributed_data_parallel.py: what is marked otherwise is reduced over the ranks of its expert only."""
-    return bool(getattr(param, "allreduce", True))
+    return dense, ShardGroups(parallel_state.get_expert_tensor_parallel_group(), data, LocalState(second, data))
 
 
 class BufferState(ShardState):
@@ -67,9 +57,9 @@ class BufferState(ShardState):
         return kind is StateKind.MASTER
 
     @torch.no_grad()
-    def put(self, kind: StateKind, param: torch.Tensor, dim: int, at: int, block: torch.Tensor) -> None:
+    def put(self, kind: StateKind, param: torch.Tensor, row: int, column: int, block: torch.Tensor) -> None:
         assert kind is StateKind.MASTER
-        param.narrow(dim, at, block.shape[dim]).copy_(block)
+        place(param, row, column, block)
 
 
 def _value(kind: StateKind, param: torch.Tensor) -> torch.Tensor:

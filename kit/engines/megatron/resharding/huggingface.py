@@ -15,7 +15,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import unwrap_model
 
-from kit.engines.base import StateKind, TensorSource
+from kit.engines.base import StateKind, TensorSource, as_matrix
 from kit.engines.huggingface.models import check_names, check_shape, tensor_shapes
 from kit.engines.megatron.model.transformer_engine import plain_name
 from kit.engines.megatron.resharding.groups import BufferState, ShardGroups
@@ -55,9 +55,9 @@ class HfResharder:
             for piece in sorted(slices, key=lambda piece: piece.tensor):  # a tensor is read once
                 name = mapped.hugging_face[piece.tensor]
                 block = source.read_block(name, piece.disk_dim, piece.start, piece.length)
-                block = block.t() if piece.transposed else block
+                block = as_matrix(block.t() if piece.transposed else block)
                 for param in mine:
-                    groups.state.put(kind, param, piece.dim, piece.at, block)
+                    groups.state.put(kind, param, *piece.corner, block)
             for param in mine:
                 _clear_padding(groups, kind, param, slices)
 
@@ -79,6 +79,13 @@ class HfResharder:
         tensor = self.shard_groups(mapped).tensor
         return blocks(mapped.sharding, self.shapes(mapped), self.model, tensor.size(), tensor.rank())
 
+    def writes(self, number: int, mapped: MappedParam) -> bool:
+        """Whether this rank writes any of its parameter of this number: ranks that hold a whole one take turns."""
+        tensor = self.shard_groups(mapped).tensor
+        return mapped.megatron in self.parameters and (
+            mapped.sharding.sharded or tensor.rank() == number % tensor.size()
+        )
+
     def shapes(self, mapped: MappedParam) -> list[Shape]:
         """Shapes of its Hugging Face tensors."""
         return [self._shapes[name] for name in mapped.hugging_face]
@@ -90,21 +97,13 @@ class HfResharder:
         assert names == self._shapes.keys(), sorted(names ^ self._shapes.keys())
 
 
-def owner_ranks(number: int, groups: ShardGroups) -> tuple[int, int]:
-    """(data-parallel rank, tensor-parallel rank) that writes the parameter of this number: the ranks take turns."""
-    return number % groups.data.size(), number // groups.data.size() % groups.tensor.size()
-
-
 def _clear_padding(
     groups: ShardGroups, kind: StateKind, param: torch.nn.Parameter, slices: Sequence[ShardSlice]
 ) -> None:
     """Rows of the vocabulary that only padding fills."""
-    dim = slices[0].dim
-    covered = sum(piece.length for piece in slices)
-    shape = list(groups.state.shape(param))
-    if missing := shape[dim] - covered:
-        shape[dim] = missing
-        groups.state.put(kind, param, dim, covered, torch.zeros(shape))
+    shape, covered = list(groups.state.shape(param)), sum(piece.length for piece in slices)
+    if missing := shape[slices[0].dim] - covered:
+        groups.state.put(kind, param, covered, 0, torch.zeros(missing, *shape[1:]))
 
 
 def _global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:

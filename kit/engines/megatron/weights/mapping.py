@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 from kit.engines.megatron.weights.sharding import Sharding, VocabParallel
 from kit.specs.model import ModelSpec
@@ -35,9 +36,7 @@ class MappedParam:
     """Global parameter name, layers and experts counted over the whole model."""
     hugging_face: tuple[str, ...]
     sharding: Sharding
-    layer: int | None
-    """Number of the layer; None for parameters outside of the layers."""
-    copy: str | None
+    copy: str | None = None
     expert: int | None = None
     """Number of the expert; None for parameters outside of the experts."""
     frozen: bool = False
@@ -64,17 +63,14 @@ def weight_and_bias(
 
 def mapped_params(mappings: tuple[ParamMapping, ...], model: ModelSpec) -> Iterator[MappedParam]:
     """Every group of the model: what precedes the layers, layer by layer, what follows them."""
-    in_layers = [index for index, mapping in enumerate(mappings) if "{layer}" in mapping.megatron]
-    for mapping in mappings[: in_layers[0]]:
-        yield MappedParam(mapping.megatron, mapping.hugging_face, mapping.sharding, None, mapping.copy)
-    for layer in range(model.num_layers):
-        for mapping in mappings[in_layers[0] : in_layers[-1] + 1]:
-            if mapping.experts not in (None, model.has_experts(layer)):
-                continue
-            experts: Iterable[int | None] = range(model.num_experts) if "{expert}" in mapping.megatron else (None,)
-            for expert in experts:
-                names = tuple(name.format(layer=layer, expert=expert) for name in mapping.hugging_face)
-                megatron = mapping.megatron.format(layer=layer, expert=expert)
-                yield MappedParam(megatron, names, mapping.sharding, layer, mapping.copy, expert, mapping.frozen)
-    for mapping in mappings[in_layers[-1] + 1 :]:
-        yield MappedParam(mapping.megatron, mapping.hugging_face, mapping.sharding, None, mapping.copy)
+    for in_layers, group in groupby(mappings, key=lambda mapping: "{layer}" in mapping.megatron):
+        of_layer = tuple(group)
+        for layer in range(model.num_layers) if in_layers else (0,):
+            for mapping in of_layer:
+                if mapping.experts not in (None, model.has_experts(layer)):
+                    continue
+                experts: Iterable[int | None] = range(model.num_experts) if "{expert}" in mapping.megatron else (None,)
+                for expert in experts:
+                    names = tuple(name.format(layer=layer, expert=expert) for name in mapping.hugging_face)
+                    megatron = mapping.megatron.format(layer=layer, expert=expert)
+                    yield MappedParam(megatron, names, mapping.sharding, mapping.copy, expert, mapping.frozen)

@@ -17,17 +17,29 @@ from kit.specs.model import ModelSpec
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ShardSlice:
-    """Rows (``dim`` 0) or columns (1) of one Hugging Face tensor, over all of its other dimension."""
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Rows (``dim`` 0) or columns (1) of a whole tensor that a shard holds, over all of its other dimension."""
 
-    tensor: int
-    """Number of the Hugging Face tensor in the entry."""
     dim: int
-    start: int
-    length: int
     at: int
-    """Start of the block in the shard, along the same dimension."""
+    """Start in the shard."""
+    start: int
+    """Start in the whole tensor."""
+    length: int
+
+    @property
+    def corner(self) -> tuple[int, int]:
+        """First row and column in the shard."""
+        return (self.at, 0) if self.dim == 0 else (0, self.at)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardSlice(Block):
+    """A block of one Hugging Face tensor."""
+
+    tensor: int = 0
+    """Number of the Hugging Face tensor in the entry."""
     transposed: bool = False
     """The tensor is stored on disk as (input, output); ``dim`` is of (output, input), as the shard is."""
 
@@ -60,7 +72,7 @@ class Replicated(Sharding):
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         (shape,) = shapes
-        return [ShardSlice(0, 0, 0, shape[0], 0)]
+        return [ShardSlice(dim=0, start=0, length=shape[0], at=0)]
 
 
 @dataclass(frozen=True)
@@ -69,7 +81,7 @@ class ColumnParallel(Sharding):
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         length = shapes[0][0] // tp
-        return [ShardSlice(0, 0, rank * length, length, 0)]
+        return [ShardSlice(dim=0, start=rank * length, length=length, at=0)]
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,7 @@ class RowParallel(Sharding):
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         length = shapes[0][1] // tp
-        return [ShardSlice(0, 1, rank * length, length, 0)]
+        return [ShardSlice(dim=1, start=rank * length, length=length, at=0)]
 
 
 @dataclass(frozen=True)
@@ -89,7 +101,7 @@ class VocabParallel(Sharding):
         ((rows, *_),) = shapes
         length = -(-rows // tp)
         start = min(rank * length, rows)
-        return [ShardSlice(0, 0, start, min(length, rows - start), 0)]
+        return [ShardSlice(dim=0, start=start, length=min(length, rows - start), at=0)]
 
 
 @dataclass(frozen=True)
@@ -101,7 +113,10 @@ class GatedMLP(Sharding):
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         length = shapes[0][0] // tp
-        return [ShardSlice(index, 0, rank * length, length, index * length) for index in range(len(shapes))]
+        return [
+            ShardSlice(tensor=index, dim=0, start=rank * length, length=length, at=index * length)
+            for index in range(len(shapes))
+        ]
 
 
 @dataclass(frozen=True)
@@ -156,21 +171,11 @@ class QKV(Sharding):
             for tensor, count in enumerate(rows):
                 lower, upper = max(at, first), min(at + count, last)
                 if lower < upper:
-                    slices.append(ShardSlice(tensor, 0, group * count + lower - at, upper - lower, lower - first))
+                    start = group * count + lower - at
+                    piece = ShardSlice(tensor=tensor, dim=0, start=start, length=upper - lower, at=lower - first)
+                    slices.append(piece)
                 at += count
         return slices
-
-
-@dataclass(frozen=True)
-class Block:
-    """Rows (``dim`` 0) or columns (1) that a shard has in common with the whole parameter."""
-
-    dim: int
-    at: int
-    """Start in the shard."""
-    start: int
-    """Start in the whole parameter."""
-    length: int
 
 
 def whole_shape(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec) -> Shape:
@@ -197,7 +202,9 @@ def _common(mine: ShardSlice, whole: ShardSlice) -> Block | None:
     lower, upper = max(mine.start, whole.start), min(mine.start + mine.length, whole.start + whole.length)
     if lower >= upper:
         return None
-    return Block(mine.dim, mine.at + lower - mine.start, whole.at + lower - whole.start, upper - lower)
+    return Block(
+        dim=mine.dim, at=mine.at + lower - mine.start, start=whole.at + lower - whole.start, length=upper - lower
+    )
 
 
 def _merged(parts: list[Block]) -> list[Block]:
@@ -206,7 +213,7 @@ def _merged(parts: list[Block]) -> list[Block]:
     for part in parts:
         last = merged[-1] if merged else None
         if last is not None and last.at + last.length == part.at and last.start + last.length == part.start:
-            merged[-1] = Block(last.dim, last.at, last.start, last.length + part.length)
+            merged[-1] = dataclasses.replace(last, length=last.length + part.length)
         else:
             merged.append(part)
     return merged
