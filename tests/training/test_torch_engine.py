@@ -298,7 +298,7 @@ def is_sharded_after_forward(rundir):
     """Whether the first layer is back to its slices between forward and backward."""
     engine = TorchEngine(rundir)
     batch = cases.batches(engine, rundir, 0)[0]
-    logits = engine._parallel.forward(call_arguments(batch, torch.device("cpu")), training=True)
+    logits = engine._parallel.module(training=True)(**call_arguments(batch, torch.device("cpu"))).logits
     sharded = isinstance(engine._model.model.layers[0].mlp.up_proj.weight, DTensor)
     logits.sum().backward()
     return sharded

@@ -72,7 +72,7 @@ def _step(plan: Plan, live: LiveBytes, mesh: DeviceMesh) -> MemorySnapshot:
     if plan.model.is_encoder_decoder:
         arguments |= {"decoder_input_ids": ids}
     with torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext(), _labels(chunked, ids):
-        logits = split.forward(arguments, True) if split else model(**arguments).logits
+        logits = (split.module(training=True) if split else model)(**arguments).logits
     loss = logits if chunked else summed_cross_entropy(logits, ids)
     del logits
     kept = live.now - begin

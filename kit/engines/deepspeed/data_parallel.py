@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import deepspeed
 import torch
@@ -20,12 +20,9 @@ from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import build_frozen, freeze_partitioned, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
+from kit.engines.huggingface.inputs import prepare, summed_loss
 from kit.engines.huggingface.models import build_model, check_shape, source_for_model
-from kit.engines.huggingface.packed_attention import attend_by_document
 from kit.engines.kernels.chunked_loss import ChunkedLoss
-from kit.engines.kernels.compiled_blocks import compile_layers
-from kit.engines.kernels.loss import summed_cross_entropy
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -33,10 +30,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class DataParallel(ModelParallelStrategy):
     """All ranks are data-parallel."""
 
+    chunked: ChunkedLoss | None = None
+
     def __init__(self, rundir: RunDirectory) -> None:
         self.rundir = rundir
         self._spec = rundir.plan.model
-        self.chunked: ChunkedLoss | None = None
         self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
@@ -58,16 +56,9 @@ class DataParallel(ModelParallelStrategy):
                 model = build_frozen(self.rundir, lora, device)
             else:
                 model = build_model(self.rundir, DTYPES[precision], device)
-        if layout.recompute == "full":
-            model.activation_checkpointing_enable({"use_reentrant": False})
         if lora is not None and partitioned:
             freeze_partitioned(model, self.rundir, lora)
-        if self.rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
-            attend_by_document(model, self._spec)
-        if layout.compile_layers:
-            compile_layers(model)
-        if layout.chunked_loss:
-            self.chunked = ChunkedLoss(model, compiled=layout.compile_layers)
+        self.chunked = prepare(model, self.rundir)
         return model
 
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
@@ -80,14 +71,7 @@ class DataParallel(ModelParallelStrategy):
         )
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        device = self.engine.device
-        labels = micro_batch.labels.to(device, non_blocking=True)
-        arguments = call_arguments(micro_batch, device)
-        with packed_sequence_context(micro_batch):
-            if self.chunked is not None:
-                with self.chunked.of(labels):
-                    return cast("torch.Tensor", self.engine(**arguments).logits)
-            return summed_cross_entropy(self.engine(**arguments).logits, labels)
+        return summed_loss(self.engine, micro_batch, self.engine.device, self.chunked)
 
     @property
     def owners(self) -> Mapping[str, int]:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -83,10 +82,9 @@ class DdpModel:
         """The run continues after this many optimizer steps."""
         self._compression.resume_at(steps)
 
-    def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
-        """Logits (batch, sequence, vocabulary). Evaluation goes around DDP, which has nothing to do there."""
-        module = self._ddp if training and self._ddp is not None else self._model
-        return module(**arguments).logits
+    def module(self, training: bool) -> torch.nn.Module:
+        """What is called. Evaluation goes around DDP, which has nothing to do there."""
+        return self._ddp if training and self._ddp is not None else self._model
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
         """DDP all-reduces in every backward whose forward was not under no_sync; one all-reduce a step is enough."""

@@ -21,15 +21,13 @@ from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, Sta
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.inputs import call_arguments, packed_sequence_context
+from kit.engines.huggingface.inputs import prepare, summed_loss
 from kit.engines.huggingface.models import HfDirectory, build_model, check_names, check_shape, source_for_model
-from kit.engines.huggingface.packed_attention import attend_by_document
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.io.sharded_safetensors import SafetensorsSource
-from kit.engines.kernels.chunked_loss import ChunkedLoss
-from kit.engines.kernels.compiled_blocks import compile_layers, prefer_cudnn
+from kit.engines.kernels.compiled_blocks import prefer_cudnn
 from kit.engines.kernels.fp8 import convert
-from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, summed_cross_entropy, to_host
+from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, to_host
 from kit.engines.torch.ddp import Compression, DdpModel
 from kit.engines.torch.engine_checkpoint import write_rank_state
 from kit.engines.torch.fsdp import FsdpModel, build_mesh, fill, full_tensor, keep_gradients_in_bf16, local_shard
@@ -59,17 +57,7 @@ class TorchEngine(Engine):
             # Rows have lengths of their own in every objective but pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
         self._routing = HfRouting(self._model, plan.model, plan.job, plan.layout.dp, self._device)
-        if plan.layout.recompute == "full":
-            self._model.activation_checkpointing_enable({"use_reentrant": False})
-        if plan.layout.compile_layers:
-            compile_layers(self._model)
-        self._chunked: ChunkedLoss | None = None
-        if plan.layout.chunked_loss:
-            self._chunked = ChunkedLoss(
-                self._model, compiled=plan.layout.compile_layers, kernel=plan.layout.loss_kernel
-            )
-        if rundir.run.data.packing:
-            attend_by_document(self._model, plan.model)
+        self._chunked = prepare(self._model, rundir)
         if plan.layout.attention_kernel == "cudnn":
             prefer_cudnn()
         bf16 = torch.bfloat16 if plan.job.precision in ("bf16", "fp8") else None
@@ -250,30 +238,20 @@ class TorchEngine(Engine):
             return sum(local_shard(tensor).nbytes for tensor in tensors if tensor is not None)
 
         parameters = list(self._parameters.values())
-        held = {
+        return {
             "weights": num_bytes(self._model.parameters()) + scale_bytes(self._model),
             "gradients": num_bytes(parameter.grad for parameter in parameters),
             "optimizer": num_bytes(held for p in parameters for held in self._optimizer.local_state(p).values()),
         }
-        if self._device.type == "cuda":
-            held["peak_allocated"] = torch.cuda.max_memory_allocated(self._device)
-        return held
 
     def close(self) -> None:
         """DDP and FSDP2 hold on to the process group: let go of them first."""
         del self._parallel
 
     def _loss(self, micro_batch: MicroBatch, training: bool = True) -> torch.Tensor:
-        """Cross entropy in nats, summed over the labels that count; computed in fp32."""
-        labels = micro_batch.labels.to(self._device, non_blocking=True)
-        arguments = call_arguments(micro_batch, self._device)
         casting = torch.autocast(self._device.type, self._autocast_dtype, enabled=self._autocast_dtype is not None)
-        with casting, packed_sequence_context(micro_batch):
-            if self._chunked is not None:
-                with self._chunked.of(labels):
-                    return self._parallel.forward(arguments, training)
-            logits = self._parallel.forward(arguments, training)
-        return summed_cross_entropy(logits, labels)
+        with casting:
+            return summed_loss(self._parallel.module(training), micro_batch, self._device, self._chunked)
 
     def _state(self, kind: StateKind, name: str) -> torch.Tensor:
         parameter = self._parameters[name]

@@ -9,7 +9,7 @@ them. With tensor parallelism the ranks of a group compute the same samples; dat
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import PreTrainedModel
 
 from kit.engines.huggingface.models import fill_buffers, transformer_layers
@@ -64,9 +65,9 @@ class FsdpModel:
     def resume_at(self, steps: int) -> None:
         """FSDP2 keeps nothing that depends on the step."""
 
-    def forward(self, arguments: dict[str, Any], training: bool) -> torch.Tensor:
-        """Logits (batch, sequence, vocabulary)."""
-        return self._model(**arguments).logits
+    def module(self, training: bool) -> torch.nn.Module:
+        """What is called."""
+        return self._model
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
         """Nothing to hold back: sharded gradients are summed micro batch by micro batch."""
@@ -108,12 +109,6 @@ def keep_gradients_in_bf16(parameters: Iterable[torch.nn.Parameter]) -> None:
             parameter.register_post_accumulate_grad_hook(shorten)
 
 
-def _part(tensor: torch.Tensor, parts: int, rank: int, dim: int) -> torch.Tensor:
-    """One chunk of torch.chunk; chunks that it leaves out are empty here."""
-    chunks: Sequence[torch.Tensor] = tensor.chunk(parts, dim)
-    return chunks[rank] if rank < len(chunks) else tensor.narrow(dim, 0, 0)
-
-
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
     """What this rank holds of a tensor, in its dtype: a slice where it is spread over ranks, else the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -128,11 +123,6 @@ def fill(target: torch.Tensor, full: torch.Tensor) -> None:
     """Set ``target`` from the whole tensor (of any dtype and its global shape), of which each rank takes what it holds:
     no communication."""
     if isinstance(target, DTensor):
-        # From the innermost mesh dimension on: tensor parallelism has cut first, FSDP shards what that left.
-        for dimension in reversed(range(target.device_mesh.ndim)):
-            placement = target.placements[dimension]
-            if isinstance(placement, Replicate):
-                continue
-            size, rank = target.device_mesh.size(dimension), target.device_mesh.get_local_rank(dimension)
-            full = _part(full, size, rank, placement.dim)  # type: ignore[attr-defined] # also of strided shards
+        sizes, starts = compute_local_shape_and_global_offset(full.shape, target.device_mesh, target.placements)
+        full = full[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]
     local_shard(target).copy_(full)
