@@ -9,16 +9,19 @@ process can no longer use a real GPU.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Sequence
+import pkgutil
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from megatron.core.tensor_parallel import mappings
 from torch.overrides import TorchFunctionMode
 
 _CPU = torch.device("cpu")
+_type = torch.Tensor.type
+_gather_equal, _reduce_scatter_equal = mappings._gather_along_first_dim, mappings._reduce_scatter_along_first_dim
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def install() -> None:
     """Replace every symbol of ``PATCHES`` and make ``"cuda"`` mean the CPU in every torch call of this thread."""
     for patch in PATCHES:
         owner_path, _, name = patch.symbol.rpartition(".")
-        setattr(_resolve(owner_path), name, patch.replacement)
+        setattr(pkgutil.resolve_name(owner_path), name, patch.replacement)
     if not _device_mode:
         _device_mode.append(_CudaIsCpu())
         _device_mode[0].__enter__()  # type: ignore[no-untyped-call]
@@ -76,15 +79,12 @@ def _itself(first: Any, *_: Any, **__: Any) -> Any:
     return first
 
 
-def _type_as_on_cuda(original: Callable[..., Any]) -> Callable[..., Any]:
-    def type_(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        name = original(tensor, *args, **kwargs)
-        # Under a TorchFunctionMode the original looks "type" up on torch.Tensor and so comes through here twice.
-        if args or kwargs or name.startswith("torch.cuda."):
-            return name
-        return name.replace("torch.", "torch.cuda.", 1)
-
-    return type_
+def _type_as_on_cuda(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    name = _type(tensor, *args, **kwargs)
+    # Under a TorchFunctionMode the original looks "type" up on torch.Tensor and so comes through here twice.
+    if args or kwargs or name.startswith("torch.cuda."):
+        return name
+    return name.replace("torch.", "torch.cuda.", 1)
 
 
 def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
@@ -93,20 +93,6 @@ def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
 
 def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
     torch.set_rng_state(state)
-
-
-def _resolve(path: str) -> Any:
-    """Import the longest module prefix of a dotted path, then take attributes."""
-    parts = path.split(".")
-    for length in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:length]))
-        except ModuleNotFoundError:
-            continue
-        for name in parts[length:]:
-            found = getattr(found, name)
-        return found
-    raise ModuleNotFoundError(path)
 
 
 class _Stream:
@@ -125,41 +111,29 @@ def _moved_from_gpu(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
 
 
 def _gather_first_dim(
-    original: Callable[..., torch.Tensor],
-) -> Callable[..., torch.Tensor]:
+    input_: torch.Tensor, group: Any, output_split_sizes: list[int] | None = None, use_global_buffer: bool = False
+) -> torch.Tensor:
     """all_gather of unequal parts, which gloo refuses: padded to the longest."""
-
-    def gather(
-        input_: torch.Tensor, group: Any, output_split_sizes: list[int] | None = None, use_global_buffer: bool = False
-    ) -> torch.Tensor:
-        if output_split_sizes is None or group.size() == 1:
-            return original(input_, group, None, use_global_buffer)
-        longest = max(1, *output_split_sizes)  # no rank may have a token for these experts
-        padded = input_.new_zeros(longest, *input_.shape[1:])
-        padded[: input_.shape[0]] = input_
-        whole = original(padded, group)
-        return torch.cat([part[:size] for part, size in zip(whole.split(longest), output_split_sizes, strict=True)])
-
-    return gather
+    if output_split_sizes is None or group.size() == 1:
+        return _gather_equal(input_, group, None, use_global_buffer)
+    longest = max(1, *output_split_sizes)  # no rank may have a token for these experts
+    padded = input_.new_zeros(longest, *input_.shape[1:])
+    padded[: input_.shape[0]] = input_
+    whole = _gather_equal(padded, group)
+    return torch.cat([part[:size] for part, size in zip(whole.split(longest), output_split_sizes, strict=True)])
 
 
 def _reduce_scatter_first_dim(
-    original: Callable[..., torch.Tensor],
-) -> Callable[..., torch.Tensor]:
+    input_: torch.Tensor, group: Any, input_split_sizes: list[int] | None = None, use_global_buffer: bool = False
+) -> torch.Tensor:
     """reduce_scatter into unequal parts, likewise."""
-
-    def reduce_scatter(
-        input_: torch.Tensor, group: Any, input_split_sizes: list[int] | None = None, use_global_buffer: bool = False
-    ) -> torch.Tensor:
-        if input_split_sizes is None or group.size() == 1:
-            return original(input_, group, None, use_global_buffer)
-        longest = max(1, *input_split_sizes)
-        padded = input_.new_zeros(group.size(), longest, *input_.shape[1:])
-        for row, part in zip(padded, input_.split(input_split_sizes), strict=True):
-            row[: part.shape[0]] = part
-        return original(padded.flatten(0, 1), group)[: input_split_sizes[group.rank()]]
-
-    return reduce_scatter
+    if input_split_sizes is None or group.size() == 1:
+        return _reduce_scatter_equal(input_, group, None, use_global_buffer)
+    longest = max(1, *input_split_sizes)
+    padded = input_.new_zeros(group.size(), longest, *input_.shape[1:])
+    for row, part in zip(padded, input_.split(input_split_sizes), strict=True):
+        row[: part.shape[0]] = part
+    return _reduce_scatter_equal(padded.flatten(0, 1), group)[: input_split_sizes[group.rank()]]
 
 
 def _flash_forward(
@@ -220,20 +194,20 @@ PATCHES: tuple[Patch, ...] = (
         "megatron.core.tensor_parallel.mappings._gather_along_first_dim",
         "transformer/moe/token_dispatcher.py",
         "experts with tensor parallelism gather unequal numbers of tokens",
-        _gather_first_dim(_resolve("megatron.core.tensor_parallel.mappings._gather_along_first_dim")),
+        _gather_first_dim,
     ),
     Patch(
         "megatron.core.tensor_parallel.mappings._reduce_scatter_along_first_dim",
         "transformer/moe/token_dispatcher.py",
         "and scatter them back",
-        _reduce_scatter_first_dim(_resolve("megatron.core.tensor_parallel.mappings._reduce_scatter_along_first_dim")),
+        _reduce_scatter_first_dim,
     ),
     Patch("torch.Tensor.cuda", "models/common/language_module/language_module.py", "tied weights are moved", _itself),
     Patch(
         "torch.Tensor.type",
         "optimizer/optimizer.py, optimizer/clip_grads.py, optimizer/distrib_optimizer.py",
         "type names are compared with torch.cuda.FloatTensor and torch.cuda.BFloat16Tensor",
-        _type_as_on_cuda(torch.Tensor.type),
+        _type_as_on_cuda,
     ),
 )
 """Everything that ``install`` replaces, besides the meaning of ``device="cuda"``."""

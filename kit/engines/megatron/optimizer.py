@@ -14,7 +14,7 @@ import torch
 from megatron.core.optimizer import ChainedOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch.optim.adam import adam
 
-from kit.engines.megatron.versions import check_adam_arguments, use_adam
+from kit.engines.megatron.versions import use_adam
 from kit.errors import EngineError
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -33,7 +33,8 @@ class Adam(torch.optim.Optimizer):
         adam_w_mode: bool = True,
         **newer: Any,
     ) -> None:
-        check_adam_arguments(newer)
+        # 0.19 passes ``capturable`` to every Adam (optimizer/__init__.py): whether CUDA graphs capture the step.
+        assert newer in ({}, {"capturable": False}), newer
         self._decoupled = adam_w_mode
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps, "step": 0})
 

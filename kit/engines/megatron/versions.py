@@ -5,24 +5,12 @@ What it replaces on machines without CUDA is in ``cpu.py``.
 
 from __future__ import annotations
 
-from typing import Any
-
 import megatron.core.optimizer
 import megatron.core.optimizer.distrib_optimizer
 from megatron.core.transformer.moe import moe_utils
 
 TESTED = ("0.16.1", "0.19.2")
 """The newest for Python 3.11, which CI runs, and one for Python 3.12 (scripts/parity-py312.sh)."""
-
-
-def check_adam_arguments(newer: dict[str, Any]) -> None:
-    """0.19 passes ``capturable`` to every Adam (optimizer/__init__.py): whether CUDA graphs capture the step."""
-    assert newer in ({}, {"capturable": False}), newer
-
-
-def check_attention_arguments(newer: dict[str, Any]) -> None:
-    """0.19 tells modules their own names (transformer/transformer_layer.py), which nothing here reads."""
-    assert set(newer) <= {"name"}, newer
 
 
 def use_adam(adam: type) -> None:

@@ -7,10 +7,9 @@ costs every rank the same. megatron-core's rotary embedding takes the same order
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
+from megatron.core.tensor_parallel.mappings import gather_from_sequence_parallel_region
 
 from kit.engines.megatron.model.attention import Scores, causal_attention
 
@@ -37,7 +36,7 @@ def all_gather_attention(
     ``documents``: (batch, sequence), of whole rows. Two calls, one a chunk of queries: each sees the keys up to its own
     end, and its diagonal is at the lower right.
     """
-    key, value = (_GatherSequence.apply(part, group) for part in (key, value))  # type: ignore[no-untyped-call]
+    key, value = (_whole_sequence(part, group) for part in (key, value))
     length = query.shape[0] // 2
     places = (group.rank(), 2 * group.size() - 1 - group.rank())
     outputs = []
@@ -48,26 +47,7 @@ def all_gather_attention(
     return torch.cat(outputs)
 
 
-class _GatherSequence(torch.autograd.Function):
-    """Zig-zag parts (sequence / cp, …) → the whole sequence in order; backward sums what all ranks made of it.
-
-    Our own, because that of torch.distributed.nn fails in backward on a subgroup of gloo.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        size = group.size()
-        gathered = part.new_empty(size * part.shape[0], *part.shape[1:])
-        dist.all_gather_into_tensor(gathered, part.contiguous(), group=group)
-        halves = gathered.unflatten(0, (size, 2, -1))
-        return torch.cat([halves[:, 0], halves[:, 1].flip(0)]).flatten(0, 1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        size = ctx.group.size()
-        chunks = gradient.unflatten(0, (2 * size, -1))
-        by_rank = torch.stack([chunks[:size], chunks[size:].flip(0)], dim=1).flatten(0, 2).contiguous()
-        part = gradient.new_empty(gradient.shape[0] // size, *gradient.shape[1:])
-        dist.reduce_scatter_tensor(part, by_rank, group=ctx.group)
-        return part, None
+def _whole_sequence(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+    """Zig-zag parts (sequence / cp, …) → the whole sequence in order; backward sums what all ranks made of it."""
+    halves = gather_from_sequence_parallel_region(part, group=group).unflatten(0, (group.size(), 2, -1))
+    return torch.cat([halves[:, 0], halves[:, 1].flip(0)]).flatten(0, 1)
