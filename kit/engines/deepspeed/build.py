@@ -128,22 +128,28 @@ def _complete_environment() -> None:
 
 def _check_settings(settings: dict[str, Any]) -> None:
     """Refuse hand-made edits that DeepSpeed accepts and that would make this engine wrong without a word."""
-    if settings.get("zero_optimization", {}).get("round_robin_gradients"):
-        raise EngineError(
+    for wrong, why in (
+        (
+            settings.get("zero_optimization", {}).get("round_robin_gradients"),
             "zero_optimization.round_robin_gradients=true: DeepSpeed then maps parameters to the wrong parts of the "
-            "master weights when they are exported (stage_1_and_2.py, _link_all_hp_params); remove the key"
-        )
-    if settings.get("managed_gradient_accumulation", True) is False:
-        raise EngineError(
-            "managed_gradient_accumulation=false: this engine marks the last micro batch itself; remove the key"
-        )
-    if settings.get("checkpoint", {}).get("load_universal"):
-        raise EngineError(
+            "master weights when they are exported (stage_1_and_2.py, _link_all_hp_params); remove the key",
+        ),
+        (
+            settings.get("managed_gradient_accumulation", True) is False,
+            "managed_gradient_accumulation=false: this engine marks the last micro batch itself; remove the key",
+        ),
+        (
+            settings.get("checkpoint", {}).get("load_universal"),
             "checkpoint.load_universal=true: DeepSpeed reads universal checkpoints with pickle, which runs what a file "
-            "says; remove the key and resume from an exchange checkpoint (exchange-step-…), which fits every layout"
-        )
-    if "scheduler" in settings:
-        raise EngineError("scheduler: the learning rate is a function of the samples seen; use run.schedule instead")
+            "says; remove the key and resume from an exchange checkpoint (exchange-step-…), which fits every layout",
+        ),
+        (
+            "scheduler" in settings,
+            "scheduler: the learning rate is a function of the samples seen; use run.schedule instead",
+        ),
+    ):
+        if wrong:
+            raise EngineError(why)
 
 
 def _check_engine(engine: Any, rundir: RunDirectory) -> None:

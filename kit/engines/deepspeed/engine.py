@@ -215,10 +215,7 @@ class DeepSpeedEngine(Engine):
 
     def held_bytes(self) -> dict[str, int]:
         """Offloaded tensors count too; parameters that stage 3 has gathered just now do not stay."""
-        held = self._state.held_bytes()
-        if self._device.type == "cuda":
-            held["peak_allocated"] = torch.cuda.max_memory_allocated()
-        return held
+        return self._state.held_bytes()
 
     def close(self) -> None:
         release(self._engine, self._strategy, self._rundir)

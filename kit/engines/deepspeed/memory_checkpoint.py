@@ -15,50 +15,32 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.checkpoint_engine import CheckpointCommitInfo
-from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
 
 def copy_checkpoint(engine: Any, tag: str, **options: Any) -> Callable[[Path, dist.ProcessGroup | None], None]:
     """Collective. Copy what ``save_checkpoint(tag)`` writes; returns what writes it into an existing directory."""
-    own = engine.checkpoint_engine
+    own, files = engine.checkpoint_engine, {}
+    write = own.save
     with tempfile.TemporaryDirectory(prefix="kit-snapshot-") as nowhere:
-        in_memory = _InMemoryCheckpointEngine(Path(nowhere))
-        engine.checkpoint_engine = in_memory
+
+        def keep(state_dict: Any, path: str) -> None:
+            files[Path(path).relative_to(nowhere)] = _on_host(state_dict, {})
+
+        own.save = keep
         try:
             engine.save_checkpoint(nowhere, tag=tag, save_latest=False, **options)
         finally:
-            engine.checkpoint_engine = own
-    return partial(_write, own, in_memory.files)
+            own.save = write
+    return partial(_write, write, files)
 
 
-class _InMemoryCheckpointEngine(CheckpointEngine):
-    """Copies files' contents to host memory instead of writing them."""
-
-    def __init__(self, root: Path) -> None:
-        super().__init__()
-        self.name = "kit snapshot"
-        self.files: dict[Path, Any] = {}
-        """Contents of files, by path below the checkpoint's directory."""
-        self._root = root
-
-    def create(self, info: CheckpointCommitInfo) -> None: ...
-
-    def save(self, state_dict: Any, path: str) -> None:
-        self.files[Path(path).relative_to(self._root)] = _on_host(state_dict, {})
-
-    def load(self, path: str, map_location: Any = None) -> Any:
-        raise AssertionError("a snapshot is only written")
-
-    def commit(self, info: CheckpointCommitInfo) -> bool:
-        return True
-
-
-def _write(own: CheckpointEngine, files: dict[Path, Any], directory: Path, group: dist.ProcessGroup | None) -> None:
+def _write(
+    write: Callable[[Any, str], object], files: dict[Path, Any], directory: Path, group: dist.ProcessGroup | None
+) -> None:
     for relative, state in files.items():
         path = directory / relative
         path.parent.mkdir(parents=True, exist_ok=True)
-        own.save(state, str(path))
+        write(state, str(path))
 
 
 def _on_host(value: Any, seen: dict[Any, torch.Tensor]) -> Any:

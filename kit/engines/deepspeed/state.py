@@ -22,12 +22,9 @@ from deepspeed import DeepSpeedEngine
 from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.utils import (
-    safe_get_full_fp32_param,
     safe_get_full_grad,
     safe_get_full_optimizer_state,
-    safe_set_full_fp32_param,
     safe_set_full_optimizer_state,
-    safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
 
@@ -49,9 +46,9 @@ class ParameterState(ABC):
         """The parameter's gradient, between backward and step: fp32, of the whole parameter's shape."""
         return safe_get_full_grad(parameter).float()
 
-    @abstractmethod
     def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        """MASTER, EXP_AVG or EXP_AVG_SQ: fp32, of the whole parameter's shape."""
+        """MASTER, EXP_AVG or EXP_AVG_SQ: fp32, of the whole parameter's shape. Moments must exist."""
+        return safe_get_full_optimizer_state(parameter, _key(kind))
 
     @abstractmethod
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
@@ -171,18 +168,14 @@ class UnshardedState(ParameterState):
 class PartitionedState(ParameterState):
     """DeepSpeedZeroOptimizer, or BF16_Optimizer (stage 1 with fp32 accumulation)."""
 
-    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        if kind is StateKind.MASTER:
-            return safe_get_full_fp32_param(parameter)
-        self._link_moments()
-        return safe_get_full_optimizer_state(parameter, kind.value)
-
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
-        if kind is StateKind.MASTER:
-            safe_set_full_fp32_param(parameter, value)
-        else:
-            self._link_moments()
-            safe_set_full_optimizer_state(parameter, value, kind.value)
+        safe_set_full_optimizer_state(parameter, value, _key(kind))
+
+    def create_moments(self) -> None:
+        super().create_moments()
+        # DeepSpeed links parameters to Adam's state once, after the first step; loading a checkpoint replaces it.
+        self._optimizer._hp_optimizer_states_linked = False
+        self._optimizer._lazy_init_hp_params_optimizer_state()
 
     def update_model(self) -> None:
         self._optimizer.update_lp_params()
@@ -214,19 +207,9 @@ class PartitionedState(ParameterState):
         else:
             yield from (gradient for group in self._optimizer.averaged_gradients.values() for gradient in group or ())
 
-    def _link_moments(self) -> None:
-        """DeepSpeed links parameters to Adam's state once, after the first step; loading a checkpoint replaces it."""
-        self._optimizer._hp_optimizer_states_linked = False
-        self._optimizer._lazy_init_hp_params_optimizer_state()
-
 
 class FullyPartitionedState(ParameterState):
     """DeepSpeedZeroOptimizer_Stage3: every parameter has a padded slice on every rank of its group."""
-
-    def get(self, parameter: Parameter, kind: StateKind) -> torch.Tensor:
-        if kind is StateKind.MASTER:
-            return safe_get_full_fp32_param(parameter)
-        return safe_get_full_optimizer_state(parameter, kind.value)
 
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
         start, length = self.rank_range(parameter)
@@ -241,11 +224,8 @@ class FullyPartitionedState(ParameterState):
         """Set this rank's part; ``part``: fp32, one dimension, maybe shorter than the rank's range at the end."""
         # The setters of whole tensors slice beyond the end where ranks do not divide the elements (stage3.py,
         # set_full_hp_param): hand over this rank's slice, padded.
-        part = torch.nn.functional.pad(part, (0, parameter.partition_numel() - part.numel()))
-        if kind is StateKind.MASTER:
-            safe_set_local_fp32_param(parameter, part)
-        else:
-            safe_set_local_optimizer_state(parameter, part, kind.value)
+        padded = torch.nn.functional.pad(part, (0, parameter.partition_numel() - part.numel()))
+        safe_set_local_optimizer_state(parameter, padded, _key(kind))
 
     def update_model(self) -> None:
         # The end of a step, without the step (stage3.py, step and _post_step).
@@ -277,6 +257,11 @@ class FullyPartitionedState(ParameterState):
         """Parameter group of each sub group."""
         of_sub_group = self._optimizer.sub_group_to_group_id
         return [self._adam.param_groups[of_sub_group[i]] for i in range(len(self._optimizer.fp16_groups))]
+
+
+def _key(kind: StateKind) -> str | None:
+    """DeepSpeed's name of a kind of state: None for master weights (tensor_fragment.py, get_full_hp_param)."""
+    return None if kind is StateKind.MASTER else kind.value
 
 
 def new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:
