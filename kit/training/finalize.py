@@ -117,7 +117,7 @@ def finalize(
     # A finished run may be finished once more.
     if export and not (is_exchange(exchange) and ExchangeCheckpoint(exchange).counters == counters):
         export_exchange(engine, exchange, counters, model=plan.model, lora=plan.job.lora)
-    memory = memory_held_gib(engine) if measured.memory is None and times_s else measured.memory
+    memory = memory_held_gib(engine, plan) if measured.memory is None and times_s else measured.memory
     operation, size, root = (
         plan.predicted.operation,
         checkpoints.native.bytes_of(counters.step),
@@ -169,12 +169,11 @@ def peak_gib(plan: Plan) -> float:
     return to_gib(torch.cuda.max_memory_allocated()) if plan.cluster.gpu.device == "cuda" else 0.0
 
 
-def memory_held_gib(engine: Engine) -> tuple[float, str]:
+def memory_held_gib(engine: Engine, plan: Plan) -> tuple[float, str]:
     """Collective. Memory of the fullest rank and what was counted."""
-    held = engine.held_bytes()
-    peak = held.get("peak_allocated")
-    local = sum(held.values()) if peak is None else peak
-    return to_gib(max(gather(local))), "weights, gradients and optimizer" if peak is None else "peak allocated"
+    on_gpu = plan.cluster.gpu.device == "cuda"
+    local = peak_gib(plan) if on_gpu else to_gib(sum(engine.held_bytes().values()))
+    return max(gather(local)), "peak allocated" if on_gpu else "weights, gradients and optimizer"
 
 
 def _device_name(plan: Plan) -> str:

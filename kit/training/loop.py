@@ -154,7 +154,7 @@ class _Run:
         with clock.part("optimizer"), self.profiler.span("optimizer"):
             decision = self.anomalies.judge(loss.mean)
         if self.measured.memory is None and plan.cluster.gpu.device == "cpu":
-            self.measured.memory = memory_held_gib(engine)  # while the gradients exist; CUDA remembers its peak
+            self.measured.memory = memory_held_gib(engine, plan)  # while the gradients exist; CUDA remembers its peak
         if before.step + 1 in run.logging.gradients_at_steps:
             path = self.rundir.path / "gradients" / f"step-{before.step + 1:06d}.safetensors"
             export_tensors(engine, StateKind.GRADIENT, path)

@@ -10,8 +10,8 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,16 +75,7 @@ class Profiler:
         """A part of the step, to be found in the trace."""
         if self._trace is not None:
             return record_function(PREFIX + name)
-        return _nsight_range(name) if self._for_nsight else nullcontext()
-
-
-@contextmanager
-def _nsight_range(name: str) -> Iterator[None]:
-    torch.cuda.nvtx.range_push(name)
-    try:
-        yield
-    finally:
-        torch.cuda.nvtx.range_pop()
+        return torch.cuda.nvtx.range(name) if self._for_nsight else nullcontext()
 
 
 _Interval = tuple[float, float]

@@ -70,13 +70,9 @@ class _Holder:
         """Whether the process of ``other`` has ended; None where it cannot be known from here."""
         if (self.host, self.machine) != (other.host, other.machine):
             return None
-        try:
-            os.kill(other.pid, 0)
-        except ProcessLookupError:
+        if not psutil.pid_exists(other.pid):
             return True
-        except PermissionError:  # another user's: there is a process, but perhaps a later one
-            pass
-        started = _started(other.pid)
+        started = _started(other.pid)  # there is a process, but perhaps a later one
         return None if started is None else started != other.process_started
 
 

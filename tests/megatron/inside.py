@@ -135,7 +135,7 @@ def memory_told(rundir: Any) -> tuple[float, float]:
     from kit.training.finalize import memory_held_gib
 
     engine = MegatronEngine(rundir)
-    found = memory_held_gib(engine)[0], sum(engine.held_bytes().values()) / 2**30
+    found = memory_held_gib(engine, rundir.plan)[0], sum(engine.held_bytes().values()) / 2**30
     engine.close()
     return found
 

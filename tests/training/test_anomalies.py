@@ -300,7 +300,7 @@ class TestNotFinite:
         assert "samples 6 to 7" in str(caught.value)
 
     def test_a_step_costs_no_hook(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(handler, "_hooks", None)
+        monkeypatch.setattr(handler, "_look_at_output", None)
         runs.run(runs.prepare(tmp_path / "run"))
 
     @pytest.mark.parametrize("how", ["forward", "backward"])

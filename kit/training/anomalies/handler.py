@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -124,47 +125,27 @@ def first_module(engine: Engine, micro_batches: Sequence[MicroBatch]) -> str:
     """
     found: list[str] = []
     engine.discard()
-    with _hooks(engine, found):
-        try:
-            engine.forward_backward(micro_batches)
-        finally:
-            engine.discard()
+    with ExitStack() as hooks:
+        hooks.callback(engine.discard)
+        for name, module in engine.modules().items():
+            if next(module.children(), None) is None:  # a container's output is that of a leaf
+                hooks.enter_context(module.register_forward_hook(partial(_look_at_output, name, found)))
+        engine.forward_backward(micro_batches)
     told = [(rank, words[0]) for rank, words in enumerate(gather(found)) if words]
     return f"{told[0][1]} (rank {told[0][0]})" if told else "a replay of the step was finite everywhere"
 
 
-@contextmanager
-def _hooks(engine: Engine, found: list[str]) -> Iterator[None]:
-    handles = []
-    for name, module in engine.modules().items():
-        if next(module.children(), None) is None:  # a container's output is that of a leaf
-            handles.append(module.register_forward_hook(_forward(name, found)))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def _look_at_output(name: str, found: list[str], module: torch.nn.Module, inputs: Any, output: Any) -> None:
+    for tensor in _tensors(output):
+        if not found and not _is_finite(tensor):
+            found.append(f"the output of {name} ({type(module).__name__}) is not finite, {_because(module, inputs)}")
+        if tensor.requires_grad and not found:
+            tensor.register_hook(partial(_look_at_gradient, f"{name} ({type(module).__name__})", found))
 
 
-def _forward(name: str, found: list[str]) -> Any:
-    def hook(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        for tensor in _tensors(output):
-            if not found and not _is_finite(tensor):
-                found.append(
-                    f"the output of {name} ({type(module).__name__}) is not finite, {_because(module, inputs)}"
-                )
-            if tensor.requires_grad and not found:
-                tensor.register_hook(_backward(name, module, found))
-
-    return hook
-
-
-def _backward(name: str, module: torch.nn.Module, found: list[str]) -> Any:
-    def hook(gradient: torch.Tensor) -> None:
-        if not found and not _is_finite(gradient):
-            found.append(f"in backward the gradient at the output of {name} ({type(module).__name__}) is not finite")
-
-    return hook
+def _look_at_gradient(of: str, found: list[str], gradient: torch.Tensor) -> None:
+    if not found and not _is_finite(gradient):
+        found.append(f"in backward the gradient at the output of {of} is not finite")
 
 
 def _because(module: torch.nn.Module, inputs: Any) -> str:

@@ -109,10 +109,6 @@ class IndexedTokens:
         """Tokens ``start`` to ``start + count`` of the stream, as int64, in memory."""
         return self._tokens[start : start + count].astype(np.int64)
 
-    def read_into(self, target: np.ndarray, start: int) -> None:
-        """Reads tokens from ``start`` on until ``target`` is full."""
-        target[:] = self._tokens[start : start + len(target)]
-
 
 class IndexedWriter:
     """Writes a new pair, a document at a time; as a context manager it leaves a complete pair or none.

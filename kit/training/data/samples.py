@@ -68,16 +68,13 @@ class GptSamples:
 
     def micro_batch(self, indices: Sequence[int | None]) -> MicroBatch:
         """Batch of windows of the token stream."""
-        size = self._seq_length
-        windows = np.empty((len(indices), size + 1), np.int64)
-        for row, index in enumerate(indices):
-            self._tokens.read_into(windows[row], (index or 0) * size)
+        windows = np.stack(
+            [self._tokens.read((index or 0) * self._seq_length, self._seq_length + 1) for index in indices]
+        )
         # Without a sidecar nobody has looked at the ids; an unknown one would only show as a device-side assert.
         self._tokens.check_token_id(int(windows.max()), self._vocab_size)
         labels = windows[:, 1:].copy()
-        for row, index in enumerate(indices):
-            if index is None:
-                labels[row] = IGNORE_INDEX
+        labels[[index is None for index in indices]] = IGNORE_INDEX
         return MicroBatch(input_ids=torch.from_numpy(windows[:, :-1].copy()), labels=torch.from_numpy(labels))
 
 
