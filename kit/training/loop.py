@@ -186,7 +186,7 @@ class _Run:
         """Collective. Record the step; validate, log and save where it is due."""
         run, step = self.rundir.run, result.counters.step
         if result.grad_norm is not None:
-            self.anomalies.record(result.loss.mean, result.grad_norm)
+            self.anomalies.detector.record(result.loss.mean, result.grad_norm)
         self.measured.loss = result.loss.mean
         self.measured.step_times_s.append(self.clock.step_s)
         is_end = step == self.total_steps  # where a run is merely stopped must not show in its metrics

@@ -19,7 +19,6 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kit.emit.run_directory import RunDirectory
 from kit.engines.base import MicroBatch
 from kit.engines.deepspeed.data_parallel import DataParallel
-from kit.engines.kernels.loss import summed_cross_entropy
 
 _ATTENTION = "sdpa"
 _GROUP_FUNCTIONS = (
@@ -81,20 +80,13 @@ class UlyssesSequenceParallel(DataParallel):
         return model
 
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
-        """Neighbouring positions, and their labels: those were shifted before the sequence is cut."""
+        """Neighbouring places, and their labels: those were shifted before the sequence is cut. Positions count from
+        the start of the whole sequence."""
         inputs, labels = (
             whole.chunk(self._layout.cp, dim=1)[self._place] for whole in (micro_batch.input_ids, micro_batch.labels)
         )
-        return MicroBatch(inputs, labels)
-
-    def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Sum of the losses. Positions count from the start of the whole sequence."""
-        device = self.engine.device
-        inputs = micro_batch.input_ids.to(device)
         first = self._place * inputs.shape[1]
-        positions = torch.arange(first, first + inputs.shape[1], device=device).expand_as(inputs)
-        logits = self.engine(input_ids=inputs, position_ids=positions, use_cache=False).logits
-        return summed_cross_entropy(logits, micro_batch.labels.to(device))
+        return MicroBatch(inputs, labels, torch.arange(first, first + inputs.shape[1]).expand_as(inputs))
 
     def close(self) -> None:
         """Give torch's attention back to transformers, and forget the groups, which live in a module of DeepSpeed's."""

@@ -73,7 +73,6 @@ class EightBitAdamW:
                 "optimizer.name=adamw-8bit needs bitsandbytes; install it with: pip install 'kit[eight-bit]'"
             ) from error
         self._parameters, self._spec = list(parameters), spec
-        self.steps = 0
         self.moments: dict[torch.nn.Parameter, Mapping[StateKind, EightBitMoment]] = {}
         for parameter in self._parameters:
             local = local_shard(parameter.detach())
@@ -93,12 +92,11 @@ class EightBitAdamW:
             }
 
     @torch.no_grad()
-    def step(self, learning_rate: float, of_short: torch.Tensor | None = None) -> None:
-        """No collective, no wait for the device. Gradients in 16 bits are stepped from an fp32 copy, which the kernel
-        wants, multiplied with ``of_short``."""
+    def step(self, steps: int, learning_rate: float, of_short: torch.Tensor | None = None) -> None:
+        """No collective, no wait for the device. ``steps``: number of this one, from 1. Gradients in 16 bits are taken
+        as fp32 copies, which the kernel wants, multiplied with ``of_short``."""
         import bitsandbytes.functional as F
 
-        self.steps += 1
         for parameter in self._parameters:
             if parameter.grad is None or not (weight := local_shard(parameter.detach())).numel():
                 continue
@@ -118,7 +116,7 @@ class EightBitAdamW:
                 0.0,
                 0.0,
                 self._spec.eps,
-                self.steps,
+                steps,
                 learning_rate,
                 first.table,
                 second.table,

@@ -25,35 +25,30 @@ class Optimizer:
         self.eight_bit = EightBitAdamW(eight_bit, spec) if eight_bit else None
         self.adamw = build_adamw(whole, spec, learning_rate) if whole else None
         self._parameters = parameters
+        self.steps = 0
+        """Adam's step count."""
 
     def step(self, learning_rate: float, of_short: torch.Tensor | None) -> None:
         """Step all parameters that have a gradient; no collective. ``of_short``: factor of 16-bit gradients, applied to
         their fp32 copies."""
+        self.steps += 1
         if self.adamw is not None:
             for group in self.adamw.param_groups:
                 group["lr"] = learning_rate
             self.adamw.step()
         if self.eight_bit is not None:
-            self.eight_bit.step(learning_rate, of_short)
+            self.eight_bit.step(self.steps, learning_rate, of_short)
 
     def zero_grad(self) -> None:
         """Free the gradients."""
         for parameter in self._parameters:
             parameter.grad = None
 
-    @property
-    def steps(self) -> int:
-        """Adam's step count."""
-        if self.eight_bit is not None:
-            return self.eight_bit.steps
-        return int(self._counters()[0].item())
-
     def set_steps(self, steps: int) -> None:
         """Set Adam's step count."""
-        for counter in self._counters():
-            counter.fill_(steps)
-        if self.eight_bit is not None:
-            self.eight_bit.steps = steps
+        self.steps = steps
+        for state in self.adamw.state.values() if self.adamw is not None else ():
+            state["step"].fill_(steps)
 
     def moment(self, kind: StateKind, parameter: torch.nn.Parameter) -> torch.Tensor:
         """EXP_AVG or EXP_AVG_SQ, fp32, cut as the parameter is: the state itself, or a copy of what is in 8 bits."""
@@ -91,9 +86,6 @@ class Optimizer:
     def _of_adamw(self, parameter: torch.nn.Parameter) -> dict[str, Any]:
         assert self.adamw is not None
         return self.adamw.state[parameter]
-
-    def _counters(self) -> list[torch.Tensor]:
-        return [] if self.adamw is None else [state["step"] for state in self.adamw.state.values()]
 
 
 def build_adamw(

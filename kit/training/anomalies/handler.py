@@ -37,24 +37,21 @@ class AnomalyHandler:
         its loss and norm, and those of the steps before it, are read from the log."""
         self._engine, self._spec, self._checkpoints = engine, spec, checkpoints
         self._logger, self._beat = logger, beat
-        self._detector = SpikeDetector(spec)
-        self._detector.reset(logger.history(step, spec.window_steps))
+        self.detector = SpikeDetector(spec)
+        """Is told of every step that changed the weights: later ones are compared with it."""
+        self.detector.reset(logger.history(step, spec.window_steps))
         self._rewinds: dict[int, int] = {}
 
     def judge(self, loss: float) -> StepDecision:
         """Collective. Before the optimizer step, on the loss and, unless that ends the step, on the gradient norm."""
-        of_loss = self._detector.check_loss(loss)
+        of_loss = self.detector.check_loss(loss)
         if of_loss.action not in APPLIES_STEP:
             return of_loss
         norm = self._engine.gradient_norm()
         if norm is None:  # fp16's overflows are for its loss scale to mend
             return of_loss
-        of_norm = self._detector.check_norm(norm)
+        of_norm = self.detector.check_norm(norm)
         return of_loss if of_loss and of_norm.action in APPLIES_STEP else of_norm
-
-    def record(self, loss: float, grad_norm: float) -> None:
-        """A step that changed the weights: later ones are compared with it."""
-        self._detector.record(loss, grad_norm)
 
     def handle(
         self, decision: StepDecision, before: Counters, after: Counters, batch: Sequence[MicroBatch]
@@ -105,7 +102,7 @@ class AnomalyHandler:
         self._logger.log_event("rewound", counters.step, from_step=after.step, skipped_samples=skipped)
         self._logger.log(f"back to step {counters.step}; samples {skipped[0]} to {skipped[1]} are left out")
         self._logger.rewind(counters.step)
-        self._detector.reset(self._logger.history(counters.step, self._spec.window_steps))
+        self.detector.reset(self._logger.history(counters.step, self._spec.window_steps))
         return counters
 
 

@@ -135,22 +135,16 @@ _PADDING = -1
 
 def padded(rows: Sequence[Row], longest: int, fixed: bool = False) -> MicroBatch:
     """A row each. ``longest``: the job's seq_length, never exceeded; ``fixed``: every micro batch has that length."""
-    length = _length([len(row) for row in rows], longest, fixed)
-    inputs, labels = _blank(len(rows), length, _PADDING_ID), _blank(len(rows), length, IGNORE_INDEX)
-    for place, row in enumerate(rows):
-        inputs[place, : len(row)], labels[place, : len(row)] = row.inputs, row.labels
+    text = packed([[row] for row in rows], longest, fixed)
     sources = [row.source for row in rows if row.source is not None]
     if not sources:
-        return MicroBatch(input_ids=torch.from_numpy(inputs), labels=torch.from_numpy(labels))
+        return MicroBatch(text.input_ids, text.labels)
     length = _length([len(source) for source in sources], longest, fixed)
     source_ids, mask = _blank(len(rows), length, _PADDING_ID), _blank(len(rows), length, 0)
     for place, source in enumerate(sources):
         source_ids[place, : len(source)], mask[place, : len(source)] = source, 1
     return MicroBatch(
-        input_ids=torch.from_numpy(inputs),
-        labels=torch.from_numpy(labels),
-        source_ids=torch.from_numpy(source_ids),
-        source_mask=torch.from_numpy(mask),
+        text.input_ids, text.labels, source_ids=torch.from_numpy(source_ids), source_mask=torch.from_numpy(mask)
     )
 
 

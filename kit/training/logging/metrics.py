@@ -202,19 +202,15 @@ class EventLog(RunOutput):
             print(f"event {event} of step {step} is not on disk: {error}", flush=True)
 
 
-def logged_steps(path: Path, step: int, count: int) -> list[tuple[float, float | None]]:
+def logged_steps(path: Path, step: int, count: int) -> list[tuple[Any, Any]]:
     """Loss and gradient norm of the last ``count`` steps up to ``step`` in ``metrics.jsonl``; steps that changed no
     weight are left out. Empty where there is no log."""
     try:
         rows = [row for _, row in logged_rows(path) if row is not None and row["step"] <= step] if step else []
     except (OSError, ValueError):
         return []
-    found: list[tuple[float, float | None]] = []
-    for row in rows:
-        loss, norm = row.get("loss"), row.get("grad_norm")
-        if isinstance(loss, int | float) and isinstance(norm, int | float):
-            found.append((loss, norm))
-    return found[-count:]
+    pairs = [(row.get("loss"), row.get("grad_norm")) for row in rows]
+    return [pair for pair in pairs if all(isinstance(value, int | float) for value in pair)][-count:]
 
 
 def missing_steps(path: Path, before: int, last: int) -> str | None:
