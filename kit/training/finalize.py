@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from kit.engines.base import Engine
+from kit.engines.collective import gather, run_collectively
 from kit.planner.plan import Plan
 from kit.training.checkpoint import storage
 from kit.training.checkpoint.counters import Counters
@@ -18,7 +19,6 @@ from kit.training.checkpoint.exchange import ExchangeCheckpoint, is_exchange
 from kit.training.checkpoint.files import write_json
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import export_exchange
-from kit.training.collective import gather, run_collectively
 from kit.training.logging.run_logger import RunLogger
 from kit.training.stopping import Reason, mark
 from kit.units import human_seconds, to_gib

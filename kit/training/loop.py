@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateKind
+from kit.engines.collective import StatusAllReduce, rank
 from kit.planner.schedule import batch_size, learning_rate, length
 from kit.training import determinism
 from kit.training.anomalies.handler import AnomalyHandler
@@ -22,7 +23,6 @@ from kit.training.anomalies.spikes import APPLIES_STEP, StepDecision
 from kit.training.checkpoint.counters import Counters, run_length
 from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.transfer import export_tensors
-from kit.training.collective import StatusAllReduce, rank
 from kit.training.data.loader import DataLoader, Prefetcher, should_prefetch
 from kit.training.finalize import Measured, Summary, finalize, memory_held_gib, peak_gib
 from kit.training.logging.metrics import StepMetrics

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from kit.training.collective import rank
+from kit.engines.collective import rank
 
 _FOLDER = "profile"
 _UNDER_NSIGHT = "NSYS_PROFILING_SESSION_ID"

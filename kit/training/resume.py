@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.engines.base import Engine
+from kit.engines.collective import run_collectively
 from kit.errors import CheckpointError
 from kit.training.checkpoint.counters import START, Counters
 from kit.training.checkpoint.engine_checkpoint import MANIFEST, ForeignError, NativeCheckpoints
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, is_exchange, newest_exchange
 from kit.training.checkpoint.transfer import import_exchange
-from kit.training.collective import run_collectively
 
 
 def resume_from(engine: Engine, checkpoints: NativeCheckpoints, metrics: Path, resume: str | Path | None) -> Counters:

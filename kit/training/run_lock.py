@@ -27,8 +27,8 @@ from pathlib import Path
 
 import psutil
 
+from kit.engines.collective import rank, run_collectively
 from kit.errors import RunDirectoryError
-from kit.training.collective import rank, run_collectively
 from kit.training.stopping import repeatedly
 
 NAME = "run.lock"

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from kit.cost.reliability import operation
+from kit.engines.collective import gather, split_over_ranks
 from kit.errors import CheckpointError
 from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import files, random_state
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
 from kit.training.checkpoint.storage import require_disk_space, steps_kept
-from kit.training.collective import gather, split_over_ranks
 from tests.support.small_disk import small_disk
 from tests.training import runs, tiny
 from tests.workers import pool

@@ -10,14 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
 from deepspeed import DeepSpeedEngine
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from deepspeed.utils.tensor_fragment import fragment_address
 
 from kit.engines import closed_list
-from kit.errors import CheckpointError
+from kit.engines.collective import run_collectively, split_over_ranks
 
 _CLASSES = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
 
@@ -32,17 +31,12 @@ def check(directory: Path) -> None:
 
     Each rank looks at its share, before any rank loads: one that stopped half-way would leave the others waiting.
     """
-    problem = None
-    try:
-        for path in sorted(directory.rglob("*.pt"))[dist.get_rank() :: dist.get_world_size()]:
+
+    def look() -> None:
+        for path in split_over_ranks(sorted(directory.rglob("*.pt"))):
             closed_list.load_restricted(path, _CLASSES, mapped=True)
-    except CheckpointError as error:
-        problem = str(error)
-    problems: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
-    for each in problems:
-        if each is not None:
-            raise CheckpointError(each)
+
+    run_collectively(True, look, f"reading {directory}")
 
 
 def _load(path: str, map_location: Any = None) -> Any:

@@ -96,7 +96,9 @@ class HfRouting:
         if not self._chosen.has_loss:
             return None
         logits = logits.float()
-        auxiliary, z = self._auxiliary(layer, logits, first), self._z(logits)
+        auxiliary = self._auxiliary(layer, logits, first)
+        # This rank's part of the mean over tokens.
+        z = torch.logsumexp(logits, -1).square().mean() / (1 if self._group is None else self._group.size())
         if first:
             share = self._micro_batches * self._dp_size
             self._record.add_losses(layer, auxiliary.detach() / share, z.detach() / share)
@@ -132,10 +134,6 @@ class HfRouting:
             dist.all_reduce(f)
             so_far.append(f / dist.get_world_size())
         return torch.stack(so_far).mean(0)
-
-    def _z(self, logits: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the mean over tokens."""
-        return torch.logsumexp(logits, -1).square().mean() / (1 if self._group is None else self._group.size())
 
 
 def _count(chosen: torch.Tensor, experts: int) -> torch.Tensor:

@@ -91,10 +91,6 @@ def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
     return torch.get_rng_state()
 
 
-def _set_rng_state(state: torch.Tensor, *_: Any, **__: Any) -> None:
-    torch.set_rng_state(state)
-
-
 class _Stream:
     """A CUDA stream or event where nothing runs asynchronously."""
 
@@ -179,7 +175,7 @@ PATCHES: tuple[Patch, ...] = (
         "megatron.core.tensor_parallel.random._set_cuda_rng_state",
         "tensor_parallel/random.py",
         "full recompute restores it",
-        _set_rng_state,
+        lambda state, *_, **__: torch.set_rng_state(state),
     ),
     Patch("torch.cuda.Stream", "transformer/moe/token_dispatcher.py", "counts are copied on a side stream", _Stream),
     Patch("torch.cuda.current_stream", "transformer/moe/token_dispatcher.py", "and waited for", lambda *_: _the_stream),

@@ -185,10 +185,7 @@ class MegatronEngine(Engine):
             micro_batch_size=micro_batch_size,
             forward_only=forward_only,
         )
-        return self._total(results)
-
-    def _total(self, results: list[dict[str, torch.Tensor]]) -> LossSum:
-        """Sums of this rank's micro batches → sums over all ranks, on all ranks; only the last stage has any."""
+        # Sums of this rank's micro batches → over all ranks, on all ranks; only the last stage has any.
         total = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
         for result in results:
             total += result["sums"]

@@ -12,12 +12,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from kit.engines.base import Engine, MicroBatch
+from kit.engines.collective import gather
 from kit.errors import EngineError
 from kit.specs.run import StabilitySpec
 from kit.training.anomalies.spikes import APPLIES_STEP, SpikeDetector, StepDecision
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.manager import CheckpointManager
-from kit.training.collective import gather
 from kit.training.logging.run_logger import RunLogger
 
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from pydantic import Field
 
 from kit.engines.base import Engine
+from kit.engines.collective import rank, run_collectively, split_over_ranks
 from kit.errors import CheckpointError
 from kit.specs.base import SPEC, Within
 from kit.training.checkpoint import random_state
@@ -43,7 +44,6 @@ from kit.training.checkpoint.files import (
     write_json,
 )
 from kit.training.checkpoint.storage import kept, require_disk_space
-from kit.training.collective import rank, run_collectively, split_over_ranks
 
 MANIFEST = "manifest.json"
 STATE = "state"

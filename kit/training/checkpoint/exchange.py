@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.engines.base import StateKind
+from kit.engines.collective import split_over_ranks
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.errors import CheckpointError
 from kit.specs.base import SPEC
@@ -23,7 +24,6 @@ from kit.specs.model import ModelSpec
 from kit.specs.strict_yaml import to_plain
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.files import FileRecord, Files, OtherVersionError, read_sealed, sealed, verify
-from kit.training.collective import split_over_ranks
 
 EXCHANGE_JSON = "exchange.json"
 _FORMAT = "kit-exchange"
@@ -73,13 +73,11 @@ class ExchangeCheckpoint:
         """What it holds: all of ``KINDS``, or weights alone."""
         return tuple(kind for kind in KINDS if kind in self._weight_map)
 
-    def verify(self, hashes: bool = True) -> None:
-        """Raises CheckpointError that names the first missing, truncated or corrupted file."""
-        verify(self.path, self._records, hashes)
-
-    def verify_share(self) -> None:
-        """Verify this rank's share of the files. Together the ranks verify them all."""
-        verify(self.path, dict(split_over_ranks(sorted(self._records.items()))))
+    def verify(self, share: bool = False) -> None:
+        """Raises CheckpointError that names the first missing, truncated or corrupted file. ``share``: this rank looks
+        at its share; together the ranks verify all."""
+        names = sorted(self._records)
+        verify(self.path, {name: self._records[name] for name in (split_over_ranks(names) if share else names)})
 
     def source(self, kind: StateKind) -> SafetensorsSource:
         """The tensors of one kind."""

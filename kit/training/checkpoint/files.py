@@ -55,11 +55,8 @@ def record_of(path: Path) -> FileRecord:
         return FileRecord(bytes=os.fstat(file.fileno()).st_size, xxh3_128=digest.hexdigest())
 
 
-def verify(directory: Path, records: Mapping[str, FileRecord], hashes: bool = True) -> None:
-    """Raises CheckpointError that names the first file which is missing or differs from its record.
-
-    ``hashes=False`` compares sizes only: enough for the ranks that do not read every byte.
-    """
+def verify(directory: Path, records: Mapping[str, FileRecord]) -> None:
+    """Raises CheckpointError that names the first file which is missing or differs from its record."""
     for name, record in records.items():
         path = directory / name
         if not path.is_file():
@@ -69,7 +66,7 @@ def verify(directory: Path, records: Mapping[str, FileRecord], hashes: bool = Tr
                 f"{path} has {size} bytes where {record.bytes} were written: it is truncated or not this checkpoint's; "
                 f"copy it again"
             )
-        if hashes and record_of(path).xxh3_128 != record.xxh3_128:
+        if record_of(path).xxh3_128 != record.xxh3_128:
             raise CheckpointError(f"{path} is corrupted (its hash differs from the manifest's); copy it again")
 
 

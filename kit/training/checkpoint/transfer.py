@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from kit.engines.base import Engine, StateKind
+from kit.engines.collective import run_collectively, split_over_ranks
 from kit.engines.full_tensors import full_tensors
 from kit.engines.huggingface.adapters import checkpoint_shapes
 from kit.engines.huggingface.models import check_names, check_shape
@@ -23,7 +24,6 @@ from kit.specs.model import ModelSpec
 from kit.training.checkpoint.counters import Counters, RunLength
 from kit.training.checkpoint.exchange import EXCHANGE_JSON, KINDS, ExchangeCheckpoint, exchange_json
 from kit.training.checkpoint.files import FileRecord, partial_name, publish, start_partial, write_json
-from kit.training.collective import run_collectively, split_over_ranks
 
 
 def export_exchange(
@@ -119,8 +119,7 @@ def _publish(partial: Path, directory: Path, contents: dict[str, Any]) -> None:
 
 
 def _check(exchange: ExchangeCheckpoint) -> None:
-    exchange.verify(hashes=False)
-    exchange.verify_share()
+    exchange.verify(share=True)
     shapes = checkpoint_shapes(exchange.model, exchange.lora)
     # Weights alone are where a run begins: before the first step there are no moments to take over.
     for kind in KINDS if exchange.counters.optimizer_steps else {StateKind.MASTER, *exchange.kinds}:

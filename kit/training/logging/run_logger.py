@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kit.engines.collective import gather, run_collectively
 from kit.planner.plan import Plan
 from kit.specs.run import LoggingSpec
-from kit.training.collective import gather, run_collectively
 from kit.training.logging.metrics import EventLog, MetricsLog, RunOutput, StepMetrics, logged_steps, missing_steps
 from kit.training.logging.prometheus import Prometheus
 from kit.training.logging.terminal import Expected, terminal

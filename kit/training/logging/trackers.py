@@ -25,9 +25,7 @@ class Trackers(RunOutput):
     def __init__(self, names: Sequence[str], rundir: Path, plan: Plan, warn: Callable[[str], None] = print) -> None:
         """Raises EngineError where a tracker's package is not installed, or it cannot start."""
         self._warn = warn
-        self._live: dict[str, Any] = {}
-        for name in names:
-            self._live[name] = _start(name, rundir, plan)
+        self._live = {name: _start(name, rundir, plan) for name in names}
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         """All numbers of a step."""
@@ -83,7 +81,9 @@ def _start(name: str, rundir: Path, plan: Plan) -> Any:
     }
     try:
         folder.mkdir(exist_ok=True)
-        _stay_in(folder)
+        # What is kept on disk is kept in the run directory, where its owner has not said otherwise.
+        os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))
         # accelerate's trackers write to its log, which asks who is the main rank; the process group is there already.
         PartialState(cpu=plan.cluster.gpu.device == "cpu")
         tracker = classes[name]()
@@ -96,12 +96,6 @@ def _start(name: str, rundir: Path, plan: Plan) -> Any:
             f"run.logging.trackers"
         ) from error
     return tracker
-
-
-def _stay_in(folder: Path) -> None:
-    """What is kept on disk is kept in the run directory, where its owner has not said otherwise."""
-    os.environ.setdefault("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
-    os.environ.setdefault("TRACKIO_DIR", str(folder / "trackio"))
 
 
 def _wandb_mode() -> str:

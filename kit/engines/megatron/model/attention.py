@@ -25,11 +25,6 @@ class Scores:
     dropout: float = 0.0
     """Share of the weights that is left out; 0 outside of training."""
 
-    @property
-    def fused(self) -> bool:
-        """Whether torch has a kernel for it: otherwise scores exist as tensors."""
-        return self.softcap is None and self.sinks is None
-
 
 def causal_attention(
     query: torch.Tensor,
@@ -87,7 +82,7 @@ def _attend(
     """``mask`` is added to the scores; None: causal, the last query where the last key is."""
     queries, keys, grouped = query.shape[0], key.shape[0], query.shape[2] != key.shape[2]
     query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    if not scores.fused:
+    if scores.softcap is not None or scores.sinks is not None:  # torch has no kernel: scores exist as tensors
         mask = _band(queries, keys, keys, query.dtype, query.device) if mask is None else mask
         return _materialised(query, key, value, scores, mask).permute(2, 0, 1, 3)
     if mask is None and queries != keys:

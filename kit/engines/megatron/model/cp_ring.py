@@ -47,7 +47,8 @@ class _Ring(torch.autograd.Function):
         own = torch.stack([key, value])
         for source, part in _passing(own, group):
             seen, hidden = _visible(query.shape[2], group.rank(), source)
-            attended, summed = _kernel(query[:, :, seen:], part[:, :, :, :hidden], source == group.rank(), scale)
+            keys, values = (_repeated(tensor, query.shape[1]) for tensor in part[:, :, :, :hidden])
+            attended, summed, *_ = flash_forward(query[:, :, seen:], keys, values, source == group.rank(), scale)
             joined = torch.logaddexp(total[:, :, seen:], summed)
             weights = ((before - joined).exp().unsqueeze(-1) for before in (total[:, :, seen:], summed))
             result[:, :, seen:] = result[:, :, seen:] * next(weights) + attended * next(weights)
@@ -122,15 +123,6 @@ def _exchange(tensor: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], to
 def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
     """Key/value heads as often as query heads."""
     return tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
-
-
-def _kernel(
-    query: torch.Tensor, key_value: torch.Tensor, causal: bool, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(result, log-sum-exp of the scores), by the flash kernel of the device."""
-    key, value = (_repeated(tensor, query.shape[1]) for tensor in key_value)
-    result, total, *_ = flash_forward(query, key, value, causal, scale)
-    return result, total
 
 
 def flash_forward(

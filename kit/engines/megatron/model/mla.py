@@ -96,7 +96,11 @@ class MultiLatentAttention(MegatronModule):
     ) -> tuple[torch.Tensor, None]:
         """(sequence, batch, hidden) → the same, and no bias. ``attention_mask``: see ``CausalAttention``."""
         latent = self._latent
-        query = self._query(hidden_states).unflatten(-1, (self._heads, latent.query_head_dim))
+        if latent.q_lora_rank is None:
+            query, _ = self.linear_q_proj(hidden_states)
+        else:
+            query, _ = self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))
+        query = query.unflatten(-1, (self._heads, latent.query_head_dim))
         query, turned = query.split([latent.nope_head_dim, latent.rope_head_dim], dim=-1)
         query = torch.cat([query, _rotated(turned, rotary_pos_emb)], dim=-1)
 
@@ -114,11 +118,6 @@ class MultiLatentAttention(MegatronModule):
         else:
             attended = self.core_attention(query, key, value, attention_mask)
         return self.linear_proj(attended)[0], None
-
-    def _query(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        if self._latent.q_lora_rank is None:
-            return self.linear_q_proj(hidden_states)[0]
-        return self.linear_q_up_proj(self.q_layernorm(self.linear_q_down_proj(hidden_states)))[0]
 
     def _whole(self, shared: torch.Tensor) -> torch.Tensor:
         """(sequence / tp, batch, d) → (sequence, batch, d) of the key that all heads share. Backward all-reduces the

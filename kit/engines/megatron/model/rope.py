@@ -92,7 +92,8 @@ def inverse_frequencies(model: ModelSpec, local: bool = False, long: bool = Fals
     if kind == "default" or local:
         base = model.local_rope_theta if local else model.rope_theta
         assert base is not None, "a model without rotary positions"
-        width = int(_rotated_width(model) * model.partial_rotary_factor)
+        rotated = model.head_dim if model.latent is None else model.latent.rope_head_dim
+        width = int(rotated * model.partial_rotary_factor)
         return 1.0 / (base ** (torch.arange(0, width, 2, dtype=torch.float32) / width))
     return _scaled(model, kind, long)[0]
 
@@ -123,10 +124,6 @@ def _scaled(model: ModelSpec, kind: str, long: bool = False) -> tuple[torch.Tens
 def _original_length(model: ModelSpec) -> int:
     """Positions before they were stretched; all, where nothing says so (kit/specs/hf_special.py too)."""
     return int((model.rope_scaling or {}).get("original_max_position_embeddings", model.max_position_embeddings))
-
-
-def _rotated_width(model: ModelSpec) -> int:
-    return model.head_dim if model.latent is None else model.latent.rope_head_dim
 
 
 def score_factor(model: ModelSpec) -> float:
