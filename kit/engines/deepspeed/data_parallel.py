@@ -20,9 +20,9 @@ from kit.engines.deepspeed.strategy import ModelParallelStrategy
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import build_frozen, freeze_partitioned, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.inputs import prepare, summed_loss
 from kit.engines.huggingface.models import build_model, check_shape, source_for_model
 from kit.engines.kernels.chunked_loss import ChunkedLoss
+from kit.engines.kernels.step import prepare, summed_loss
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,46 +1,16 @@
-"""A Hugging Face model as a plan wants it computed, and a micro batch through it."""
+"""A micro batch as the call of a Hugging Face model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, masking_utils
+from transformers import masking_utils
 
-from kit.emit.run_directory import RunDirectory
 from kit.engines.base import MicroBatch
-from kit.engines.huggingface.packed_attention import attend_by_document, set_documents
-from kit.engines.kernels.chunked_loss import ChunkedLoss
-from kit.engines.kernels.compiled_blocks import compile_layers
-from kit.engines.kernels.loss import summed_cross_entropy
-
-
-def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
-    """Recompute, attention within documents, compiled blocks; returns what takes the head's place, where the plan has
-    that. Raises EngineError where the model or the machine cannot."""
-    plan, layout = rundir.plan, rundir.plan.layout
-    if layout.recompute == "full":
-        model.activation_checkpointing_enable({"use_reentrant": False})
-    if rundir.run.data.packing and layout.cp == 1:  # Ulysses has an attention of its own
-        attend_by_document(model, plan.model)
-    if layout.compile_layers:
-        compile_layers(model)
-    if not layout.chunked_loss:
-        return None
-    return ChunkedLoss(model, compiled=layout.compile_layers, kernel=layout.loss_kernel)
-
-
-def summed_loss(
-    model: Callable[..., Any], micro_batch: MicroBatch, device: torch.device, chunked: ChunkedLoss | None
-) -> torch.Tensor:
-    """Cross entropy in nats, summed over the labels that count; computed in fp32. ``chunked``: of ``prepare``."""
-    labels = micro_batch.labels.to(device, non_blocking=True)
-    arguments = call_arguments(micro_batch, device)
-    with packed_sequence_context(micro_batch), nullcontext() if chunked is None else chunked.of(labels):
-        logits: torch.Tensor = model(**arguments).logits
-    return summed_cross_entropy(logits, labels) if chunked is None else logits
+from kit.engines.huggingface.packed_attention import set_documents
 
 
 def call_arguments(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:

@@ -21,13 +21,13 @@ from kit.engines.base import Engine, LossSum, MicroBatch, Norms, StateBlock, Sta
 from kit.engines.huggingface import experts
 from kit.engines.huggingface.adapters import InitialAdapters, build_frozen, scale_bytes, trainable
 from kit.engines.huggingface.buffers import SavedBuffers
-from kit.engines.huggingface.inputs import prepare, summed_loss
 from kit.engines.huggingface.models import HfDirectory, build_model, check_names, check_shape, source_for_model
 from kit.engines.huggingface.routing import HfRouting
 from kit.engines.io.sharded_safetensors import SafetensorsSource
 from kit.engines.kernels.compiled_blocks import prefer_cudnn
 from kit.engines.kernels.fp8 import convert
 from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale, to_host
+from kit.engines.kernels.step import prepare, summed_loss
 from kit.engines.torch.ddp import Compression, DdpModel
 from kit.engines.torch.engine_checkpoint import write_rank_state
 from kit.engines.torch.fsdp import FsdpModel, build_mesh, fill, full_tensor, keep_gradients_in_bf16, local_shard

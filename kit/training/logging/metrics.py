@@ -16,7 +16,6 @@ from typing import Any
 
 from kit.errors import RunDirectoryError
 from kit.specs.text_files import open_regular, reason
-from kit.training.checkpoint.files import fsync
 from kit.units import human_count, human_seconds
 
 
@@ -175,8 +174,9 @@ class MetricsLog(RunOutput):
     def close(self) -> None:
         """Make the file durable."""
         try:
-            self._file.close()
-            fsync(self._path)
+            with self._file:
+                self._file.flush()
+                os.fsync(self._file.fileno())
         except OSError as error:
             print(f"the last lines of {self._path} are lost: {error}; free some space", flush=True)
 
