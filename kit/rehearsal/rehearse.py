@@ -205,15 +205,13 @@ def _exported(reference: RunDirectory, own: RunDirectory, shrunk: ScaledDown, di
     if not all(math.isfinite(loss) for loss in losses):
         raise EngineError(f"losses of the exported models are {losses}")
     expected, found = ({name: p.detach() for name, p in model.named_parameters()} for model in models)
-    rate = shrunk.job.learning_rate
-    weights = max(_weight_difference(expected[name], found[name], rate) for name in expected)
-    return abs(losses[1] / losses[0] - 1), weights
-
-
-def _weight_difference(expected: Any, found: Any, learning_rate: float) -> float:
-    """Relative to the tensor's largest, or to what Adam moves a weight by in a step, the learning rate, where that is
-    more: the bias of a key has no gradient (softmax does not see it), and starts at zero, so all of it is rounding."""
-    return float((found - expected).abs().max()) / max(float(expected.abs().max()), learning_rate)
+    # Relative to the tensor's largest, or to what Adam moves a weight by in a step, the learning rate, where that is
+    # more: the bias of a key has no gradient (softmax does not see it), and starts at zero, so all of it is rounding.
+    weights = [
+        float((found[name] - tensor).abs().max()) / max(float(tensor.abs().max()), shrunk.job.learning_rate)
+        for name, tensor in expected.items()
+    ]
+    return abs(losses[1] / losses[0] - 1), max(weights)
 
 
 def _in_transformers(exchange: Path, directory: Path, shrunk: ScaledDown, base: Path) -> Any:

@@ -137,10 +137,6 @@ def _rounded_share(names: Any, source: TensorSource) -> float:
     """Zeros do not count: they are bf16 numbers wherever they come from."""
     import torch
 
-    rounded = total = 0
-    for name in names:
-        tensor: torch.Tensor = source.read(name)
-        tensor = tensor[tensor != 0]
-        rounded += int((tensor.to(torch.bfloat16).float() == tensor).sum())
-        total += tensor.numel()
-    return rounded / total
+    tensors: list[torch.Tensor] = [tensor[tensor != 0] for tensor in map(source.read, names)]
+    rounded = sum(int((tensor.to(torch.bfloat16).float() == tensor).sum()) for tensor in tensors)
+    return rounded / sum(tensor.numel() for tensor in tensors)

@@ -83,8 +83,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
     changes: dict[str, Any] = dict.fromkeys(ZERO_KEYS)
     changes |= {name: min(2, getattr(layout, name)) for name in ("tp", "cp", "ep", "etp", "vp")}
     changes["pp"] = layout.pp if layout.pp == 1 else 4 if layout.vp > 1 else 2
-    uneven = layout.first_stage_layers or layout.last_stage_layers
-    if uneven:
+    if layout.first_stage_layers or layout.last_stage_layers:
         # One end shorter than the other shows a shift of layers that even ends would hide.
         changes |= {"first_stage_layers": 1, "last_stage_layers": 2 if changes["pp"] == 2 else 1, "vp": 1}
     inner = changes["tp"] * changes["cp"] * changes["pp"]
@@ -100,8 +99,7 @@ def _small(layout: Layout) -> tuple[Layout, list[str]]:
         if value != plain:
             replaced.append(f"{name}={value} -> {plain}: {why}")
             changes[name] = plain
-    if layout.autocast:
-        changes["autocast"] = False  # of fp32 there is none; the run in bf16 has it
+    changes["autocast"] = False  # of fp32 there is none; the run in bf16 has it
     if layout.implementation == "transformer_engine":
         replaced.append("implementation=transformer_engine -> local: its kernels run on CUDA only")
         changes["implementation"] = "local"

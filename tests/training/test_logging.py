@@ -10,6 +10,7 @@ import socket
 import time
 import urllib.request
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,14 +18,14 @@ from kit.errors import CheckpointError
 from kit.rehearsal.processes import free_port
 from kit.specs.run import CheckpointSpec, LoggingSpec
 from kit.training.logging import prometheus
-from kit.training.logging.terminal import Expected, LiveLine, live_line
+from kit.training.logging.terminal import LiveLine, live_line
 from kit.training.logging.trackers import PACKAGES
 from tests.training import runs
 from tests.training.test_metrics import metrics
 
 one_process = pytest.mark.usefixtures("one_process")
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
-EXPECTED = Expected(total_steps=60, peak_gib=41.2, step_time_s=0.4)
+EXPECTED = 60, SimpleNamespace(peak_gib=41.2, step_time_s=0.4)
 
 
 def needs(package):
@@ -44,13 +45,13 @@ def test_the_live_line_says_everything():
             data_s=0.025,
             eta_s=3600.0,
         ),
-        EXPECTED,
+        *EXPECTED,
     )
     assert line == (
         "step 7/60 | loss 2.0000 | norm 1 | lr 0.001 | 64 tok/s/GPU | MFU 41.0% | peak 39.5 of 41.2 GiB predicted | "
         "500 ms (fwd+bwd 80% optim 15% data wait 5%; predicted 400) | ETA 60 min"
     )
-    assert "loss spike: discard" in live_line(metrics(7, grad_norm=None, event="loss spike: discard"), EXPECTED)
+    assert "loss spike: discard" in live_line(metrics(7, grad_norm=None, event="loss spike: discard"), *EXPECTED)
 
 
 def screen(output: str) -> list[str]:
@@ -73,7 +74,7 @@ def test_one_line_lives_and_what_is_said_stays():
     from rich.console import Console
 
     written = io.StringIO()
-    terminal = LiveLine(EXPECTED, Console(file=written, force_terminal=True, width=250))
+    terminal = LiveLine(*EXPECTED, Console(file=written, force_terminal=True, width=250))
     for step in range(1, 31):
         terminal.log_step(metrics(step, loss=float(step)), due=True)
         if step == 15:

@@ -266,10 +266,7 @@ def _key(kind: StateKind) -> str | None:
 
 def new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:
     """Bytes of storages not yet seen, of tensors of any shape and dtype; remembers their addresses in ``seen``."""
-    total = 0
-    for tensor in tensors:
-        if tensor is None or tensor.numel() == 0 or tensor.untyped_storage().data_ptr() in seen:
-            continue
-        seen.add(tensor.untyped_storage().data_ptr())
-        total += tensor.untyped_storage().nbytes()
-    return total
+    storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None and tensor.numel()]
+    fresh = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in seen}
+    seen |= fresh.keys()
+    return sum(fresh.values())

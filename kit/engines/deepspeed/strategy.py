@@ -64,12 +64,9 @@ class ModelParallelStrategy(ABC):
 
     def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
         """L2 norm of gradients that are whole on every rank (stage 0), each parameter counted once."""
-        cut: list[torch.Tensor] = []
-        whole: list[torch.Tensor] = []
-        for parameter in engine.module.parameters():
-            if parameter.grad is None:  # frozen
-                continue
-            (cut if is_model_parallel_parameter(parameter) else whole).append(parameter.grad)
+        trained = [parameter for parameter in engine.module.parameters() if parameter.grad is not None]
+        cut = [parameter.grad for parameter in trained if is_model_parallel_parameter(parameter)]
+        whole = [parameter.grad for parameter in trained if not is_model_parallel_parameter(parameter)]
         squares = torch.nn.utils.get_total_norm(cut).square()
         if self.tensor_group is not None:
             dist.all_reduce(squares, group=self.tensor_group)

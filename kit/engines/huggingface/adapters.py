@@ -52,12 +52,6 @@ def build_frozen(rundir: RunDirectory, lora: LoraSpec, device: torch.device) -> 
     return model
 
 
-def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory, lora: LoraSpec) -> None:
-    """``build_frozen`` for a model that zero.Init has partitioned: each rank reads its part of every weight."""
-    _load_partitioned(model, rundir)
-    adapt(model, lora)
-
-
 def adapt(model: PreTrainedModel, lora: LoraSpec) -> None:
     """Freeze ``model`` and inject adapters, in place: A random, B zero (see ``InitialAdapters``), both fp32."""
     from peft import inject_adapter_in_model
@@ -103,14 +97,10 @@ def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Adapters by their names on disk; without any, all parameters by their own."""
-    return {_name_on_disk(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
-def _name_on_disk(name: str) -> str:
-    """A parameter's name in memory → in peft's files; those that are no adapter's keep theirs."""
+    """Adapters by their names in peft's files; without any, all parameters by their own."""
+    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     middle = f".{_ADAPTER}."
-    return PREFIX + name.replace(middle, ".") if middle in name else name
+    return {PREFIX + n.replace(middle, ".") if middle in n else n: parameter for n, parameter in trained.items()}
 
 
 def adapter_shapes(model: ModelSpec, lora: LoraSpec) -> dict[str, tuple[int, ...]]:
@@ -162,8 +152,8 @@ def _load_whole(model: PreTrainedModel, rundir: RunDirectory, device: torch.devi
 
 
 @torch.no_grad()
-def _load_partitioned(model: PreTrainedModel, rundir: RunDirectory) -> None:
-    """Set all weights of a model under zero.Init: each rank reads its own part."""
+def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory, lora: LoraSpec) -> None:
+    """``build_frozen`` for a model that zero.Init has partitioned: each rank reads its part of every weight."""
     parameters: dict[str, Any] = dict(model.named_parameters())  # with what zero.Init gave them
     shapes = {name: tuple(parameter.ds_shape) for name, parameter in parameters.items()}
     source = _frozen_source(model, rundir, shapes)
@@ -172,6 +162,7 @@ def _load_partitioned(model: PreTrainedModel, rundir: RunDirectory) -> None:
         length = parameter.partition_numel()
         part = source.read_flat(name, length * torch.distributed.get_rank(parameter.ds_process_group), length)
         parameter.ds_tensor.data[: part.numel()].copy_(part)
+    adapt(model, lora)
 
 
 def _frozen_source(model: PreTrainedModel, rundir: RunDirectory, shapes: Mapping[str, tuple[int, ...]]) -> TensorSource:

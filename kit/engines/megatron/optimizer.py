@@ -43,32 +43,28 @@ class Adam(torch.optim.Optimizer):
         """One step. Every group counts, also one that holds no parameter on this rank."""
         assert closure is None
         for group in self.param_groups:
-            if params := [param for param in group["params"] if param.grad is not None]:
-                self._step_params(params, group)
+            params = [param for param in group["params"] if param.grad is not None]
+            for param in params:
+                self.initialize(param)
+            adam(
+                params,
+                [param.grad for param in params],
+                [self.state[param]["exp_avg"] for param in params],
+                [self.state[param]["exp_avg_sq"] for param in params],
+                max_exp_avg_sqs=[],
+                # One tensor a parameter: the kernel counts each of them up itself.
+                state_steps=[torch.full((), float(group["step"]), device=param.device) for param in params],
+                fused=True,
+                decoupled_weight_decay=self._decoupled,
+                amsgrad=False,
+                beta1=group["betas"][0],
+                beta2=group["betas"][1],
+                lr=group["lr"],
+                weight_decay=group["weight_decay"],
+                eps=group["eps"],
+                maximize=False,
+            )
             group["step"] += 1
-
-    def _step_params(self, params: list[Any], group: dict[str, Any]) -> None:
-        for param in params:
-            self.initialize(param)
-        beta1, beta2 = group["betas"]
-        adam(
-            params,
-            [param.grad for param in params],
-            [self.state[param]["exp_avg"] for param in params],
-            [self.state[param]["exp_avg_sq"] for param in params],
-            max_exp_avg_sqs=[],
-            # One tensor a parameter: the kernel counts each of them up itself.
-            state_steps=[torch.full((), float(group["step"]), device=param.device) for param in params],
-            fused=True,
-            decoupled_weight_decay=self._decoupled,
-            amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
 
     def initialize(self, param: torch.Tensor) -> None:
         """Zero moments, of the parameter's shape and dtype, for one that has none."""

@@ -220,13 +220,6 @@ class NativeCheckpoints:
                 f"instead; kit train THAT_RUN --resume auto --stop-at-step {manifest.counters.step} writes one",
                 manifest.counters.step,
             )
-        if manifest.world_size != self.world_size:
-            raise ForeignError(
-                f"{directory} was written by {manifest.world_size} ranks and there are {self.world_size}; native "
-                f"checkpoints fit one world size: resume from an exchange checkpoint (exchange-step-…) of that run "
-                f"instead",
-                manifest.counters.step,
-            )
         return manifest
 
     def _publish(self, partial: Path, directory: Path, manifest: Manifest) -> None:

@@ -10,7 +10,7 @@ from kit.planner.plan import Plan
 from kit.specs.run import LoggingSpec
 from kit.training.logging.metrics import EventLog, MetricsLog, RunOutput, StepMetrics, logged_steps, missing_steps
 from kit.training.logging.prometheus import Prometheus
-from kit.training.logging.terminal import Expected, terminal
+from kit.training.logging.terminal import terminal
 from kit.training.logging.trackers import Trackers
 
 
@@ -29,9 +29,8 @@ class RunLogger(RunOutput):
             if logging.prometheus_port is not None:
                 served = [Prometheus(logging.prometheus_port, logging.prometheus_address, plan, total_steps)]
             trackers = Trackers(logging.trackers, rundir, plan, self.log)
-            expected = Expected(total_steps, plan.predicted.peak_gib, plan.predicted.step_time_s)
             files = (MetricsLog(self._path, resumed_step), EventLog(rundir / "events.jsonl"))
-            self._outputs += [*files, terminal(expected), trackers, *served]
+            self._outputs += [*files, terminal(total_steps, plan.predicted), trackers, *served]
 
         run_collectively(is_main, open_all, "opening trackers")
 

@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Any
 
+from kit.cost.prediction import Prediction
 from kit.training.logging.metrics import RunOutput, StepMetrics
 from kit.units import human_count, human_seconds
-
-
-@dataclass(frozen=True)
-class Expected:
-    """What a line compares with."""
-
-    total_steps: int
-    peak_gib: float
-    step_time_s: float
 
 
 class Terminal(RunOutput):
     """Plain lines, for files and pipes."""
 
-    def __init__(self, expected: Expected) -> None:
-        self._expected = expected
+    def __init__(self, total_steps: int, predicted: Prediction) -> None:
+        self._total_steps, self._predicted = total_steps, predicted
 
     def log_step(self, metrics: StepMetrics, due: bool = True) -> None:
         if due:
-            print(metrics.line(self._expected.total_steps), flush=True)
+            print(metrics.line(self._total_steps), flush=True)
 
     def log(self, text: str) -> None:
         print(text, flush=True)
 
 
-def terminal(expected: Expected) -> Terminal:
+def terminal(total_steps: int, predicted: Prediction) -> Terminal:
     """The live line where standard output is a terminal."""
-    return LiveLine(expected) if sys.stdout.isatty() else Terminal(expected)
+    return (LiveLine if sys.stdout.isatty() else Terminal)(total_steps, predicted)
 
 
 class LiveLine(Terminal):
     """One line that is written over; what is said stands above it."""
 
-    def __init__(self, expected: Expected, console: Any = None) -> None:
+    def __init__(self, total_steps: int, predicted: Prediction, console: Any = None) -> None:
         from rich.live import Live
 
-        super().__init__(expected)
+        super().__init__(total_steps, predicted)
         self._live = Live(console=console, refresh_per_second=4, redirect_stdout=True, redirect_stderr=True)
         self._live.start()
 
@@ -52,7 +43,7 @@ class LiveLine(Terminal):
         """Updates the line. A thread of rich's draws it a few times a second."""
         from rich.text import Text
 
-        self._live.update(Text(live_line(metrics, self._expected), no_wrap=False))
+        self._live.update(Text(live_line(metrics, self._total_steps, self._predicted), no_wrap=False))
 
     def log(self, text: str) -> None:
         """Prints the text above the line."""
@@ -63,7 +54,7 @@ class LiveLine(Terminal):
         self._live.stop()
 
 
-def live_line(metrics: StepMetrics, expected: Expected) -> str:
+def live_line(metrics: StepMetrics, total_steps: int, predicted: Prediction) -> str:
     """Loss, speed, memory beside the prediction, where the time goes, and how long it will take."""
     step_ms = 1000 * metrics.step_time_s
     shares = " ".join(
@@ -76,7 +67,7 @@ def live_line(metrics: StepMetrics, expected: Expected) -> str:
         if seconds is not None and metrics.step_time_s > 0
     )
     parts = [
-        f"step {metrics.step}/{expected.total_steps}",
+        f"step {metrics.step}/{total_steps}",
         f"loss {metrics.loss:.4f}",
         (metrics.event or "overflow, skipped") if metrics.grad_norm is None else f"norm {metrics.grad_norm:.3g}",
         f"lr {metrics.learning_rate:.3g}",
@@ -85,10 +76,10 @@ def live_line(metrics: StepMetrics, expected: Expected) -> str:
     if metrics.mfu is not None:
         parts.append(f"MFU {100 * metrics.mfu:.1f}%")
     if metrics.memory_gib is not None:
-        parts.append(f"peak {metrics.memory_gib:.1f} of {expected.peak_gib:.1f} GiB predicted")
+        parts.append(f"peak {metrics.memory_gib:.1f} of {predicted.peak_gib:.1f} GiB predicted")
     else:
-        parts.append(f"{expected.peak_gib:.2g} GiB predicted")
-    parts.append(f"{step_ms:.0f} ms ({shares}; predicted {1000 * expected.step_time_s:.0f})")
+        parts.append(f"{predicted.peak_gib:.2g} GiB predicted")
+    parts.append(f"{step_ms:.0f} ms ({shares}; predicted {1000 * predicted.step_time_s:.0f})")
     if metrics.eta_s is not None:
         parts.append(f"ETA {human_seconds(metrics.eta_s)}")
     return " | ".join(parts)
