@@ -80,20 +80,18 @@ class StatusAllReduce:
     def __init__(self) -> None:
         several = dist.is_initialized() and dist.get_world_size() > 1
         self._group = dist.new_group(backend="gloo") if several else None
-        self._values: list[float] = []
-        self._sent: torch.Tensor | None = None
+        self._values = torch.empty(0)
         self._work: dist.Work | None = None
 
     def start(self, values: Sequence[float]) -> None:
         """Begin to send this rank's values."""
-        self._values = list(values)
+        self._values = torch.tensor(values, dtype=torch.float64)
         if self._group is not None:
-            self._sent = torch.tensor(self._values, dtype=torch.float64)
-            self._work = dist.all_reduce(self._sent, dist.ReduceOp.MAX, group=self._group, async_op=True)
+            self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def max(self) -> list[float]:
         """The largest of each value over all ranks; waits for the slowest."""
-        if self._work is not None and self._sent is not None:
+        if self._work is not None:
             self._work.wait()
-            self._work, self._values = None, self._sent.tolist()
-        return self._values
+            self._work = None
+        return self._values.tolist()

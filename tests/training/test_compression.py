@@ -35,7 +35,7 @@ def train(kind: str, directory, resume_at: int | None = None, total: int = STEPS
         gradients = cases.state(engine, StateKind.GRADIENT)
         first = first or gradients
         engine.apply(3e-3)
-    state = engine._parallel._compression._state
+    state = engine._compression._state
     sent = None if state is None else (state.compression_stats()[0], state.start_powerSGD_iter)
     engine.close()
     return losses, first, gradients, sent

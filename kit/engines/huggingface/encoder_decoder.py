@@ -31,12 +31,10 @@ class UntiedT5(T5ForConditionalGeneration):
 def drop_copies(names: dict[str, Any]) -> None:
     """Leave out what old files hold twice: each stack's copy of the embedding; and the constant added to logits."""
     for prefix in ("", "model."):
-        for copy_of_shared in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
-            names.pop(prefix + copy_of_shared, None)
+        for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", _LOGITS_BIAS):
+            names.pop(prefix + name, None)
     # Old files of T5 also have this; modeling_t5.py ignores it (_keys_to_ignore_on_load_unexpected).
     names.pop("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight", None)
-    for name in (_LOGITS_BIAS, "model." + _LOGITS_BIAS):
-        names.pop(name, None)
 
 
 def check_logits_bias(directory: Path, files: Mapping[str, Path]) -> None:

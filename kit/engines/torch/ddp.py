@@ -74,13 +74,8 @@ class DdpModel:
         self.dp_rank, self.dp_size = dist.get_rank(), dp_size
         self._model = model
         self._ddp = _wrap(model) if dp_size > 1 else None
-        self._compression = compression
         if self._ddp is not None:
             compression.install(self._ddp)
-
-    def resume_at(self, steps: int) -> None:
-        """The run continues after this many optimizer steps."""
-        self._compression.resume_at(steps)
 
     def module(self, training: bool) -> torch.nn.Module:
         """What is called. Evaluation goes around DDP, which has nothing to do there."""

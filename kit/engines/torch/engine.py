@@ -61,11 +61,11 @@ class TorchEngine(Engine):
         if plan.layout.attention_kernel == "cudnn":
             prefer_cudnn()
         bf16 = torch.bfloat16 if plan.job.precision in ("bf16", "fp8") else None
+        steps = rundir.run.steps or plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length)
+        self._compression = Compression(plan.layout.gradient_compression, steps)
         self._parallel: DdpModel | FsdpModel
         if plan.layout.zero_stage == 0:
-            steps = rundir.run.steps or plan.job.total_tokens // (plan.layout.global_batch_size * plan.job.seq_length)
-            compression = Compression(plan.layout.gradient_compression, steps)
-            self._parallel, self._autocast_dtype = DdpModel(self._model, plan.layout.dp, compression), bf16
+            self._parallel, self._autocast_dtype = DdpModel(self._model, plan.layout.dp, self._compression), bf16
         else:
             mesh = build_mesh(self._device, plan.layout.tp)
             self._parallel = FsdpModel(self._model, plan.layout.zero_stage, bf16, self._device, mesh)
@@ -228,7 +228,7 @@ class TorchEngine(Engine):
 
     def set_optimizer_steps(self, steps: int) -> None:
         self._optimizer.set_steps(steps)
-        self._parallel.resume_at(steps)
+        self._compression.resume_at(steps)
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
         return dict(self._model.named_modules())

@@ -62,9 +62,6 @@ class FsdpModel:
         self.tokens_group: dist.ProcessGroup = mesh.get_group("dp")
         """Ranks whose micro batches make up the step, each token once."""
 
-    def resume_at(self, steps: int) -> None:
-        """FSDP2 keeps nothing that depends on the step."""
-
     def module(self, training: bool) -> torch.nn.Module:
         """What is called."""
         return self._model

@@ -42,7 +42,7 @@ def snapshot(
             offsets=where.index + offsets,
             sizes=(1,) * len(where.index) + tuple(tensor.shape),
             dtype=tensor.dtype,
-            read=partial(_itself, _on_host(tensor, copy)),
+            read=_on_host(tensor, copy).detach,
         )
         for mapped, kind, offsets, tensor in _own_blocks(resharder)
         for where in [stored_location(mapped.megatron, kind, resharder.model)]
@@ -123,10 +123,6 @@ def _common(param_groups: list[dict[str, Any]]) -> dict[str, Any]:
             "chained_optim_avoid_prefix": True,
         },
     }
-
-
-def _itself(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _on_host(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
