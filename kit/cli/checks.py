@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kit.cli.options import AsJson, echo_json
+from kit.cli.options import AsJson, answer
 from kit.errors import SpecError
 from kit.specs.text import nearest
 
@@ -63,13 +63,9 @@ def lint(
     if write_fixed is not None:
         own = [finding for finding in findings if finding.file == paths[0].name]
         write_corrected(read_values(paths[0]), own, write_fixed)
-    if as_json:
-        echo_json([finding.as_json() for finding in findings])
-    else:
-        for finding in findings:
-            typer.echo(str(finding))
-        counts = [f"{sum(f.severity == s for f in findings)} {s}s" for s in ("error", "warning", "note")]
-        typer.echo(", ".join(counts) + (f"; corrected copy: {write_fixed}" if write_fixed else ""))
+    counts = ", ".join(f"{sum(f.severity == s for f in findings)} {s}s" for s in ("error", "warning", "note"))
+    last = counts + (f"; corrected copy: {write_fixed}" if write_fixed else "")
+    answer([finding.as_json() for finding in findings], "\n".join([*map(str, findings), last]), as_json)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(1)
 
@@ -97,10 +93,7 @@ def doctor(
     from kit.emit.run_directory import RunDirectory
 
     causes = diagnose(logs, RunDirectory.open(plan).plan if plan else None)
-    if as_json:
-        echo_json(causes)
-    else:
-        typer.echo("\n".join(str(cause) for cause in causes) if causes else "no known sign of a failure")
+    answer(causes, "\n".join(map(str, causes)) or "no known sign of a failure", as_json)
     if causes:
         raise typer.Exit(1)
 
@@ -122,11 +115,7 @@ def _machines(hosts: Path | None, plan: Path | None, port: int | None, bandwidth
         from kit.preflight.bandwidth import measure
 
         results = sorted([*measure(names, rundir, port or PORT), *results], key=lambda v: v.state != "failure")
-    if as_json:
-        echo_json(results)
-    else:
-        typer.echo(table(results, time.monotonic() - begin))
-        if rundir is not None and (line := rundir.memory_after_edits()):
-            typer.echo(line)
+    lines = [table(results, time.monotonic() - begin), rundir.memory_after_edits() if rundir else ""]
+    answer(results, "\n".join(filter(None, lines)), as_json)
     if any(result.state == "failure" for result in results):
         raise typer.Exit(1)

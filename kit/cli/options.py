@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kit.errors import SpecError
+from kit.planner.calibration import Calibration
 from kit.planner.plan import Plan
+from kit.planner.request import Request
 from kit.specs import strict_yaml
+from kit.specs.catalog import load_model, parse_cluster
 from kit.specs.job import JobSpec, job_defaults
 from kit.specs.layout import Pins
 from kit.specs.model import ModelSpec
@@ -51,6 +54,14 @@ OutDir = Annotated[
 def echo_json(value: Any) -> None:
     """Print a value, or any nesting of them, as JSON."""
     typer.echo(json.dumps(strict_yaml.to_plain(value), indent=1))
+
+
+def answer(value: Any, text: str, as_json: bool) -> None:
+    """Print the value as JSON, or the text that says it."""
+    if as_json:
+        echo_json(value)
+    else:
+        typer.echo(text)
 
 
 @contextlib.contextmanager
@@ -122,6 +133,21 @@ def recipe_changes(overrides: list[str] | None, engine: str, attention: str | No
     changes = [*(overrides or []), *(f"layout.{key}={value}" for key, value in named.items() if value is not None)]
     _one_value_each(changes)
     return changes
+
+
+def of_file_alone(context: typer.Context) -> None:
+    """Raises ``SpecError`` for options of a cluster or a job beside a file that has its own."""
+    if context.params["gpus"] or asked(context):
+        raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
+
+
+def request_of(context: typer.Context, name: str, changes: list[str], calibration: Calibration) -> Request:
+    """What the options ask of a model by its name. Raises ``SpecError``."""
+    if context.params["gpus"] is None:
+        raise SpecError("--gpus is missing, for example --gpus 8xH100")
+    model, cluster = load_model(name), parse_cluster(context.params["gpus"])
+    job, pins = job_for(model, **asked(context)), pins_of(name, changes)
+    return Request(model=model, cluster=cluster, job=job, pins=pins, calibration=calibration)
 
 
 _JOB = ("seq_length", "global_batch_size", "total_tokens", "precision", "objective", "lora", "qlora", "optimizer")

@@ -29,14 +29,17 @@ from kit.cli.options import (
     Qlora,
     SeqLength,
     TotalTokens,
+    answer,
     asked,
     echo_json,
     is_plan,
     is_recipe,
     job_for,
+    of_file_alone,
     pins_of,
     plan_recipe,
     recipe_changes,
+    request_of,
     searching,
 )
 from kit.errors import SpecError
@@ -172,27 +175,20 @@ def explain(
     from kit.report.charts import draw
     from kit.report.what_if import explain as explained
 
-    changes = recipe_changes(overrides, engine, attention)
-    given = asked(context)
+    changes, known = recipe_changes(overrides, engine, attention), load_calibration(calibration)
     if is_recipe(target):
-        if gpus or given:
-            raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
+        of_file_alone(context)
         with searching(target):
             result, recipe = plan_recipe(Path(target), changes, calibration)
         pins = recipe.layout
     else:
-        if gpus is None:
-            raise SpecError("--gpus is missing, for example --gpus 8xH100")
-        spec, pins = load_model(target), pins_of(target, changes)
-        job = job_for(spec, **given)
-        with searching(f"{spec.name} on {gpus}"):
-            result = make_plan(spec, parse_cluster(gpus), job, pins, load_calibration(calibration))
+        request = request_of(context, target, changes, known)
+        with searching(f"{request.model.name} on {gpus}"):
+            result = make_plan(request.model, request.cluster, request.job, request.pins, known)
+        pins = request.pins
     with searching("what each change would do"):
-        explanation = explained(result, pins, tuple(what_if or ()), load_calibration(calibration))
-    if as_json:
-        echo_json(explanation)
-    else:
-        typer.echo(str(explanation))
+        explanation = explained(result, pins, tuple(what_if or ()), known)
+    answer(explanation, str(explanation), as_json)
     if png is not None:
         draw(result, png)
         typer.echo(f"\n{png}: the step and the schedule", err=as_json)
@@ -232,11 +228,10 @@ def memory(
     from kit.report.memory_report import memory_report
 
     changes = recipe_changes(overrides, engine, attention)
-    given = asked(context)
     if largest:
         if model is not None or gpus is None:
             raise SpecError("--largest finds a model for GPUs: leave the model out, and name them, as in --gpus 8xH100")
-        _largest(gpus, pins_of("--largest", changes), given, as_json)
+        _largest(gpus, pins_of("--largest", changes), asked(context), as_json)
         return
     if model is None:
         raise SpecError("a model, a recipe or a plan is missing; or --largest, to see which model fits")
@@ -246,18 +241,12 @@ def memory(
         os.execv(sys.executable, args + (["--stage", str(stage)] if stage is not None else []))
     known = load_calibration(calibration)
     if is_recipe(model):
-        if gpus or given:
-            raise SpecError("a recipe or a plan names its own cluster and job; change a recipe's as cluster=8xH100")
+        of_file_alone(context)
         report = _memory_of_file(Path(model), changes, known)
     else:
-        if gpus is None:
-            raise SpecError("--gpus is missing, for example --gpus 8xH100")
-        spec = load_model(model)
-        job, pins = job_for(spec, **given), pins_of(model, changes)
-        with searching(f"{spec.name} on {gpus}"):
-            report = memory_report(
-                Request(model=spec, cluster=parse_cluster(gpus), job=job, pins=pins, calibration=known)
-            )
+        request = request_of(context, model, changes, known)
+        with searching(f"{request.model.name} on {gpus}"):
+            report = memory_report(request)
     if png is not None:
         from kit.report.memory_text import save_png
 
@@ -292,10 +281,7 @@ def _largest(gpus: str, pins: Pins, given: dict[str, Any], as_json: bool) -> Non
 
     job = job_for(load_model(largest_model.SIZES[0]), **given)
     found = largest_model.largest_models(parse_cluster(gpus), job, pins)
-    if as_json:
-        echo_json(largest_model.as_json(found))
-    else:
-        typer.echo(largest_model.table(found))
+    answer(largest_model.as_json(found), largest_model.table(found), as_json)
 
 
 def _write_page(plan: Plan, path: Path) -> None:

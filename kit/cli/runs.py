@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kit.cli.app import PLAIN
-from kit.cli.options import AsJson, Overrides, echo_json, is_recipe, plan_recipe
+from kit.cli.options import AsJson, Overrides, answer, is_recipe, plan_recipe
 from kit.errors import RunDirectoryError, SpecError
 from kit.planner.plan import Plan
 from kit.specs.recipe import Recipe
@@ -42,11 +42,8 @@ def emit(
         raise SpecError("kit emit needs a recipe and --out NEW_DIRECTORY")
     result, loaded = plan_recipe(recipe, overrides)
     files = sorted(path.name for path in _emit(loaded, result, out, target or []).path.iterdir())
-    if as_json:
-        echo_json({"directory": str(out), "files": files})
-        return
-    typer.echo(f"{out}: {', '.join(files)}")
-    typer.echo(f"start it: kit train {out}    or: {out}/launch.sh")
+    text = f"{out}: {', '.join(files)}\nstart it: kit train {out}    or: {out}/launch.sh"
+    answer({"directory": str(out), "files": files}, text, as_json)
 
 
 def train(
@@ -115,10 +112,7 @@ def rehearse(
     planned, loaded = plan_recipe(path, overrides)
     with tempfile.TemporaryDirectory(prefix="kit-rehearsal-") as scratch:
         result = rehearse(path.stem, planned, loaded.run, out or Path(scratch) / path.stem)
-    if as_json:
-        echo_json(result.as_json())
-    else:
-        typer.echo(render(result))
+    answer(result.as_json(), render(result), as_json)
     if not result.passed:
         raise typer.Exit(1)
 
@@ -135,11 +129,8 @@ def list_recipes(as_json: AsJson = False) -> None:
     """List every recipe and its purpose."""
     from kit.specs.shipped import shipped_recipes
 
-    if as_json:
-        echo_json(shipped_recipes())
-        return
-    for recipe in shipped_recipes():
-        typer.echo(f"{recipe.name}\n    {recipe.purpose}")
+    found = shipped_recipes()
+    answer(found, "\n".join(f"{recipe.name}\n    {recipe.purpose}" for recipe in found), as_json)
 
 
 @recipes.command("copy")
