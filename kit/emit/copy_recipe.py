@@ -10,7 +10,7 @@ from pathlib import Path
 from kit.emit.markdown import code
 from kit.emit.run_directory import write as write_run
 from kit.emit.trainer import training_arguments
-from kit.errors import KitError, RunDirectoryError
+from kit.errors import RunDirectoryError
 from kit.planner.make_plan import make_plan
 from kit.planner.plan import Plan
 from kit.specs.job import Objective
@@ -47,12 +47,10 @@ def copy_recipe(name: str, target: Path) -> Path:
         page = _page(source.stem, headline(source), recipe, needed, None if script is None else (script.name, plan))
         (staging / "README.md").write_text(page, encoding="utf-8")
         staging.rename(target)
-    except KitError:
-        shutil.rmtree(staging, ignore_errors=True)
-        raise
     except OSError as error:
-        shutil.rmtree(staging, ignore_errors=True)
         raise RunDirectoryError(f"{target} cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)  # renamed, where all went well
     return target
 
 

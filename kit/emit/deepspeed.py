@@ -94,15 +94,13 @@ def monitor_sections(run: RunSpec, run_directory: Path) -> dict[str, Any]:
             "detailed": True,
             "output_file": str(run_directory / FLOPS_PROFILE),
         }
-    for monitor in run.logging.monitors:
-        sections[monitor] = {"enabled": True}
-        if monitor in ("tensorboard", "csv_monitor"):
-            sections[monitor] |= {"output_path": str(run_directory), "job_name": monitor}
-        elif monitor == "wandb":
-            sections[monitor] |= {"project": run_directory.name}
-        else:
-            sections[monitor] |= {"experiment_name": run_directory.name, "samples_log_interval": 1}
-    return sections
+    own: dict[str, dict[str, Any]] = {
+        "tensorboard": {"output_path": str(run_directory), "job_name": "tensorboard"},
+        "csv_monitor": {"output_path": str(run_directory), "job_name": "csv_monitor"},
+        "wandb": {"project": run_directory.name},
+        "comet": {"experiment_name": run_directory.name, "samples_log_interval": 1},
+    }
+    return sections | {monitor: {"enabled": True, **own[monitor]} for monitor in run.logging.monitors}
 
 
 def _adamw(plan: Plan) -> dict[str, Any]:

@@ -65,34 +65,50 @@ def _fabric_of_row(name: str, row: dict[str, Any]) -> Fabric:
 
 def _variables(plan: Plan) -> tuple[Variable, ...]:
     """What every process of the plan reads, in order; the fabric's apart."""
-    layout, found = plan.layout, []
-    if layout.world_size > 1:
+    layout, on_gpus, several = plan.layout, plan.cluster.gpu.device == "cuda", plan.layout.world_size > 1
+    rows = (
         # torch 2.13: one store serves all attempts (distributed/elastic/rendezvous/dynamic_rendezvous.py), and
         # distributed/rendezvous.py no longer tells them apart in it.
-        why = "ranks that torchrun starts again must not meet at the addresses of those that died"
-        found.append(Variable("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1", why))
-    if plan.cluster.gpu.device == "cpu":
-        found.append(Variable("OMP_NUM_THREADS", "1", "one thread a process: those of a rehearsal share a few cores"))
-        return tuple(found)
-    if kit.emit.megatron.applies(plan) and (layout.tp > 1 or layout.cp > 1):
-        why = "kernels start in the order they were issued, so that collectives overlap with the matmul before them"
-        found.append(Variable("CUDA_DEVICE_MAX_CONNECTIONS", "1", why))
-    why = "segments that grow in place fragment less when sequence lengths or stages differ"
-    found.append(Variable("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True", why))
-    if layout.world_size > 1:
+        (
+            several,
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+            "1",
+            "ranks that torchrun starts again must not meet at the addresses of those that died",
+        ),
+        (
+            not on_gpus,
+            "OMP_NUM_THREADS",
+            "1",
+            "one thread a process: those of a rehearsal share a few cores",
+        ),
+        (
+            on_gpus and kit.emit.megatron.applies(plan) and (layout.tp > 1 or layout.cp > 1),
+            "CUDA_DEVICE_MAX_CONNECTIONS",
+            "1",
+            "kernels start in the order they were issued, so that collectives overlap with the matmul before them",
+        ),
+        (
+            on_gpus,
+            "PYTORCH_CUDA_ALLOC_CONF",
+            "expandable_segments:True",
+            "segments that grow in place fragment less when sequence lengths or stages differ",
+        ),
         # Old names: torch 2.2 to 2.13 read them; TORCH_FR_* only newer ones.
-        why = "the last 2,000 collectives of each rank are kept, so that a time-out names the rank that did not come"
-        found.append(Variable("TORCH_NCCL_TRACE_BUFFER_SIZE", "2000", why))
-        found.append(Variable("TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and written when a collective times out"))
-    return tuple(found)
+        (
+            on_gpus and several,
+            "TORCH_NCCL_TRACE_BUFFER_SIZE",
+            "2000",
+            "the last 2,000 collectives of each rank are kept, so that a time-out names the rank that did not come",
+        ),
+        (on_gpus and several, "TORCH_NCCL_DUMP_ON_TIMEOUT", "1", "and written when a collective times out"),
+    )
+    return tuple(Variable(name, value, why) for wanted, name, value, why in rows if wanted)
 
 
 def assignments(plan: Plan) -> list[str]:
     """Bash lines, each variable below its reason; what the caller has set stays."""
     fabric = _fabric(plan)
-    lines: list[str] = []
-    for variable in _variables(plan):
-        lines += _assignment(variable)
+    lines = [line for variable in _variables(plan) for line in _assignment(variable)]
     if plan.cluster.gpu.device == "cuda" and plan.layout.world_size > 1:
         name = "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"
         lines += [f"mkdir -p {FLIGHT_RECORDS}", f'export {name}="${{{name}:-$PWD/{FLIGHT_RECORDS}/rank_}}"']
@@ -103,9 +119,7 @@ def assignments(plan: Plan) -> list[str]:
     if fabric is None:
         return lines
     lines.append(f"# Between nodes: {fabric.title}.")
-    for variable in fabric.variables:
-        if variable.value is not None:
-            lines += _assignment(variable)
+    lines += [line for variable in fabric.variables if variable.value is not None for line in _assignment(variable)]
     if fabric.profile is not None:
         profile = shlex.quote(fabric.profile)
         lines += [

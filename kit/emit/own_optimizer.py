@@ -8,12 +8,11 @@ Such a script (Hugging Face's ``run_*_no_trainer.py`` are some) hands ``torch.op
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from kit.emit.accelerate import accelerate_config
 from kit.emit.deepspeed import ds_config
-from kit.emit.derived_file import DerivedFile
+from kit.emit.derived_file import DerivedFile, json_text
 from kit.emit.trainer import AUTO, for_trainer
 from kit.planner.plan import Plan
 from kit.specs import strict_yaml
@@ -34,14 +33,13 @@ def own_optimizer_config(plan: Plan) -> dict[str, Any]:
     return config
 
 
-def _json(plan: Plan) -> str:
-    return json.dumps(own_optimizer_config(plan), indent=2) + "\n"
-
-
 def _yaml(plan: Plan) -> str:
     config = accelerate_config(plan)
     named = config["deepspeed_config"] | {"deepspeed_config_file": DS_CONFIG}
     return strict_yaml.dump(config | {"deepspeed_config": named})
 
 
-FILES = (DerivedFile(DS_CONFIG, _json, for_trainer), DerivedFile(ACCELERATE, _yaml, for_trainer))
+FILES = (
+    DerivedFile(DS_CONFIG, lambda plan: json_text(own_optimizer_config(plan)), for_trainer),
+    DerivedFile(ACCELERATE, _yaml, for_trainer),
+)

@@ -173,10 +173,8 @@ def _as_counted(answer: Mapping[str, Any], sizes: dict[str, Any]) -> dict[str, A
     """Fields of Approximation; sizes follow where the count says them better."""
     layers = sizes["num_layers"] = answer["layers"] or sizes["num_layers"]
     hidden, known = sizes["hidden_size"], {"counted": True, **answer["traits"]}
-    for key in ("parameters", "tables", "matrices", "recurrent", "experts"):
-        known[key] = answer[key]
-    for key in ("attention_layers", "recurrent_layers", "mlp_layers"):
-        known[key] = min(layers, answer[key])
+    known |= {key: answer[key] for key in ("parameters", "tables", "matrices", "recurrent", "experts")}
+    known |= {key: min(layers, answer[key]) for key in ("attention_layers", "recurrent_layers", "mlp_layers")}
     with_experts = answer["experts_layers"]
     # Gate, up and down, or two of them: whichever gives the width that the configuration says.
     dense = answer["mlp_layers"] * hidden * sizes["ffn_hidden_size"]

@@ -10,13 +10,12 @@ from typing import Any
 
 from kit.diagnose.logs import flight_recorder
 from kit.diagnose.logs.cause import Cause
-from kit.diagnose.logs.experts import unbalanced_experts
+from kit.diagnose.logs.metrics import of_metrics
 from kit.diagnose.logs.patterns import ALLOCATOR, PATTERNS, RESERVED
 from kit.diagnose.logs.predicted import beside_plan
 from kit.diagnose.logs.reading import Line, log_files
 from kit.diagnose.logs.scan import Scan
 from kit.diagnose.logs.tracebacks import LAUNCHER_ERRORS, Failed, Traceback
-from kit.diagnose.logs.two_runs import two_runs
 from kit.planner.plan import Plan
 
 MUCH_UNALLOCATED_GIB = 2.0
@@ -39,9 +38,7 @@ def diagnose(paths: Iterable[Path], plan: Plan | None = None) -> tuple[Cause, ..
     for path in log_files(path for path in paths if not flight_recorder.is_record(path)):
         scan.read(path)
     exceptions = _exceptions(scan)
-    causes = _merged(
-        [*two_runs(paths), *unbalanced_experts(paths), *_recorded(recorded), *_with_frames(scan), *scan.curves.causes()]
-    )
+    causes = _merged([*of_metrics(paths), *_recorded(recorded), *_with_frames(scan), *scan.curves.causes()])
     first = scan.first_failed
     causes = sorted(
         [*causes, *exceptions], key=lambda cause: (-cause.weight, first is not None and first not in cause.ranks)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -88,20 +89,11 @@ def _fake_group(original: Callable[..., Any]) -> Callable[..., Any]:
     return new_group
 
 
-class _Coalesced:
-    """Collectives one by one instead of together: the fake group knows no others."""
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __enter__(self) -> _Coalesced:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        return None
-
-    def wait(self) -> None:
-        """Nothing is under way."""
+@contextmanager
+def _coalesced(*_: Any, **__: Any) -> Iterator[SimpleNamespace]:
+    """Collectives one by one instead of together, as the fake group knows no others; nothing is under way to wait
+    for."""
+    yield SimpleNamespace(wait=lambda: None)
 
 
 def _dropout(value: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -173,7 +165,7 @@ def installed(megatron: bool) -> Iterator[None]:
         from kit.engines.megatron.model import attention
 
         table += [
-            (buffers, "_coalescing_manager", _Coalesced),
+            (buffers, "_coalescing_manager", _coalesced),
             (optimizers, "get_grad_norm_fp32", lambda *_, **__: 1.0),  # reads numbers
             (torch.nn.Module, "bfloat16", in_bfloat16),
             # A bias that is a class of its own cannot be fake. The diagonal's place changes no size.

@@ -1,8 +1,10 @@
-"""Experts that get no tokens, or far too many, by the loads in ``metrics.jsonl``."""
+"""What ``metrics.jsonl`` shows: two runs that wrote into one run directory at once, for each step is there once and in
+order, after resumes and rewinds too; and experts that get no tokens, or far too many."""
 
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -11,8 +13,9 @@ from typing import Any
 
 from kit.diagnose.logs.cause import Cause
 from kit.diagnose.logs.reading import LINE_BYTES
-from kit.diagnose.logs.two_runs import metrics_files
 
+_NAME = "metrics.jsonl"
+_STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')
 _LAST = 20
 """Steps at the end that have to agree; fewer are no finding, for a router is uneven when it starts."""
 HOT = 3.0
@@ -23,12 +26,43 @@ _FIX = (
 )
 
 
-def unbalanced_experts(paths: Iterable[Path]) -> list[Cause]:
+def of_metrics(paths: Iterable[Path]) -> list[Cause]:
     """Causes of each ``metrics.jsonl`` among the logs, in the directories named or beside the logs."""
-    return [cause for path in metrics_files(paths) for cause in _of(path)]
+    files = {path if path.name == _NAME else (path if path.is_dir() else path.parent) / _NAME for path in paths}
+    found = [path for path in sorted(files) if path.is_file()]
+    return [cause for path in found for cause in (*_two_runs(path), *_unbalanced_experts(path))]
 
 
-def _of(path: Path) -> Iterator[Cause]:
+def _two_runs(path: Path) -> Iterator[Cause]:
+    """Steps that go back."""
+    last, number, again, first = 0, 0, 0, (0, 0, "")
+    with open(path, "rb") as file:
+        for line in iter(lambda: file.readline(LINE_BYTES), b""):
+            number += line.endswith(b"\n")
+            if match := _STEP.match(line):
+                step = int(match[1])
+                if step <= last:
+                    first = first if again else (step, number, line.decode(errors="replace").strip())
+                    again += 1
+                last = max(last, step)
+    if not again:
+        return
+    step, number, evidence = first
+    yield Cause(
+        cause="two-runs",
+        meaning=f"two runs wrote into {path.parent.name} at once: {again} steps stand in {path.name} again, from step "
+        f"{step} on, though {last} were reached",
+        fix="end all but one; metrics and checkpoints since that step are of both: go back "
+        "to a checkpoint before it, or train again in a new run directory",
+        ranks=(),
+        place=f"{path}:{number}",
+        evidence=evidence,
+        weight=3,
+        step=step,
+    )
+
+
+def _unbalanced_experts(path: Path) -> Iterator[Cause]:
     last: deque[tuple[int, str, dict[str, Any]]] = deque(maxlen=_LAST)
     with open(path, "rb") as file:
         for number, line in enumerate(iter(lambda: file.readline(LINE_BYTES), b""), 1):
