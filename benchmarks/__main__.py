@@ -80,8 +80,9 @@ PROOFS: dict[str, Proof] = {
         f"{_PARITY}.deepspeed --write docs/parity.md", f"{_PARITY}.deepspeed --plant-all", needs=OPS,
     ),
     "parity-megatron": _proof(
-        "families × layouts of Megatron-core, and faults; writes docs/megatron-parity.md", 30,
-        f"{_PARITY}.megatron --write docs/megatron-parity.md", f"{_PARITY}.megatron --plant-all",
+        "families × layouts of Megatron-core, and faults; writes docs/megatron-parity.md", 31,
+        "tests.megatron.test_parity", f"{_PARITY}.megatron --write docs/megatron-parity.md",
+        f"{_PARITY}.megatron --plant-all",
     ),
     "megatron-0.19": _proof(
         "the Megatron part of the suite on Python 3.12 and megatron-core 0.19", 40,

@@ -3,6 +3,7 @@ function returns is the exit code."""
 
 from __future__ import annotations
 
+import datetime
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +35,13 @@ def chosen(names: Sequence[str], known: Iterable[Item]) -> list[Item]:
     if unknown := [name for name in names if name not in by_name]:
         raise typer.BadParameter(f"{', '.join(unknown)}: there are {', '.join(map(str, by_name))}")
     return [each for name, each in by_name.items() if not names or name in names]
+
+
+def todays(items: Sequence[Item], parts: int, day: int | None = None) -> list[Item]:
+    """Every ``parts``-th of them; ``parts`` days in a row have all. ``day``: its number in the calendar, today's if
+    None."""
+    first = (datetime.date.today().toordinal() if day is None else day) % parts
+    return list(items[first::parts])
 
 
 def faults(plant: str, plant_all: bool, known: Iterable[str]) -> list[str]:

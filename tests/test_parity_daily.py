@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.system_tests.parity.__main__ import LAUNCHED, todays
+from benchmarks.program import todays
+from benchmarks.system_tests.parity.__main__ import LAUNCHED
 from benchmarks.system_tests.parity.cases import CASES
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from benchmarks.program import todays
 from tests.megatron import cases, inside
 from tests.megatron.conftest import steps
 from tests.megatron.shapes import (
@@ -39,6 +41,8 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 16,
 }
 
+DAYS = int(os.environ.get("PARITY_DAYS", "3"))
+"""A case is tested on one of as many days; ``python -m tests.megatron.test_parity`` tests all of them."""
 CASES = {
     "tp2": ("llama", LLAMA, {"tp": 2}),
     "tp2-sp": ("llama", LLAMA, {"tp": 2, "sp": True}),
@@ -131,7 +135,7 @@ def compare(references, case, train=cases.train, *args, packed=False):
     return cases.differences(found[0], expected)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", todays([*CASES], DAYS))
 def test_same_as_transformers(references, name):
     assert compare(references, CASES[name]) == []
 
@@ -251,3 +255,8 @@ def test_logits_are_those_of_transformers(references, name):
 def test_planted_faults_show(references, fault, name, shows_in):
     problems = compare(references, CASES[name], cases.train_with_fault, fault)
     assert any(problem.startswith(shows_in) for problem in problems), problems
+
+
+if __name__ == "__main__":
+    os.environ["PARITY_DAYS"] = "1"  # read when pytest imports this file again
+    raise SystemExit(pytest.main(["-q", __file__, "-k", "same_as_transformers"]))

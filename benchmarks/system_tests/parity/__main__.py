@@ -11,12 +11,10 @@ python -m benchmarks.system_tests.parity --changes   instead: three launchers of
 
 from __future__ import annotations
 
-import datetime
 import functools
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from unittest import mock
@@ -24,7 +22,7 @@ from unittest import mock
 import typer
 
 import kit
-from benchmarks.program import Item, faults, run
+from benchmarks.program import faults, run, todays
 from benchmarks.system_tests.parity.cases import BY_NAME, CASES, CHANGES, COMMON, FAMILIES, HALF, Case, reference
 from benchmarks.system_tests.parity.cell import Cell
 from benchmarks.system_tests.parity.faults import FAULTS
@@ -71,13 +69,6 @@ def main(
     if plant_all:
         return 0 if cells and red == len(cells) else 1
     return 1 if red or not cells else 0
-
-
-def todays(items: Sequence[Item], parts: int, day: int | None = None) -> list[Item]:
-    """Every ``parts``-th of them; ``parts`` days in a row have all. ``day``: its number in the calendar, today's if
-    None."""
-    first = (datetime.date.today().toordinal() if day is None else day) % parts
-    return list(items[first::parts])
 
 
 def run_case(case: Case, scratch: Path, fault: str | None = None) -> Found:
