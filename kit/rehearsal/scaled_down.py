@@ -9,6 +9,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from kit.errors import SpecError
 from kit.planner.describe import describe
 from kit.planner.plan import Plan
 from kit.specs.catalog import parse_cluster
@@ -58,7 +59,13 @@ class ScaledDown:
 
 
 def scaled_down(plan: Plan) -> ScaledDown:
-    """The scaled-down copy of a plan. Pure; raises nothing that the plan's own rules did not raise."""
+    """The scaled-down copy of a plan. Pure. Raises SpecError for a model that no family describes: how its sizes hang
+    together is not known."""
+    if plan.model.approximate is not None:
+        raise SpecError(
+            f"model={plan.model.name} is of type {plan.model.model_type}, which is planned approximately: no smaller "
+            "model of it can be made up; rehearse the recipe with a model of a described family (docs/model-types.md)"
+        )
     layout, replaced = _small(plan.layout)
     model = _tiny(plan.model, layout)
     job, replaced_in_job = _short(plan.job, layout)
@@ -146,6 +153,8 @@ def _tiny(model: ModelSpec, layout: Layout) -> ModelSpec:
             value_head_dim=HEAD_DIM,
         )
         changes |= {"head_dim": 2 * HEAD_DIM, "num_key_value_heads": HEADS}
+    if model.no_rope_every:
+        changes["no_rope_every"] = 2
     if model.sliding_window is not None:
         changes["sliding_window"] = SEQ_LENGTH // 2
     return dataclasses.replace(model, **changes)

@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from kit.emit.generated import shipped_plan
+from kit.errors import SpecError
 from kit.planner.make_plan import make_plan
 from kit.rehearsal.scaled_down import MOST_PROCESSES, scaled_down
 from kit.specs.catalog import load_model, parse_cluster
@@ -61,3 +62,9 @@ def test_eight_bits_are_emulated_on_the_torch_engine_and_replaced_on_megatrons()
     assert other.job_in_bf16 is not None
     assert other.job_in_bf16.precision == "bf16"
     assert any(text.startswith("precision=fp8 -> bf16") for text in other.replaced)
+
+
+def test_a_model_that_no_family_describes_is_refused() -> None:
+    described = make_plan(load_model("qwen3-0.6b"), parse_cluster("8xH100"), JobSpec())
+    with pytest.raises(SpecError, match=r"deepseek-v3\.2 is of type deepseek_v32, which is planned approximately"):
+        scaled_down(dataclasses.replace(described, model=load_model("deepseek-v3.2")))
