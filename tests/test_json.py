@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.cli.answers import ANSWERS, json_schema
+from tests.support.assets import prepare
 
 RECIPE = str(Path(__file__).resolve().parents[1] / "recipes" / "tiny-llama-pretrain-zero3-2xcpu.yaml")
 MODEL = ("llama-3.2-1b", "--gpus", "8xH100")
@@ -22,6 +23,7 @@ COMMANDS = {
     "memory --largest": [("memory", "--largest", "--gpus", "1xRTX-4090")],
     "recipes list": [("recipes", "list")],
     "emit": [("emit", RECIPE, "--out", "run")],
+    "convert": [("convert", "data", "corpus.txt", "--tokenizer", str(prepare().model), "--out", "train")],
     "lint": [("lint", "ds_config.json")],
     "doctor": [("doctor",)],
     "doctor LOGS": [("doctor", "train.log")],
@@ -33,6 +35,7 @@ COMMANDS = {
 def test_an_answer_is_as_its_schema_says(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("ds_config.json").write_text('{"train_batch_sise": 8}')
+    Path("corpus.txt").write_text("a few words\n")
     Path("train.log").write_text("[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     schema: dict[str, Any] = json_schema() | {"$ref": f"#/commands/{command.replace(' ', '%20')}"}
     for words in COMMANDS[command]:

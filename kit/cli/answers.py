@@ -26,6 +26,14 @@ class Written:
     files: list[str]
 
 
+@dataclass(frozen=True)
+class Converted:
+    """What ``kit convert`` wrote: the file, prefix or directory, and a sentence about it."""
+
+    path: str
+    what: str
+
+
 ANSWERS: dict[str, Any] = {
     "plan": Plan,
     "explain": Explanation,
@@ -33,6 +41,7 @@ ANSWERS: dict[str, Any] = {
     "memory --largest": list[LargestJson],
     "recipes list": list[ShippedRecipe],
     "emit": Written,
+    "convert": Converted,
     "lint": list[FindingJson],
     "doctor": list[CheckResult],
     "doctor LOGS": list[Cause],

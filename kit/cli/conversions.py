@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kit.cli.app import PLAIN
-from kit.cli.options import OutDir
+from kit.cli.options import AsJson, OutDir, echo_json
 from kit.errors import SpecError
 
 convert = typer.Typer(
@@ -27,13 +27,14 @@ def convert_data(
         typer.Option(help="pretrain: text. sft: jsonl of messages, or prompt and completion. seq2seq: source, target."),
     ] = "pretrain",
     seq_length: Annotated[int | None, typer.Option(help="sft, seq2seq: truncate longer rows.", min=1)] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Tokenise text, chats or pairs into the .bin/.idx pair that the engines read."""
     if objective in ("sft", "seq2seq"):
         from kit.training.data.tokenise_rows import tokenise_rows
 
         rows = tokenise_rows(sources, tokenizer, out, objective=objective, seq_length=seq_length)  # type: ignore[arg-type]
-        typer.echo(str(rows))
+        _answer(out, str(rows), as_json)
         return
     if objective != "pretrain" or seq_length is not None:
         raise SpecError(
@@ -41,7 +42,7 @@ def convert_data(
         )
     from kit.training.data.tokenise import tokenise
 
-    typer.echo(str(tokenise(sources, tokenizer, out, text_key=text_key)))
+    _answer(out, str(tokenise(sources, tokenizer, out, text_key=text_key)), as_json)
 
 
 @convert.command("model")
@@ -62,6 +63,7 @@ def convert_model(
     model: Annotated[
         str | None, typer.Option(help="Model of a Megatron checkpoint: Hugging Face or run directory, or catalog name.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Convert between Hugging Face models, exchange checkpoints and Megatron's: offline, one parameter at a time.
 
@@ -70,4 +72,11 @@ def convert_model(
     from kit.training.checkpoint.convert import convert as converted
 
     what = converted(source, to, out, dtype=dtype, model=model, extras_from=extras_from, merge_into=merge_into)
-    typer.echo(f"{out}: {what}")
+    _answer(out, f"{out}: {what}", as_json)
+
+
+def _answer(out: Path, what: str, as_json: bool) -> None:
+    if as_json:
+        echo_json({"path": str(out), "what": what})
+    else:
+        typer.echo(what)
