@@ -13,9 +13,12 @@ platforms=()
 for platform in manylinux_2_{28,27,24,17}_x86_64 manylinux2014_x86_64 manylinux1_x86_64; do
     platforms+=(--platform "$platform")
 done
-names=(pydantic pydantic_core annotated-types typing-inspection typing_extensions typer rich PyYAML
-    transformers tokenizers huggingface_hub hf-xet safetensors accelerate peft psutil xxhash
-    hjson py-cpuinfo msgpack ninja einops megatron-core bitsandbytes)
+# All that they need but torch, what torch needs, and numpy: pip installs what lies in the folder and nothing else.
+names=(pydantic pydantic_core annotated-types typing-inspection typing_extensions PyYAML
+    typer click shellingham annotated-doc rich markdown-it-py mdurl Pygments
+    huggingface_hub hf-xet httpx2 httpcore2 anyio h11 idna truststore tqdm packaging
+    transformers tokenizers regex safetensors accelerate peft psutil xxhash
+    hjson py-cpuinfo msgpack ninja einops megatron-core torchao bitsandbytes)
 # The versions that kit is tested with. DeepSpeed is published as source; its ops are compiled on the other machine.
 exact=()
 for name in "${names[@]}"; do exact+=("$(grep -i "^$name==" constraints.txt)"); done

@@ -7,6 +7,10 @@ import re
 import subprocess
 import sys
 import zipfile
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from benchmarks.gpu.run import ROOT
 
@@ -41,14 +45,33 @@ def test_packages_are_taken_from_a_folder(tmp_path):
         assert "'benchmarks.gpu.run', '--minutes', '3'" in done.stdout
 
 
+def carried() -> set[str]:
+    listed = re.search(r"names=\(([^)]*)\)", (ROOT / "benchmarks/gpu/wheels.sh").read_text())
+    assert listed is not None
+    return {canonicalize_name(name) for name in [*listed.group(1).split(), "deepspeed"]}
+
+
+def needed(names: set[str]) -> set[str]:
+    """These packages and all that they require, on the other machine."""
+    found: set[str] = set()
+    while names:
+        found |= names
+        lines = [line for name in names for line in metadata.requires(name) or []]
+        environment = {"extra": "", "python_version": "3.12", "platform_machine": "x86_64"}
+        required = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(environment)]
+        names = {canonicalize_name(each.name) for each in required} - found
+    return found
+
+
 def test_every_wheel_has_a_tested_version():
     """wheels.sh stops where a name is not in constraints.txt; here without a network."""
-    text = (ROOT / "benchmarks/gpu/wheels.sh").read_text()
-    listed = re.search(r"names=\(([^)]*)\)", text)
-    assert listed is not None
-    names = [*listed.group(1).split(), "deepspeed"]
-    pinned = {
-        line.split("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line
-    }
-    assert "megatron-core" in names
-    assert not [name for name in names if name.lower() not in pinned]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {canonicalize_name(line.split("==")[0]) for line in lines if "==" in line}
+    assert carried() <= pinned
+    assert "megatron-core" in carried()
+
+
+def test_nothing_that_a_wheel_needs_is_missing():
+    """pip installs the folder without asking what its packages need. A machine that has torch has what torch needs, and
+    numpy; of another program's packages it may have other versions."""
+    assert needed(carried()) - needed({"torch", "numpy"}) <= carried()
