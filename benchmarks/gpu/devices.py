@@ -50,13 +50,13 @@ def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[
         rundir = write(plan, recipe.run, scratch / f"parity-{family}")
         where = out / family
         where.mkdir(parents=True)
-        with built_engine(rundir) as engine:
-            feed, rows = DataLoader.open(plan, recipe.run, engine), []
+        with built_engine(rundir) as built:
+            feed, rows = DataLoader.open(plan, recipe.run, built), []
             for step in range(recipe.run.steps or 0):
-                loss = engine.forward_backward(feed.step(step * plan.layout.global_batch_size)).mean
+                loss = built.forward_backward(feed.step(step * plan.layout.global_batch_size)).mean
                 if step == 0:
-                    save_file(full_tensors(engine, StateKind.GRADIENT), where / "gradients.safetensors")
-                rows.append({"step": step + 1, "loss": loss, "grad_norm": engine.apply(1e-3).gradient})
+                    save_file(full_tensors(built, StateKind.GRADIENT), where / "gradients.safetensors")
+                rows.append({"step": step + 1, "loss": loss, "grad_norm": built.apply(1e-3).gradient})
         (where / "curve.json").write_text(json.dumps(rows), encoding="utf-8")
     return {"models": [path.name for path in sorted(out.iterdir())]}
 
