@@ -52,8 +52,13 @@ def describe(device: str) -> dict[str, Any]:
 def _gpu() -> dict[str, Any] | None:
     """Asked of the driver, not of torch, whose context would take memory from what is measured."""
     fields = ("name", "memory.total", "driver_version", "pcie.link.gen.max", "power.limit")
-    listed = _output(["nvidia-smi", "--id=0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
+    listed = _output(["nvidia-smi", f"--id={gpu_id()}", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"])
     return None if listed is None else dict(zip(fields, (word.strip() for word in listed.split(",")), strict=False))
+
+
+def gpu_id() -> str:
+    """The GPU that is measured, by number or UUID: the first that is visible."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
 
 
 def _output(command: list[str]) -> str | None:

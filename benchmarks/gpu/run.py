@@ -23,7 +23,7 @@ import typer
 from benchmarks import program
 from benchmarks.gpu import devices
 from benchmarks.gpu.cases import CASES
-from benchmarks.gpu.machine import describe
+from benchmarks.gpu.machine import describe, gpu_id
 from benchmarks.gpu.page import page
 from benchmarks.gpu.peers import PEERS
 from kit.rehearsal.processes import kill
@@ -237,7 +237,12 @@ def environment(device: str) -> dict[str, str]:
     """Environment of kit's runs and of its peers': what kit's launch.sh sets on a GPU."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     own = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": path}
-    own |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"} if device == "cuda" else {"OMP_NUM_THREADS": "1"}
+    own |= (
+        # One GPU: of several that are visible, Hugging Face's Trainer takes all.
+        {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "CUDA_VISIBLE_DEVICES": gpu_id()}
+        if device == "cuda"
+        else {"OMP_NUM_THREADS": "1"}
+    )
     return {**os.environ, **own}
 
 
