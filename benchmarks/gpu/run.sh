@@ -11,6 +11,7 @@ if [ -n "${WHEELS:-}" ]; then
     site="$(realpath "$WHEELS")/installed"
     [ -d "$site" ] || "$PYTHON" -m pip install -q --no-index --no-deps --no-compile --target "$site" "$WHEELS"/*.whl
     export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
+    export PATH="$PATH:$site/bin" # ninja, where the machine has none
 fi
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # Nothing is downloaded, and nothing should try.
