@@ -60,10 +60,11 @@ def forward(model: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, to
     device = torch.cuda.current_device()
     positions = batch.position_ids
     if positions is None:
-        positions = torch.arange(batch.input_ids.shape[1]).expand_as(batch.input_ids)
+        positions = torch.arange(batch.input_ids.shape[1], device=device).expand_as(batch.input_ids)
     group = parallel_state.get_context_parallel_group()
+    # Copied before they are cut: only the batch itself is page-locked, and the host waits for copies of what is not.
     input_ids, labels, position_ids = (
-        local_part(whole, 1, group).to(device, non_blocking=True)
+        local_part(whole.to(device, non_blocking=True), 1, group)
         for whole in (batch.input_ids, batch.labels, positions)
     )
     # The documents stay whole, and on the CPU: their boundaries are read in Python
