@@ -61,8 +61,13 @@ def curves(engine: str, on: str, device: str, scratch: Path, out: Path) -> dict[
     return {"models": [path.name for path in sorted(out.iterdir())]}
 
 
+def missing(reference: Path, other: Path) -> list[str]:
+    """Models of ``other`` that the reference has not finished."""
+    return [folder.name for folder in sorted(other.iterdir()) if not (reference / folder.name / "curve.json").exists()]
+
+
 def agreement(reference: Path, other: Path, device: str) -> list[dict[str, Any]]:
-    """One row a model that both have."""
+    """One row a model; the reference has finished all."""
     bound = 0.0 if device == "cpu" and other.name == "torch" else BOUND
     rows = []
     for folder in sorted(other.iterdir()):

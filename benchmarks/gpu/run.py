@@ -216,8 +216,8 @@ def _compare(run: Run, job: Job, row: dict[str, Any]) -> None:
     place, reference = Path(job.spec["curves"]), run.scratch / "curves" / "reference"
     if row["status"] != "ok" or place == reference:
         return
-    if not reference.exists():
-        row |= {"status": "skipped", "why": "the reference on the CPU is missing"}
+    if lacking := devices.missing(reference, place):
+        row |= {"status": "skipped", "why": f"the reference on the CPU is missing: {', '.join(lacking)}"}
         return
     row["compared"] = devices.agreement(reference, place, run.device)
     row["agrees"] = all(one["agrees"] for one in row["compared"])

@@ -101,10 +101,10 @@ def gather(request: dict[str, Any]) -> Facts:
         "addresses": lambda: _output("hostname", "-I").split(),
         "names": lambda: {name: _resolve(name) for name in request.get("names", [])},
         "python": platform.python_version,
-        "packages": lambda: {name: _version(name) for name in _PACKAGES},
+        "packages": lambda: {name: installed_version(name) for name in _PACKAGES},
         "kit": _kit_digest,
         "torch_cuda": _torch_cuda,
-        "nccl": lambda: next(filter(None, map(_version, _NCCL)), None),
+        "nccl": lambda: next(filter(None, map(installed_version, _NCCL)), None),
         "kernel": platform.release,
         "tools": lambda: {name: _tool(name) for name in TOOLS},
         "libaio": lambda: any(Path(root, "libaio.h").exists() for root in ("/usr/include", "/usr/local/include")),
@@ -148,7 +148,8 @@ def _or_error(read: Callable[[], Any]) -> Any:
         return {"error": f"{type(error).__name__}: {error}"[:200]}
 
 
-def _version(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
+    """Version of a distribution; None where it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
@@ -16,7 +17,7 @@ from kit.emit.launch import processes_per_node
 from kit.emit.run_directory import RunDirectory
 from kit.planner.plan import Plan
 from kit.preflight.check_result import CheckResult, failure
-from kit.preflight.facts import free_bytes
+from kit.preflight.facts import free_bytes, installed_version
 from kit.specs.catalog import gpu_names
 from kit.specs.local import host_memory, is_gpu, nvidia_gpus
 from kit.specs.run import RunSpec
@@ -28,6 +29,8 @@ PACKAGES = {
     "megatron": ("torch", "transformers"),
 }
 """What each engine imports, Megatron's layers apart; the extra of the same name installs it."""
+OLDEST = {"torch": "2.11", "transformers": "5.17"}
+"""The oldest versions that kit's engines were run with (docs/gpu.md); pyproject.toml has the same."""
 MEMORY_SLACK = 0.97
 """Part of the planned memory that a GPU must show: drivers differ in what they keep for themselves."""
 NO_LIBAIO = "offload to nvme needs libaio with its headers, which this machine lacks"
@@ -101,6 +104,21 @@ def swap_directory(plan: Plan, run: RunSpec, run_directory: Path) -> Path | None
     if not plan.layout.uses_nvme or run.nvme_path is None:
         return None
     return Path(run.nvme_path) / f"kit-{hashlib.sha256(str(run_directory.resolve()).encode()).hexdigest()[:12]}"
+
+
+def check_versions(oldest: Mapping[str, str] = OLDEST) -> CheckResult | None:
+    """No package is older than what the engines were run with: names that they import may be missing there."""
+    found = {name: installed_version(name) for name in oldest}
+    old = [name for name, version in found.items() if version and _numbers(version) < _numbers(oldest[name])]
+    if not old:
+        return None
+    said = "; ".join(f"{name} {found[name]} is installed and kit needs {oldest[name]} or newer" for name in old)
+    newer = " ".join(f"'{name}>={oldest[name]}'" for name in old)
+    return failure("packages", said, f"pip install {newer}; without a network: docs/gpu.md")
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
 def check_gpus(plan: Plan, found: Sequence[tuple[str, float]] | None) -> CheckResult | None:

@@ -21,6 +21,7 @@ from kit.preflight.requirements import (
     check_host_memory,
     check_libaio,
     check_nvme,
+    check_versions,
     gpus_here,
 )
 from kit.specs.catalog import load_model
@@ -45,6 +46,7 @@ def preflight(rundir: RunDirectory, resume_from: Path | None = None) -> None:
     plan, run = rundir.plan, rundir.run
     require(
         *_packages(rundir),
+        check_versions(),
         check_gpus(plan, gpus_here()),
         _model(rundir),
         _data("run.data.train", run.data.train, rundir),

@@ -20,7 +20,7 @@ import kit.emit.megatron
 from kit.emit.run_directory import RunDirectory
 from kit.errors import EngineError, KitError
 from kit.preflight.check_result import require
-from kit.preflight.requirements import check_gpus
+from kit.preflight.requirements import check_gpus, check_versions
 from kit.training.launcher import ends_with_launcher
 from kit.training.stopping import STOPPED_CODE, UNSAVED_CODE
 from kit.units import to_gib
@@ -109,6 +109,7 @@ def _announce_edits(rundir: RunDirectory) -> None:
 @contextmanager
 def process_group(rundir: RunDirectory) -> Iterator[None]:
     """torch.distributed for the plan's device, gone again at the end (gloo aborts at exit otherwise)."""
+    require(check_versions())
     on_cpu = rundir.plan.cluster.gpu.device == "cpu"
     if on_cpu:
         os.environ["DS_ACCELERATOR"] = "cpu"  # read when deepspeed is first imported

@@ -160,3 +160,15 @@ def test_a_wrong_gradient_disagrees(tmp_path):
         for name in ("torch", "megatron")
     ]
     assert agreed == [True, False]
+
+
+def test_a_reference_that_ended_early_ends_no_run(session):
+    """The row says which model is missing, and the script goes on."""
+    for folder in ("curves/reference/llama", "curves/torch/llama", "curves/torch/mixtral"):
+        (session.scratch / folder).mkdir(parents=True)
+    (session.scratch / "curves/reference/llama/curve.json").write_text("[]")
+    row = {"name": "torch on cpu", "status": "ok"}
+    job = run.Job("devices", "torch on cpu", {"curves": str(session.scratch / "curves/torch")}, limit_s=1)
+    run._compare(session, job, row)
+    assert row["status"] == "skipped"
+    assert "mixtral" in row["why"]

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import metadata
 
@@ -13,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.gpu.run import ROOT
+from kit.preflight.requirements import OLDEST, check_versions
 
 STUB = """#!/bin/sh
 [ "$2" = pip ] && exec {python} "$@"
@@ -58,8 +60,8 @@ def needed(names: set[str]) -> set[str]:
         found |= names
         lines = [line for name in names for line in metadata.requires(name) or []]
         environment = {"extra": "", "python_version": "3.12", "platform_machine": "x86_64"}
-        required = [each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(environment)]
-        names = {canonicalize_name(each.name) for each in required} - found
+        wanted = (each for each in map(Requirement, lines) if each.marker is None or each.marker.evaluate(environment))
+        names = {canonicalize_name(each.name) for each in wanted} - found
     return found
 
 
@@ -75,3 +77,19 @@ def test_nothing_that_a_wheel_needs_is_missing():
     """pip installs the folder without asking what its packages need. A machine that has torch has what torch needs, and
     numpy; of another program's packages it may have other versions."""
     assert needed(carried()) - needed({"torch", "numpy"}) <= carried()
+
+
+def test_an_older_package_is_named_with_the_version_that_kit_needs():
+    assert check_versions() is None
+    result = check_versions({"torch": "99.1", "pydantic": "1.0", "not-there": "1.0"})
+    assert result is not None
+    assert result.said.endswith("is installed and kit needs 99.1 or newer")
+    assert "'torch>=99.1'" in result.fix
+
+
+def test_the_oldest_versions_are_those_of_pyproject():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    required = {each.name: each.specifier for each in map(Requirement, extras["torch"])}
+    for name, oldest in OLDEST.items():
+        assert f">={oldest}" in str(required[name])
+        assert oldest in required[name]
