@@ -20,6 +20,10 @@ LARGE_VOCABULARY = 262_144
 """Rows of Gemma 3's table, the largest in the catalog's families."""
 
 
+class Skipped(Exception):
+    """Something that is not installed; the message says what."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One plan for one GPU."""

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import kit
-from benchmarks.gpu.cases import PLAIN, PLAIN_DEEPSPEED, RECIPES, Case, peers_plan, planned
+from benchmarks.gpu.cases import PLAIN, PLAIN_DEEPSPEED, RECIPES, Case, Skipped, peers_plan, planned
 from benchmarks.gpu.measured import (
     LEARNING_RATE,
     STEPS,
@@ -40,10 +40,6 @@ from kit.specs.run import DataSpec, LoggingSpec, ScheduleSpec
 from kit.training.__main__ import process_group
 from kit.training.data.indexed import IndexedWriter
 from kit.training.loop import train
-
-
-class Skipped(Exception):
-    """Something that is not installed; the message says what."""
 
 
 def measure(name: str, device: str, scratch: Path) -> dict[str, Any]:

@@ -9,7 +9,10 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.cases import Skipped
 from kit.errors import KitError
+from kit.preflight.check_result import require
+from kit.preflight.requirements import check_versions
 from kit.training.__main__ import leave
 
 MODULES = {"peaks": "peaks", "case": "measured", "peer": "peers", "curves": "devices"}
@@ -18,9 +21,8 @@ MODULES = {"peaks": "peaks", "case": "measured", "peer": "peers", "curves": "dev
 
 def outcome(spec: dict[str, Any]) -> dict[str, Any]:
     """``status``: ok, refused (by kit, before or while it is built), skipped, out of memory, failed."""
-    from benchmarks.gpu.peers import Skipped
-
     try:
+        require(check_versions())
         return {"status": "ok", **_run(spec)}
     except Skipped as reason:
         return {"status": "skipped", "why": str(reason)}
