@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from transformers import AutoModelForCausalLM
+
 from benchmarks.system_tests.examples.inputs import prepare
 from kit.rehearsal.processes import metrics
 from tests.support.assets import ROOT
@@ -50,7 +52,8 @@ def main() -> int:
             row["step"]: row["loss"] for row in metrics(mine / "run2")
         }  # steps repeated after the resume count once
         losses = [by_step[step] for step in sorted(by_step)]
-        print(f"{STEPS} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}; {loads(mine / 'trained'):,} parameters load")
+        loaded = AutoModelForCausalLM.from_pretrained(mine / "trained", local_files_only=True).num_parameters()
+        print(f"{STEPS} steps, loss {losses[0]:.3f} to {losses[-1]:.3f}; {loaded:,} parameters load")
         return 0 if len(losses) == STEPS and losses[-1] < losses[0] else 1
 
 
@@ -62,13 +65,6 @@ def edit(recipe: Path) -> None:
             raise AssertionError(f"{before!r} is not in the copy of {NAME}")
         text = text.replace(before, after, 1)
     recipe.write_text(text, encoding="utf-8")
-
-
-def loads(directory: Path) -> int:
-    """Parameters of the model as transformers loads it."""
-    from transformers import AutoModelForCausalLM
-
-    return int(AutoModelForCausalLM.from_pretrained(directory, local_files_only=True).num_parameters())
 
 
 def _kit(place: Path, *words: object) -> None:

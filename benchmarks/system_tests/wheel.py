@@ -28,10 +28,7 @@ ANSWERS = [
 ]
 
 
-Pythons = Annotated[list[str], typer.Option(help="an interpreter; repeatable")]
-
-
-def main(python: Pythons = PYTHONS) -> int:
+def main(python: Annotated[list[str], typer.Option(help="an interpreter; repeatable")] = PYTHONS) -> int:
     """0 where every interpreter that is there answers as the checkout does."""
     pythons = [name for name in python if _starts(name)]
     if not pythons:

@@ -60,7 +60,8 @@ def _cells(model: str, gpus: str, pins: kit.Pins) -> tuple[str, ...]:
     try:
         plan = kit.plan(model, gpus, JOB, pins)
     except PlanError as error:
-        return _least(model, gpus, pins) or _short(str(error)), "", "", "", ""
+        broken = "host memory" if "host memory" in str(error) else str(error).splitlines()[0]
+        return _least(model, gpus, pins) or broken, "", "", "", ""
     predicted, layout = plan.predicted, plan.layout
     sizes = predicted.peak_gib, predicted.host_ram_gib_per_node, predicted.nvme_gib_per_node
     speed = human_count(predicted.tokens_per_s / plan.cluster.num_gpus)
@@ -73,11 +74,6 @@ def _least(model: str, gpus: str, pins: kit.Pins) -> str:
     if not considered:
         return ""
     return f"needs {min(peak_gib(Workload(spec, cluster, JOB, each.layout)) for each in considered):.0f}"
-
-
-def _short(message: str) -> str:
-    """The part of a broken rule that a table has room for."""
-    return "host memory" if "host memory" in message else message.splitlines()[0]
 
 
 CLUSTER = "64xA100-80"

@@ -70,7 +70,8 @@ def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> tuple[str, ...
         share = run.steps * plan.layout.global_batch_size * plan.job.seq_length / plan.job.total_tokens
     days = f"{predicted.days * share:.3g}"
     cost = "–" if (usd := _cost_usd(plan)) is None else f"${usd * share:,.0f}"
-    checkpoint = "–" if predicted.operation is None else _size(predicted.operation.checkpoint_gb)
+    gb = predicted.operation.checkpoint_gb if predicted.operation else None
+    checkpoint = "–" if gb is None else f"{gb:,.0f} GB" if gb >= 1 else f"{gb * 1000:.0f} MB"
     return (
         f"[{name}]({name}.yaml)",
         describe(plan.layout),
@@ -82,10 +83,6 @@ def _row(name: str, plan: Plan, record: dict[str, Any] | None) -> tuple[str, ...
         *_evidence(plan, record),
         f"`kit rehearse {name}`",
     )
-
-
-def _size(gb: float) -> str:
-    return f"{gb:,.0f} GB" if gb >= 1 else f"{gb * 1000:.0f} MB"
 
 
 def _evidence(plan: Plan, record: dict[str, Any] | None) -> tuple[str, str]:

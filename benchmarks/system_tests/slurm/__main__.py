@@ -154,7 +154,7 @@ def _until(slurm: Slurm, rundir: RunDirectory, number: str, reached: Callable[[d
         ended = (ended or now) if job["JobState"] in ENDED else None
         if now > deadline or (ended is not None and now > ended + ENDED_S):
             told = f"{job['JobState']}, reason {job['Reason']}, {job['Restarts']} restarts, exit code {job['ExitCode']}"
-            raise runs.RunFailed(f"job is {told}: {_log(rundir)}\n{slurm.controller_log(number)}")
+            raise runs.RunFailed("\n".join([f"job is {told}:", *_lines(rundir)[-30:], slurm.controller_log(number)]))
         time.sleep(0.2)
 
 
@@ -187,10 +187,6 @@ def _step(rundir: RunDirectory) -> int:
 def _lines(rundir: RunDirectory) -> list[str]:
     text = "".join(file.read_text(errors="replace") for file in sorted(rundir.path.glob("slurm-*.out")))
     return text.splitlines()
-
-
-def _log(rundir: RunDirectory) -> str:
-    return "\n".join(_lines(rundir)[-30:])
 
 
 if __name__ == "__main__":
