@@ -48,7 +48,7 @@ from kit.engines.megatron.model.layer_variants import (
     ScaledRowParallelLinear,
 )
 from kit.engines.megatron.model.mla import MultiLatentAttention
-from kit.engines.megatron.model.norms import NORMS, of_heads
+from kit.engines.megatron.model.norms import NORMS, WidthRMSNorm
 from kit.engines.megatron.model.rope import rotation_factor, score_factor
 from kit.engines.megatron.versions import define_missing_gemm
 from kit.errors import EngineError
@@ -157,6 +157,18 @@ class _DualRotaryAttention(SelfAttention):
         return super().forward(*args, rotary_pos_emb=rotary_pos_emb[int(self.layer_number in self.local)], **kwargs)
 
 
+class _WidthNorms(SelfAttention):
+    """Self-attention with norms of all query heads and of all key heads. Set here: 0.19 refuses norms in a layer's spec
+    without ``qk_layernorm``, with which their gradients would be added up over tensor-parallel ranks."""
+
+    def __init__(self, config: TransformerConfig, **keywords: Any) -> None:
+        super().__init__(config=config, **keywords)
+        self.q_layernorm, self.k_layernorm = (
+            WidthRMSNorm(config, heads, config.kv_channels)
+            for heads in (config.num_attention_heads, config.num_query_groups)
+        )
+
+
 def _local_layers(model: ModelSpec) -> frozenset[int]:
     """Numbers (from 1) of the layers that rotate by a base of their own."""
     own = model.local_rope_theta is not None
@@ -213,19 +225,20 @@ def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParall
         return ModuleSpec(
             module=MultiLatentAttention, params={**parts, "softmax_scale": factor * model.latent.query_head_dim**-0.5}
         )
-    norms = {"none": (IdentityOp,) * 2, "head": (NORMS[config.normalization],) * 2}
-    norms["width"] = of_heads(model.num_attention_heads), of_heads(model.num_key_value_heads)
-    query_norm, key_norm = norms[model.traits.qk_norm]
+    qk_norm = NORMS[config.normalization] if config.qk_layernorm else IdentityOp
     dual = type("DualRotaryAttention", (_DualRotaryAttention,), {"local": _local_layers(model)})
+    attention: type[SelfAttention] = SelfAttention if model.local_rope_theta is None else dual
+    if model.traits.qk_norm == "width":
+        attention = type("WidthNormedAttention", (_WidthNorms, attention), {})
     return ModuleSpec(
-        module=SelfAttention if model.local_rope_theta is None else dual,
+        module=attention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
             linear_qkv=ColumnParallelLinear,
             core_attention=core_attention(model),
             linear_proj=last,
-            q_layernorm=query_norm,
-            k_layernorm=key_norm,
+            q_layernorm=qk_norm,
+            k_layernorm=qk_norm,
         ),
     )
 

@@ -52,16 +52,14 @@ class WidthRMSNorm(torch.nn.Module):
     """Root-mean-square norm of all heads together, of which each tensor-parallel rank has some (OLMo 2, MiniMax M2)."""
 
     weight: Any
-    heads: int
-    """Query or key heads of the model (``of_heads``)."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        """``hidden_size``: width of one head."""
+    def __init__(self, config: TransformerConfig, heads: int, head_dim: int) -> None:
+        """``heads``: query or key heads of the model."""
         super().__init__()
-        device, own = torch.cuda.current_device(), self.heads // config.tensor_model_parallel_size
-        self.weight = torch.nn.Parameter(torch.empty(own * hidden_size, device=device, dtype=config.params_dtype))
+        device, own = torch.cuda.current_device(), heads // config.tensor_model_parallel_size
+        self.weight = torch.nn.Parameter(torch.empty(own * head_dim, device=device, dtype=config.params_dtype))
         set_tensor_model_parallel_attributes(self.weight, is_parallel=True, dim=0, stride=1)
-        self._eps, self._width = eps, self.heads * hidden_size
+        self._eps, self._width = config.layernorm_epsilon, heads * head_dim
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(sequence, batch, heads / tp, head_dim) → the same shape and dtype. Sums of squares are added up over ranks,
@@ -70,11 +68,6 @@ class WidthRMSNorm(torch.nn.Module):
         squares = reduce_from_tensor_model_parallel_region(own.square().sum(-1, keepdim=True))
         mean = copy_to_tensor_model_parallel_region(squares) / self._width
         return (own * torch.rsqrt(mean + self._eps) * self.weight).type_as(x).view_as(x)
-
-
-def of_heads(heads: int) -> type[WidthRMSNorm]:
-    """The class above for so many heads: megatron-core tells a norm the width of one."""
-    return type("WidthRMSNorm", (WidthRMSNorm,), {"heads": heads})
 
 
 NORMS = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
