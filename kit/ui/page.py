@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from nicegui import Client, events, run, ui
+from nicegui import Client, events, ui
 from starlette.requests import Request
 
 from kit.errors import KitError
@@ -214,7 +215,7 @@ class _Page:
 
     async def _download_report(self) -> None:
         if self.answer:
-            ui.download.content(await run.io_bound(self.answer.report), "report.html")
+            ui.download.content(await asyncio.to_thread(self.answer.report), "report.html")
 
     def _show_file(self) -> None:
         self.code.text = self.answer.files.get(self.file.value, "") if self.answer else ""
@@ -249,7 +250,7 @@ class _Page:
         self.shown = state
         try:
             query = state.query()
-            found = await run.io_bound(lambda: answer(state.recipe(self.offered), state.pin))
+            found = await asyncio.to_thread(lambda: answer(state.recipe(self.offered), state.pin))
         except KitError as error:
             return self._say(str(error))
         with self.client:
@@ -280,9 +281,7 @@ class _Page:
                 (self.model, self.state.get("model") or recipe.model.name),
                 (self.cluster, self.state.get("cluster") or found.cluster_text),
             ):
-                if value not in box.options:
-                    box.options.append(value)
-                box.set_options(box.options, value=value)
+                box.set_options(list(dict.fromkeys([*box.options, value])), value=value)
             self._set(self.gpus, recipe.cluster.num_gpus)
             self._set(self.seq_length, recipe.job.seq_length)
             self._set(self.batch, recipe.job.global_batch_size)
@@ -337,7 +336,7 @@ class _Page:
         if found is None or found.plan is None:
             return self._draw("cost", None)
         for cluster in found.cluster_sizes():
-            point = await run.io_bound(cluster_cost, found.recipe, cluster)
+            point = await asyncio.to_thread(cluster_cost, found.recipe, cluster)
             if self.answer is not found:
                 return None
             points += [point] if point else []

@@ -59,5 +59,13 @@ def serve(files: Iterable[Path], port: int, open_browser: bool) -> None:
     build(offered)
     app.add_middleware(LocalOnly, port=port)
     app.on_startup(lambda: print(f"kit ui: http://{ADDRESS}:{port}   Ctrl-C ends it", flush=True))
-    quiet = {"reload": False, "show": open_browser, "show_welcome_message": False}
-    ui.run(host=ADDRESS, port=port, title="kit", dark=None, reconnect_timeout=60, **quiet)
+    ui.run(
+        host=ADDRESS,
+        port=port,
+        title="kit",
+        dark=None,
+        reconnect_timeout=60,
+        reload=False,
+        show=open_browser,
+        show_welcome_message=False,
+    )
