@@ -20,7 +20,7 @@ import typer
 
 from benchmarks.page import ROOT
 from benchmarks.program import Names, chosen, run
-from benchmarks.system_tests.hosts.cases import CASES, COMMON, REFERENCE, STEPS, Case, beside, nodes
+from benchmarks.system_tests.hosts.cases import CASES, COMMON, STEPS, TORCH, Case, beside, nodes
 from kit.emit.run_directory import RunDirectory
 from tests.support import namespaces, runs
 from tests.support.assets import RECIPE, prepare
@@ -45,7 +45,7 @@ def launch_all(cases: list[Case], plant: bool) -> int:
     more = ("job.learning_rate=6.1e-3",) if plant else ()
     with tempfile.TemporaryDirectory(prefix="kit-hosts-") as scratch, namespaces.hosts(["node-0", "node-1", "node-2"]):
         root = Path(scratch)
-        reference = runs.emit(RECIPE, root / "reference", [*COMMON, *REFERENCE])
+        reference = runs.emit(RECIPE, root / "reference", [*COMMON, *TORCH])
         launches = {case.name: functools.partial(launch, case, root / case.name, more) for case in cases}
         return 1 if beside(reference, launches, ("launch", "hosts"), STEPS, plant) else 0
 

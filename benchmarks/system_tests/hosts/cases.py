@@ -24,7 +24,6 @@ COMMON = (
     "layout.micro_batch_size=2",
 )
 """Twelve sequences a step: as many for one process as for two or three."""
-REFERENCE = ("layout.engine=torch",)
 ZERO2 = ("layout.engine=deepspeed", "layout.zero_stage=2")
 ZERO3 = ("layout.engine=deepspeed", "layout.zero_stage=3")
 TORCH = ("layout.engine=torch",)

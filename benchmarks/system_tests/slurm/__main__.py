@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.page import ROOT
 from benchmarks.program import Names, chosen, run
-from benchmarks.system_tests.hosts.cases import beside, nodes
+from benchmarks.system_tests.hosts.cases import TORCH, ZERO2, beside, nodes
 from benchmarks.system_tests.slurm.cluster import PROGRAMS, Slurm, start
 from kit.emit.run_directory import RunDirectory
 from kit.rehearsal.processes import metrics
@@ -30,7 +30,6 @@ from tests.support.assets import RECIPE, prepare
 
 LIMIT_S = 420
 COMMON = ("run.logging.gradients_at_steps=[]", "job.global_batch_size=12", "layout.micro_batch_size=2")
-TORCH, ZERO2 = ("layout.engine=torch",), ("layout.engine=deepspeed", "layout.zero_stage=2")
 STEPS = 60
 SAVE_EVERY, INTERRUPT_AT = 20, 25
 TO_THE_LIMIT_S, TO_THE_END_S = 2.5, 0.5
