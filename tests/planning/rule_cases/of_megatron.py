@@ -17,6 +17,22 @@ CASES = [
         torch(zero_stage=3),
         change={"optimizer": OptimizerSpec(name="adamw-8bit")},
     ),
+    Case(
+        "width_norm_splits_key_heads",
+        megatron(tp=4),
+        "tp=4 with num_key_value_heads=2 .* use 1 or 2",
+        megatron(tp=2),
+        shape=dataclasses.replace(load_model("olmo-2-7b"), num_key_value_heads=2),
+    ),
+    Case(
+        "queries_are_not_scaled_by_position",
+        megatron(),
+        "seq_length=32768 .* use at most 16384, or layout.engine=torch",
+        megatron(),
+        model="ministral-3-8b",
+        change={"seq_length": 32768},
+        good_change={"seq_length": 16384},
+    ),
     Case("world_size", megatron(tp=2, dp=2, gradient_accumulation_steps=64), "use dp=4", megatron(tp=2)),
     Case(
         "fp8_needs_transformer_engine",
