@@ -19,6 +19,7 @@ from kit.specs.run import CheckpointSpec
 from kit.training.checkpoint import files, random_state
 from kit.training.checkpoint.counters import Counters
 from kit.training.checkpoint.engine_checkpoint import NativeCheckpoints, read_manifest
+from kit.training.checkpoint.manager import CheckpointManager
 from kit.training.checkpoint.storage import require_disk_space, steps_kept
 from tests.support.small_disk import small_disk
 from tests.training import runs, tiny
@@ -247,6 +248,27 @@ def test_a_json_file_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "fsync", look)
     files.write_json(tmp_path / "x.json", {"a": 1})
     assert synced == [(str(tmp_path / ".x.json.partial"), False), (str(tmp_path), True)]
+
+
+@one_process
+def test_a_thread_writes_the_generators_of_the_step_that_it_saves(tmp_path, monkeypatch):
+    """The next step draws before the thread has written anything."""
+    asked, start, write = [], CheckpointManager._start, CheckpointManager._write
+
+    def starts(self, *arguments):
+        asked.append(random.getstate())
+        start(self, *arguments)
+
+    def writes(self, *arguments):
+        random.random()
+        write(self, *arguments)
+
+    monkeypatch.setattr(CheckpointManager, "_start", starts)
+    monkeypatch.setattr(CheckpointManager, "_write", writes)
+    rundir = runs.prepare(tmp_path / "run", checkpoint=CheckpointSpec(every_steps=2, asynchronous=True))
+    runs.run(rundir, stop_at_step=2, export_at_end=False)
+    random_state.read(rundir.path / "checkpoints" / "step-00000002" / "random", 0)
+    assert random.getstate() == asked[0]
 
 
 @pytest.mark.parametrize(("engine", "zero_stage"), [("torch", 0), ("torch", 3), ("deepspeed", 1), ("deepspeed", 3)])
