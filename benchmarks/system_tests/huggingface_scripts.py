@@ -125,7 +125,8 @@ def main(script: Only, layout: Only, scripts: Annotated[Path, typer.Option(envva
                 cell = ", ".join(_compared(path, directory, way, name))
             except ScriptError as error:
                 reason = UPSTREAM.get((SCRIPTS[name].model, way))
-                cell = "accelerate cannot" if reason is not None and reason in str(error) else "fails"
+                log = (directory / f"{path.stem} {way}" / "log").read_text(encoding="utf-8")
+                cell = "accelerate cannot" if reason is not None and reason in log else "fails"
                 if cell == "fails":
                     failed = True
                     print(f"{name} under {way}: {error}", flush=True)
