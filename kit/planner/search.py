@@ -14,6 +14,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from kit.cost.hardware import usable_gib
+from kit.cost.memory.deepspeed_sizes import LIVE_SHARE
 from kit.cost.memory.peak import peak_gib
 from kit.cost.time.step import StepTimer
 from kit.cost.workload import Workload
@@ -75,7 +76,9 @@ def search(request: Request) -> SearchResult:
     scorer, usable = LayoutScorer(request), usable_gib(request.cluster.gpu)
     usual = tuple(_considered(request, scorer, usable))
     least = min((candidate.peak_gib for candidate in usual), default=math.inf)
-    further = _considered(request, scorer, min(usable, least), further=True, most_gib=least)
+    # ZeRO-3 keeps more weights gathered where a GPU has more memory: by that much its layouts may need more.
+    limit = min(usable, least + LIVE_SHARE * request.cluster.gpu.memory_gib)
+    further = _considered(request, scorer, limit, further=True, most_gib=least)
     if least <= usable:
         further = (candidate for candidate in further if candidate.step_time_s is not None)
     considered = (*usual, *further)
