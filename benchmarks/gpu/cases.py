@@ -60,7 +60,7 @@ RECIPES = (
 )
 """The recipe whose MFU is shown by each engine, with its whole fast path: torch's is the planner's choice on a GPU;
 on a CPU, where it would not be, the dry run takes the same road."""
-PLAIN = _case("1B, operators as they come", "torch", chunked_loss=False, compile_layers=False)
+PLAIN = _case("1B, eager mode", "torch", chunked_loss=False, compile_layers=False)
 PLAIN_DEEPSPEED = dataclasses.replace(PLAIN, pins=PLAIN.pins | {"engine": "deepspeed", "zero_stage": 1})
 SWAPPED = {"hidden_size": 256, "ffn_hidden_size": 1024, "head_dim": 64}
 """On a CPU, of what is swapped to disk: DeepSpeed leaves in memory what has less than 1 MiB, as all of the tiny model's

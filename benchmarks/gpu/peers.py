@@ -183,10 +183,10 @@ PEERS: dict[str, Callable[[str, Path], dict[str, Any]]] = {
     "plain PyTorch, torch.compile": lambda device, scratch: _plain(device, scratch, compiled=True),
     "Hugging Face Trainer, defaults": lambda device, scratch: _hugging_face(device, scratch, best=False),
     "Hugging Face Trainer, best flags": lambda device, scratch: _hugging_face(device, scratch, best=True),
-    "kit train, torch, operators as they come": _kit("torch", PLAIN),
+    "kit train, torch, eager mode": _kit("torch", PLAIN),
     "kit train, deepspeed": _kit("deepspeed"),
     "bare DeepSpeed": _bare_deepspeed,
-    "kit train, deepspeed, operators as they come": _kit("deepspeed", PLAIN_DEEPSPEED),
+    "kit train, deepspeed, eager mode": _kit("deepspeed", PLAIN_DEEPSPEED),
     "kit train, megatron": _kit("megatron"),
     "Megatron-core, Transformer Engine": _transformer_engine,
 }
@@ -195,8 +195,8 @@ BARE = {
     "kit train, torch": "1B, torch",
     "kit train, deepspeed": "1B, deepspeed",
     "kit train, megatron": "1B, megatron",
-    "kit train, torch, operators as they come": "plain PyTorch",
-    "kit train, deepspeed, operators as they come": "bare DeepSpeed",
+    "kit train, torch, eager mode": "plain PyTorch",
+    "kit train, deepspeed, eager mode": "bare DeepSpeed",
 }
 """What does the same work in the same sizes without kit's loop: the engine alone, and others' bare loops."""
 

@@ -62,7 +62,7 @@ def on_a_gpu():
                 peer("kit train, torch", 8.5, loop_s=0.01),
                 peer("Hugging Face Trainer, defaults", 12.75),
                 peer("plain PyTorch", 10.0),
-                peer("kit train, torch, operators as they come", 10.1, loop_s=0.01),
+                peer("kit train, torch, eager mode", 10.1, loop_s=0.01),
             ],
         },
     }
@@ -73,7 +73,7 @@ def test_ratios_are_of_the_same_run():
     assert "| Hugging Face Trainer, defaults | 12.75 | 1.500 | 40.0% |" in text
     assert "| 1B, torch | huggingface | 40 | 41 | 1.025 | 8 | 8.4 | 1.050 | 50.0% | 48.0% |  | 1 |" in text
     assert "| kit train, torch | 1B, torch (engine alone) | 8.5 | 8.4 | 1.012 | 0.01 |" in text
-    assert "| kit train, torch, operators as they come | plain PyTorch | 10.1 | 10 | 1.010 | 0.01 |" in text
+    assert "| kit train, torch, eager mode | plain PyTorch | 10.1 | 10 | 1.010 | 0.01 |" in text
     assert "| predicted | 3B, torch | out of memory | 8 GiB \\| all |" in text
 
 

@@ -104,7 +104,7 @@ def test_what_is_not_installed_is_a_row_that_names_it(tmp_path):
         "megatron": "1B, megatron",
         "peft": "8B, LoRA",
         "bitsandbytes": "8B, QLoRA",
-        "liger_kernel": "1B, operators as they come",
+        "liger_kernel": "1B, eager mode",
     }
     command = [sys.executable, "-c", WITHOUT, json.dumps(packages), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=run.ROOT, env=run.environment("cpu"))
