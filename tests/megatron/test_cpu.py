@@ -12,6 +12,7 @@ import kit.engines.megatron
 PACKAGE = Path(kit.engines.megatron.__file__).parent
 
 IMPORT_ONLY = """
+import pkgutil
 import torch
 before = {**vars(torch.cuda)}, {**vars(torch.Tensor)}
 import megatron.core.tensor_parallel.random as tracker
@@ -26,7 +27,7 @@ kit.engines.megatron.cpu.install()
 kit.engines.megatron.cpu.install()  # twice is once
 for patch in kit.engines.megatron.cpu.PATCHES:
     owner, _, name = patch.symbol.rpartition(".")
-    assert getattr(kit.engines.megatron.cpu._resolve(owner), name) is patch.replacement
+    assert getattr(pkgutil.resolve_name(owner), name) is patch.replacement
 assert torch.ones(1, device="cuda").device.type == "cpu"
 assert torch.ones(1).to("cuda:0").type() == "torch.cuda.FloatTensor"
 assert torch.ones(1).type(torch.bfloat16).type() == "torch.cuda.BFloat16Tensor"

@@ -268,5 +268,5 @@ def new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:
     """Bytes of storages not yet seen, of tensors of any shape and dtype; remembers their addresses in ``seen``."""
     storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None and tensor.numel()]
     fresh = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in seen}
-    seen |= fresh.keys()
+    seen.update(fresh)
     return sum(fresh.values())
