@@ -29,7 +29,7 @@ def test_waits_of_a_step(tmp_path):
     rundir = cases.run_directory(tmp_path / "run", tiny.model(), model_path=None, dp=2, zero_stage=1)
     found = pool("megatron", 2).run(second_step, rundir)[0]
     assert found == {
-        "engine.py:_total": 1,
+        "engine.py:_run": 1,
         "finalize_model_grads.py:finalize_model_grads": 1,
         "utils.py:local_multi_tensor_l2_norm": 1,
         "clip_grads.py:get_grad_norm_fp32": 1,
