@@ -189,6 +189,14 @@ class Workload:
         return _kinds_of_stages(self.chunk_kinds, self.layout.pp)
 
     @cached_property
+    def distinct_stages(self) -> tuple[int, ...]:
+        """Stages of which one may need the most memory: the first, the last, and of those between the first of each mix
+        of dense layers and layers with experts. Later stages of the same mix have fewer micro batches in flight."""
+        pp = self.layout.pp
+        between = {self.chunk_kinds[stage::pp]: stage for stage in range(pp - 2, 0, -1)}
+        return tuple(sorted({0, pp - 1, *between.values()}))
+
+    @cached_property
     def parameters(self) -> tuple[RankParameters, ...]:
         """What a rank of each stage holds."""
         return stage_parameters(self.model, self.layout, chunk_layers(self.model.num_layers, self.layout))

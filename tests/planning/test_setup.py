@@ -173,6 +173,10 @@ PLANS = [
     ("llama-3-70b", megatron(tp=8, pp=4, sp=True, dp=2, gradient_accumulation_steps=16)),
     ("llama-3-70b", megatron(tp=4, pp=4, vp=2, sp=True, dp=4, gradient_accumulation_steps=8, recompute="full")),
     ("mixtral-8x7b", megatron(tp=2, ep=4, sp=True, dp=32)),
+    (  # the first dense layers are on stages 0 to 2, so that stage 3 is the fullest
+        "glm-4.5",
+        megatron(pp=32, ep=2, dp=2, first_stage_layers=1, last_stage_layers=1, gradient_accumulation_steps=128),
+    ),
     ("llama-3-8b", deepspeed(zero_stage=3, dp=64, gradient_accumulation_steps=2)),
     ("qwen3-8b", torch(zero_stage=2, dp=64)),
     ("gpt2", torch(dp=64, recompute="full")),

@@ -15,7 +15,6 @@ from kit.cost.memory import rank_huggingface, rank_megatron
 from kit.cost.memory.engine import engine_memory, rank_states
 from kit.cost.memory.offload import HOST_SHARE, host_load_gib_per_node, host_ram_gib_per_node, nvme_gib_per_node
 from kit.cost.memory.phases import RankParts, peak_bytes, rank_memory
-from kit.cost.model.pipeline import distinct_stages
 from kit.cost.prediction import StageMemory
 from kit.cost.workload import Workload
 from kit.specs.layout import Layout
@@ -104,7 +103,7 @@ def _stage(workload: Workload, stage: int) -> StageMemory:
 
 def peak_gib(workload: Workload) -> float:
     """Peak of the fullest stage, which a search compares. Equals the peak of ``peak``, without its components."""
-    fullest = max(peak_bytes(parts_of(workload, stage)) for stage in distinct_stages(workload.layout))
+    fullest = max(peak_bytes(parts_of(workload, stage)) for stage in workload.distinct_stages)
     return fullest / GIB + overhead_gib(workload)
 
 

@@ -23,11 +23,6 @@ def chunk_layers(num_layers: int, layout: Layout) -> tuple[tuple[int, ...], ...]
     return _chunks(num_layers, layout.pp, layout.vp, layout.first_stage_layers, layout.last_stage_layers)
 
 
-def distinct_stages(layout: Layout) -> tuple[int, ...]:
-    """Stages of which one differs from another: the first, one between, the last."""
-    return tuple(sorted({0, min(1, layout.pp - 1), layout.pp - 1}))
-
-
 def middle_stage_layers(model: ModelSpec, layout: Layout) -> tuple[int, int]:
     """(layers, stages) between uneven ends: what has to be dealt out evenly, and to how many."""
     ends = [end for end in (layout.first_stage_layers, layout.last_stage_layers) if end is not None]

@@ -22,12 +22,11 @@ def main() -> int:
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")  # engines warn of what a probe does on purpose
     try:
-        from kit.cost.model.pipeline import distinct_stages
         from kit.diagnose.probe.run import probe, render
         from kit.planner.plan import Plan
 
         plan = Plan.load(given.plan)
-        stages = distinct_stages(plan.layout) if given.stage is None else (given.stage,)
+        stages = plan.workload.distinct_stages if given.stage is None else (given.stage,)
         found = [probe(plan, stage) for stage in stages]
     except KitError as error:
         print(f"error: {error}", file=sys.stderr)
