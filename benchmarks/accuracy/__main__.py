@@ -25,7 +25,8 @@ def main() -> None:
     parser.add_argument("--quiet", action="store_true", help="print the strata without the rows")
     given = parser.parse_args()
     try:
-        rows = [row for path in given.data for row in load(path)]
+        several = len(given.data) > 1
+        rows = [row | {"file": path.name} if several else row for path in given.data for row in load(path)]
     except SpecError as error:
         parser.error(str(error))
     names = " ".join(path.name for path in given.data)

@@ -20,8 +20,9 @@ the terms come from.
 
 Two columns compare. **Constant MFU** predicts with one MFU per GPU generation and precision, the best one for these
 rows; full recompute counts a third more FLOPs. **Other sources** is kit's prediction with GEMM rates that were
-estimated without the row's own source; a kind of GPU and precision that only one source measured uses Hopper's
-rate. Sources from which no constant was estimated have [a page of their own](accuracy-elsewhere.md).
+estimated without the row's own source. In 16 bits, and in fp8 on Hopper, one share of what single GEMMs reach serves
+all GPUs. A rate that one source decided is, for rows of that source, the same share of single GEMMs on that GPU; for
+other rows it stays. Sources from which no constant was estimated have [a page of their own](accuracy-elsewhere.md).
 """
 INDEPENDENT = """
 The [other page](accuracy-throughput.md) leaves one source out at a time. No constant of the cost model was ever
@@ -158,8 +159,8 @@ def _bands(report: Report) -> list[str]:
 
 def _constants(results: list[Result]) -> list[str]:
     lines = [
-        "Rates of GEMMs: the factor on the catalog's rate that fits the rows of a kind best. One column uses all",
-        "rows, the other leaves each source out in turn (least and most). A kind with a single source has no",
+        "Rates of GEMMs: the factor on the catalog's rate that fits the rows of a constant best. One column uses all",
+        "rows, the other leaves each source out in turn (least and most). A constant with a single source has no",
         "second estimate.",
         "",
     ]
@@ -170,7 +171,7 @@ def _constants(results: list[Result]) -> list[str]:
         rows.append((name, f"{found.get('none', 1.0):.2f}", span))
     return [
         *lines,
-        table(("kind", "all rows", "without one source"), rows),
+        table(("rows", "all rows", "without one source"), rows),
         "",
         "These constants were chosen with the rows in view, one value for all: the share of sharded communication",
         "that compute does not hide (0.65; 0.25 where prefetched), the number of kernels in layers with experts,",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 
+from benchmarks.accuracy.programs.published import PublishedWorkload
 from benchmarks.accuracy.strata import Errors, errors_of
 from benchmarks.accuracy.throughput import Constants, Result, components_s
-from kit.cost.hardware import peak_flops_per_s
+from kit.cost.hardware import gpu_rates, peak_flops_per_s
+from kit.cost.time.elementwise import LOW_PRECISIONS
 
 GRID = tuple(0.70 + 0.02 * step for step in range(36))
 """Factors tried where a constant is estimated again."""
@@ -23,7 +26,7 @@ def generation(result: Result) -> str:
 
 
 def kind(result: Result) -> str:
-    """Rows that share one rate of matrix products."""
+    """A generation of GPUs and what its GEMMs run in."""
     assert result.run is not None
     precision = result.run.execution.precision
     return f"{generation(result)} {'bf16/fp16' if precision in ('bf16', 'fp16') else precision}"
@@ -51,6 +54,7 @@ def labels(result: Result) -> list[str]:
         "pipeline" if layout.pp > 1 else "no pipeline",
         "context parallel" if layout.cp > 1 else "no context parallel",
         "LoRA" if result.run.lora else "all weights trained",
+        *([f"file {result.row['file']}"] if "file" in result.row else []),
     ]
 
 
@@ -127,49 +131,59 @@ def _weighted_median(pairs: list[tuple[str, float]]) -> float:
 
 # ---------------------------------------------------------------- leave one source out
 
-OTHER_PRECISION = {"mxfp8": "fp8", "nvfp4": "fp8", "fp8": "bf16/fp16"}
-"""Precision whose efficiency stands in where no other source has rows of a precision: fp8 for mxfp8 and nvfp4, 16
-bits for fp8."""
+POOLED = "16 bits, and Hopper's fp8"
+"""Kinds whose rates in the catalog are one constant times a table of single GEMMs: a training step sustains 0.855 of
+what the best shapes reach (A100 0.869 of its peak, H100 0.803, and 0.709 in fp8: stas00/ml-engineering,
+compute/accelerator), within 1 %. That share alone is estimated from rows."""
+SUSTAINED = 0.855
+BEST_SHAPES = {"B200": 0.763, "B300": 0.745, "GB200": 0.723, "GB300": 0.745}
+"""Share of the fp8 peak that the best shapes reach, from the same table; GB300 is not in it and has B300's chip."""
+ONE_SOURCE = {"GH200-96": "sailor", "H100-96GB-HBM2e-500W": "titan"} | dict.fromkeys(BLACKWELL, "nv")
+"""GPUs whose rates were estimated from one source; on Blackwell those in 8 and 4 bits."""
 
 
-NOT_ESTIMATED = {"MI300X fp8", *(f"{name} bf16/fp16" for name in (*BLACKWELL, "MI300X"))}
-"""Kinds whose rate in the catalog is from a table of single GEMMs, and from no row."""
+def constant(result: Result) -> str:
+    """Rows that share one estimated rate of GEMMs."""
+    gpu, precision = kind(result).split(" ", 1)
+    alone = gpu in ONE_SOURCE and not (gpu in BLACKWELL and precision == "bf16/fp16")
+    return kind(result) if alone else POOLED
 
 
 def without_own_source(results: Iterable[Result]) -> dict[str, float]:
-    """Id → error when every constant estimated from rows is estimated from all other sources.
-
-    A kind with no other source takes the share of the nearest kind that has one, as somebody without rows would.
-    """
+    """Id → error when every constant estimated from rows is estimated from all other sources."""
     results = [result for result in results if result.relative_error is not None and not result.excluded]
     errors: dict[str, float] = {}
     fits = {result.row["id"]: _times(result) for result in results if result.counted}
     for source in sorted({result.source for result in results}):
         others = [result for result in results if result.source != source and result.counted]
+        factors = {name: _estimated(name, others, fits) for name in {POOLED, *map(constant, results)}}
+        sustained = factors[POOLED] or 1.0
         for result in (result for result in results if result.source == source):
-            factor = 1.0 if kind(result) in NOT_ESTIMATED else _estimated(kind(result), others, fits)
-            if factor is None:
-                factor = _borrowed(result, others, fits)
-            seconds = sum(components_s(result.run, Constants(matmul=factor)).values()) if result.run else 0.0
+            assert result.run is not None
+            factor = sustained
+            if constant(result) != POOLED:
+                of_others = factors[constant(result)] or sustained * _share_of_single_gemms(result.run)
+                factor = of_others if ONE_SOURCE[generation(result)] == source else 1.0
+            seconds = sum(components_s(result.run, Constants(matmul=factor)).values())
             errors[result.row["id"]] = seconds / (result.measured_s or 1.0) - 1
     return errors
 
 
 def estimates(results: Iterable[Result]) -> dict[str, dict[str, float]]:
-    """Kind → left-out source → factor on the catalog's rate of matrix products ("none": all rows)."""
+    """Constant → left-out source → factor on the catalog's rate of GEMMs ("none": all rows)."""
     counted = [result for result in results if result.counted]
     fits = {result.row["id"]: _times(result) for result in counted}
     table: dict[str, dict[str, float]] = {}
-    for name in sorted({kind(result) for result in counted}):
+    for name in sorted(set(map(constant, counted))):
         found = {"none": _estimated(name, counted, fits)}
-        for source in sorted({result.source for result in counted if kind(result) == name}):
+        for source in sorted({result.source for result in counted if constant(result) == name}):
             found[source] = _estimated(name, [result for result in counted if result.source != source], fits)
         table[name] = {source: factor for source, factor in found.items() if factor is not None}
     return table
 
 
 def _times(result: Result) -> list[float]:
-    """Predicted over measured, less one, at each factor of the grid (two points and the hyperbola between)."""
+    """Predicted over measured, less one, at each factor of the grid."""
     assert result.run is not None
     assert result.measured_s
     measured = result.measured_s
@@ -178,12 +192,10 @@ def _times(result: Result) -> list[float]:
 
 def _estimated(name: str, rows: list[Result], fits: dict[str, list[float]]) -> float | None:
     """The factor with the least mean absolute error, groups weighing one."""
-    own = [result for result in rows if kind(result) == name]
+    own = [result for result in rows if constant(result) == name]
     if not own:
         return None
-    sizes: dict[str, int] = {}
-    for result in own:
-        sizes[result.group] = sizes.get(result.group, 0) + 1
+    sizes = Counter(result.group for result in own)
     costs = [
         sum(abs(math.log1p(fits[result.row["id"]][index])) / sizes[result.group] for result in own)
         for index in range(len(GRID))
@@ -191,14 +203,10 @@ def _estimated(name: str, rows: list[Result], fits: dict[str, list[float]]) -> f
     return GRID[costs.index(min(costs))]
 
 
-def _borrowed(result: Result, others: list[Result], fits: dict[str, list[float]]) -> float:
-    """Factor that gives a GPU the share that another kind reaches, as estimated from the other sources."""
-    from kit.cost.hardware import gpu_rates
-
-    assert result.run is not None
-    precision = result.run.execution.precision
-    own = gpu_rates(result.run.cluster.gpu.name).matmul[precision]
-    lender = OTHER_PRECISION.get(precision, "bf16/fp16")
-    hopper = gpu_rates("H100").matmul["bf16" if lender == "bf16/fp16" else lender]
-    found = _estimated(f"Hopper {lender}", others, fits)
-    return hopper * (found or 1.0) / own
+def _share_of_single_gemms(run: PublishedWorkload) -> float:
+    """Factor from the catalog's rate to what somebody without rows would take: the best shapes' share on a Blackwell,
+    else the share that Hopper reaches."""
+    gpu, precision = run.cluster.gpu.name, run.execution.precision
+    hopper = gpu_rates("H100").matmul["fp8" if precision in LOW_PRECISIONS else "bf16"]
+    share = SUSTAINED * BEST_SHAPES[gpu] if gpu in BEST_SHAPES else hopper
+    return share / gpu_rates(gpu).matmul[precision]
