@@ -1,4 +1,4 @@
-"""The engines, each imported when asked for: nothing else imports transformers, deepspeed or megatron-core."""
+"""Builds the engine that a plan names. Each engine is imported only when a plan names it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ from kit.engines.base import Engine
 from kit.errors import EngineError
 from kit.planner.rules import violations
 
-# transformers imports torchao wherever it is installed, and it tells every process of kernels for other machines and of
-# torch's next version.
+# transformers imports torchao wherever it is installed. In every process, torchao warns about kernels for other
+# machines and about torch's next version.
 for _name in ("torchao", "torch.utils._pytree"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 
 def build_engine(rundir: RunDirectory) -> Engine:
-    """The engine that the plan names, its model and optimizer built. torch.distributed is initialised already.
+    """Collective. Build the engine that the plan names, with its model and optimizer. Initialise torch.distributed
+    before.
 
-    Raises EngineError where the plan breaks a rule of the planner, or is for another number of processes.
+    Raises EngineError if the plan breaks a rule of the planner, or if it is for another number of processes.
     """
     from torch.distributed import get_world_size
 

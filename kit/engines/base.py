@@ -77,23 +77,24 @@ class Norms:
     gradient: float
     """Global L2 norm of the gradient before clipping, each parameter counted once."""
     skipped: bool = False
-    """fp16: a scaled gradient overflowed, the scale was lowered, no weight has changed; ``gradient`` is infinite."""
+    """fp16: a scaled gradient overflowed. The optimizer lowered the scale and changed no weight; ``gradient`` is
+    infinite."""
     loss_scale: float | None = None
-    """fp16: the factor that this step's loss was multiplied with; None for other precisions."""
+    """fp16: the factor that multiplied this step's loss; None for other precisions."""
 
 
 class TensorSource(ABC):
-    """Named tensors, read one at a time: a Hugging Face directory, an exchange checkpoint, random weights.
+    """Reads named tensors one at a time, from a Hugging Face directory, an exchange checkpoint or a random generator.
 
-    ``shape``, ``read_flat`` and ``read_block`` read the whole tensor and keep the last one. A source that can read
-    parts of a tensor overrides them.
+    ``shape``, ``read_flat`` and ``read_block`` read the whole tensor, and cache the last tensor that they read. A
+    source that can read parts of a tensor overrides these methods.
     """
 
     _last: tuple[str, torch.Tensor] | None = None
 
     @abstractmethod
     def names(self) -> Sequence[str]:
-        """Hugging Face parameter names present."""
+        """Hugging Face names of all tensors of this source."""
 
     @abstractmethod
     def read(self, name: str) -> torch.Tensor:
@@ -104,7 +105,7 @@ class TensorSource(ABC):
         return tuple(self._whole(name).shape)
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """Elements ``start`` … of the flattened tensor, at most ``length``; on the CPU, in the dtype on disk."""
+        """At most ``length`` elements of the flattened tensor, from ``start`` on; on the CPU, in the dtype on disk."""
         return self._whole(name).flatten()[start : start + length]
 
     def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
@@ -119,7 +120,7 @@ class TensorSource(ABC):
 
 
 class GeneratedSource(TensorSource):
-    """Tensors made from a seed and their names alone, so that runs on different layouts start from the same point."""
+    """Generates each tensor from a seed and the tensor's name, so that all layouts start from equal weights."""
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
         self._shapes, self._seed = shapes, seed
@@ -155,12 +156,13 @@ class StateBlock:
 
 
 def as_matrix(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of a tensor of one or more dimensions with two of them; a vector is one column."""
+    """View a tensor as a matrix: a vector (n) as (n, 1), a tensor (n, …) as (n, product of the other dimensions)."""
     return tensor.unsqueeze(1) if tensor.ndim == 1 else tensor.flatten(1)
 
 
 def place(target: torch.Tensor, row: int, column: int, block: torch.Tensor) -> None:
-    """Copy ``block`` (rows, columns), of any dtype, into ``as_matrix(target)`` from (row, column) on."""
+    """Copy ``block`` (rows, columns), of any dtype, into ``as_matrix(target)``; its first element goes to
+    (``row``, ``column``)."""
     as_matrix(target)[row : row + block.shape[0], column : column + block.shape[1]].copy_(block)
 
 
@@ -168,15 +170,15 @@ class Engine(Protocol):
     """One training engine. Every method is collective: all ranks call it, in the same order."""
 
     dp_rank: int
-    """This rank's place among the ``dp_size`` ranks that get different samples."""
+    """This rank's data-parallel rank. Ranks of equal ``dp_rank`` compute the same samples."""
     dp_size: int
     is_main: bool
     """True on exactly one rank: it writes logs and single files."""
     fits_every_layout: bool = False
-    """Whether a checkpoint of ``save`` can be loaded on every layout and world size of its model."""
+    """Whether ``load`` can read a checkpoint of the same model from any layout and world size."""
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """Loss and gradients of one optimizer step; leaves the gradients ready for ``apply`` or ``discard``."""
+        """Compute loss and gradients of one optimizer step. Keeps the gradients for ``apply`` or ``discard``."""
 
     def routing_metrics(self) -> Mapping[str, float | None]:
         """Fields of ``StepMetrics`` that describe the routers of experts in the last ``forward_backward``, over all
@@ -184,35 +186,37 @@ class Engine(Protocol):
         return {}
 
     def gradient_norm(self) -> float | None:
-        """The norm that ``apply`` will report. Call it between ``forward_backward`` and ``apply``, while the step can
-        still be discarded. The norm is not finite if a gradient is not finite. None: fp16's scaled gradient overflowed,
+        """The norm that ``apply`` will report. Call this between ``forward_backward`` and ``apply``, while ``discard``
+        is still possible. The norm is not finite if a gradient is not finite. None: fp16's scaled gradient overflowed,
         and ``apply`` will lower the scale and skip the step."""
 
     def apply(self, learning_rate: float) -> Norms:
-        """Clip, step the optimizer at this rate, clear the gradients."""
+        """Clip the gradients, step the optimizer at this learning rate, clear the gradients."""
 
     def discard(self) -> None:
-        """Clear the gradients without a step."""
+        """Clear the gradients without an optimizer step."""
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """Loss without gradients; parameters and optimizer untouched."""
+        """Compute the loss without gradients. Changes neither parameters nor optimizer."""
 
     def save(self, directory: Path) -> None:
         """Write the engine's own checkpoint into an existing empty directory on a file system that all ranks see."""
 
     def snapshot(self) -> Callable[[Path, Any], None]:
-        """Copy the state to host memory. Returns a function that writes the files that ``save`` writes. Its arguments
-        are the directory and a process group; all ranks of the group call it. It may run in a thread while training
-        goes on."""
+        """Copy the state to host memory. Returns a function that writes the same files as ``save``.
+
+        The function's arguments are the directory and a process group; all ranks of the group call it. It may run in a
+        thread while training continues.
+        """
 
     def load(self, directory: Path) -> None:
-        """Read a checkpoint of ``save``, for the same layout. May raise CheckpointError on one rank only: the caller
-        must tell the others."""
+        """Read a checkpoint that ``save`` wrote, on the same layout unless ``fits_every_layout``. May raise
+        CheckpointError on one rank only: the caller must stop the other ranks."""
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """Hugging Face name → the one rank that exports this tensor. The mapping is the same on all ranks. It leaves
-        out tensors that several ranks export together."""
+        """Hugging Face name → the one rank that exports this tensor. The mapping is equal on all ranks. It omits
+        tensors that several ranks export in parts."""
         return {}
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
@@ -234,10 +238,10 @@ class Engine(Protocol):
         """Set Adam's step count; used after ``import_state``."""
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
-        """This rank's modules under the names of their model; leaves and containers, in no order."""
+        """Module name → module, for all modules on this rank: leaves and containers, in no order."""
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's tensors: weights, gradients, optimizer."""
+        """Bytes of this rank's tensors, by kind: weights, gradients, optimizer."""
 
     def close(self) -> None:
         """Release the engine's memory, threads and files. The caller destroys the process group."""

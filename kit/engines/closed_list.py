@@ -1,8 +1,8 @@
-"""Pickled files, read by a reader that builds tensors and a closed list of classes and calls nothing else.
+"""Reads files of ``torch.save`` safely: builds tensors, plain values and a closed list of classes, and nothing else.
 
-A pickle is a program: what its reader lets it name, it can call. torch's own restricted reader
-(torch/_weights_only_unpickler.py) knows tensors, plain values and what it is told of here, and refuses anything else,
-whatever a manifest says of the file. Nowhere else does kit read what ``torch.save`` wrote.
+A pickle is a program: it can call every class or function that its reader lets it name. torch's restricted reader
+(torch/_weights_only_unpickler.py) allows tensors, plain values and the classes that this module passes to it. It
+refuses any other name, even if a manifest vouches for the file.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 from kit.errors import CheckpointError
 
 Allowed = Sequence[type | tuple[Callable[..., Any], str]]
-"""Classes beside tensors and plain values; or what stands in for a name, and the name."""
+"""The classes that a file may name beside tensors and plain values. A pair is (substitute, name in the file)."""
 
 
 def load_restricted(path: Path, allowed: Allowed = (), map_location: Any = "cpu", mapped: bool = False) -> Any:
-    """What ``torch.save`` wrote. ``mapped``: leave the tensors' values on disk until they are looked at.
+    """Load a file of ``torch.save``. ``mapped``: map the file into memory, so that tensors are read on first access.
 
-    Raises CheckpointError where the file is missing or damaged, or names anything that is not allowed: nothing of it
-    has run then.
+    Raises CheckpointError if the file is missing or damaged, or names a class that is not allowed. No code of the file
+    runs.
     """
     try:
         with safe_globals(list(allowed)):
-            mapped = mapped and zipfile.is_zipfile(path)  # torch's older format cannot be
+            mapped = mapped and zipfile.is_zipfile(path)  # torch cannot map its older format
             return torch.load(path, map_location=map_location, weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged pickle may raise anything
         raise CheckpointError(_refusal(path, error)) from error
 
 
 def unknown_names(path: Path) -> list[str]:
-    """Every class and function that a file names beside those of tensors and plain values; nothing of it is run.
+    """Names of all classes and functions in a file, except those of tensors and plain values. Runs no code of the
+    file.
 
-    Raises CheckpointError for a file that ``torch.save`` did not write, or wrote in its older format.
+    Raises CheckpointError if ``torch.save`` did not write the file, or wrote it in torch's older format.
     """
     try:
         return get_unsafe_globals_in_checkpoint(path)
@@ -47,7 +48,7 @@ def unknown_names(path: Path) -> list[str]:
 
 
 def _refusal(path: Path, error: Exception) -> str:
-    """torch's own words advise to load the file all the same."""
+    """Replaces torch's message, which advises loading the file without restrictions."""
     words = " ".join(str(error).split()) or type(error).__name__
     name = words.partition("GLOBAL ")[2].partition(" ")[0]
     if name:

@@ -1,6 +1,6 @@
-"""What ranks do together: gather values, write files as one, and agree on every step.
+"""Collectives on Python values: gather them, run work on several ranks, and agree on a status in every step.
 
-All ranks succeed or fail together, so that none is left waiting in a collective."""
+If one rank fails, all ranks raise, so that no rank waits in a collective for ever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kit.errors import CheckpointError, KitError
 Result = TypeVar("Result")
 
 _FAILURES: tuple[type[Exception], ...] = (OSError, SafetensorError, KitError)
-"""What reading or writing a checkpoint may raise; anything else is our own bug and ends the process."""
+"""Exceptions that reading or writing a checkpoint may raise. Any other exception is a bug and ends the process."""
 
 
 def rank() -> int:
@@ -25,7 +25,8 @@ def rank() -> int:
 
 
 def gather(value: Result, group: dist.ProcessGroup | None = None) -> list[Result]:
-    """Collective over ``group`` (None: all ranks). The values of its ranks, in rank order; they must pickle."""
+    """Collective over ``group`` (None: all ranks). Returns the values of the group's ranks, in rank order; values must
+    pickle."""
     if not dist.is_initialized():
         return [value]
     values: list[Result] = [value] * dist.get_world_size(group)
@@ -34,7 +35,7 @@ def gather(value: Result, group: dist.ProcessGroup | None = None) -> list[Result
 
 
 def split_over_ranks(items: list[Result]) -> list[Result]:
-    """Returns this rank's part of a list, so that all ranks share the hashing of terabytes."""
+    """Returns this rank's items of a list: every world-size-th item, from the rank's own number on."""
     return items[dist.get_rank() :: dist.get_world_size()] if dist.is_initialized() else items
 
 
@@ -45,11 +46,11 @@ def run_collectively(
     failures: tuple[type[Exception], ...] = _FAILURES,
     group: dist.ProcessGroup | None = None,
 ) -> list[Result]:
-    """Collective over ``group`` (None: all ranks). Runs ``work`` on the ranks that take part; returns their results,
-    on every rank.
+    """Collective over ``group`` (None: all ranks). Runs ``work`` on the ranks with ``takes_part``; returns the results
+    of these ranks, on every rank.
 
-    If ``work`` raises one of ``failures`` anywhere, every rank raises the first one, as CheckpointError where it is
-    none.
+    If ``work`` raises one of ``failures`` on any rank, every rank raises the error of the lowest such rank, as a
+    CheckpointError. ``doing`` names the work in the message.
     """
     result, error = None, None
     if takes_part:
@@ -72,10 +73,11 @@ def _words(error: Exception, doing: str) -> str:
 
 
 class StatusAllReduce:
-    """Agrees on a few values every step: the largest of each over all ranks. Built once a run, by all ranks together.
+    """All-reduces (max) a few values per step, so that all ranks stop after the same step. The constructor is
+    collective.
 
-    The values are the host's own, so no rank waits for its GPU: gloo sends them once backward is done, beside the
-    optimizer, and they are read after it. Every rank reads the same result, so all stop after the same step."""
+    The values are on the host, so no rank waits for its GPU. gloo sends them while the optimizer runs; ``max`` reads
+    the result after the optimizer."""
 
     def __init__(self) -> None:
         several = dist.is_initialized() and dist.get_world_size() > 1
@@ -84,13 +86,13 @@ class StatusAllReduce:
         self._work: dist.Work | None = None
 
     def start(self, values: Sequence[float]) -> None:
-        """Begin to send this rank's values."""
+        """Start the all-reduce of this rank's values."""
         self._values = torch.tensor(values, dtype=torch.float64)
         if self._group is not None:
             self._work = dist.all_reduce(self._values, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def max(self) -> list[float]:
-        """The largest of each value over all ranks; waits for the slowest."""
+        """Wait for all ranks; return the maximum of each value over the ranks."""
         if self._work is not None:
             self._work.wait()
             self._work = None

@@ -1,4 +1,4 @@
-"""Full tensors of an engine on one rank: for comparisons of small models."""
+"""Gathers an engine's full tensors on rank 0, to compare small models."""
 
 from __future__ import annotations
 

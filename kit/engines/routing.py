@@ -1,4 +1,4 @@
-"""What the routers of a model did in one optimizer step, over all ranks: loads of experts, and what balances them."""
+"""Routing metrics of one optimizer step, over all ranks: tokens per expert, balancing losses, router biases."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kit.specs.model import ModelSpec
 
 
 class RoutingRecord:
-    """Sums over the micro batches of a step, layer by layer; layers are those with experts, numbered from 0."""
+    """Sums over the micro batches of a step, per layer. Layers with experts are numbered from 0."""
 
     def __init__(self, model: ModelSpec, device: torch.device | int) -> None:
         self._experts = model.num_experts
-        # Of a layer: tokens of each expert, bias of each expert, (token, expert) pairs before drops, both losses.
+        # Columns: tokens per expert, bias per expert, (token, expert) pairs before drops, auxiliary loss, z loss.
         shape = (model.num_layers - model.first_dense_layers, 2 * self._experts + 3)
         self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
 
@@ -25,31 +25,32 @@ class RoutingRecord:
         self._sums.zero_()
 
     def add_tokens(self, layer: int, tokens: torch.Tensor, chosen: int) -> None:
-        """``tokens``: (experts), computed by each. ``chosen``: pairs of a token and an expert that the router chose."""
+        """``tokens``: (experts), tokens that each expert computed. ``chosen``: number of (token, expert) pairs that the
+        router chose, dropped pairs included."""
         self._sums[layer, : self._experts] += tokens
         self._sums[layer, -3] += chosen
 
     def add_losses(self, layer: int, auxiliary: torch.Tensor | float, z: torch.Tensor | float) -> None:
-        """This rank's part of the means over the step, without their coefficients."""
+        """Add this rank's part of the step's mean auxiliary loss and z loss, before their coefficients."""
         self._sums[layer, -2] += auxiliary
         self._sums[layer, -1] += z
 
     def set_bias(self, layer: int, bias: torch.Tensor, copies: int) -> None:
-        """``bias``: (experts), which so many ranks hold alike."""
+        """``bias``: (experts). ``copies``: number of ranks with an equal bias, which ``reduce`` adds up."""
         self._sums[layer, self._experts : -3] = bias.double() / copies
 
     def reduce(self) -> None:
-        """Collective: sums of all ranks, on all ranks."""
+        """Collective. All-reduce the sums over all ranks."""
         dist.all_reduce(self._sums)
 
     @property
     def tokens(self) -> torch.Tensor:
-        """(layers, experts), fp64."""
+        """Tokens per expert: (layers, experts), fp64."""
         return self._sums[:, : self._experts]
 
     def metrics(self, losses: bool, biases: bool) -> Mapping[str, float | None]:
-        """Fields of ``StepMetrics``. Waits for the device. ``losses``, ``biases``: whether the model is trained with
-        them."""
+        """Fields of ``StepMetrics``. Waits for the device. ``losses``, ``biases``: whether the job uses balancing
+        losses, and whether the routers have biases; otherwise the metric is None."""
         sums = self._sums.cpu()
         tokens, bias = sums[:, : self._experts], sums[:, self._experts : -3]
         share = tokens / tokens.sum(1, keepdim=True).clamp(min=1)

@@ -1,8 +1,8 @@
-"""AutoTP: DeepSpeed cuts the linear layers of a Hugging Face model over neighbouring ranks, and ZeRO what is left.
+"""AutoTP: DeepSpeed splits the linear layers of a Hugging Face model over neighbouring ranks. ZeRO shards each slice.
 
-DeepSpeed records with every cut parameter how it was cut (module_inject/layers.py, ``_set_param_uc_meta``), for its
-universal checkpoints; the same record joins parameters here. It takes the whole model on every rank to cut it:
-zero.Init would partition over ranks of which only some hold the same.
+DeepSpeed records for its universal checkpoints how it split each parameter (module_inject/layers.py,
+``_set_param_uc_meta``). This module joins slices by the same record. Every rank first builds the whole model: zero.Init
+would partition over all ranks, but ranks of one tensor-parallel group have different slices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RECORD = "ds_autotp_universal_checkpoint_meta"
 
 
 class AutoTensorParallel(DataParallel):
-    """Tensor parallelism of Hugging Face layers; ranks of a group compute the same samples."""
+    """Tensor parallelism of Hugging Face layers. The ranks of a tensor-parallel group compute the same samples."""
 
     def __init__(self, rundir: RunDirectory) -> None:
         super().__init__(rundir)
@@ -34,7 +34,7 @@ class AutoTensorParallel(DataParallel):
         self.dp_rank, self.dp_size = dist.get_rank() // self._tp, rundir.plan.layout.dp
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
-        """The whole model; ``deepspeed.initialize`` cuts it."""
+        """Build the whole model; ``deepspeed.initialize`` splits it."""
         device = torch.device(get_accelerator().current_device_name())
         model = build_model(self.rundir, torch.float32, device)
         if self.rundir.plan.layout.recompute == "full":
@@ -42,7 +42,7 @@ class AutoTensorParallel(DataParallel):
         return model
 
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
-        """Raises EngineError where DeepSpeed split a parameter into more than contiguous slices."""
+        """Raises EngineError if DeepSpeed split no layer, or split a parameter into slices that are not contiguous."""
         super().attach(engine, state)
         self.tokens_group = groups._get_data_parallel_group()
         self.tensor_group = groups.get_tensor_model_parallel_group()
@@ -61,8 +61,8 @@ class AutoTensorParallel(DataParallel):
         return tuple(shape)
 
     def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """Collective: this rank's slice → the whole parameter, of ``shape(name)`` and the same dtype: slices of all
-        tensor-parallel ranks, concatenated."""
+        """Collective. Gather the slices of all tensor-parallel ranks and concatenate them: ``shape(name)``, in the
+        dtype of ``held``, this rank's slice."""
         cut = self._cuts[name]
         if cut is None:
             return held
@@ -72,14 +72,14 @@ class AutoTensorParallel(DataParallel):
         return torch.cat(slices, dim)
 
     def load_param(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: TensorSource) -> None:
-        """Set this rank's slice from the whole tensor."""
+        """Read the whole tensor from ``source`` and set this rank's slice of it."""
         whole, cut = source.read(name).float(), self._cuts[name]
         if cut is not None:
             whole = whole.split(cut[1], cut[0])[dist.get_rank(self.tensor_group)].contiguous()
         self.state.set(parameter, kind, whole)
 
     def _cut(self, name: str, parameter: torch.nn.Parameter) -> tuple[int, list[int]] | None:
-        """(dimension, sizes of the slices) as DeepSpeed cut it; None: whole on every rank."""
+        """(dimension, sizes of the slices) of a split parameter; None: every rank has the whole parameter."""
         record = getattr(parameter, _RECORD, None)
         if record is None or record["partition_dim"] is None:
             return None

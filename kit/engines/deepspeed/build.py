@@ -1,5 +1,4 @@
-"""Builds a DeepSpeed engine from a run directory: environment, model, parameter groups, and proof that it is as
-planned."""
+"""Builds a DeepSpeed engine from a run directory, and checks that DeepSpeed built what the plan says."""
 
 from __future__ import annotations
 
@@ -30,16 +29,16 @@ from kit.errors import EngineError
 
 
 def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, ModelParallelStrategy]:
-    """Model with random weights, optimizer and DeepSpeed engine. Raises EngineError where they are not as planned."""
+    """Collective. Build model, optimizer and DeepSpeed engine. Raises EngineError if they differ from the plan."""
     settings = copy.deepcopy(dict(rundir.settings))
     _check_settings(settings)
     _complete_environment()
-    # DeepSpeed 0.19.8 calls collectives by names that torch 2.13 warns of at every step. Nobody here can act on it.
+    # DeepSpeed 0.19.8 calls collectives by deprecated names, so torch 2.13 warns in every step. Users cannot act on it.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
-    # On CPU DeepSpeed compiles a shared-memory all-reduce before anything else (comm/torch.py, build_shm_op): half a
-    # minute and a compiler, for a function that only inference calls. Its table of usable ops can say no.
+    # On CPUs DeepSpeed first compiles a shared-memory all-reduce (comm/torch.py, build_shm_op). This takes half a
+    # minute and needs a compiler, but only inference calls it. This entry marks the op as not available.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # Joins the process group that exists; without the flag a run without MASTER_ADDR would look for MPI.
+    # DeepSpeed joins the existing process group. Without the flag it would search for MPI if MASTER_ADDR is not set.
     deepspeed.init_distributed(get_accelerator().communication_backend_name(), auto_mpi_discovery=False)
     ops.prepare_builds()
     nvme.prepare_swapping(rundir, settings)
@@ -59,7 +58,7 @@ def build_deepspeed(rundir: RunDirectory) -> tuple[deepspeed.DeepSpeedEngine, Mo
 
 
 def parameter_state(engine: deepspeed.DeepSpeedEngine) -> ParameterState:
-    """The access that fits the optimizer DeepSpeed chose (engine.py, _configure_optimizer)."""
+    """The ``ParameterState`` for the optimizer that DeepSpeed chose (engine.py, _configure_optimizer)."""
     optimizer = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
         if optimizer.swap_optimizer or optimizer.params_in_nvme_and_cpu:
@@ -76,8 +75,8 @@ def parameter_state(engine: deepspeed.DeepSpeedEngine) -> ParameterState:
 
 
 def release(engine: deepspeed.DeepSpeedEngine, strategy: ModelParallelStrategy, rundir: RunDirectory) -> None:
-    """Hooks, buffers, swap files, and the process groups that DeepSpeed keeps in module globals: the next engine must
-    not find them once the caller has destroyed the world they belong to."""
+    """Release hooks, buffers and swap files, and clear DeepSpeed's module globals of process groups: the caller may
+    destroy these groups, and the next engine must not find them."""
     engine.destroy()
     nvme.remove_swap_files(rundir)
     groups._release_process_group_references(group=None)
@@ -103,9 +102,9 @@ def _build_strategy(rundir: RunDirectory) -> ModelParallelStrategy:
 
 
 def _parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
-    """Two groups: matrices take the configured weight decay, one-dimensional parameters (norms, biases) none.
+    """Two groups: matrices with the configured weight decay, one-dimensional parameters (norms, biases) without any.
 
-    Under zero.Init a parameter's own shape is empty, ``ds_shape`` is the whole one's.
+    Under zero.Init a parameter's ``shape`` is empty; ``ds_shape`` is the shape of the whole parameter.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     decayed = [p for p in parameters if len(getattr(p, "ds_shape", p.shape)) > 1]
@@ -114,7 +113,8 @@ def _parameter_groups(model: torch.nn.Module) -> list[dict[str, Any]]:
 
 
 def _complete_environment() -> None:
-    """What a launcher sets. zero.Init reads LOCAL_RANK, and where any is missing DeepSpeed searches for MPI."""
+    """Set the environment variables that a launcher sets. zero.Init reads LOCAL_RANK, and DeepSpeed searches for MPI
+    if one is missing."""
     defaults = {
         "RANK": str(dist.get_rank()),
         "WORLD_SIZE": str(dist.get_world_size()),
@@ -127,7 +127,7 @@ def _complete_environment() -> None:
 
 
 def _check_settings(settings: dict[str, Any]) -> None:
-    """Refuse hand-made edits that DeepSpeed accepts and that would make this engine wrong without a word."""
+    """Refuse edits of ds_config.json that DeepSpeed accepts but that would silently give wrong results here."""
     for wrong, why in (
         (
             settings.get("zero_optimization", {}).get("round_robin_gradients"),
@@ -153,7 +153,8 @@ def _check_settings(settings: dict[str, Any]) -> None:
 
 
 def _check_engine(engine: Any, rundir: RunDirectory) -> None:
-    """Launchers and wrappers around DeepSpeed fall back to other engines, devices and world sizes in silence."""
+    """Raises EngineError if the engine's class, parallel sizes, device, precision or offload differ from the plan:
+    launchers and wrappers of DeepSpeed fall back silently."""
     layout, cluster = rundir.plan.layout, rundir.plan.cluster
     offload = {"cpu": "cpu", "nvme": "nvme", "none": None}
     found_and_planned = {
@@ -182,6 +183,6 @@ def _precision(engine: Any) -> str:
 
 
 def _offload_device(config: Any) -> str | None:
-    # An enum where it is a default, a string where it was given (pydantic, use_enum_values).
+    # A default value is an enum, a configured value is a string (pydantic, use_enum_values).
     device = "none" if config is None else getattr(config.device, "value", config.device)
     return None if device == "none" else str(device)

@@ -1,4 +1,4 @@
-"""Every rank computes its own samples with a Hugging Face model; the base of what DeepSpeed splits of one."""
+"""Data parallelism of a Hugging Face model, and the base class of DeepSpeed's ways to split such a model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DataParallel(ModelParallelStrategy):
-    """All ranks are data-parallel."""
+    """Every rank computes samples of its own."""
 
     chunked: ChunkedLoss | None = None
 
@@ -38,18 +38,18 @@ class DataParallel(ModelParallelStrategy):
         self.dp_rank, self.dp_size = dist.get_rank(), dist.get_world_size()
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
-        """Stage 3: partitioned parameter by parameter while it is built, so that no rank ever holds it whole.
+        """Build the model. Stage 3 partitions each parameter as soon as it exists, so that no rank has a whole model.
 
-        transformers then initialises it module by module on rank 0, in another order than a whole model: random weights
-        of stage 3 are as good as those of the other stages, but not the same. Below stage 3 the model is built in fp32;
-        DeepSpeed casts it, and clones its fp32 master weights from the cast ones.
+        At stage 3 transformers initialises the model module by module on rank 0, in another order than at other stages:
+        the random weights differ from those of the other stages. Below stage 3 the model is built in fp32. DeepSpeed
+        then casts it, and clones its fp32 master weights from the cast weights.
         """
         layout = self.rundir.plan.layout
-        # Stage 3 clones masters from what is partitioned here, so under autocast that is fp32.
+        # Stage 3 clones its master weights from the partitioned weights, so these must be fp32 under autocast.
         precision = "fp32" if layout.autocast or layout.zero_stage < 3 else self.rundir.plan.job.precision
         device = torch.device(get_accelerator().current_device_name())
         lora = self.rundir.plan.job.lora
-        # bitsandbytes quantises whole weights: those of QLoRA are partitioned afterwards, by deepspeed.initialize.
+        # bitsandbytes quantises whole weights, so deepspeed.initialize partitions the weights of QLoRA afterwards.
         partitioned = layout.zero_stage == 3 and not (lora and lora.four_bit)
         with _zero3_announced(settings, partitioned):
             if lora is not None and not partitioned:
@@ -63,9 +63,9 @@ class DataParallel(ModelParallelStrategy):
 
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
         self.engine, self.state = engine, state
-        # Tied parameters come once, under the name that transformers saves: the first.
+        # A tied parameter appears once, under its first name, which transformers saves.
         self.parameters = trainable(engine.module)
-        # Those of a model with adapters are loaded with its frozen weights.
+        # With adapters, buffers are loaded together with the frozen weights.
         self.buffers = SavedBuffers(
             torch.nn.Module() if self.rundir.plan.job.lora else engine.module, self.rundir.plan.model
         )
@@ -75,7 +75,7 @@ class DataParallel(ModelParallelStrategy):
 
     @property
     def owners(self) -> Mapping[str, int]:
-        """ZeRO gathers every tensor on every rank: the ranks export them in turn."""
+        """ZeRO gathers every tensor on every rank, so the ranks export the tensors in turn; rank 0 exports buffers."""
         return {
             on_disk: number % dist.get_world_size()
             for number, name in enumerate(self.parameters)
@@ -94,7 +94,7 @@ class DataParallel(ModelParallelStrategy):
                 yield StateBlock.whole(kind, name, buffer)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """Raises CheckpointError where names or shapes are not the model's."""
+        """Raises CheckpointError if names or shapes differ from the model's."""
         shapes = {name: self.shape(name) for name in self.parameters}
         source = source_for_model(self._spec, source, shapes, self.buffers, kind)
         for name, parameter in self.parameters.items():
@@ -102,7 +102,7 @@ class DataParallel(ModelParallelStrategy):
             self.load_param(name, parameter, kind, source)
 
     def load_param(self, name: str, parameter: torch.nn.Parameter, kind: StateKind, source: TensorSource) -> None:
-        """Set one parameter from ``source``; at stage 3 only this rank's part is read."""
+        """Set one parameter from ``source``. At stage 3 each rank reads its own part only."""
         if isinstance(self.state, FullyPartitionedState):
             part = source.read_flat(name, *self.state.rank_range(parameter))
             self.state.set_part(parameter, kind, part.float())
@@ -115,13 +115,14 @@ class DataParallel(ModelParallelStrategy):
         return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
     def full_param(self, name: str, held: torch.Tensor) -> torch.Tensor:
-        """The tensor that ZeRO's ranks hold together → the whole parameter, of ``shape(name)``."""
+        """The whole parameter, of ``shape(name)``; ``held``: the tensor that ZeRO gathered over its ranks."""
         return held
 
 
 @contextmanager
 def _zero3_announced(settings: dict[str, Any], stage3: bool) -> Iterator[None]:
-    """transformers enters zero.Init, and gathers module by module to initialise, while such an object exists."""
+    """While entered at stage 3, transformers builds models under zero.Init, and gathers each module to initialise
+    it."""
     # transformers keeps a weak reference: the name must stay bound until the model is built.
     announcement = HfDeepSpeedConfig(settings) if stage3 else None
     try:

@@ -1,11 +1,11 @@
 """DeepSpeed behind kit's Engine protocol.
 
 DeepSpeed averages gradients over data-parallel ranks in every stage (engine.py, allreduce_bucket;
-stage_1_and_2.py, average_tensor; comm/coalesced_collectives.py, reduce_scatter_coalesced) and, unless told
-otherwise, divides by the number of micro batches. Here a loss is (sum over this micro batch) · dp / (tokens over all
-ranks and micro batches), handed to ``backward(scale_wrt_gas=False)``: the dp cancels the averaging, and the gradient is
-that of the mean over the step's tokens, however they are spread over ranks and micro batches. Where ranks split the
-work on a sample, the strategy says how many are averaged (``strategy.py``, ``averaged_over``).
+stage_1_and_2.py, average_tensor; comm/coalesced_collectives.py, reduce_scatter_coalesced). By default it also divides
+by the number of micro batches. This engine passes (sum of the micro batch's loss) · dp / (tokens over all ranks and
+micro batches) to ``backward(scale_wrt_gas=False)``. The factor dp cancels DeepSpeed's average, so the gradient is that
+of the mean loss over all tokens of the step, for any layout. If ranks split a sample, ``averaged_over`` of
+``strategy.py`` takes the place of dp.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kit.engines.kernels.loss import evaluation_loss, global_tokens, mean_scale,
 from kit.errors import CheckpointError, EngineError
 
 _TAG = "native"
-"""Name of the folder that DeepSpeed makes inside a checkpoint's directory."""
+"""Name of the folder that DeepSpeed creates inside a checkpoint's directory."""
 
 
 class DeepSpeedEngine(Engine):
-    """ZeRO 0 to 3, configured by the run directory's ds_config.json, on the model of its plan's strategy.
+    """ZeRO 0 to 3, configured by the run directory's ds_config.json. The plan's strategy builds the model.
 
-    Weights are random from ``run.seed``, or those of ``run.model_path``. Raises EngineError where DeepSpeed did not
-    become what the plan says.
+    Weights are random from ``run.seed``, or read from ``run.model_path``. Raises EngineError if DeepSpeed built
+    something else than the plan says.
     """
 
     def __init__(self, rundir: RunDirectory) -> None:
@@ -61,10 +61,11 @@ class DeepSpeedEngine(Engine):
         self._pending = False  # gradients wait for apply or discard
         self._scaled_norm: torch.Tensor | float | None = None
         self._norm = math.nan
-        """Norm of the current gradients, once it was computed: DeepSpeed's value, and the value that is reported."""
+        """Norm of the current gradients after ``gradient_norm``; ``_scaled_norm`` is DeepSpeed's value, which includes
+        fp16's loss scale."""
         self._adapters_only = rundir.plan.job.lora is not None
         if self._adapters_only:
-            # The frozen weights were loaded while the model was built.
+            # ``build_deepspeed`` has loaded the frozen weights.
             shapes = checkpoint_shapes(rundir.plan.model, rundir.plan.job.lora)
             self.import_state(StateKind.MASTER, InitialAdapters(shapes, rundir.run.seed))
         elif rundir.run.model_path is not None:
@@ -73,8 +74,8 @@ class DeepSpeedEngine(Engine):
     # ------------------------------------------------------------------ one optimizer step
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """Gradients are reduced in the last backward, in stages 2 and 3 in each. Raises EngineError where no label of
-        the step counts, or where gradients of an earlier step are still there."""
+        """Stages 0 and 1 reduce gradients in the last backward, stages 2 and 3 in each. Raises EngineError if all
+        labels of the step are masked, or if an earlier step still has gradients."""
         if self._pending:
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
         micro_batches = [self._strategy.shard_batch(micro_batch) for micro_batch in micro_batches]
@@ -85,7 +86,7 @@ class DeepSpeedEngine(Engine):
         self._routing.begin(len(micro_batches), self._strategy.averaged_over, self._loss_scale)
         for index, micro_batch in enumerate(micro_batches):
             self._routing.sequences = len(micro_batch.input_ids)
-            # Set for every backward: stages 0 and 1 reduce, and 2 and 3 hand over, only at the boundary.
+            # At the boundary, stages 0 and 1 reduce the gradients, and stages 2 and 3 pass them to the optimizer.
             self._engine.set_gradient_accumulation_boundary(index == len(micro_batches) - 1)
             loss = self._strategy.loss_sum(micro_batch)
             self._engine.backward(loss * scale, scale_wrt_gas=False)
@@ -108,7 +109,7 @@ class DeepSpeedEngine(Engine):
         return None if self._engine.fp16_enabled() and not math.isfinite(self._norm) else self._norm
 
     def apply(self, learning_rate: float) -> Norms:
-        """Raises EngineError where the norm is not finite, or fp16's loss scale cannot fall any more."""
+        """Raises EngineError if the norm is not finite, or if fp16's loss scale is already at its minimum."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self.gradient_norm()
@@ -150,7 +151,8 @@ class DeepSpeedEngine(Engine):
     # ------------------------------------------------------------------ state
 
     def save(self, directory: Path) -> None:
-        """DeepSpeed's own files, which are pickles: see ``load``. With NVMe, ours: see ``nvme_state``."""
+        """Write DeepSpeed's own files, which are pickles (``load`` reads them safely). With NVMe write kit's own files
+        (``nvme_state``)."""
         if isinstance(self._state, NvmeState):
             (directory / _TAG).mkdir(exist_ok=True)
             self._state.save(directory / _TAG)
@@ -160,14 +162,14 @@ class DeepSpeedEngine(Engine):
             )
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """Raises EngineError with NVMe, whose state does not fit into host memory."""
+        """Raises EngineError with NVMe: that state does not fit in host memory."""
         if isinstance(self._state, NvmeState):
             raise EngineError("run.checkpoint.asynchronous=true with state on NVMe, which is copied there; use false")
         return copy_checkpoint(self._engine, _TAG, exclude_frozen_parameters=self._adapters_only)
 
     def load(self, directory: Path) -> None:
-        """Read what ``save`` wrote, by a reader that runs none of it (``reading``). Raises CheckpointError where there
-        is nothing, or anything that DeepSpeed does not write."""
+        """Read a checkpoint that ``save`` wrote; no code in it runs (``reading``). Raises CheckpointError if it is
+        missing, or if it names a class that DeepSpeed does not write."""
         if not (directory / _TAG).is_dir():
             raise CheckpointError(f"{directory} has no folder {_TAG}, so no DeepSpeed checkpoint; resume elsewhere")
         if isinstance(self._state, NvmeState):
@@ -181,7 +183,7 @@ class DeepSpeedEngine(Engine):
         return self._strategy.owners
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
-        """Gradients are those of the mean loss: DeepSpeed's averaging has cancelled the scale."""
+        """Blocks of the full tensors. Gradients are exported without fp16's loss scale."""
         for kind in kinds:
             if kind not in (StateKind.MASTER, StateKind.GRADIENT):
                 self._state.create_moments()
@@ -193,7 +195,7 @@ class DeepSpeedEngine(Engine):
                 self._state.release_buffers()
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
-        """Raises CheckpointError where names or shapes are not the model's."""
+        """Raises CheckpointError if names or shapes differ from the model's, EngineError for gradients."""
         if kind is StateKind.GRADIENT:
             raise EngineError("gradients can be exported, not imported; import master, exp_avg or exp_avg_sq")
         if kind is not StateKind.MASTER:
@@ -214,7 +216,7 @@ class DeepSpeedEngine(Engine):
         return dict(self._engine.module.named_modules())
 
     def held_bytes(self) -> dict[str, int]:
-        """Offloaded tensors count too; parameters that stage 3 has gathered just now do not stay."""
+        """Bytes by kind. Includes offloaded tensors, and excludes parameters that stage 3 gathers for a moment."""
         return self._state.held_bytes()
 
     def close(self) -> None:
@@ -228,5 +230,5 @@ class DeepSpeedEngine(Engine):
 
     @property
     def _loss_scale(self) -> float:
-        """Factor by which gradients are scaled: fp16's loss scale, otherwise 1."""
+        """Factor on loss and gradients: fp16's loss scale, otherwise 1."""
         return float(self._engine.optimizer.loss_scale) if self._engine.fp16_enabled() else 1.0

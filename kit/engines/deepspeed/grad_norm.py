@@ -1,8 +1,8 @@
-"""The gradient norm between backward and step, by DeepSpeed's own functions: a step can still be left out then.
+"""Computes the gradient norm between backward and step, by DeepSpeed's own functions, so that a step can be skipped.
 
-DeepSpeed's optimizers compute it inside ``step``. Here it is computed before, and ``step`` is handed the value, so that
-it is not computed twice. AdamW alone is emitted: Muon, which replaces gradients before their norm is taken, would
-not get the same.
+DeepSpeed's optimizers compute the norm inside ``step``. This module computes it before and passes the value to
+``step``, so that it is not computed twice. kit emits AdamW only. With Muon the values would differ, because Muon
+replaces gradients before it takes their norm.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from kit.engines.deepspeed.strategy import ModelParallelStrategy
 
 @torch.no_grad()
 def scaled_norm(engine: DeepSpeedEngine, strategy: ModelParallelStrategy) -> torch.Tensor | float:
-    """Collective. The norm that the optimizer's ``step`` would compute, a scalar with fp16's loss scale in it; not
-    finite or negative where any gradient is not finite."""
+    """Collective. The norm that the optimizer's ``step`` would compute: a scalar that includes fp16's loss scale. It is
+    negative or not finite if a gradient is not finite."""
     optimizer: Any = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):  # stage3.py, step
         return combine_grad_norm_groups(optimizer._get_norm_groups())
@@ -46,19 +46,18 @@ def scaled_norm(engine: DeepSpeedEngine, strategy: ModelParallelStrategy) -> tor
     if isinstance(optimizer, FP16_UnfusedOptimizer):  # fp16/unfused_optimizer.py, step
         gradients = (split_params_grads_into_shared_and_expert_params(group)[0] for group in optimizer.fp16_groups)
         return get_global_norm([get_weight_norm(group, mpu=optimizer.mpu) for group in gradients if group])
-    return strategy.gradient_norm(engine)  # stage 0 in fp32 clips and forgets (engine.py, _take_model_step)
+    return strategy.gradient_norm(engine)  # stage 0 in fp32 does not keep the norm (engine.py, _take_model_step)
 
 
 def unscaled_norm(norm: torch.Tensor | float, loss_scale: float) -> float:
-    """The norm, a scalar of any dtype, without the loss scale; infinite where it is not finite."""
-    value = float(norm) / loss_scale  # the one place where the host waits for it
+    """The norm divided by the loss scale; infinite if it is negative or not finite. ``norm``: a scalar of any dtype."""
+    value = float(norm) / loss_scale  # the host waits for the norm only here
     return value if math.isfinite(value) and value >= 0 else math.inf
 
 
 @contextmanager
 def precomputed_norm(engine: DeepSpeedEngine, norm: torch.Tensor | float | None) -> Iterator[None]:
-    """While entered, ZeRO's optimizers use ``norm`` (a scalar, of ``scaled_norm``) as their own; None: they compute
-    it."""
+    """While entered, ZeRO's optimizers use ``norm``, the scalar of ``scaled_norm``. None: they compute the norm."""
     optimizer: Any = engine.optimizer
     answer: Any
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
@@ -66,7 +65,7 @@ def precomputed_norm(engine: DeepSpeedEngine, norm: torch.Tensor | float | None)
     elif isinstance(optimizer, DeepSpeedZeroOptimizer):
         name, answer = "scaled_global_norm", norm
     else:
-        name, answer = "", None  # stage 0 is for small models: its norm may be computed twice
+        name, answer = "", None  # stage 0 is for small models: computing the norm twice is cheap
     if norm is None or not name:
         yield
         return

@@ -1,7 +1,8 @@
-"""DeepSpeed's own checkpoint, kept in host memory until a thread writes it.
+"""Copies DeepSpeed's own checkpoint to host memory; a thread writes it later.
 
-DeepSpeed hands every file of a checkpoint to its checkpoint engine (runtime/checkpoint_engine). The one here copies
-what it is given; what DeepSpeed would have written is written later, by the engine that was there before.
+DeepSpeed passes every file of a checkpoint to its checkpoint engine (runtime/checkpoint_engine). This module replaces
+that engine's ``save`` by a function that copies each file's content to the host. The original ``save`` writes the
+copies later.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import torch.distributed as dist
 
 
 def copy_checkpoint(engine: Any, tag: str, **options: Any) -> Callable[[Path, dist.ProcessGroup | None], None]:
-    """Collective. Copy what ``save_checkpoint(tag)`` writes; returns what writes it into an existing directory."""
+    """Collective. Copy the files of ``save_checkpoint(tag)`` to host memory. Returns a function that writes them into
+    an existing directory."""
     own, files = engine.checkpoint_engine, {}
     write = own.save
     with tempfile.TemporaryDirectory(prefix="kit-snapshot-") as nowhere:
@@ -44,14 +46,14 @@ def _write(
 
 
 def _on_host(value: Any, seen: dict[Any, torch.Tensor]) -> Any:
-    """A copy that shares nothing with the live state. A tied tensor is copied once."""
+    """Copy a state dict to the host; the copy shares no memory with the live state. Copies a tied tensor once."""
     if isinstance(value, torch.Tensor):
         key = (value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
         if value.numel() == 0 or key not in seen:
             seen[key] = value.detach().to("cpu", copy=True)
         return seen[key]
     if isinstance(value, dict):
-        copied = copy.copy(value)  # of the same kind, with what a state dict carries beside its items
+        copied = copy.copy(value)  # keeps the class and the attributes of a state dict, such as ``_metadata``
         copied.update((key, _on_host(item, seen)) for key, item in value.items())
         return copied
     if type(value) in (list, tuple):

@@ -1,4 +1,4 @@
-"""ZeRO-Infinity's swap files: before anything is loaded, whether they can work; afterwards, that they are gone."""
+"""ZeRO-Infinity's swap files: checks the machine before a run, and removes the files after it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from kit.preflight.requirements import check_host_memory, check_nvme, swap_direc
 
 
 def prepare_swapping(rundir: RunDirectory, settings: dict[str, Any]) -> None:
-    """Check this machine, and tell ``settings`` where the swap files go: to a directory of this run alone, unless
-    ds_config.json was edited to name another.
+    """Collective. Check this machine, and set the directory of the swap files in ``settings``: one that only this run
+    uses, unless an edit of ds_config.json names another.
 
-    Raises KitError for a disk, memory or library that will not do.
+    Raises KitError if disk, host memory or libaio are not sufficient.
     """
     require(check_host_memory(rundir.plan))
     if not rundir.plan.layout.uses_nvme:
@@ -33,7 +33,7 @@ def prepare_swapping(rundir: RunDirectory, settings: dict[str, Any]) -> None:
 
 
 def remove_swap_files(rundir: RunDirectory) -> None:
-    """Remove this rank's swap files and empty folders: other ranks may still be writing theirs."""
+    """Remove this rank's swap files, and folders that are empty. Other ranks may still write their files."""
     folder = swap_directory(rundir.plan, rundir.run, rundir.path)
     if folder is None:
         return
@@ -43,4 +43,4 @@ def remove_swap_files(rundir: RunDirectory) -> None:
         try:
             parent.rmdir()
         except OSError:
-            continue  # not empty: another rank's
+            continue  # another rank still has files in it

@@ -1,9 +1,12 @@
-"""State that lives on NVMe (ZeRO-Infinity): a sub group of master weights and moments is read, used, and written back.
+"""State on NVMe (ZeRO-Infinity): reads a sub group of master weights and moments, and writes it back if it changed.
 
-DeepSpeed's own accessors read and write a whole sub group for every parameter, its setters refuse parameters whose
-weights are on NVMe (stage3.py, set_local_hp_param, compares with an empty tensor), and its checkpoints lack what is not
-swapped: norms' moments and the step count (engine.py, load_checkpoint skips them), and fail where weights are on NVMe
-(stage3.py, _rigid_load_state_dict, unflattens None). Here a sub group stays until another one is asked for.
+DeepSpeed's own functions do not suffice:
+
+- Its accessors read and write a whole sub group for every parameter. Here a sub group stays in memory until another
+  one is needed.
+- Its setters refuse parameters with weights on NVMe (stage3.py, set_local_hp_param, compares with an empty tensor).
+- Its checkpoints lack all state outside the swap files: the moments of norms and the step count (engine.py,
+  load_checkpoint skips them). They fail for weights on NVMe (stage3.py, _rigid_load_state_dict, unflattens None).
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class NvmeState(FullyPartitionedState):
         self._changed = True
 
     def release_buffers(self) -> None:
-        """Give the buffers back, which the next step needs; what was put is written first."""
+        """Release the swap buffers, which the next step needs. Writes the sub group in memory back if it changed."""
         if self._resident is None:
             return
         if self._changed:
@@ -68,11 +71,12 @@ class NvmeState(FullyPartitionedState):
         self.release_buffers()
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes by kind as in ParameterState, and those of pinned swap buffers and of swap files."""
+        """Bytes by kind as in ``ParameterState``, of pinned swap buffers (``swap_buffers``) and of swap files
+        (``nvme``)."""
         self.release_buffers()
         return super().held_bytes() | {"swap_buffers": new_bytes(self._buffers(), set()), "nvme": self._file_bytes()}
 
-    # ------------------------------------------------------------------ native files
+    # ------------------------------------------------------------------ native checkpoint
 
     def save(self, directory: Path) -> None:
         """Write this rank's state: a safetensors file for every sub group."""
@@ -85,7 +89,8 @@ class NvmeState(FullyPartitionedState):
             (directory / "state.json").write_text(json.dumps({_STEPS: self.optimizer_steps}), encoding="utf-8")
 
     def load(self, directory: Path) -> None:
-        """What ``save`` wrote on as many ranks. Raises CheckpointError for a missing file or one of another size."""
+        """Read a checkpoint that ``save`` wrote on the same layout. Raises CheckpointError if a file is missing, or if
+        a tensor has another size."""
         self.create_moments()
         for index in range(len(self._optimizer.fp16_groups)):
             path = directory / _file_name(index)
@@ -108,11 +113,12 @@ class NvmeState(FullyPartitionedState):
     # ------------------------------------------------------------------ helpers
 
     def _position(self, parameter: Parameter) -> tuple[int, int, int]:
-        """Sub group, and where in it this rank's part of the parameter is."""
+        """(sub group, start, length) of this rank's part of the parameter in the flat sub group."""
         return self._optimizer.grad_position[self._optimizer.get_param_id(parameter)]
 
     def _swap_in(self, group: int) -> torch.Tensor:
-        """Reads a sub group with its moments into its buffers, until ``release_buffers`` or another group."""
+        """Read a sub group and its moments into the swap buffers. They stay until ``release_buffers`` or the next
+        sub group."""
         if group != self._resident and self._optimizer._swappable_optimizer_subgroup(group):
             self.release_buffers()
             self._optimizer._optimizer_states_and_gradient_swap_in(group)
@@ -131,7 +137,7 @@ class NvmeState(FullyPartitionedState):
         return flat.narrow(0, start, length)
 
     def _buffers(self) -> Iterator[torch.Tensor]:
-        """Every page-locked buffer of the two swappers."""
+        """All page-locked buffers of the optimizer's and the weights' swapper."""
         if (swapper := self._optimizer.optimizer_swapper) is not None:
             yield from swapper.swap_buffer_manager.all_buffers
         swapper = self._weight_swapper()

@@ -1,4 +1,4 @@
-"""DeepSpeed's compiled ops: built on first use or ahead of time, under locks that end with their builder."""
+"""Builds DeepSpeed's compiled ops, on first use or ahead of time. The kernel releases the lock of a build that dies."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from kit.preflight.requirements import INSTALL_LIBAIO, NO_LIBAIO
 class BuildLock:
     """The lock of an op's build directory, in place of torch's ``FileBaton`` (torch/utils/file_baton.py).
 
-    torch creates a file and removes it afterwards: that of a build that was killed blocks every later build for ever.
+    torch creates a lock file and removes it after the build: if the build is killed, the file blocks all later builds.
     The kernel releases this lock when its process ends, on network file systems too.
     """
 
     def __init__(self, path: str) -> None:
-        """``path``: of torch's lock file, which is left alone: ``.kit`` is appended."""
+        """``path``: torch's lock file. The lock is on another file, ``path`` with ``.kit`` appended."""
         self._descriptor = os.open(f"{path}.kit", os.O_CREAT | os.O_RDWR, 0o666)
 
     def try_acquire(self) -> bool:
-        """Whether this process builds now."""
+        """Try to take the lock. True: this process builds."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -37,27 +37,26 @@ class BuildLock:
         return True
 
     def wait(self) -> None:
-        """Wait until the builder is done, or dead: then torch finds no library and says so."""
+        """Wait until the building process is done or dead. If it is dead, torch finds no library and raises."""
         fcntl.flock(self._descriptor, fcntl.LOCK_SH)
         self.release()
 
     def release(self) -> None:
-        """Let the next process build."""
+        """Release the lock."""
         os.close(self._descriptor)
 
 
 def prepare_builds() -> None:
-    """Call before anything may be compiled: where ops are built, by which ninja, under which lock.
+    """Set the build directory, ninja and the lock of compiled ops. Call this before DeepSpeed compiles an op.
 
-    Ops are kept in the environment whose headers they were compiled with, unless ``TORCH_EXTENSIONS_DIR`` names a
-    directory or the environment is not writable. torch's default is one directory for all environments of a Python
-    version; ninja compiles again where the paths of headers have changed, so two environments there undo each other's
-    minutes of work at every start.
+    The build directory is inside the Python environment, unless ``TORCH_EXTENSIONS_DIR`` names another one or the
+    environment is not writable. torch's default directory serves all environments of a Python version. ninja compiles
+    again if the paths of headers have changed, so two environments would rebuild each other's ops at every start.
     """
     if os.access(sys.prefix, os.W_OK):
         os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(Path(sys.prefix) / "torch_extensions"))
-    # torch takes the first ninja on PATH, and another ninja than last time builds everything again: always take the one
-    # that pip put beside the interpreter, with or without an activated environment.
+    # torch takes the first ninja on PATH, and a ninja other than the last one builds everything again. So always take
+    # the ninja that pip installed beside the interpreter, even if the environment is not activated.
     beside, path = str(Path(sys.executable).parent), os.environ.get("PATH", "")
     if (Path(beside) / "ninja").exists() and path.split(os.pathsep)[0] != beside:
         os.environ["PATH"] = os.pathsep.join([beside, path])
@@ -65,7 +64,7 @@ def prepare_builds() -> None:
 
 
 def load_async_io() -> None:
-    """DeepSpeed's binding to libaio, compiled on first use. Raises EngineError that names what is missing."""
+    """Load DeepSpeed's binding to libaio; compiles it on first use. Raises EngineError, which names what is missing."""
     prepare_builds()
     builder = AsyncIOBuilder()
     if not builder.is_compatible(verbose=False):
@@ -81,8 +80,8 @@ def load_async_io() -> None:
 
 
 def compile_all() -> dict[str, float | str]:
-    """Each op that an engine here may ask for, with the seconds it took, or why it is not there: ``async_io`` for NVMe,
-    on CUDA also DeepSpeed's two Adams (engine.py, get_optimizer_configuration)."""
+    """Compile all ops that kit's plans use: ``async_io`` for NVMe, on CUDA also DeepSpeed's two Adams (engine.py,
+    get_optimizer_configuration). Returns op → seconds, or op → the reason why it failed."""
     prepare_builds()
     loads: dict[str, Callable[[], object]] = {AsyncIOBuilder().name: load_async_io}
     if get_accelerator().device_name() == "cuda":
@@ -100,7 +99,7 @@ def compile_all() -> dict[str, float | str]:
 
 
 def library() -> Path:
-    """The compiled op that NVMe needs, of this machine and this Python; it exists once it was built."""
+    """Path of the compiled ``async_io`` library for this machine and this Python. The file exists after its build."""
     prepare_builds()
     name = AsyncIOBuilder().name
     return Path(cpp_extension._get_build_directory(name, verbose=False)) / f"{name}.so"

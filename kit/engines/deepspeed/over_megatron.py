@@ -1,10 +1,10 @@
 """ZeRO over Megatron's tensor parallelism: megatron-core's GPTModel under DeepSpeed, as Megatron-DeepSpeed did it.
 
-Ranks are numbered with tensor parallelism fastest. Those of a tensor-parallel group cut every matrix and compute one
-sample together; DeepSpeed partitions each rank's cut over the data-parallel ranks that hold the same one. What the
-Megatron engine does after backward (distributed/finalize_model_grads.py) happens here in backward, before DeepSpeed
-sees a gradient: parameters that tensor-parallel ranks hold alike, but whose gradients each of them computes from its
-own part of the sequence or of the heads, get the sum.
+Neighbouring ranks form a tensor-parallel group: they split every matrix and compute one sample together. DeepSpeed
+shards each tensor-parallel slice over the data-parallel ranks that have an equal slice. Some parameters are equal on
+all ranks of a tensor-parallel group, but each rank computes their gradient from its part of the sequence or of the
+heads. A hook all-reduces these gradients in backward, before DeepSpeed reads them; the Megatron engine does it after
+backward (distributed/finalize_model_grads.py).
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _GROUP_FUNCTIONS = (
     "get_data_parallel_world_size",
     "get_data_parallel_group",
 )
-"""Names by which DeepSpeed asks for groups (utils/groups.py, engine.py), answered by megatron-core. Tensor parallelism
-also has an older name, model parallelism."""
+"""Functions of megatron-core by which DeepSpeed looks up process groups (utils/groups.py, engine.py). DeepSpeed also
+calls the first three by an older name, model parallelism."""
 
 
 def _tensor_parallel_unit() -> SimpleNamespace:
-    """What ``deepspeed.initialize`` takes as ``mpu``."""
+    """The ``mpu`` argument of ``deepspeed.initialize``."""
     answers = {name: getattr(parallel_state, name) for name in _GROUP_FUNCTIONS}
     return SimpleNamespace(**answers, **{name.replace("tensor_", ""): answers[name] for name in _GROUP_FUNCTIONS[:3]})
 
@@ -70,7 +70,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
         self._config = transformer_config(self._settings["transformer_config"])
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
-        """Stage 3: each matrix of this rank's cut is partitioned as soon as it exists."""
+        """Build this rank's slice of the model. Stage 3 partitions each matrix as soon as it exists."""
         plan = self._rundir.plan
         with self._partitioned_at_birth(settings):
             (model,) = build_chunks(plan.model, self._config, self._settings["model"])
@@ -80,7 +80,8 @@ class MegatronTensorParallel(ModelParallelStrategy):
         return model
 
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
-        """Attach the engine. Random weights equal the Megatron engine's, on every layout."""
+        """Attach the engine. Without ``run.model_path``, set random weights, which equal the Megatron engine's on every
+        layout."""
         plan = self._rundir.plan
         self._engine = engine
         data = parallel_state.get_data_parallel_group()
@@ -92,7 +93,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
             state.update_model()
 
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Sum of the losses, equal on all ranks of a tensor-parallel group."""
+        """Summed loss of a micro batch: a scalar, equal on all ranks of a tensor-parallel group."""
         losses, counted = forward(self._engine, micro_batch)
         return (losses * counted).sum()
 
@@ -103,15 +104,15 @@ class MegatronTensorParallel(ModelParallelStrategy):
         self._resharder.load(kind, source)
 
     def close(self) -> None:
-        """Forget megatron-core's process groups."""
+        """Destroy megatron-core's process groups."""
         parallel_state.destroy_model_parallel()
 
     def _partitioned_at_birth(self, settings: dict[str, Any]) -> AbstractContextManager[Any]:
         if self._rundir.plan.layout.zero_stage < 3:
             return nullcontext()
-        # megatron-core gives each tensor its dtype. By default all of them are overridden, the fp32 frequencies of RoPE
-        # too: 1 % in the gradients; and a dtype passed here is bf16 wherever fp16 is not supported
-        # (partition_parameters.py, _set_dtype: ``dtype or fp16 if … else bf16``).
+        # megatron-core gives each tensor its dtype. By default zero.Init overrides all dtypes, also of RoPE's fp32
+        # frequencies, which changes gradients by 1 %. It turns any dtype passed here into bf16 where fp16 is not
+        # supported (partition_parameters.py, _set_dtype: ``dtype or fp16 if … else bf16``).
         return deepspeed.zero.Init(
             data_parallel_group=parallel_state.get_data_parallel_group(),
             config_dict_or_path=settings,
@@ -120,8 +121,8 @@ class MegatronTensorParallel(ModelParallelStrategy):
         )
 
     def _is_partial(self, name: str, parameter: torch.nn.Parameter) -> bool:
-        """Whether each tensor-parallel rank computes only a part of this gradient of a parameter that all of them hold:
-        under sequence parallelism norms and biases of row-parallel layers, and always norms of single heads."""
+        """Whether each tensor-parallel rank computes only a part of the gradient of a parameter that all ranks have:
+        norms and biases of row-parallel layers under sequence parallelism, and always norms of single heads."""
         if self._config.tensor_model_parallel_size == 1:
             return False
         is_head_norm = self._config.qk_layernorm and ("q_layernorm" in name or "k_layernorm" in name)
@@ -129,7 +130,7 @@ class MegatronTensorParallel(ModelParallelStrategy):
 
 
 class _Shards(ShardState):
-    """``ShardState`` over what DeepSpeed's optimizer holds, which takes and gives whole shards only."""
+    """``ShardState`` over DeepSpeed's optimizer, which reads and sets only whole shards of a parameter."""
 
     def __init__(self, state: ParameterState, data: dist.ProcessGroup) -> None:
         self._state, self._data = state, data

@@ -1,8 +1,8 @@
-"""DeepSpeed's own files, read by the closed-list reader.
+"""Reads DeepSpeed's own checkpoint files with the closed-list reader.
 
 DeepSpeed 0.19.8 reads them with ``torch.load(weights_only=False)`` (runtime/checkpoint_engine/
-torch_checkpoint_engine.py), which runs what a file says. Beside tensors and plain values its files hold the classes
-below and no others, in all stages and precisions.
+torch_checkpoint_engine.py), which runs code from the file. In all stages and precisions, the files contain tensors,
+plain values and the classes below, and no others.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ _CLASSES = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
 
 
 def read_safely(engine: DeepSpeedEngine) -> None:
-    """From here on DeepSpeed loads by the closed-list reader, whatever checkpoint engine its settings chose."""
+    """Make ``engine`` load checkpoints with the closed-list reader, whatever checkpoint engine its settings chose."""
     engine.checkpoint_engine.load = _load
 
 
 def check(directory: Path) -> None:
     """Collective. Raises CheckpointError, on every rank, for a file that the closed-list reader refuses.
 
-    Each rank looks at its share, before any rank loads: one that stopped half-way would leave the others waiting.
+    Each rank checks its share of the files, before any rank loads: if one rank stopped during ``load``, the other ranks
+    would wait for ever.
     """
 
     def look() -> None:

@@ -1,10 +1,10 @@
-"""Whole tensors in and out of DeepSpeed's optimizers: master weights, moments, gradients, one parameter at a time.
+"""Reads and sets the state of DeepSpeed's optimizers: master weights, moments and gradients of one parameter at a time.
 
     ParameterState
-    ├── UnshardedState           stage 0: everything whole on every rank
-    ├── PartitionedState         stages 1 and 2: flat groups, a slice of each on every rank
-    └── FullyPartitionedState    stage 3: parameters too
-        └── NvmeState            its state on NVMe (nvme_state.py)
+    ├── UnshardedState           stage 0: every rank has the whole state
+    ├── PartitionedState         stages 1 and 2: every rank has a slice of each flat parameter group
+    └── FullyPartitionedState    stage 3: every rank has a slice of each parameter and of its state
+        └── NvmeState            stage 3 with state on NVMe (nvme_state.py)
 
 All methods are collective. ``get`` and ``gradient`` return the whole fp32 tensor on every rank, on the engine's
 device; ``set`` takes the whole tensor on every rank and keeps this rank's part.
@@ -31,7 +31,7 @@ from deepspeed.utils import (
 from kit.engines.base import StateKind
 
 Parameter = Any
-"""A ``torch.nn.Parameter``, which DeepSpeed gives attributes and methods."""
+"""A ``torch.nn.Parameter`` with the attributes and methods that DeepSpeed adds."""
 
 
 class ParameterState(ABC):
@@ -57,33 +57,35 @@ class ParameterState(ABC):
 
     @abstractmethod
     def update_model(self) -> None:
-        """Make the model's weights follow the master weights."""
+        """Copy the master weights into the model's weights."""
 
     @abstractmethod
     def clear_gradients(self) -> None:
-        """Forget what backward accumulated, as if it had not run."""
+        """Discard the gradients that backward accumulated."""
 
     @abstractmethod
     def master_weights(self) -> list[tuple[dict[str, Any], torch.Tensor]]:
-        """What Adam updates on this rank, each with its parameter group: fp32, flat where ZeRO partitions it."""
+        """(parameter group, master weight) of all tensors that Adam updates on this rank: fp32, flat if ZeRO partitions
+        them."""
 
     def _optimizer_gradients(self) -> Iterable[torch.Tensor | None]:
-        """Tensors in which the optimizer holds gradients now, beside the parameters' own."""
+        """Gradients that the optimizer stores now, apart from ``parameter.grad``."""
         return ()
 
-    def release_buffers(self) -> None:  # noqa: B027 (nothing to give back unless state is swapped)
-        """Give back what reading and writing state has taken; call it before the engine goes on."""
+    def release_buffers(self) -> None:  # noqa: B027 (no buffers unless state is swapped)
+        """Release the buffers that reading and setting state needs. Call this before the next forward pass."""
 
     def create_moments(self) -> None:
-        """Every implementation of Adam makes its state in its first step: let it take one at rate 0 on gradient 0.
+        """Create zero moments by a step of Adam with learning rate 0 and gradient 0: every implementation of Adam
+        creates its state in its first step.
 
-        The moments are then zero and the weights what they were, bit for bit. No-op where state exists.
+        Weights stay equal, bit for bit. No-op if the moments exist.
         """
         for group, master in self.master_weights():
             self._create_moments_of(master, group)
 
     def _create_moments_of(self, master: torch.Tensor, group: dict[str, Any]) -> bool:
-        """Creates the moments of one master weight. Returns whether there were none."""
+        """Create the moments of one master weight. Returns False if they exist already."""
         if self._adam.state.get(master):
             return False
         groups, gradient = self._adam.param_groups, master.grad
@@ -107,14 +109,14 @@ class ParameterState(ABC):
 
     @staticmethod
     def _set_step(state: dict[str, Any], steps: int) -> None:
-        """torch counts in a tensor, DeepSpeed's Adams in an int."""
+        """torch's Adam counts steps in a tensor, DeepSpeed's Adams in an int."""
         if isinstance(state["step"], torch.Tensor):
             state["step"].fill_(steps)
         else:
             state["step"] = steps
 
     def held_bytes(self) -> dict[str, int]:
-        """Bytes of this rank's weights, gradients, and optimizer (master weights and moments); shared storage counts
+        """Bytes of this rank's weights, gradients and optimizer (master weights and moments). Shared storage counts
         once."""
         parameters = list(self._engine.module.parameters())
         weights = [tensor for p in parameters for tensor in (p.data, getattr(p, "ds_tensor", None))]
@@ -129,18 +131,18 @@ class ParameterState(ABC):
 
 
 class UnshardedState(ParameterState):
-    """fp32: the parameters themselves under torch's or DeepSpeed's Adam. bf16: an fp32 copy of each."""
+    """Stage 0. fp32: Adam updates the parameters. bf16: Adam updates an fp32 copy of each parameter."""
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         super().__init__(engine)
         self._master: dict[Parameter, torch.Tensor] = {p: p for p in engine.module.parameters() if p.requires_grad}
-        """Model weight → what Adam updates."""
+        """Model weight → the tensor that Adam updates."""
         if isinstance(self._optimizer, FP16_UnfusedOptimizer):
             groups = zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True)
             self._master = {key: value for pair in groups for key, value in zip(*pair, strict=True)}
-            # It takes a real step to make Adam's state (unfused_optimizer.py, initialize_optimizer_states): master
-            # weights lose lr·weight_decay, and bias correction is a step ahead for good; 3 % in the gradient norm by
-            # step 10.
+            # DeepSpeed creates Adam's state by a real step (unfused_optimizer.py, initialize_optimizer_states): weight
+            # decay changes the master weights, and bias correction stays one step ahead. By step 10 this changes the
+            # gradient norm by 3 %.
             self._optimizer.refresh_fp32_params()
             self.set_optimizer_steps(0)
 
@@ -166,7 +168,7 @@ class UnshardedState(ParameterState):
 
 
 class PartitionedState(ParameterState):
-    """DeepSpeedZeroOptimizer, or BF16_Optimizer (stage 1 with fp32 accumulation)."""
+    """Stages 1 and 2: DeepSpeedZeroOptimizer, or BF16_Optimizer (stage 1 with fp32 accumulation)."""
 
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
         safe_set_full_optimizer_state(parameter, value, _key(kind))
@@ -186,7 +188,7 @@ class PartitionedState(ParameterState):
             optimizer.clear_hp_grads()
             optimizer.clear_lp_grads()
             return
-        # What step() does when it skips an overflowed gradient (stage_1_and_2.py, step), and its first lines.
+        # Repeats the first lines of step(), and what it does on an overflow (stage_1_and_2.py, step).
         optimizer.micro_step_id = -1
         optimizer.zero_grad(set_to_none=True)
         if optimizer.cpu_offload:
@@ -209,29 +211,30 @@ class PartitionedState(ParameterState):
 
 
 class FullyPartitionedState(ParameterState):
-    """DeepSpeedZeroOptimizer_Stage3: every parameter has a padded slice on every rank of its group."""
+    """Stage 3, DeepSpeedZeroOptimizer_Stage3: every rank of the group has a padded slice of each parameter."""
 
     def set(self, parameter: Parameter, kind: StateKind, value: torch.Tensor) -> None:
         start, length = self.rank_range(parameter)
         self.set_part(parameter, kind, value.flatten()[start : start + length])
 
     def rank_range(self, parameter: Parameter) -> tuple[int, int]:
-        """Start and length of this rank's part of the flattened parameter. The part may reach beyond the end."""
+        """(start, length) of this rank's part of the flattened parameter. The part may extend beyond the parameter's
+        end."""
         length = parameter.partition_numel()
         return length * dist.get_rank(parameter.ds_process_group), length
 
     def set_part(self, parameter: Parameter, kind: StateKind, part: torch.Tensor) -> None:
-        """Set this rank's part; ``part``: fp32, one dimension, maybe shorter than the rank's range at the end."""
-        # The setters of whole tensors slice beyond the end where ranks do not divide the elements (stage3.py,
-        # set_full_hp_param): hand over this rank's slice, padded.
+        """Set this rank's part. ``part``: fp32, one dimension; shorter than ``rank_range`` at the parameter's end."""
+        # DeepSpeed's setters of whole tensors slice beyond the end if the number of ranks does not divide the number of
+        # elements (stage3.py, set_full_hp_param). So pass this rank's slice, padded.
         padded = torch.nn.functional.pad(part, (0, parameter.partition_numel() - part.numel()))
         safe_set_local_optimizer_state(parameter, padded, _key(kind))
 
     def update_model(self) -> None:
-        # The end of a step, without the step (stage3.py, step and _post_step).
+        # Repeats the end of step(), after Adam (stage3.py, step and _post_step).
         optimizer = self._optimizer
         optimizer._partition_all_parameters()
-        optimizer.invalidate_secondary_tensor()  # of hpZ: made anew from the master weights in the next forward
+        optimizer.invalidate_secondary_tensor()  # hpZ: the next forward builds it from the new weights
         for index in range(len(optimizer.fp16_groups)):
             self._swap_in(index)
             optimizer._reassign_or_swap_out_partitioned_parameters(index)
@@ -240,7 +243,7 @@ class FullyPartitionedState(ParameterState):
             optimizer.persistent_parameters[0].all_gather(optimizer.persistent_parameters)
 
     def _swap_in(self, group: int) -> torch.Tensor:
-        """The flat master weight of a sub group, in memory."""
+        """The flat fp32 master weight of a sub group."""
         return self._optimizer.fp32_partitioned_groups_flat[group]
 
     def clear_gradients(self) -> None:
@@ -260,12 +263,12 @@ class FullyPartitionedState(ParameterState):
 
 
 def _key(kind: StateKind) -> str | None:
-    """DeepSpeed's name of a kind of state: None for master weights (tensor_fragment.py, get_full_hp_param)."""
+    """DeepSpeed's key for a kind of state; None means master weights (tensor_fragment.py, get_full_hp_param)."""
     return None if kind is StateKind.MASTER else kind.value
 
 
 def new_bytes(tensors: Iterable[torch.Tensor | None], seen: set[int]) -> int:
-    """Bytes of storages not yet seen, of tensors of any shape and dtype; remembers their addresses in ``seen``."""
+    """Bytes of the tensors' storages whose addresses are not in ``seen``; adds these addresses to ``seen``."""
     storages = [tensor.untyped_storage() for tensor in tensors if tensor is not None and tensor.numel()]
     fresh = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.data_ptr() not in seen}
     seen.update(fresh)

@@ -1,13 +1,13 @@
-"""How ranks split the work on one sample, ZeRO apart.
+"""How ranks split the work on one sample, independent of ZeRO.
 
     ModelParallelStrategy
     ├── DataParallel                    no split: every rank computes its own samples (data_parallel.py)
-    │   ├── UlyssesSequenceParallel     by sequence; attention exchanges sequences for heads (ulysses.py)
+    │   ├── UlyssesSequenceParallel     by sequence, and by heads in attention (ulysses.py)
     │   └── AutoTensorParallel          by tensor: DeepSpeed splits the linear layers (autotp.py)
     └── MegatronTensorParallel          by tensor: Megatron-core's model (over_megatron.py)
 
-A strategy builds the model, computes its loss, and knows its parameters under Hugging Face names; DeepSpeed partitions,
-reduces and steps whatever model it is given.
+A strategy builds the model, computes its loss, and maps its parameters to Hugging Face names. DeepSpeed partitions the
+model, reduces gradients and steps the optimizer.
 """
 
 from __future__ import annotations
@@ -29,41 +29,44 @@ class ModelParallelStrategy(ABC):
     """How DeepSpeed splits a model (this module's docstring). Methods are collective."""
 
     mpu: Any = None
-    """What ``deepspeed.initialize`` asks for process groups; None where all ranks are data-parallel."""
+    """The ``mpu`` argument of ``deepspeed.initialize``, which has the process groups; None if all ranks are
+    data-parallel."""
     dp_rank: int
     dp_size: int
     tokens_group: dist.ProcessGroup | None = None
-    """Ranks whose micro batches make up the step, each token once; None: all ranks."""
+    """Ranks that together have every token of the step once; None: all ranks."""
 
     tensor_group: dist.ProcessGroup | None = None
-    """Ranks over which parameters are cut, ZeRO apart; None: none is."""
+    """Tensor-parallel group of this rank; None without tensor parallelism."""
 
     sequence_group: dist.ProcessGroup | None = None
-    """Ranks that split the sequences of one micro batch; None: none do."""
+    """Ranks that split the sequences of one micro batch; None: each rank has whole sequences."""
 
     @property
     def averaged_over(self) -> int:
-        """Number by which DeepSpeed divides the sum of gradients; the loss is multiplied by it first."""
+        """Number by which DeepSpeed divides the sum of gradients. The engine multiplies the loss by the same number."""
         return self.dp_size
 
     @abstractmethod
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
-        """The model, with random weights or none; ``settings`` are those of ds_config.json, and may be completed."""
+        """Build the model, with random weights or with weights that ``attach`` sets. ``settings``: the content of
+        ds_config.json; may add keys to it."""
 
     @abstractmethod
     def attach(self, engine: deepspeed.DeepSpeedEngine, state: ParameterState) -> None:
-        """Called once, when DeepSpeed has taken the model."""
+        """Keep DeepSpeed's engine and the state of its optimizer. Called once, after ``deepspeed.initialize``."""
 
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
-        """This rank's part of its data-parallel rank's micro batch."""
+        """This rank's part of the micro batch of its data-parallel group."""
         return micro_batch
 
     @abstractmethod
     def loss_sum(self, micro_batch: MicroBatch) -> torch.Tensor:
-        """Cross entropy in fp32, summed over the tokens that count of what ``shard_batch`` returned."""
+        """Cross entropy of the micro batch of ``shard_batch``, summed over labels that are not ``IGNORE_INDEX``: an
+        fp32 scalar."""
 
     def gradient_norm(self, engine: deepspeed.DeepSpeedEngine) -> float:
-        """L2 norm of gradients that are whole on every rank (stage 0), each parameter counted once."""
+        """Collective. Global L2 norm of the gradients at stage 0, each parameter counted once."""
         trained = [parameter for parameter in engine.module.parameters() if parameter.grad is not None]
         cut = [parameter.grad for parameter in trained if is_model_parallel_parameter(parameter)]
         whole = [parameter.grad for parameter in trained if not is_model_parallel_parameter(parameter)]
@@ -78,11 +81,11 @@ class ModelParallelStrategy(ABC):
 
     @abstractmethod
     def export_blocks(self, kind: StateKind) -> Iterator[StateBlock]:
-        """``Engine.export_blocks`` by this strategy."""
+        """Blocks of one kind of state (``Engine.export_blocks``)."""
 
     @abstractmethod
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """``Engine.import_state`` by this strategy."""
+        """Set one kind of state from ``source`` (``Engine.import_state``)."""
 
-    def close(self) -> None:  # noqa: B027 (most have nothing of their own)
-        """Give back process groups and hooks of its own, after DeepSpeed's."""
+    def close(self) -> None:  # noqa: B027 (most strategies have no groups of their own)
+        """Release the strategy's own process groups and hooks. Called after DeepSpeed has released its own."""

@@ -1,8 +1,8 @@
-"""Ulysses (DeepSpeed's ALST, arXiv 2506.13996): ranks share out every sequence, and attention exchanges it for heads.
+"""Ulysses sequence parallelism (DeepSpeed's ALST, arXiv 2506.13996).
 
-Each rank of a group has neighbouring positions of the same samples; around attention an all-to-all gives it the whole
-sequence of a part of the heads (arXiv 2309.14509, figure 2). Everything else computes a position alone. ZeRO partitions
-over the ranks of all groups.
+The ranks of a group split each sequence into contiguous parts. Before attention, an all-to-all gives each rank the
+whole sequence for a part of the heads; after attention, another one restores the split (arXiv 2309.14509, figure 2).
+All other layers compute each position independently. ZeRO shards over the ranks of all groups.
 """
 
 from __future__ import annotations
@@ -30,14 +30,16 @@ _GROUP_FUNCTIONS = (
     "get_sequence_data_parallel_world_size",
     "get_sequence_data_parallel_rank",
 )
-"""What DeepSpeed asks its unit of sequence parallelism for."""
+"""Functions that DeepSpeed calls on ``mpu`` under sequence parallelism."""
 
 
 def _sequence_parallel_unit() -> SimpleNamespace:
-    """Collective. DeepSpeed's own unit (parallel_state_sp.py), but for model parallelism, of which there is none.
+    """Collective. The ``mpu`` argument of ``deepspeed.initialize``: DeepSpeed's own functions (parallel_state_sp.py)
+    with a model parallel size of 1.
 
-    It calls sequence-parallel ranks model-parallel too. The ZeRO optimizers know and do not ask; BF16_Optimizer (stage
-    1 with accumulation) does, and leaves all but the first rank of a group out of the norm: it fails on the others.
+    DeepSpeed's own module reports sequence-parallel ranks as model-parallel ranks. The ZeRO optimizers do not use that.
+    BF16_Optimizer (stage 1 with fp32 accumulation) does: it computes the norm on the first rank of a group only, and
+    fails on the others.
     """
     alone, _ = dist.new_subgroups(group_size=1)
     return SimpleNamespace(
@@ -49,7 +51,7 @@ def _sequence_parallel_unit() -> SimpleNamespace:
 
 
 class UlyssesSequenceParallel(DataParallel):
-    """Context parallelism by all-to-all; neighbouring ranks form a group."""
+    """Context parallelism by all-to-all. Neighbouring ranks form a group."""
 
     def __init__(self, rundir: RunDirectory) -> None:
         super().__init__(rundir)
@@ -60,13 +62,12 @@ class UlyssesSequenceParallel(DataParallel):
 
     @property
     def averaged_over(self) -> int:
-        """Stages 0 to 2 divide by the data-parallel ranks alone (stage_1_and_2.py: the group's size over
-        ``sequence_parallel_size``), stage 3 by all ranks of the group (comm/coalesced_collectives.py,
-        reduce_scatter_coalesced)."""
+        """Stages 0 to 2 divide by dp (stage_1_and_2.py: the group's size over ``sequence_parallel_size``), stage 3 by
+        dp · cp, all ranks of the group (comm/coalesced_collectives.py, reduce_scatter_coalesced)."""
         return self.dp_size * (self._layout.cp if self._layout.zero_stage == 3 else 1)
 
     def build(self, settings: dict[str, Any]) -> torch.nn.Module:
-        """DeepSpeed puts its attention in the place of torch's, for every model of this process: see ``close``."""
+        """Build the model. DeepSpeed replaces torch's attention for all models of this process until ``close``."""
         model = super().build(settings)
         UlyssesSPAttentionHF.register_with_transformers(
             model,
@@ -80,8 +81,8 @@ class UlyssesSequenceParallel(DataParallel):
         return model
 
     def shard_batch(self, micro_batch: MicroBatch) -> MicroBatch:
-        """Neighbouring places, and their labels: those were shifted before the sequence is cut. Positions count from
-        the start of the whole sequence."""
+        """This rank's contiguous part of each sequence. Labels are already shifted, so the parts need no overlap.
+        Positions count from the start of the whole sequence."""
         inputs, labels = (
             whole.chunk(self._layout.cp, dim=1)[self._place] for whole in (micro_batch.input_ids, micro_batch.labels)
         )
@@ -89,6 +90,6 @@ class UlyssesSequenceParallel(DataParallel):
         return MicroBatch(inputs, labels, torch.arange(first, first + inputs.shape[1]).expand_as(inputs))
 
     def close(self) -> None:
-        """Give torch's attention back to transformers, and forget the groups, which live in a module of DeepSpeed's."""
+        """Restore torch's attention in transformers, and release the process groups that DeepSpeed's module keeps."""
         ALL_ATTENTION_FUNCTIONS[_ATTENTION] = self._attention
         parallel_state_sp._release_sequence_parallel_groups()

@@ -1,7 +1,7 @@
-"""Low-rank adapters through peft: a frozen model, adapters injected into its linear layers, their names on disk.
+"""LoRA and QLoRA through peft: a frozen model, with adapters injected into its linear layers.
 
-Adapters are named as in peft's files (``base_model.model.….lora_A.weight``) everywhere outside of an engine; they are
-what is trained, saved and exported. The frozen weights come from ``run.model_path`` whenever an engine is built.
+Outside of an engine, adapters have the names of peft's files (``base_model.model.….lora_A.weight``). Engines train,
+save and export the adapters only, and read the frozen weights from ``run.model_path``.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from kit.specs.job import LoraSpec
 from kit.specs.model import ModelSpec
 
 PREFIX = "base_model.model."
-"""What peft puts before a model's own names."""
+"""peft's prefix to a model's own names."""
 _ADAPTER = "default"
-"""peft's name of the adapter, which is part of parameters' names in memory and not on disk."""
+"""peft's name of the adapter. It is part of parameter names in memory, but not on disk."""
 _ATTENTION = ("attn", "attention", "Attention")
-"""Parts of the names of transformers' attention modules."""
+"""Strings that occur in the names of transformers' attention modules."""
 
 
 def build_frozen(rundir: RunDirectory, lora: LoraSpec, device: torch.device) -> PreTrainedModel:
-    """The plan's model on ``device`` with the weights of ``run.model_path``, frozen, and adapters.
+    """Build the plan's model on ``device`` with frozen weights from ``run.model_path``, and inject adapters.
 
-    Tensor by tensor from disk, in the computation's precision or nf4: beside what stays, no more than one weight is
-    held at a time. Raises EngineError without a path: adapters on random weights are of no use; CheckpointError where
-    names or shapes are not the model's.
+    Reads one tensor at a time, and keeps it in the precision of the computation or in nf4. Raises EngineError without
+    ``run.model_path``, because adapters on random weights are useless. Raises CheckpointError if names or shapes differ
+    from the model's.
     """
     model = build_skeleton(rundir.plan.model)
     fill_buffers(model, device)
@@ -64,7 +64,7 @@ def adapt(model: PreTrainedModel, lora: LoraSpec) -> None:
 
 
 def peft_config(lora: LoraSpec, targets: Sequence[str]) -> Any:
-    """peft's configuration, for injection and for ``adapter_config.json``."""
+    """peft's ``LoraConfig``, for injection and for ``adapter_config.json``."""
     from peft import LoraConfig
 
     return LoraConfig(
@@ -79,7 +79,8 @@ def peft_config(lora: LoraSpec, targets: Sequence[str]) -> Any:
 def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
     """Last names of the linear layers that get adapters (``q_proj``, …), as ``adapter_config.json`` lists them.
 
-    Experts are one tensor for all of them, not linear layers, and get none. Raises EngineError where nothing is left.
+    Experts get no adapters: transformers stores them in one fused tensor, not in linear layers. Raises EngineError if
+    no layer gets an adapter.
     """
     head = model.get_output_embeddings()
     names = {
@@ -97,26 +98,27 @@ def target_modules(model: PreTrainedModel, lora: LoraSpec) -> list[str]:
 
 
 def trainable(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
-    """Adapters by their names in peft's files; without any, all parameters by their own."""
+    """Name → parameter of all trained parameters. Adapters have their names in peft's files."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     middle = f".{_ADAPTER}."
     return {PREFIX + n.replace(middle, ".") if middle in n else n: parameter for n, parameter in trained.items()}
 
 
 def adapter_shapes(model: ModelSpec, lora: LoraSpec) -> dict[str, tuple[int, ...]]:
-    """Name on disk → shape of every adapter. Allocates nothing."""
+    """Name on disk → shape of every adapter. Allocates no memory."""
     skeleton = build_skeleton(model)
     adapt(skeleton, lora)
     return {name: tuple(parameter.shape) for name, parameter in trainable(skeleton).items()}
 
 
 def checkpoint_shapes(model: ModelSpec, lora: LoraSpec | None) -> dict[str, tuple[int, ...]]:
-    """Name → shape of what a checkpoint holds: all of the model, or its adapters. Allocates nothing."""
+    """Name → shape of the tensors in a checkpoint: the whole model without ``lora``, otherwise its adapters. Allocates
+    no memory."""
     return tensor_shapes(model) if lora is None else adapter_shapes(model, lora)
 
 
 class InitialAdapters(GeneratedSource):
-    """Adapters as they start: B zero, A as peft draws it (Kaiming with a = √5: uniform within 1/√inputs)."""
+    """Initial adapters: B is zero, A is uniform within ±1/√inputs, as in peft (Kaiming with a = √5)."""
 
     def read(self, name: str) -> torch.Tensor:
         """The whole tensor, fp32, on the CPU."""
@@ -129,8 +131,8 @@ class InitialAdapters(GeneratedSource):
 
 @torch.no_grad()
 def _load_whole(model: PreTrainedModel, rundir: RunDirectory, device: torch.device, four_bit: bool) -> None:
-    """Give every parameter of a model without memory (on meta) its value on ``device``, in the computation's precision;
-    the weights of linear layers but the head in nf4 where ``four_bit``."""
+    """Load every parameter of a model on meta to ``device``, in the precision of the computation. ``four_bit``: the
+    weights of linear layers, except the head, in nf4."""
     dtype = torch.bfloat16 if rundir.plan.job.precision == "bf16" else torch.float32
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     source = _frozen_source(model, rundir, shapes)
@@ -139,22 +141,23 @@ def _load_whole(model: PreTrainedModel, rundir: RunDirectory, device: torch.devi
         for key, parameter in module.named_parameters(recurse=False):
             owners.setdefault(id(parameter), []).append((module, key))
     quantised = _to_quantise(model) if four_bit else set()
-    # Quantised weights last: their modules are replaced, and take the biases with them.
+    # Quantised weights last: ``_quantise`` replaces the linear layer, and moves its bias to the new one.
     for name, parameter in sorted(model.named_parameters(), key=lambda named: named[0] in quantised):
         check_shape(name, shapes[name], source.shape(name))
-        value = source.read(name).to(device=device, dtype=dtype, copy=True)  # what is read is a view of the file
+        value = source.read(name).to(device=device, dtype=dtype, copy=True)  # ``read`` may return a view of the file
         if name in quantised:
             _quantise(model, name.removesuffix(".weight"), value, dtype)
             continue
         frozen = torch.nn.Parameter(value, requires_grad=False)
-        for module, key in owners[id(parameter)]:  # several where it is tied
+        for module, key in owners[id(parameter)]:  # a tied parameter has several
             setattr(module, key, frozen)
 
 
 @torch.no_grad()
 def freeze_partitioned(model: PreTrainedModel, rundir: RunDirectory, lora: LoraSpec) -> None:
-    """``build_frozen`` for a model that zero.Init has partitioned: each rank reads its part of every weight."""
-    parameters: dict[str, Any] = dict(model.named_parameters())  # with what zero.Init gave them
+    """Load frozen weights and inject adapters into a model that zero.Init has partitioned. Each rank reads its part of
+    every weight."""
+    parameters: dict[str, Any] = dict(model.named_parameters())  # Any: zero.Init adds attributes
     shapes = {name: tuple(parameter.ds_shape) for name, parameter in parameters.items()}
     source = _frozen_source(model, rundir, shapes)
     for name, parameter in parameters.items():
@@ -177,7 +180,7 @@ def _frozen_source(model: PreTrainedModel, rundir: RunDirectory, shapes: Mapping
 
 
 def scale_bytes(model: torch.nn.Module) -> int:
-    """Bytes of the scales of quantised weights, which are tensors beside the parameters."""
+    """Bytes of the quantisation scales, which are not parameters."""
     states = [state for p in model.parameters() if (state := getattr(p, "quant_state", None)) is not None]
     return sum(state.absmax.nbytes + (0 if state.state2 is None else state.state2.absmax.nbytes) for state in states)
 
@@ -188,7 +191,7 @@ def _to_quantise(model: PreTrainedModel) -> set[str]:
 
 
 def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dtype: torch.dtype) -> None:
-    """Put a layer in nf4 with doubly quantised scales (QLoRA, arXiv 2305.14314) in place of linear layer ``name``."""
+    """Replace linear layer ``name`` by an nf4 layer with doubly quantised scales (QLoRA, arXiv 2305.14314)."""
     try:
         from bitsandbytes.nn.modules import Linear4bit, Params4bit
     except ImportError as error:
@@ -204,7 +207,7 @@ def _quantise(model: PreTrainedModel, name: str, value: torch.Tensor, compute_dt
         quant_type="nf4",
         device="meta",
     )
-    # Evaluation on some CPUs would pack the weights anew, for good, with scales in bf16.
+    # Otherwise evaluation on some CPUs repacks the weights permanently, with scales in bf16.
     quantised.support_avx512bf16_for_cpu = False
     weight = Params4bit(value, requires_grad=False, quant_type="nf4", compress_statistics=True)
     quantised.weight = weight.to(value.device)  # type: ignore[misc] # it is this call that quantises

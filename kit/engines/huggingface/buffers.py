@@ -1,8 +1,8 @@
-"""Buffers that belong to a model's weights and are not trained.
+"""Buffers that a checkpoint stores with the weights, and that the optimizer does not train.
 
-The correction of DeepSeek-V3's router (arXiv 2412.19437, section 2.1.2) is added to the scores that choose experts and
-not to those that weigh them. It moves by rule (``job.balancing``, moe_router_bias_update_rate), or stays. It is stored
-beside the weights in every checkpoint, always in fp32, and its gradient and moments are zero.
+DeepSeek-V3's router has a correction bias (arXiv 2412.19437, section 2.1.2). It changes which experts a token selects,
+but not the weights of their outputs. The bias is constant, or a rule updates it (``job.balancing``,
+moe_router_bias_update_rate). Every checkpoint stores it in fp32; its gradient and moments are zero.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _ENDING = ".e_score_correction_bias"
 
 
 def is_buffer(name: str) -> bool:
-    """Whether a tensor of this Hugging Face name is such a buffer."""
+    """Whether ``name``, a Hugging Face name, is a router's correction bias."""
     return name.endswith(_ENDING)
 
 
 class SavedBuffers:
-    """The saved buffers of one transformers model, by their names on disk; every rank has all of them."""
+    """The saved buffers of one transformers model, by their names on disk. Every rank has all buffers."""
 
     def __init__(self, model: torch.nn.Module, spec: ModelSpec) -> None:
         names = [name for name, _ in model.named_buffers() if is_buffer(name)]
@@ -47,7 +47,7 @@ class SavedBuffers:
             yield name, copied if kind is StateKind.MASTER else torch.zeros_like(copied)
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """Set them, in fp32 whatever the model was cast to."""
+        """Set the buffers in fp32, also if the model was cast to 16 bits. No-op for other kinds than MASTER."""
         if kind is not StateKind.MASTER:
             return
         for name, module in self._modules.items():

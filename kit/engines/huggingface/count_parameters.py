@@ -1,8 +1,8 @@
-"""``python -m kit.engines.huggingface.count_parameters < config.json``: what a configuration's model consists of.
+"""``python -m kit.engines.huggingface.count_parameters < config.json`` counts a configuration's parameters.
 
-transformers builds the model on torch's meta device, without memory, weights or code of a repository. The answer is a
-JSON object: the text model's configuration, all its sizes with their defaults, its parameters by kind, the layers that
-have each kind, and the traits that can be read from its modules; or ``refused`` with the reason.
+transformers builds the model on torch's meta device, without memory, weights or code from a repository. The output is
+a JSON object: the text model's configuration, all its sizes with their defaults, its parameters by kind, the number of
+layers with each kind, and traits of its modules. If transformers refuses, the object is ``refused`` with the reason.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ _KINDS = (
     ("recurrent", re.compile(r"(ShortConv|xLSTMLayer|RwkvSelfAttention)$")),
     ("attention", re.compile(r"(Attention|MLA)$")),
 )
-"""Kind of a module by how the name of its class ends; the outermost that says one decides."""
+"""(kind, ending of the class name): gives the kind of a module. The outermost module with a kind
+decides; inside an ``mlp`` an inner kind decides."""
 _QUERY_NORM = re.compile(r"\.(q|query)_?(layer)?_?norm")
 _WIDEST_HEAD = 512
 _ONE_PROJECTION = re.compile(r"\.(qkv|qkv_proj|query_key_value|c_attn|Wqkv|in_proj_qkv)\.weight$")
 
 
 def described(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The answer of this module for a ``config.json``."""
+    """The JSON object (see above) for the content of a ``config.json``."""
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -46,13 +47,13 @@ def described(config: Mapping[str, Any]) -> dict[str, Any]:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(text)
     sizes = text.to_dict() | {key: getattr(text, name, None) for key, name in text.attribute_map.items()}
-    sizes["num_hidden_layers"] = getattr(text, "num_hidden_layers", None)  # of some types it follows from a list
+    sizes["num_hidden_layers"] = getattr(text, "num_hidden_layers", None)  # some model types derive it from a list
     own = {"model_type": kind, **_plain(text.to_diff_dict())}
     return {"config": own, "sizes": {**_plain(sizes), "model_type": kind}, **_counted(model, _layers(model))}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values of JSON; a default that is not finite is left to the class."""
+    """Values as JSON has them; omits values that are not finite, which are defaults of the class."""
     left_out = ("transformers_version", "_name_or_path", "dtype", "architectures", "id2label", "label2id")
     plain = {}
     for key, value in values.items():
@@ -63,7 +64,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _layers(model: Any) -> Any:
-    """The list of modules that holds most of the parameters: the stack of layers."""
+    """(name, module) of the stack of layers: the ModuleList with the most parameters."""
     from torch.nn import ModuleList
 
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, ModuleList)]
@@ -71,7 +72,7 @@ def _layers(model: Any) -> Any:
 
 
 def _owned(name: str, module: Any, kind: str) -> Iterator[tuple[str, str, Any]]:
-    """(kind, name, parameter) of a module and those inside of it."""
+    """(kind, name, parameter) of all parameters of a module and its submodules."""
     found = next((kind for kind, ending in _KINDS if ending.search(type(module).__name__)), "")
     inner = found if kind in ("", "mlp") and found else kind
     for key, parameter in module.named_parameters(recurse=False):
@@ -81,7 +82,7 @@ def _owned(name: str, module: Any, kind: str) -> Iterator[tuple[str, str, Any]]:
 
 
 def _counted(model: Any, stack: tuple[str, Any]) -> dict[str, Any]:
-    """Elements by kind, and numbers of layers that have a kind; of ``mlp`` those without routed experts."""
+    """Elements per kind, and number of layers with each kind. ``mlp`` counts layers without routed experts only."""
     prefix, layers = stack
     inside: Counter[str] = Counter()
     having: Counter[str] = Counter()
@@ -89,7 +90,7 @@ def _counted(model: Any, stack: tuple[str, Any]) -> dict[str, Any]:
     for index, layer in enumerate(layers):
         kinds = set()
         for found, name, parameter in _owned(f"{prefix}.{index}", layer, ""):
-            kind = found or "mlp"  # some layers hold its matrices themselves
+            kind = found or "mlp"  # some layers own the MLP's matrices directly
             names.append(name)
             if _QUERY_NORM.search(name):
                 query_norm = max(query_norm, parameter.numel())
@@ -105,7 +106,7 @@ def _counted(model: Any, stack: tuple[str, Any]) -> dict[str, Any]:
     weights = [parameter for parameter in model.parameters() if id(parameter) not in seen]
     tied = head is None or head.weight is model.get_input_embeddings().weight
     names_of_first = [type(module).__name__ for module in layers[0].modules()] if len(layers) else []
-    # Norms of a layer's own, not of heads or states: two, or four where attention and MLP have one on both sides.
+    # Norms of the layer, not of heads or latent states: two, or four if attention and MLP have norms on both sides.
     norms = [type(module).__name__ for module in layers[0].children() if "Norm" in type(module).__name__]
     matrices = sum(inside.values()) - inside["experts"] - inside["vectors"]
     return {
@@ -130,10 +131,10 @@ def _counted(model: Any, stack: tuple[str, Any]) -> dict[str, Any]:
 
 
 def answer_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """``described``, or ``refused`` with what transformers raises."""
+    """``described``, or ``refused`` with the exception that transformers raises."""
     try:
         return described(config)
-    except Exception as error:  # whatever it raises of a configuration is the answer
+    except Exception as error:  # transformers may raise anything
         return {"refused": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
 
 

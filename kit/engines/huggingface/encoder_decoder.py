@@ -1,4 +1,4 @@
-"""What is peculiar to encoder-decoders in transformers: T5's ties, and what old files hold twice."""
+"""Special cases of encoder-decoders in transformers: T5's tied weights, and copies of tensors in old files."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from kit.errors import CheckpointError
 
 
 class UntiedT5(T5ForConditionalGeneration):
-    """T5 1.1. The class of transformers ties head and embedding unless it finds both on disk, and with
-    tie_word_embeddings=false it parts the two stacks' embeddings too (modeling_t5.py, _tied_weights_keys)."""
+    """T5 1.1, with an untied head and one embedding for both stacks.
+
+    transformers' class ties the head to the embedding unless the files have both tensors. With
+    tie_word_embeddings=false it also unties the embeddings of the two stacks (modeling_t5.py, _tied_weights_keys).
+    """
 
     _tied_weights_keys: ClassVar[dict[str, str]] = {  # type: ignore[misc] # transformers leaves ClassVar out
         "encoder.embed_tokens.weight": "shared.weight",
@@ -29,7 +32,7 @@ class UntiedT5(T5ForConditionalGeneration):
 
 
 def drop_copies(names: dict[str, Any]) -> None:
-    """Leave out what old files hold twice: each stack's copy of the embedding; and the constant added to logits."""
+    """Remove, in place, the names of each stack's copy of the embedding and of the constant that is added to logits."""
     for prefix in ("", "model."):
         for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", _LOGITS_BIAS):
             names.pop(prefix + name, None)
@@ -38,7 +41,7 @@ def drop_copies(names: dict[str, Any]) -> None:
 
 
 def check_logits_bias(directory: Path, files: Mapping[str, Path]) -> None:
-    """BART's final_logits_bias is a buffer that nobody trains, and zero. Raises CheckpointError where it is not."""
+    """Raises CheckpointError if BART's buffer final_logits_bias, which is not trained, is not zero."""
     if _LOGITS_BIAS in files and SafetensorsSource(files).read(_LOGITS_BIAS).any():
         raise CheckpointError(
             f"{directory} adds a constant to its logits (final_logits_bias is not zero), which is not trained here; "

@@ -1,9 +1,9 @@
-"""Experts as they are stored on disk and as transformers holds them.
+"""Maps the experts of transformers' parameters to tensors on disk, and back.
 
-transformers 5 fuses the experts of a layer in memory (``mlp.experts.gate_up_proj``, one tensor for all of them); the
-files on the hub, and those that ``save_pretrained`` writes, have a tensor for each matrix of each expert
-(transformers/conversion_mapping.py, "mixtral" and "qwen2_moe"). Outside of an engine names are always those on disk:
-exchange checkpoints, Megatron's weight maps and Hugging Face directories then agree, and no tensor is larger than a
+In memory, transformers 5 fuses the experts of a layer into one tensor (``mlp.experts.gate_up_proj``). On disk, on the
+Hugging Face Hub and in the files of ``save_pretrained``, each matrix of each expert is a tensor
+(transformers/conversion_mapping.py, "mixtral" and "qwen2_moe"). Outside of an engine kit always uses the names on disk,
+so exchange checkpoints, Megatron's weight maps and Hugging Face directories agree, and no tensor is larger than a
 matrix.
 """
 
@@ -21,8 +21,11 @@ from kit.specs.model import ModelSpec
 
 
 def expert_slices(model: ModelSpec, name: str) -> dict[str, ExpertSlice]:
-    """Name on disk → part of the parameter ``name`` of transformers, expert by expert; empty where it is one tensor on
-    disk too, and for types that no family describes: these keep the names and shapes of transformers."""
+    """Name on disk → slice of transformers' parameter ``name``, for all matrices of all experts.
+
+    Empty if the parameter is one tensor on disk too, and for model types without a family, which keep transformers'
+    names and shapes.
+    """
     if model.approximate is not None:
         return {}
     if model.traits.interleaved_experts:
@@ -38,7 +41,7 @@ def expert_slices(model: ModelSpec, name: str) -> dict[str, ExpertSlice]:
 
 
 def names_on_disk(model: ModelSpec, name: str) -> list[str]:
-    """The tensors on disk of one parameter of transformers: itself, or the matrices of all experts in order."""
+    """Names on disk of one parameter of transformers: one name, or the names of all experts' matrices in order."""
     if name == "lm_head.weight":
         return [model.traits.head_name]
     return list(expert_slices(model, name)) or [name.replace(".mlp.", f".{model.traits.mlp_names[0]}.", 1)]
@@ -51,7 +54,7 @@ def shapes_on_disk(model: ModelSpec, name: str, shape: tuple[int, ...]) -> dict[
 
 
 def split_experts(model: ModelSpec, name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """One parameter (or its gradient or moment) → names on disk and tensors, which are views."""
+    """Split one parameter, its gradient or its moment into (name on disk, view of ``tensor``)."""
     if slices := expert_slices(model, name):
         yield from ((each, part.of(tensor)) for each, part in slices.items())
     else:
@@ -59,10 +62,10 @@ def split_experts(model: ModelSpec, name: str, tensor: torch.Tensor) -> Iterator
 
 
 class FusedExpertsSource(TensorSource):
-    """A ``TensorSource`` with the names of transformers' parameters over one with the names on disk."""
+    """A ``TensorSource`` with transformers' parameter names. Reads from another source, which has the names on disk."""
 
     def __init__(self, model: ModelSpec, source: TensorSource, names: Sequence[str]) -> None:
-        """``names``: the parameters of the model; what the source has beyond them is shown as it is."""
+        """``names``: the parameters of the model. Further tensors of ``source`` keep their names."""
         self._source = source
         present = set(source.names())
         wanted = {name: names_on_disk(model, name) for name in names}
@@ -74,7 +77,7 @@ class FusedExpertsSource(TensorSource):
         self._interleaved = model.traits.interleaved_experts
 
     def names(self) -> Sequence[str]:
-        """Parameters whose tensors are all there."""
+        """Names of the parameters for which the source has all tensors."""
         return list(self._parts)
 
     def read(self, name: str) -> torch.Tensor:

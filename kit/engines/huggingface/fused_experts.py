@@ -1,9 +1,9 @@
-"""Experts that are stored fused on disk: gpt-oss, where one tensor has a matrix of all experts, gate and up in turns.
+"""Slices of tensors that contain all experts of a layer, and gpt-oss, which stores such fused tensors on disk.
 
-Its files and transformers' parameters are the same (modeling_gpt_oss.py, GptOssExperts): (expert, input, output), gate
-and up the even and odd outputs. Everywhere else in kit an expert's matrices are tensors of their own, (output, input),
-as other families have them on disk: weight maps, exchange checkpoints and expert parallelism then need to know nothing
-of it. Each is a view of the fused tensor, so that one function serves both directions.
+gpt-oss has equal shapes on disk and in transformers (modeling_gpt_oss.py, GptOssExperts): (expert, input, output), with
+gate in the even outputs and up in the odd ones. The rest of kit uses one tensor (output, input) per matrix and expert,
+as other families have on disk. So weight maps, exchange checkpoints and expert parallelism need no special case. Each
+slice is a view of the fused tensor, so it serves to read and to write.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _INFIX = ".mlp.experts."
 
 @dataclass(frozen=True)
 class ExpertSlice:
-    """One matrix or bias of one expert, as part of the tensor that holds those of all experts."""
+    """One matrix or bias of one expert, as a slice of the fused tensor of all experts."""
 
     expert: int
     index: int
     count: int
-    """It is number ``index`` of the ``count`` that the tensor has of each expert."""
+    """Number of matrices per expert in the fused tensor; this is matrix number ``index``."""
     interleaved: bool
-    """True: (expert, input, output), and the outputs of the ``count`` take turns. False: (expert, output, input), and
-    they lie one after the other."""
+    """True: the fused tensor is (expert, input, output), and output i belongs to matrix i modulo ``count``. False: it
+    is (expert, output, input), and the matrices are concatenated along the outputs."""
 
     def of(self, fused: torch.Tensor) -> torch.Tensor:
-        """A view: (output, input), or (output) of a bias."""
+        """A view of ``fused``: (output, input), or (output) for a bias."""
         one = fused[self.expert]
         if not self.interleaved:
             return one.chunk(self.count)[self.index]
@@ -50,14 +50,14 @@ class ExpertSlice:
         return (fused[-1] // self.count, *fused[1:-1])
 
     def fused_shape(self, one: tuple[int, ...], experts: int) -> tuple[int, ...]:
-        """Shape of the fused tensor of which this is a part of the shape ``one``."""
+        """Shape of the fused tensor of ``experts`` experts, if the view has shape ``one``."""
         if not self.interleaved:
             return (experts, one[0] * self.count, one[1])
         return (experts, *one[1:], one[0] * self.count)
 
     def read_block(self, fused: Any, dim: int, start: int, length: int) -> torch.Tensor:
-        """Rows (``dim`` 0) or columns (1) of the view of an interleaved tensor; ``fused`` is a slice of a safetensors
-        file, of which no more is read."""
+        """``length`` rows (``dim`` 0) or columns (1) of the view, from ``start`` on. ``fused``: an interleaved tensor,
+        as a slice of a safetensors file; reads these rows or columns only."""
         outputs = slice(start * self.count, (start + length) * self.count) if dim == 0 else slice(None)
         if len(fused.get_shape()) == 2:
             return fused[self.expert, outputs][self.index :: self.count]
@@ -66,7 +66,7 @@ class ExpertSlice:
 
 
 def interleaved_slices(name: str, experts: int) -> dict[str, ExpertSlice]:
-    """Name → part of the fused tensor ``name``, expert by expert; empty for any other tensor."""
+    """Name of a matrix → its slice of the interleaved tensor ``name``, for all experts; empty for other tensors."""
     layer, infix, matrix = name.partition(_INFIX)
     names = _MATRICES.get(matrix, ()) if infix else ()
     return {
@@ -77,7 +77,7 @@ def interleaved_slices(name: str, experts: int) -> dict[str, ExpertSlice]:
 
 
 def join(slices: Mapping[str, ExpertSlice], experts: int, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
-    """The fused tensor, from the tensors that ``read`` returns by name, in their dtype."""
+    """Build the fused tensor. ``read``: name → tensor (a view's shape); the result has these tensors' dtype."""
     fused: torch.Tensor | None = None
     for name, part in slices.items():
         value = read(name)

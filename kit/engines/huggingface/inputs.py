@@ -1,4 +1,4 @@
-"""A micro batch as the call of a Hugging Face model."""
+"""Converts a micro batch to the arguments of a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kit.engines.huggingface.packed_attention import set_documents
 
 
 def call_arguments(micro_batch: MicroBatch, device: torch.device) -> dict[str, Any]:
-    """Keyword arguments; no labels, for the loss is ours.
+    """Keyword arguments of the model, on ``device``; without labels, because kit computes the loss.
 
-    Packed rows need no mask of ours: where positions start again transformers ends attention too, within a sliding
-    window as well (masking_utils.py, find_packed_sequence_indices), and padding is a document of its own. Padding after
-    a single row, or after a decoder's, needs none either: attention is causal.
+    No attention mask is needed, except for an encoder's input. In packed rows, transformers masks documents by their
+    positions, with sliding windows too (masking_utils.py, find_packed_sequence_indices), and padding is a document of
+    its own. Padding after a single row or in a decoder does not matter, because attention is causal.
     """
 
     def to_device(tensor: torch.Tensor) -> torch.Tensor:
@@ -39,10 +39,10 @@ def call_arguments(micro_batch: MicroBatch, device: torch.device) -> dict[str, A
 
 @contextmanager
 def packed_sequence_context(micro_batch: MicroBatch) -> Iterator[None]:
-    """Around a forward pass: transformers need not look at positions where they are known to start once a row.
+    """While entered, transformers does not search positions for packed rows if the micro batch has none.
 
-    It asks the device (masking_utils.py, find_packed_sequence_indices, ``.all()`` in an if), and the host waits for
-    everything launched so far, once every micro batch. Its answer would be the one given here.
+    That search (masking_utils.py, find_packed_sequence_indices, ``.all()`` in an if) makes the host wait for the device
+    in every micro batch. Its result is known here.
     """
     set_documents(micro_batch)
     asking = masking_utils.find_packed_sequence_indices

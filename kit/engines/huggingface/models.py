@@ -1,4 +1,4 @@
-"""Hugging Face models: configuration from a ModelSpec, construction without a network, weights from a directory."""
+"""Builds Hugging Face models from a ModelSpec without network access, and reads weights from a directory."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from kit.specs.model import ENCODER_DECODER, ModelSpec
 from kit.specs.text import shown
 
 _DROPOUT = re.compile(r"(dropout|drop|_prob|_pdrop)$")
-"""Ends of the keys of dropout rates, in any configuration."""
+"""Endings of the keys that are dropout rates, in any configuration."""
 _LAYER = re.compile(r"model\.layers\.(\d{1,6})\.")
 
 
 def hf_config(model: ModelSpec) -> PreTrainedConfig:
     """The configuration of the transformers class that computes ``model``.
 
-    No special token ids are set (they belong to a tokenizer, not to a shape), and dropout is 0: pretraining reads
-    each token about once. Raises SpecError where the class cannot take the shape.
+    It has no special token ids, which belong to a tokenizer. Dropout is 0, because pretraining reads each token about
+    once. Raises SpecError if the class does not accept the shape.
     """
     given = config_from_model(model)
     if model.approximate is not None:
@@ -49,7 +49,8 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
     except (ValueError, StrictDataclassError) as error:
         raise SpecError(f"transformers refuses the shape of {model.name}: {' '.join(str(error).split())}") from error
     if model.traits.ties_always:
-        # The class makes it true whatever it is given, and scales outputs or not by what it was given.
+        # The class derives the scale of its outputs from the argument, but then always sets tie_word_embeddings to
+        # True. So set the value again.
         config.tie_word_embeddings = model.tied_embeddings
     return config
 
@@ -57,8 +58,8 @@ def hf_config(model: ModelSpec) -> PreTrainedConfig:
 def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device | str) -> PreTrainedModel:
     """A model of the plan's shape with random weights from ``run.seed``, in ``dtype`` on ``device``, in train mode.
 
-    The same seed, dtype and kind of device give the same weights on every rank; the caller's random state is left
-    as it was. Nothing is downloaded. ``device="meta"`` allocates nothing.
+    Equal seed, dtype and kind of device give equal weights on every rank. The caller's random state does not change.
+    Downloads nothing. ``device="meta"`` allocates no memory.
     """
     return random_model(rundir.plan.model, rundir.run.seed, dtype, device)
 
@@ -66,7 +67,7 @@ def build_model(rundir: RunDirectory, dtype: torch.dtype, device: torch.device |
 def random_model(
     model: ModelSpec, seed: int, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
 ) -> PreTrainedModel:
-    """A model of this shape with random weights, in train mode; see ``build_model``."""
+    """A model of this shape with random weights from ``seed``, in train mode; like ``build_model``."""
     device = torch.device(device)
     cuda_devices = (
         [torch.cuda.current_device() if device.index is None else device.index] if device.type == "cuda" else []
@@ -97,14 +98,16 @@ def _check_all_trained(model: ModelSpec, built: PreTrainedModel) -> None:
 
 
 def build_skeleton(model: ModelSpec) -> PreTrainedModel:
-    """The model without any memory: its modules, and the names and shapes of its parameters."""
+    """The model on torch's meta device: modules, names and shapes of parameters, without memory."""
     return random_model(model, seed=0, device="meta")
 
 
 @torch.no_grad()
 def fill_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Memory on ``device`` and values for the buffers of a model built on meta: RoPE frequencies and the like, which
-    no checkpoint holds. Parameters that have memory and stand beside a buffer get random values again: set them after.
+    """Allocate on ``device``, and compute, the buffers of a model on meta that no checkpoint has, such as RoPE
+    frequencies.
+
+    A parameter of the same module as a buffer, if it has memory, gets random values again: set parameters afterwards.
     """
     for module in model.modules():
         buffers = dict(module.named_buffers(recurse=False))
@@ -121,10 +124,10 @@ def parameter_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Hugging Face name → shape of every tensor that transformers saves: parameters (a tied one once), and the buffers
-    that are saved beside them (``kit/engines/huggingface/buffers.py``). Allocates nothing.
+    """Hugging Face name → shape of every tensor that transformers saves: parameters, a tied parameter once, and saved
+    buffers (``kit/engines/huggingface/buffers.py``). Allocates no memory.
 
-    Experts have the names they have on disk (``kit/engines/huggingface/experts.py``).
+    Experts have their names on disk (``kit/engines/huggingface/experts.py``).
     """
     skeleton = build_skeleton(model)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -134,7 +137,7 @@ def tensor_shapes(model: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def transformer_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The blocks that repeat, in order: of an encoder-decoder those of both stacks, the encoder's first."""
+    """The transformer layers in order; for an encoder-decoder the encoder's layers, then the decoder's."""
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
@@ -169,9 +172,9 @@ def source_for_model(
     buffers: SavedBuffers,
     kind: StateKind,
 ) -> TensorSource:
-    """``source`` under the names of transformers' own parameters, those of ``shapes``; ``buffers`` are read from it.
+    """``source`` with the names of transformers' parameters, the keys of ``shapes``. Also loads ``buffers`` from it.
 
-    Raises CheckpointError unless it has exactly these parameters and buffers; their shapes are not looked at.
+    Raises CheckpointError unless ``source`` has exactly these parameters and buffers. Does not check their shapes.
     """
     fused = FusedExpertsSource(model, source, list(shapes))
     check_names({**shapes, **buffers.shapes}, fused)
@@ -180,8 +183,8 @@ def source_for_model(
 
 
 def _drop_later_predictions(directory: Path, config: Mapping[str, Any], names: dict[str, str]) -> None:
-    """Layers after the last, which predict later tokens (DeepSeek-V3, arXiv 2412.19437, section 2.2): no class of
-    transformers computes them (modeling_deepseek_v3.py, _keys_to_ignore_on_load_unexpected)."""
+    """Remove the names of multi-token prediction layers (DeepSeek-V3, arXiv 2412.19437, section 2.2) from ``names``: no
+    class of transformers computes these layers (modeling_deepseek_v3.py, _keys_to_ignore_on_load_unexpected)."""
     last = config.get("num_hidden_layers")
     if not config.get("num_nextn_predict_layers") or not isinstance(last, int):
         return
@@ -193,12 +196,12 @@ def _drop_later_predictions(directory: Path, config: Mapping[str, Any], names: d
 
 
 class HfDirectory(SafetensorsSource):
-    """The weights of a Hugging Face model directory, sharded or not, under the names of today's transformers.
+    """The weights of a Hugging Face model directory, sharded or not, under the names of current transformers.
 
-    Old files are met half-way: a missing base prefix (GPT-2 on the hub says ``wte.weight``) is added, buffers that
-    were once saved (causal masks, inverse frequencies) are left out, and so are the output projection of a model
-    with tied embeddings and, with a word, layers of multi-token prediction. Raises CheckpointError where there is no
-    config.json or no safetensors file.
+    Old files are accepted: adds a missing base prefix (GPT-2 on the Hub has ``wte.weight``), and omits buffers that old
+    versions saved (causal masks, inverse frequencies). Also omits the output projection of a model with tied
+    embeddings, and, with a warning, layers of multi-token prediction. Raises CheckpointError if config.json or the
+    safetensors files are missing.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -217,8 +220,8 @@ class HfDirectory(SafetensorsSource):
         two_stacks = family in ENCODER_DECODER
         if two_stacks:
             encoder_decoder.drop_copies(renames)
-        # transformers writes only what differs from a class's defaults; those of two stacks are tied. Of T5 it writes
-        # "tied" in any case (see hf_config).
+        # transformers writes only values that differ from a class's defaults. Encoder-decoders are tied by default. For
+        # T5 it always writes "tied" (see hf_config).
         default = (
             KEYS[family].defaults.get("tied_embeddings", False) if family is not None and family in KEYS else two_stacks
         )
@@ -265,7 +268,7 @@ class HfDirectory(SafetensorsSource):
 
 
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
-"""Endings of names that older versions of transformers saved as buffers."""
+"""Endings of the names of buffers that old versions of transformers saved."""
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -281,11 +284,11 @@ _OF_16_BITS = "train the 16-bit model that it was made from; QLoRA (--qlora) mak
 _INSTEAD = {
     "fp8": "save the model again after from_pretrained(…, quantization_config=FineGrainedFP8Config(dequantize=True))"
 }
-"""What to do where weights are stored by a ``quant_method`` that gives them back."""
+"""``quant_method`` whose weights can be restored → what the user can do."""
 
 
 def _check_not_quantised(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for weights in few bits. Those of gpt-oss (mxfp4) are known by their names."""
+    """Raises CheckpointError for quantised weights, except gpt-oss's mxfp4, which is refused by its tensor names."""
     given = config.get("quantization_config")
     method = given.get("quant_method") if isinstance(given, dict) else None
     if method not in (None, "mxfp4"):

@@ -1,10 +1,10 @@
-"""Attention within the documents of packed rows, a document at a time, by the kernels that need no mask.
+"""Attention within the documents of packed rows: one causal call per document, without a mask.
 
-transformers makes a mask of (sequence, sequence) for each row and hands it to ``scaled_dot_product_attention``, whose
-fast kernels take none: every score of the row is computed, most of them to be thrown away, and the device is asked
-where documents begin. Here they are known on the host, from the data, and each is a causal call of its own: the work
-falls from s² to the sum of squares, nothing waits, and no mask exists. A call a document and layer is the price: rows
-of some tens of documents, not of thousands.
+transformers builds a mask (sequence, sequence) for each row, and asks the device where documents begin. The fast
+kernels of ``scaled_dot_product_attention`` take no mask, so all scores of the row are computed, also between documents.
+Here the host knows the documents' lengths from the data, and calls the kernel once per document. The work falls from s²
+to the sum of the squared lengths, and the host does not wait. The price is one call per document and layer, which suits
+rows of tens of documents, not of thousands.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ NAME = "kit_documents"
 _lengths: list[list[int]] | None = None
 """Lengths of the documents of each row of the current micro batch; None: a row is one document.
 
-It is in the module, not in the call: recompute runs the layers again while backward runs, maybe in another thread,
-before the next micro batch."""
+A module global, because recompute runs the layers again in backward, maybe in another thread."""
 
 
 def attend_by_document(model: PreTrainedModel, spec: ModelSpec) -> None:
-    """Let ``model`` compute packed rows so. It goes on by transformers' masks with sliding windows, which are masks
-    themselves, and where attention is not one operator."""
+    """Make ``model`` use this module's attention. A model keeps transformers' masks if it has a sliding window, or if
+    its attention is not one operator."""
     if spec.traits.packed_attention and spec.sliding_window is None and spec.traits.fused_attention:
         AttentionInterface.register(NAME, _attention)
         model.config._attn_implementation = NAME  # a name that masks are not made for (masking_utils.py)
@@ -43,7 +42,7 @@ def set_documents(micro_batch: MicroBatch) -> None:
     _lengths = None if ids is None else [row.unique_consecutive(return_counts=True)[1].tolist() for row in ids]
 
 
-# Lengths differ in every micro batch: a graph for each would be made.
+# Lengths differ in every micro batch, and torch.compile would build a graph for each.
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _attention(
     module: torch.nn.Module,
@@ -55,8 +54,8 @@ def _attention(
     scaling: float | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' sdpa: (batch, heads, sequence, width) each, fewer heads of keys and values; → (batch, sequence,
-    heads, width)."""
+    """An attention function of transformers. Takes (batch, heads, sequence, width), keys and values with fewer heads;
+    returns (batch, sequence, heads, width)."""
     if _lengths is None:
         return sdpa_attention_forward(
             module, query, key, value, None, dropout=dropout, scaling=scaling, is_causal=True, **others

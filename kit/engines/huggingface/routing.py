@@ -1,9 +1,9 @@
-"""Balancing of experts on transformers' models, by megatron-core's formulas: hooks on routers.
+"""Balances the experts of transformers' models by megatron-core's formulas, with hooks on routers.
 
-The losses are those of megatron-core (moe/moe_utils.py, switch_load_balancing_loss_func and z_loss_func), layer by
-layer. transformers has its own (load_balancing_loss_func), which pools the layers and is experts_per_token times as
-large. As in megatron-core a router's loss joins backward where its weights of experts pass, so that engines, recompute
-and partitioned parameters need know nothing of it.
+The losses are megatron-core's, per layer (moe/moe_utils.py, switch_load_balancing_loss_func and z_loss_func).
+transformers' own loss (load_balancing_loss_func) pools the layers and is experts_per_token times as large. As in
+megatron-core, a router's loss enters backward at the router's output weights. So engines, recompute and partitioned
+parameters need no special case.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kit.specs.job import JobSpec
 from kit.specs.model import ModelSpec
 
 _Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""What a router of transformers returns: logits (tokens, experts), weights and numbers of the chosen experts (tokens,
-experts_per_token)."""
+"""Output of a router in transformers: logits (tokens, experts); weights of the chosen experts and their numbers, both
+(tokens, experts_per_token)."""
 
 
 _BIAS = "e_score_correction_bias"
 
 
 class HfRouting:
-    """The routers of a model that all ranks have."""
+    """The routers of a transformers model; every rank has all routers."""
 
     def __init__(
         self,
@@ -40,27 +40,28 @@ class HfRouting:
         device: torch.device,
         sequence_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """``sequence_group``: ranks that split the sequences of one micro batch evenly; None: a rank has whole ones."""
+        """``sequence_group``: ranks that split the sequences of one micro batch evenly; None: each rank has whole
+        sequences."""
         self._spec, self._dp_size, self._group = spec, dp_size, sequence_group
         self._chosen = job.balancing or BalancingSpec()
         named = [module for module in model.modules() if type(module).__name__.lower().endswith("topkrouter")]
-        # What the routers of a model that no family describes return is not known.
+        # The output format of routers is unknown for a model without a family.
         self._routers: list[Any] = named if spec.num_experts and spec.approximate is None else []
         for layer, router in enumerate(self._routers):
             router.register_forward_hook(partial(self._after, layer))
-        # Of the router itself, or of the block around it (modeling_minimax_m2.py).
+        # The bias belongs to the router, or to the block around it (modeling_minimax_m2.py).
         self._biased: list[Any] = [module for module in model.modules() if self._routers and hasattr(module, _BIAS)]
         for module in self._biased:
-            setattr(module, _BIAS, getattr(module, _BIAS).float())  # whatever the model was cast to
+            setattr(module, _BIAS, getattr(module, _BIAS).float())  # also if the model was cast to 16 bits
         self._record = RoutingRecord(spec, device) if self._routers else None
         self._loads: dict[int, list[torch.Tensor]] = {}
-        """global_aux_loss: of each layer the part of the tokens of each expert, micro batch by micro batch."""
+        """For global_aux_loss: layer → for each micro batch (experts), each expert's share of the tokens."""
         self._scale, self._micro_batches, self.sequences = 1.0, 1, 1
-        """``sequences``: rows of the micro batch that is computed next."""
+        """``sequences``: number of rows of the next micro batch."""
 
     def begin(self, micro_batches: int, averaged_over: int, loss_scale: float = 1.0) -> None:
-        """A step of so many micro batches, whose gradients the engine divides by ``averaged_over`` after it has summed
-        them over all ranks, and by the loss scale."""
+        """Begin a step of ``micro_batches`` micro batches. The engine later sums gradients over all ranks, and divides
+        them by ``averaged_over`` and by ``loss_scale``."""
         self._micro_batches = micro_batches
         self._scale = loss_scale * averaged_over / (micro_batches * self._dp_size)
         self._loads.clear()
@@ -68,8 +69,8 @@ class HfRouting:
             self._record.clear()
 
     def end(self) -> None:
-        """Collective. Add up what all ranks saw, and move the biases, as megatron-core does (finalize_model_grads.py):
-        of a step that is discarded too."""
+        """Collective. Sum the routing record over all ranks and update the correction biases, as megatron-core does
+        (finalize_model_grads.py). A step that is discarded later updates them too."""
         if self._record is None:
             return
         self._record.reduce()
@@ -89,7 +90,7 @@ class HfRouting:
         if self._record is None or not (router.training and torch.is_grad_enabled()):
             return None
         logits, weights, chosen = routed
-        # Recompute runs the hook once more, in backward: the loss is needed again, and the rest is counted.
+        # Recompute runs the hook again, in backward. It needs the loss again, but tokens are already counted.
         first = torch._C._current_graph_task_id() == -1
         if first:
             self._record.add_tokens(layer, _count(chosen, self._spec.num_experts), chosen.numel())
@@ -128,7 +129,7 @@ class HfRouting:
         return self._spec.num_experts * (f * p).sum(-1).mean()
 
     def _of_step(self, layer: int, f: torch.Tensor, first: bool) -> torch.Tensor:
-        """Loads of all ranks, and of the micro batches so far."""
+        """Mean of the experts' token shares ``f`` over all ranks and over the step's micro batches so far."""
         so_far = self._loads.setdefault(layer, [])
         if first:
             dist.all_reduce(f)
@@ -143,7 +144,8 @@ def _count(chosen: torch.Tensor, experts: int) -> torch.Tensor:
 
 
 class _AddLoss(torch.autograd.Function):
-    """Passes a tensor on; in backward a loss gets the gradient ``scale`` (megatron-core's MoEAuxLossAutoScaler)."""
+    """Identity of a tensor. In backward the loss gets the gradient ``scale``, as in megatron-core's
+    MoEAuxLossAutoScaler."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, loss: torch.Tensor, scale: float) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""Io."""
+"""Reads and writes safetensors files."""

@@ -1,4 +1,4 @@
-"""Safetensors files that several processes write at once, each its own parts of the tensors, where they belong."""
+"""Safetensors files that several processes write at once: each process writes its own blocks of the tensors."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _WORD = np.dtype(np.uint32)
 
 
 class ParallelFile:
-    """One file of fp32 tensors, known before anything is in it; ``starts``: where each tensor begins, in bytes."""
+    """The layout of one file of fp32 tensors. ``starts``: name → offset of the tensor in bytes."""
 
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
-        """``shapes``: name → shape, in the order of the file."""
+        """``shapes``: name → shape, in the order of the tensors in the file."""
         self.path, self.shapes = path, shapes
         self._head, self.starts = header({name: (torch.float32, shape) for name, shape in shapes.items()})
 
     def create(self) -> int:
-        """Create the file with its header and room for the rest; returns the sum of its words. Raises OSError."""
+        """Create the file at full size and write its header. Returns the sum of the header's words. Raises OSError."""
         size = len(self._head) + sum(4 * math.prod(shape) for shape in self.shapes.values())
         with open(self.path, "wb") as file:
             file.write(self._head)
@@ -38,7 +38,7 @@ class ParallelFile:
 
 
 class BlockWriter:
-    """Writes parts into files that exist; one is open at a time, and the disk works while the next bytes are copied."""
+    """Writes blocks into existing files. One file is open at a time; a thread flushes written data to the disk."""
 
     def __init__(self) -> None:
         self._file: ParallelFile | None = None
@@ -47,10 +47,11 @@ class BlockWriter:
         self._disk = ThreadPoolExecutor(max_workers=1)
         self._flushing: list[Future[None]] = []
         self.sums: dict[Path, int] = {}
-        """File → sum of the words written to it, modulo 2**32."""
+        """File → sum of the words that this process wrote to it, modulo 2**32."""
 
     def write(self, file: ParallelFile, name: str, row: int, column: int, values: torch.Tensor) -> None:
-        """``values``: (rows, columns) of the tensor from there on; a vector is one column. Raises OSError."""
+        """Write a block of tensor ``name``. ``values``: (rows, columns) of the tensor from (``row``, ``column``) on; a
+        vector is one column. Raises OSError."""
         if not values.numel():
             return
         self._switch(file)
@@ -67,7 +68,7 @@ class BlockWriter:
             self.sums[file.path] = (self.sums.get(file.path, 0) + _words(array.view(_WORD))) % 2**32
 
     def finish(self) -> None:
-        """Wait until everything is on the disk. Raises OSError."""
+        """Wait until all data is on the disk. Raises OSError."""
         self._switch(None)
         try:
             for each in self._flushing:
@@ -76,7 +77,7 @@ class BlockWriter:
             self._disk.shutdown()
 
     def abandon(self) -> None:
-        """Close what a failure left; the caller removes the files."""
+        """Close the open file after a failure. The caller removes the files."""
         self._switch(None)
         self._disk.shutdown()
 
@@ -86,7 +87,7 @@ class BlockWriter:
         if self._file is not None:
             self._flushing.append(self._disk.submit(_close, self._descriptor))
         self._file, self._unflushed = None, 0
-        if file is not None:  # where it cannot be opened, none is open, and none is closed twice
+        if file is not None:  # ``_file`` is still None if this raises, so no file is closed twice
             self._descriptor = os.open(file.path, os.O_WRONLY)
             self._file = file
 
@@ -95,7 +96,7 @@ class BlockWriter:
         size = array.shape[1] * array.itemsize
         for number, line in enumerate(array):
             if os.pwrite(self._descriptor, line, start + number * stride) != size:
-                self._put(line, start + number * stride)  # again, until all of it is there or there is an error
+                self._put(line, start + number * stride)  # after a partial write: write the whole row
         self._wrote(array.nbytes)
 
     def _put(self, array: np.ndarray, start: int) -> None:
@@ -113,9 +114,9 @@ class BlockWriter:
 
 
 def size_hash_and_sum(path: Path) -> tuple[int, str, int]:
-    """What a reader of the file gets: bytes, XXH3 hash, sum of its words modulo 2**32. Raises OSError."""
+    """(bytes, XXH3 hash, sum of the words modulo 2**32) of a file. Raises OSError."""
     digest, total = xxhash.xxh3_128(), 0
-    # Mapped, not read: most of it is still in the kernel's cache, from where it need not be copied.
+    # Mapped, not read: most of the file is still in the page cache, and mapping avoids a copy.
     words = np.memmap(path, _WORD, mode="r")
     for block in np.split(words, range(_HASHED_WORDS, len(words), _HASHED_WORDS)):
         digest.update(block)
@@ -124,7 +125,7 @@ def size_hash_and_sum(path: Path) -> tuple[int, str, int]:
 
 
 def _rows(block: torch.Tensor) -> np.ndarray:
-    """fp32 on the host, each row in one piece."""
+    """``block`` (rows, columns) as fp32 on the host, with contiguous rows."""
     block = block.float().cpu()
     array: np.ndarray = (block if block.stride(1) == 1 or block.shape[1] == 1 else block.contiguous()).numpy()
     return array if array.shape[1] > 1 else np.ascontiguousarray(array)

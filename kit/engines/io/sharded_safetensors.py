@@ -1,4 +1,4 @@
-"""Named tensors in sharded safetensors files: a reader of parts of tensors, and a writer."""
+"""Reads parts of tensors from sharded safetensors files, and writes such files."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ DEFAULT_SHARD_BYTES = GIB
 class SafetensorsSource(TensorSource):
     """A ``TensorSource`` over safetensors files.
 
-    ``files``: name of a tensor → file that holds it; ``renames``: name given → name inside the file, where they
-    differ. Opening a file reads its header only; one file is kept open at a time. Raises CheckpointError for a
-    file that is missing, truncated or not safetensors, and for a name that is not there.
+    ``files``: name of a tensor → its file. ``renames``: name of a tensor → its name inside the file, if they differ.
+    Opening a file reads its header only; one file is open at a time. Raises CheckpointError if a file is missing,
+    truncated or not safetensors, and if a name is not in the file.
     """
 
     def __init__(self, files: Mapping[str, Path], renames: Mapping[str, str] | None = None) -> None:
@@ -48,8 +48,8 @@ class SafetensorsSource(TensorSource):
         return self._get(name, lambda file, stored: tuple(file.get_slice(stored).get_shape()))
 
     def read_flat(self, name: str, start: int, length: int) -> torch.Tensor:
-        """Elements ``start`` … of the flattened tensor, at most ``length`` of them, in the dtype on disk; only their
-        rows are read."""
+        """At most ``length`` elements of the flattened tensor, from ``start`` on, in the dtype on disk. Reads only the
+        rows with these elements."""
 
         def read(file: Any, stored: str) -> torch.Tensor:
             part = file.get_slice(stored)
@@ -63,7 +63,7 @@ class SafetensorsSource(TensorSource):
         return self._get(name, read)
 
     def read_block(self, name: str, dim: int, start: int, length: int) -> torch.Tensor:
-        """Rows or columns of a tensor: a view of the mapped file, without memory of its own until it is copied."""
+        """``length`` rows (``dim`` 0) or columns (1), from ``start`` on: a view of the mapped file."""
         index = (slice(None),) * dim + (slice(start, start + length),)
         return self._get(name, lambda file, stored: file.get_slice(stored)[index])
 
@@ -96,7 +96,8 @@ def file_names(path: Path) -> list[str]:
 
 
 def header(tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]]) -> tuple[bytes, dict[str, int]]:
-    """What a file with these tensors begins with, a multiple of 8 bytes, and where in the file each tensor starts.
+    """(header of a file with these tensors, name → offset of the tensor in the file). The header's length is a multiple
+    of 8 bytes.
 
     The format (github.com/huggingface/safetensors, README, "Format"): the length of the header as 8 bytes little
     endian, the header as JSON, the bytes of the tensors in the order of their offsets.
@@ -120,8 +121,11 @@ _DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 def write_tensors(
     path: Path, tensors: Mapping[str, tuple[torch.dtype, Sequence[int]]], source: TensorSource
 ) -> tuple[int, str]:
-    """Write one durable file from ``source``, one tensor in memory; returns its size and XXH3 hash. ``tensors``: dtype
-    and shape of each, in the order of the file. Raises OSError; the caller removes what it leaves."""
+    """Write one file from ``source`` and flush it to the disk; returns its size in bytes and its XXH3 hash.
+
+    Reads one tensor at a time. ``tensors``: name → (dtype, shape), in the order of the file. Raises OSError; the caller
+    removes the partial file.
+    """
     head, _ = header(tensors)
     digest = xxhash.xxh3_128(head)
     with open(path, "wb") as file:
@@ -132,8 +136,8 @@ def write_tensors(
             data = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
             file.write(data)
             if sys.platform == "linux":
-                # Starts to write what is there (mm/fadvise.c), so that the disk works while the next tensor is read and
-                # hashed; else fsync would wait for all of it.
+                # The kernel starts to write dirty pages (mm/fadvise.c), so the disk works while the next tensor is read
+                # and hashed. Otherwise fsync would wait for all pages at the end.
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             digest.update(data)
         file.flush()
@@ -144,7 +148,8 @@ def write_tensors(
 def plan_files(
     names: Iterable[str], shapes: Mapping[str, Sequence[int]], itemsize: int, shard_bytes: int
 ) -> list[list[str]]:
-    """Names → the names of each file, in order: at most ``shard_bytes`` a file, or one tensor if that is larger."""
+    """The names of the tensors of each file, in order. A file has at most ``shard_bytes`` bytes, or one larger
+    tensor."""
     files: list[list[str]] = []
     held = 0
     for name in names:

@@ -1,10 +1,9 @@
-"""Output projection and cross entropy in one, some tokens at a time: the logits of all tokens never exist.
+"""Fuses output projection and cross entropy over chunks of tokens, so that the logits of all tokens never exist.
 
-Gradients are made beside the loss and wait for backward (the order of work of Hsu et al. 2024, Liger Kernel, arXiv
-2410.10989, section 3.2): logits are computed once, and what is kept is the gradient of the head's input and the fp32
-gradient of its weight. Logits of a chunk are those of ``torch.nn.functional.linear`` in the precision of the forward
-pass; softmax, loss and the sum of the weight's gradient are fp32. torch's own ``linear_cross_entropy`` does likewise,
-but knows no capped logits and no frozen head.
+The forward pass computes each chunk's logits, loss and gradients (the order of Hsu et al. 2024, Liger Kernel, arXiv
+2410.10989, section 3.2). For backward it saves the gradient of the head's input and the fp32 gradient of the head's
+weight. Logits have the precision of the forward pass; softmax, loss and the sum of the weight's gradient are fp32.
+torch's own ``linear_cross_entropy`` does the same, but supports neither capped logits nor a frozen head.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from kit.specs.layout import LOSS_CHUNK_TOKENS, LossKernel
 
 
 class ChunkedLoss:
-    """Takes the place of the head's own forward pass. Inside the module, so that whoever gathers weights around modules
-    (FSDP2, ZeRO-3) or hooks them goes on doing so."""
+    """Replaces ``forward`` of the model's head. The head remains a module, so FSDP2 and ZeRO-3 still gather its weight,
+    and hooks on it still run."""
 
     def __init__(
         self,
@@ -34,8 +33,8 @@ class ChunkedLoss:
         compiled: bool = False,
         kernel: LossKernel = "torch",
     ) -> None:
-        """``compiled``: what is done to a chunk's logits is one kernel a pass (torch.compile). ``kernel``: Liger's in
-        place of all of it. Raises EngineError where the head is no linear layer, or Liger is asked for and missing."""
+        """``compiled``: fuse the operators on a chunk's logits by torch.compile. ``kernel``: ``liger`` uses Liger's
+        kernel instead. Raises EngineError if the head is not a linear layer, or if Liger is missing."""
         self._liger = kernel == "liger"
         if self._liger:
             liger.check_installed()
@@ -48,7 +47,7 @@ class ChunkedLoss:
         self._head, self._chunk_tokens = head, chunk_tokens
         self._slopes = compiled_gradients_of_logits() if compiled else gradients_of_logits
         self._labels: torch.Tensor | None = None
-        # Gemma 2 caps logits after its head has returned them (modeling_gemma2.py): here it is done for a chunk.
+        # Gemma 2 caps logits after its head (modeling_gemma2.py). Here each chunk is capped.
         self._cap: float | None = getattr(model.config, "final_logit_softcapping", None)
         if self._cap is not None:
             model.config.final_logit_softcapping = None
@@ -56,7 +55,8 @@ class ChunkedLoss:
 
     @contextmanager
     def of(self, labels: torch.Tensor) -> Iterator[None]:
-        """Inside the block the model's ``logits`` are the summed loss of ``labels`` (batch, sequence), in nats."""
+        """While entered, the model's ``logits`` are the summed loss of ``labels`` (batch, sequence): a scalar in
+        nats."""
         self._labels = labels
         try:
             yield
@@ -83,12 +83,15 @@ _ChunkGradients = Callable[
 def gradients_of_logits(
     logits: torch.Tensor, labels: torch.Tensor, cap: float | None, dtype: torch.dtype, summed: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """(tokens, vocabulary) and (tokens) → summed loss; the loss's derivative by the logits, in ``dtype``; with
-    ``summed`` its sum over tokens in fp32, a bias's gradient. Uses up the logits' memory where they are fp32."""
+    """Summed loss and its gradients. ``logits``: (tokens, vocabulary), overwritten if fp32; ``labels``: (tokens).
+
+    Returns (loss, gradient of the logits in ``dtype``, gradient of a bias). The bias's gradient is the sum over tokens
+    in fp32, and None without ``summed``.
+    """
     logits, slope = _capped(logits.float(), cap)
     counts = labels != IGNORE_INDEX
     targets = labels.where(counts, 0)[:, None]
-    # In the memory of the logits: exponentials, then softmax, then its difference from the target.
+    # The memory of the logits is reused for exponentials, then softmax, then softmax minus target.
     largest, picked = logits.amax(1, keepdim=True), logits.gather(1, targets)
     exponentials = logits.sub_(largest).exp_()
     sums = exponentials.sum(1, keepdim=True)
@@ -102,8 +105,9 @@ def gradients_of_logits(
 
 
 def compiled_gradients_of_logits() -> _ChunkGradients:
-    """``gradients_of_logits`` by torch.compile: reads the logits three times in their own dtype, writes them once;
-    eager operators read and write them eleven times in fp32. A new length is compiled once more, then any length."""
+    """``gradients_of_logits`` by torch.compile. It reads the logits three times in their own dtype and writes them
+    once; eager operators read and write them eleven times in fp32. A second length compiles once more, for any
+    length."""
     return torch.compile(gradients_of_logits, backend=compiled_blocks.BACKEND)
 
 
@@ -116,9 +120,9 @@ def linear_cross_entropy(
     chunk_tokens: int = LOSS_CHUNK_TOKENS,
     slopes: _ChunkGradients = gradients_of_logits,
 ) -> torch.Tensor:
-    """Summed over the labels that are not ``IGNORE_INDEX``, nats, fp32.
+    """Cross entropy in nats, summed over the labels that are not ``IGNORE_INDEX``: an fp32 scalar.
 
-    ``hidden``: (…, h); ``weight``: (vocabulary, h); ``labels``: (…); ``cap``: logits are cap·tanh(logits/cap).
+    ``hidden``: (…, h); ``weight``: (vocabulary, h); ``labels``: (…); ``cap``: logits become cap·tanh(logits/cap).
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -143,7 +147,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> torch.Tensor:
         needs = [with_gradients and needed for needed in ctx.needs_input_grad[:3]]
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
-        # Of a weight of 16 bits too: hundreds of chunks would be rounded to it one after the other.
+        # fp32 also for a 16-bit weight: the sum over hundreds of chunks would be rounded after each chunk.
         weight_grad = torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None
         bias_grad = torch.zeros_like(bias, dtype=torch.float32) if needs[2] and bias is not None else None
         hidden_grad = torch.empty_like(hidden) if needs[0] else None
@@ -168,7 +172,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     weight_grad.addmm_(slopes.t(), inputs)
                 elif weight_grad is not None:
                     weight_grad += slopes.t() @ inputs
-                del slopes  # before the next chunk's are made
+                del slopes  # frees the memory before the next chunk
         ctx.gradients = (hidden_grad, weight_grad, bias_grad)
         ctx.dtypes = (hidden.dtype, weight.dtype, None if bias is None else bias.dtype)
         return loss
@@ -178,7 +182,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, of_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("a second backward pass through a chunked loss, whose gradients were already released")
-        # In place: a second copy of the weight's gradient would be as large as what was saved.
+        # In place: a copy of the weight's gradient would double the memory.
         given = [
             None if gradient is None else gradient.mul_(of_loss).to(dtype)
             for gradient, dtype in zip(ctx.gradients, ctx.dtypes, strict=True)
@@ -193,7 +197,7 @@ def _loss_alone(logits: torch.Tensor, labels: torch.Tensor, cap: float | None) -
 
 
 def _capped(logits: torch.Tensor, cap: float | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(logits, derivative by what they were before they were capped; None for 1)."""
+    """(capped logits, derivative of the capped logits by the logits; None means 1). Overwrites ``logits``."""
     if cap is None:
         return logits, None
     bent = logits.div_(cap).tanh_()

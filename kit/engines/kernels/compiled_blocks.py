@@ -1,7 +1,7 @@
-"""torch.compile of transformer blocks, one by one: all of them run one compiled block, and nothing larger is traced.
+"""Compiles transformer blocks one by one with torch.compile: equal blocks share one compiled graph.
 
-A whole model is traced again for every change around it (a mask, a length, an evaluation), and its graph grows with its
-layers; a block is the part that repeats. The modules and their parameters' names stay what they are.
+A whole model would be traced again for every change around it (a mask, a length, an evaluation), and its graph would
+grow with the number of layers. Modules and parameter names do not change.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from kit.engines.huggingface.models import transformer_layers
 from kit.errors import EngineError
 
 BACKEND = "inductor"
-"""What makes kernels of graphs: Triton's for GPUs, C++ for CPUs."""
+"""Backend of torch.compile: generates Triton kernels for GPUs and C++ for CPUs."""
 
 
 def compile_layers(model: torch.nn.Module) -> int:
-    """Compile every block when it is first called; returns how many there are. Raises EngineError where none is found.
+    """Compile every block on its first call; returns the number of blocks. Raises EngineError if there is none.
 
-    Where recompute is on it stays around the compiled block, and so do hooks of the block itself: FSDP2 gathers and
-    frees a block's weights outside of what is traced. Lengths that change are compiled once more, for any.
+    Recompute and hooks of a block stay outside of its compiled graph, so FSDP2 gathers and frees the weights as before.
+    A second sequence length compiles once more, for any length.
     """
     if next(model.parameters()).is_cuda and importlib.util.find_spec("triton") is None:
         raise EngineError(
@@ -38,6 +38,7 @@ def compile_layers(model: torch.nn.Module) -> int:
 
 
 def prefer_cudnn() -> None:
-    """Ask cuDNN's attention before FlashAttention-2, for this process; what it cannot compute goes to the next."""
+    """Make torch prefer cuDNN's attention to FlashAttention-2 in this process. torch uses the next kernel for inputs
+    that cuDNN does not support."""
     order = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
     torch._C._set_sdp_priority_order([int(backend) for backend in order])  # type: ignore[call-overload]

@@ -1,13 +1,13 @@
-"""Products of linear layers in 8 bits, by torchao: operands are scaled tensor by tensor, rounded, and multiplied so.
+"""fp8 GEMMs of linear layers, by torchao: dynamic scaling, with one scale per tensor.
 
-Forward takes input and weight in e4m3 (4 significant bits), backward the gradient of the output in e5m2 (3), each with
-one scale a tensor from its own largest value at that moment (torchao/float8, "tensorwise", dynamic): by torchao's
-measurements the fastest of its recipes (Llama-3-8B on 8 H100, weights gathered in 8 bits: 1.25 times bf16's tokens,
-with scales by rows 1.12; pytorch/torchtitan, 7a04053), and what kit asks of Transformer Engine on Hopper too. Weights,
-gradients, moments and everything between the products stay what they are in bf16.
+Input and weight are e4m3 (4 significant bits); in backward, the gradient of the output is e5m2 (3 significant bits). A
+scale comes from the tensor's current largest value (torchao/float8, "tensorwise", dynamic). In torchao's measurements
+this is the fastest recipe: Llama-3-8B on 8 H100, with weights gathered in 8 bits, trains 1.25 times as fast as in bf16,
+and 1.12 times with scales per row (pytorch/torchtitan, 7a04053). kit also configures Transformer Engine so on Hopper.
+Weights, gradients, moments and all other operators are as in precision=bf16.
 
-FSDP2 gathers weights in bf16. torchao could gather them in 8 bits, but for that every weight becomes a tensor subclass
-inside of the sharded tensor, which optimizer and checkpoints would have to know: it is left off.
+FSDP2 gathers weights in bf16. torchao could gather them in 8 bits, but every weight would become a tensor subclass,
+which the optimizer and checkpoints would have to support.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from kit.specs.layout import FP8_MULTIPLE
 
 
 def convert(model: torch.nn.Module, *, emulated: bool, ragged: bool = False) -> list[str]:
-    """Linear layers of the blocks compute in 8 bits from now on, in place; returns their names.
+    """Convert the linear layers of transformer blocks to fp8, in place; returns their names.
 
-    Not the head and the embedding, which lie outside of blocks; not experts and routers, which are no linear layers in
-    transformers; nor one whose sizes tensor cores do not take. Parameters stay the same objects under the same names.
-    ``emulated``: operands are rounded the same, and multiplied in fp32: for processors. ``ragged``: numbers of tokens
-    are no multiple of ``FP8_MULTIPLE``, and are padded for the product that sums over them.
-    Raises EngineError where torchao is missing or no layer is converted.
+    Not converted: head and embedding, which are outside of blocks; experts and routers, which are not linear layers in
+    transformers; layers with sizes that tensor cores do not support. Parameters keep their names and identity.
+    ``emulated``: round operands to fp8 but multiply in fp32, for CPUs. ``ragged``: the number of tokens is not always a
+    multiple of ``FP8_MULTIPLE``; pads the GEMM that sums over tokens.
+
+    Raises EngineError if torchao is missing, or if no layer is converted.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -62,7 +63,8 @@ def convert(model: torch.nn.Module, *, emulated: bool, ragged: bool = False) -> 
 
 
 def _cast_as_on_a_gpu(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """torchao casts its input under CUDA's autocast and no other (float8_linear.py, Float8Linear.forward)."""
+    """Cast the input under CPU autocast: torchao does so under CUDA's autocast only (float8_linear.py,
+    Float8Linear.forward)."""
     if not torch.is_autocast_enabled("cpu"):
         return arguments
     return (arguments[0].to(torch.get_autocast_dtype("cpu")), *arguments[1:])

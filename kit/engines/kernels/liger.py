@@ -1,7 +1,7 @@
-"""Liger's fused linear cross entropy (Hsu et al. 2024, arXiv 2410.10989) in place of kit's chunked loss, on request.
+"""Liger's fused linear cross entropy (Hsu et al. 2024, arXiv 2410.10989), for ``loss_kernel=liger``.
 
-In Triton's interpreter it gives the same loss and gradients (tests/training/test_liger.py); on a GPU it has not run.
-It asks the device once a micro batch how many labels count, where kit's own loss never waits.
+tests/training/test_liger.py compares loss and gradients in Triton's interpreter; no test runs it on a GPU. Liger makes
+the host wait once per micro batch, for the number of labels; kit's own loss does not wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def check_installed() -> None:
 def liger_cross_entropy(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor
 ) -> torch.Tensor:
-    """Summed over the labels that are not ``IGNORE_INDEX``, nats, fp32; gradients are summed in fp32.
+    """Cross entropy in nats, summed over the labels that are not ``IGNORE_INDEX``: an fp32 scalar. Sums gradients in
+    fp32.
 
     ``hidden``: (…, h); ``weight``: (vocabulary, h); ``labels``: (…).
     """

@@ -1,4 +1,4 @@
-"""The loss of contract 3 on Hugging Face logits: a sum over the tokens that count, and their global number."""
+"""The loss on Hugging Face logits: a sum over labels that are not ``IGNORE_INDEX``, and their global number."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from kit.errors import EngineError
 
 
 def summed_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Nats, computed in fp32. ``logits``: (batch, sequence, vocabulary); ``labels``: (batch, sequence)."""
+    """Summed cross entropy in nats: an fp32 scalar. ``logits``: (batch, sequence, vocabulary); ``labels``: (batch,
+    sequence)."""
     return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum")
 
 
 def mean_scale(tokens: torch.Tensor, averaged_over: int) -> torch.Tensor:
-    """What a summed loss is multiplied with where gradients are averaged over so many ranks; fp32, on the device."""
+    """Factor on a summed loss that gives gradients of the mean loss: an fp32 scalar on the device. ``tokens``: the
+    step's global number; ``averaged_over``: number of ranks over which the engine averages gradients."""
     return (averaged_over / tokens.clamp(min=1).double()).float()
 
 
 def to_host(loss_sum: torch.Tensor, tokens: torch.Tensor, *more: torch.Tensor) -> tuple[LossSum, list[float]]:
-    """All numbers on the host, in one copy: the host waits for the device here. ``more``: other scalars of the step.
-    Raises EngineError where no label counted, which the host learns of only here: gradients are there then, of zeros.
+    """Copy loss sum, token count and ``more`` (other scalars of the step) to the host. Waits for the device, once.
+
+    Raises EngineError if all labels are masked. The host cannot know this earlier; gradients exist then, and are zero.
     """
     scalars = [scalar.to(loss_sum.device, torch.float64) for scalar in (loss_sum, tokens, *more)]
     nats, count, *rest = torch.stack(scalars).tolist()
@@ -41,9 +44,9 @@ def evaluation_loss(
     device: torch.device,
     group: dist.ProcessGroup | None,
 ) -> LossSum:
-    """Collective. The loss of ``model`` without gradients; ``loss_of``: the scalar fp32 sum of one micro batch.
+    """Collective. The loss of ``model``, without gradients. ``loss_of``: micro batch → summed loss, an fp32 scalar.
 
-    ``group``: ranks that have different tokens, all for None. Raises EngineError where no label counts.
+    ``group``: ranks with different tokens; None: all ranks. Raises EngineError if all labels are masked.
     """
     tokens = global_tokens(micro_batches, device, group)
     loss_sum = torch.zeros((), dtype=torch.float64, device=device)
@@ -60,8 +63,8 @@ def evaluation_loss(
 def global_tokens(
     micro_batches: Sequence[MicroBatch], device: torch.device, group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """Collective. Labels that count, over a group's ranks (all for None) and micro batches: a scalar on the device,
-    which the host does not wait for."""
+    """Collective. Number of labels that are not ``IGNORE_INDEX``, over the ranks of ``group`` (None: all ranks) and all
+    micro batches: a scalar on the device. The host does not wait for it."""
     local = [(micro_batch.labels != IGNORE_INDEX).sum() for micro_batch in micro_batches]
     count = torch.stack(local).sum().to(device, non_blocking=True)
     dist.all_reduce(count, group=group)

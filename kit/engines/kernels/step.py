@@ -1,4 +1,4 @@
-"""A Hugging Face model as a plan wants it computed, and the loss of a micro batch."""
+"""Applies a plan's recompute, attention and compilation to a Hugging Face model, and computes a micro batch's loss."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from kit.engines.kernels.loss import summed_cross_entropy
 
 
 def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
-    """Recompute, attention within documents, compiled blocks; returns what takes the head's place, where the plan has
-    that. Raises EngineError where the model or the machine cannot."""
+    """Turn on recompute, attention within documents and compiled blocks, as the plan says. Returns the chunked loss, or
+    None if the plan has none. Raises EngineError if the model or the machine does not support it."""
     plan, layout = rundir.plan, rundir.plan.layout
     if layout.recompute == "full":
         model.activation_checkpointing_enable({"use_reentrant": False})
@@ -36,7 +36,8 @@ def prepare(model: PreTrainedModel, rundir: RunDirectory) -> ChunkedLoss | None:
 def summed_loss(
     model: Callable[..., Any], micro_batch: MicroBatch, device: torch.device, chunked: ChunkedLoss | None
 ) -> torch.Tensor:
-    """Cross entropy in nats, summed over the labels that count; computed in fp32. ``chunked``: of ``prepare``."""
+    """Cross entropy in nats, summed over the labels that are not ``IGNORE_INDEX``: an fp32 scalar. ``chunked``: the
+    result of ``prepare``."""
     labels = micro_batch.labels.to(device, non_blocking=True)
     arguments = call_arguments(micro_batch, device)
     with packed_sequence_context(micro_batch), nullcontext() if chunked is None else chunked.of(labels):

@@ -1,11 +1,11 @@
-"""megatron-core with local layers, and Hugging Face weights in and out."""
+"""The Megatron engine: megatron-core's model and optimizers, which read and write Hugging Face weights."""
 
 import warnings
 
-# The implementation is local by choice: what megatron-core falls back to without them is never used, or meant.
+# kit uses its own norms, attention and optimizer with implementation=local, so these fallbacks do not matter.
 for _message in ("Apex is not installed", "Transformer Engine and Apex are not installed"):
     warnings.filterwarnings("ignore", message=_message, category=UserWarning)
-# Attention is computed again where a plan says so, which without Transformer Engine is not fused there.
+# megatron-core advises against recompute of Transformer Engine's fused attention. The plan decides about recompute.
 warnings.filterwarnings("ignore", message="If you are using transformer_engine as the", category=UserWarning)
-# With fp32 parameters the distributed optimizer steps views of them, whose ``grad`` it sets itself.
+# With fp32 parameters the distributed optimizer steps views of the parameters, and sets the ``grad`` of these views.
 warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf", category=UserWarning)

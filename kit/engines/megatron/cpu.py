@@ -1,10 +1,10 @@
 """megatron-core without CUDA: one table of patches, for rehearsals and tests on CPU processes over gloo.
 
-Only a worker's entry point calls ``install()``, and only where the plan's device is the CPU. Importing this module
-changes nothing. The engine itself is written for CUDA and asks nowhere what it runs on.
+Only a worker's entry point calls ``install()``, and only if the plan's device is the CPU. Importing this module
+changes nothing. The engine itself is written for CUDA and never checks its device.
 
-Each row names what is replaced, the file of megatron-core that needs it, and why. After ``install()`` a
-process can no longer use a real GPU.
+Each row names the symbol to replace, the file of megatron-core that needs the patch, and the reason. After
+``install()`` the process can no longer use a real GPU.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Patch:
     """One symbol to replace."""
 
     symbol: str
-    """Module and attribute, dotted."""
+    """Dotted path of module and attribute."""
     needed_by: str
-    """File below ``megatron/core`` that reaches it; of our own symbols, below this package."""
+    """File that uses the symbol, below ``megatron/core``; for kit's own symbols, below this package."""
     reason: str
     replacement: Any
 
@@ -47,7 +47,8 @@ def install() -> None:
 
 
 class _CudaIsCpu(TorchFunctionMode):
-    """``device="cuda"`` → CPU, in factories and ``Tensor.to``; pinned memory, which needs a driver, is left out.
+    """Replaces ``device="cuda"`` by the CPU in factories and ``Tensor.to``, and drops ``pin_memory``, which needs a
+    driver.
 
     Needed by optimizer/optimizer.py, optimizer/clip_grads.py and pipeline_parallel/schedules.py, which name the
     device in a string.
@@ -81,7 +82,7 @@ def _itself(first: Any, *_: Any, **__: Any) -> Any:
 
 def _type_as_on_cuda(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     name = _type(tensor, *args, **kwargs)
-    # Under a TorchFunctionMode the original looks "type" up on torch.Tensor and so comes through here twice.
+    # Under a TorchFunctionMode the original function looks up "type" on torch.Tensor, so it calls this function again.
     if args or kwargs or name.startswith("torch.cuda."):
         return name
     return name.replace("torch.", "torch.cuda.", 1)
@@ -92,7 +93,7 @@ def _get_rng_state(*_: Any, **__: Any) -> torch.Tensor:
 
 
 class _Stream:
-    """A CUDA stream or event where nothing runs asynchronously."""
+    """A CUDA stream or event on the CPU, where nothing runs asynchronously."""
 
     wait_stream = synchronize = _nothing
     record_event = _itself
@@ -102,17 +103,17 @@ _the_stream = _Stream()
 
 
 def _moved_from_gpu(tensor: Any, as_numpy: bool = False, **_: Any) -> Any:
-    """What ``maybe_move_tensor_to_cpu`` returns for a tensor on a GPU."""
+    """Return what ``maybe_move_tensor_to_cpu`` returns for a tensor on a GPU."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
 
 
 def _gather_first_dim(
     input_: torch.Tensor, group: Any, output_split_sizes: list[int] | None = None, use_global_buffer: bool = False
 ) -> torch.Tensor:
-    """all_gather of unequal parts, which gloo refuses: padded to the longest."""
+    """all_gather of parts of unequal length. gloo requires equal parts, so pads them to the longest."""
     if output_split_sizes is None or group.size() == 1:
         return _gather_equal(input_, group, None, use_global_buffer)
-    longest = max(1, *output_split_sizes)  # no rank may have a token for these experts
+    longest = max(1, *output_split_sizes)  # 1 if no rank has a token for these experts
     padded = input_.new_zeros(longest, *input_.shape[1:])
     padded[: input_.shape[0]] = input_
     whole = _gather_equal(padded, group)
@@ -122,7 +123,7 @@ def _gather_first_dim(
 def _reduce_scatter_first_dim(
     input_: torch.Tensor, group: Any, input_split_sizes: list[int] | None = None, use_global_buffer: bool = False
 ) -> torch.Tensor:
-    """reduce_scatter into unequal parts, likewise."""
+    """reduce_scatter into parts of unequal length, with padding as in ``_gather_first_dim``."""
     if input_split_sizes is None or group.size() == 1:
         return _reduce_scatter_equal(input_, group, None, use_global_buffer)
     longest = max(1, *input_split_sizes)
@@ -141,7 +142,7 @@ def _flash_forward(
 def _flash_backward(
     tensors: tuple[torch.Tensor, ...], total: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, ...]:
-    # This kernel's log-sum-exp lies with heads last.
+    # This kernel expects the log-sum-exp in memory order (batch, sequence, heads).
     total = total.transpose(1, 2).contiguous().transpose(1, 2)
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *tensors, total, 0.0, causal, scale=scale
@@ -206,4 +207,4 @@ PATCHES: tuple[Patch, ...] = (
         _type_as_on_cuda,
     ),
 )
-"""Everything that ``install`` replaces, besides the meaning of ``device="cuda"``."""
+"""All symbols that ``install`` replaces, in addition to ``device="cuda"``."""

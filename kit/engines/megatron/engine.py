@@ -30,7 +30,7 @@ from kit.engines.megatron.weights.random import RandomSource
 
 
 class MegatronEngine(Engine):
-    """Tensor, sequence, pipeline, context, expert and data parallelism: see ``kit.engines.base.Engine``."""
+    """``Engine`` with tensor, sequence, pipeline, context, expert and data parallelism."""
 
     fits_every_layout = True
 
@@ -41,7 +41,7 @@ class MegatronEngine(Engine):
         self._config = transformer_config(settings["transformer_config"])
         ddp_config = DistributedDataParallelConfig(**settings["distributed_data_parallel"])
         self._chunks = [
-            # Bucketing off but for the first chunk, as megatron.training does: later chunks reduce while others run.
+            # Only the first chunk has several buckets, as in megatron.training: later chunks reduce while others run.
             DistributedDataParallel(self._config, ddp_config, chunk, disable_bucketing=index > 0)
             for index, chunk in enumerate(
                 build_chunks(plan.model, self._config, settings["model"], plan.layout.implementation)
@@ -50,10 +50,10 @@ class MegatronEngine(Engine):
         self._routing = MegatronRouting(plan.model, self._config, self._chunks)
         self._optimizer = build_optimizer(optimizer_config(settings["optimizer"]), self._chunks)
         self._norm: float | None = None
-        """Norm of the current gradients, once it was computed."""
+        """Norm of the current gradients; None before ``gradient_norm``."""
         self._config.finalize_model_grads_func = finalize_model_grads
         if ddp_config.overlap_grad_reduce:
-            # Gradients are reduced during backward, but of the last micro batch only (megatron.training's wiring).
+            # Reduce gradients during backward of the last micro batch only, as megatron.training does.
             no_sync, start_sync = zip(*((chunk.no_sync, chunk.start_grad_sync) for chunk in self._chunks), strict=True)
             self._config.no_sync_func = list(no_sync) if len(no_sync) > 1 else no_sync[0]
             self._config.grad_sync_func = list(start_sync) if len(start_sync) > 1 else start_sync[0]
@@ -70,7 +70,8 @@ class MegatronEngine(Engine):
         self.import_state(StateKind.MASTER, source)
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """Loss and gradients of one optimizer step; gradients are reduced and divided when this returns."""
+        """Compute loss and gradients of one optimizer step. On return, gradients are reduced over the data-parallel
+        ranks and divided by the number of tokens."""
         for chunk in self._chunks:
             chunk.train()
         self.discard()
@@ -83,8 +84,8 @@ class MegatronEngine(Engine):
         return self._routing.metrics()
 
     def gradient_norm(self) -> float:
-        """Computes the norm by the first two parts of megatron-core's step (optimizer.py, ``ChainedOptimizer.step``).
-        They may run twice: they copy gradients to the master weights."""
+        """Compute the norm by the first two parts of megatron-core's step (optimizer.py, ``ChainedOptimizer.step``).
+        ``step`` runs them again without harm: they copy gradients to the master weights."""
         if self._norm is None:
             overflowed = self._optimizer.prepare_grads()
             assert not overflowed, "only fp16 may overflow"
@@ -92,11 +93,11 @@ class MegatronEngine(Engine):
         return self._norm
 
     def apply(self, learning_rate: float) -> Norms:
-        """Clip, step at this rate, clear the gradients."""
+        """Clip the gradients, step at this learning rate, clear the gradients."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self.gradient_norm()
-        self._optimizer.get_grad_norm = lambda: norm  # which step() would compute once more
+        self._optimizer.get_grad_norm = lambda: norm  # step() would compute the norm again
         try:
             stepped, _, _ = self._optimizer.step()
         finally:
@@ -106,14 +107,14 @@ class MegatronEngine(Engine):
         return Norms(gradient=norm)
 
     def discard(self) -> None:
-        """Clear the gradients without a step."""
+        """Clear the gradients without an optimizer step."""
         for chunk in self._chunks:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         self._norm = None
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """Loss without gradients."""
+        """Compute the loss without gradients."""
         for chunk in self._chunks:
             chunk.eval()
         with torch.no_grad():
@@ -127,11 +128,11 @@ class MegatronEngine(Engine):
         return engine_checkpoint.snapshot(self._resharder, self._optimizer.param_groups, copy=True)
 
     def load(self, directory: Path) -> None:
-        """Read what ``save`` wrote, on this layout or another. Raises CheckpointError."""
+        """Read a checkpoint of ``save`` from any layout of the same model. Raises CheckpointError."""
         self.set_optimizer_steps(engine_checkpoint.load_checkpoint(directory, self._resharder))
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
-        """Not collective."""
+        """Blocks of the full tensors. Not collective."""
         return export_blocks(self._resharder, kinds)
 
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
@@ -149,7 +150,7 @@ class MegatronEngine(Engine):
             group["step"] = steps
 
     def modules(self) -> Mapping[str, torch.nn.Module]:
-        """Modules by name. Names of an interleaved pipeline begin with the number of the chunk."""
+        """Name → module. With an interleaved pipeline, names begin with the number of the model chunk."""
         if len(self._chunks) == 1:
             return dict(self._chunks[0].module.named_modules())
         return {
@@ -167,7 +168,7 @@ class MegatronEngine(Engine):
         }
 
     def close(self) -> None:
-        """Forget the model and megatron-core's process groups."""
+        """Release the model, and destroy megatron-core's process groups."""
         del self._resharder, self._states, self._optimizer, self._chunks
         parallel_state.destroy_model_parallel()
 
@@ -185,7 +186,7 @@ class MegatronEngine(Engine):
             micro_batch_size=micro_batch_size,
             forward_only=forward_only,
         )
-        # Sums of this rank's micro batches → over all ranks, on all ranks; only the last stage has any.
+        # All-reduce the losses of this rank's micro batches. Only the last pipeline stage has losses.
         total = torch.zeros(2, dtype=torch.float64, device=torch.cuda.current_device())
         for result in results:
             total += result["sums"]
@@ -202,7 +203,7 @@ class MegatronEngine(Engine):
 def _forward_step(
     divisor: torch.Tensor | None, micro_batches: Iterator[MicroBatch], model: torch.nn.Module
 ) -> tuple[torch.Tensor, Any]:
-    """One micro batch through one model chunk (``forward_step_func`` of pipeline_parallel/schedules.py)."""
+    """Run one micro batch through one model chunk (``forward_step_func`` of pipeline_parallel/schedules.py)."""
     output, counted = forward(model, next(micro_batches))
     return output, partial(_sum_loss, divisor, counted)
 
@@ -210,10 +211,11 @@ def _forward_step(
 def _sum_loss(
     divisor: torch.Tensor | None, counted: torch.Tensor, losses: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-    """(loss sum, tokens, what to keep). With two values instead of three, megatron-core would scale the loss."""
+    """(summed loss, tokens, dict that the schedule returns). megatron-core would scale the loss if this returned two
+    values."""
     loss_sum = (losses * counted).sum()
     tokens = counted.sum()
-    sums = torch.stack([loss_sum.detach().double(), tokens.double()])  # a copy: the loss itself is divided in place
+    sums = torch.stack([loss_sum.detach().double(), tokens.double()])  # a copy: megatron-core divides the loss in place
     if divisor is not None:
         loss_sum = loss_sum / divisor
     return loss_sum, tokens.int(), {"sums": sums}

@@ -1,6 +1,6 @@
-"""Micro batches through Megatron-core's model: padded as its schedules need them, and one forward pass.
+"""Pads micro batches for megatron-core's schedules, and runs one forward pass.
 
-Padding does not count in the loss, and no token before it sees it.
+Padding does not count in the loss, and no earlier token attends to it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ from kit.engines.base import IGNORE_INDEX, MicroBatch
 from kit.engines.megatron.model.cp_all_gather import local_part
 
 _PADDING = {"input_ids": 0, "labels": IGNORE_INDEX, "position_ids": 0, "sequence_ids": -1}
-"""Field of a micro batch → value that rows are padded with."""
+"""Field of a micro batch → padding value."""
 
 
 def length_unit(config: TransformerConfig) -> int:
-    """Rows must have a multiple of this length: two chunks a context-parallel rank, equal parts under SP."""
+    """Row lengths must be a multiple of this number: context parallelism needs two equal chunks per rank, sequence
+    parallelism one equal part per rank."""
     parts = config.context_parallel_size * config.tensor_model_parallel_size if config.sequence_parallel else 1
     return math.lcm(parts, 2 * config.context_parallel_size if config.context_parallel_size > 1 else 1)
 
 
 def pad_to_longest(micro_batches: Sequence[MicroBatch], unit: int) -> Sequence[MicroBatch]:
-    """Rows filled up to the longest of the step, for which a pipeline has its buffers, and to a multiple of ``unit``.
+    """Pad all rows to the step's longest row, rounded up to a multiple of ``unit``: pipeline stages allocate buffers
+    of one length.
 
-    Where nothing is missing they are left as they are.
+    A micro batch that needs no padding is returned unchanged.
     """
     longest = max(batch.input_ids.shape[1] for batch in micro_batches)
     length = -(-longest // unit) * unit
@@ -46,7 +48,8 @@ def _padded(batch: MicroBatch, length: int) -> MicroBatch:
 
 
 def pad_to_whole_rounds(micro_batches: Sequence[MicroBatch], config: TransformerConfig) -> list[MicroBatch]:
-    """The interleaved schedule takes whole rounds of pp micro batches only: fill up with some that do not count."""
+    """Add micro batches without labels, so that their number is a multiple of pp, as the interleaved schedule
+    requires."""
     padded = list(micro_batches)
     if config.virtual_pipeline_model_parallel_size is not None:
         first = padded[0]
@@ -56,18 +59,20 @@ def pad_to_whole_rounds(micro_batches: Sequence[MicroBatch], config: Transformer
 
 
 def forward(model: torch.nn.Module, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-    """(fp32 losses, or activations before the last stage; which of this rank's labels count), (batch, sequence)."""
+    """(losses, mask), both (batch, this rank's sequence). Losses are fp32; before the last stage, activations instead.
+    The mask is True for labels that are not ``IGNORE_INDEX``."""
     device = torch.cuda.current_device()
     positions = batch.position_ids
     if positions is None:
         positions = torch.arange(batch.input_ids.shape[1], device=device).expand_as(batch.input_ids)
     group = parallel_state.get_context_parallel_group()
-    # Copied before they are cut: only the batch itself is page-locked, and the host waits for copies of what is not.
+    # Copy whole tensors to the device before splitting them: only whole tensors are page-locked, and the host waits for
+    # copies from other memory.
     input_ids, labels, position_ids = (
         local_part(whole.to(device, non_blocking=True), 1, group)
         for whole in (batch.input_ids, batch.labels, positions)
     )
-    # The documents stay whole, and on the CPU: their boundaries are read in Python
+    # ``sequence_ids`` stay whole and on the CPU, because Python code reads the documents' boundaries
     # (kit/engines/megatron/model/attention.py).
     output = model(
         input_ids,

@@ -1,8 +1,8 @@
-"""megatron-core's optimizers over torch's own AdamW kernel.
+"""megatron-core's optimizers with torch's AdamW kernel.
 
-megatron-core falls back to ``torch.optim.AdamW`` without Transformer Engine or apex, but its distributed optimizer
-saves and resumes only optimizers that keep ``step`` in the parameter group, as apex's FusedAdam does
-(optimizer/distrib_optimizer.py, ``state_dict``). This one does.
+Without Transformer Engine and apex, megatron-core falls back to ``torch.optim.AdamW``. But its distributed optimizer
+can save and resume an optimizer only if ``step`` is in the parameter group, as in apex's FusedAdam
+(optimizer/distrib_optimizer.py, ``state_dict``). ``Adam`` keeps it there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Adam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override] # a closure would return the loss
-        """One step. Every group counts, also one that holds no parameter on this rank."""
+        """Take one step. Increments every group's step count, also of groups without parameters on this rank."""
         assert closure is None
         for group in self.param_groups:
             params = [param for param in group["params"] if param.grad is not None]
@@ -52,7 +52,7 @@ class Adam(torch.optim.Optimizer):
                 [self.state[param]["exp_avg"] for param in params],
                 [self.state[param]["exp_avg_sq"] for param in params],
                 max_exp_avg_sqs=[],
-                # One tensor a parameter: the kernel counts each of them up itself.
+                # One tensor per parameter: the kernel increments each of them.
                 state_steps=[torch.full((), float(group["step"]), device=param.device) for param in params],
                 fused=True,
                 decoupled_weight_decay=self._decoupled,
@@ -67,13 +67,14 @@ class Adam(torch.optim.Optimizer):
             group["step"] += 1
 
     def initialize(self, param: torch.Tensor) -> None:
-        """Zero moments, of the parameter's shape and dtype, for one that has none."""
+        """Create zero moments, of the parameter's shape and dtype, unless they exist."""
         if not self.state[param]:
             self.state[param] = {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param)}
 
 
 def optimizer_config(settings: Mapping[str, Any]) -> OptimizerConfig:
-    """``optimizer`` of megatron.yaml → megatron-core's class. Raises EngineError for what that refuses."""
+    """Convert ``optimizer`` of megatron.yaml to megatron-core's class. Raises EngineError if the class refuses a
+    value."""
     try:
         return OptimizerConfig(**{**settings, "params_dtype": _DTYPES[settings["params_dtype"]]})
     except (TypeError, ValueError, KeyError, AssertionError) as error:
@@ -81,10 +82,10 @@ def optimizer_config(settings: Mapping[str, Any]) -> OptimizerConfig:
 
 
 def build_optimizer(config: OptimizerConfig, chunks: list[torch.nn.Module]) -> ChainedOptimizer:
-    """The optimizer of this rank's model chunks, which are wrapped for data parallelism already."""
+    """Build the optimizer of this rank's model chunks. ``chunks``: wrapped for data parallelism."""
     use_adam(Adam)
     optimizer = get_megatron_optimizer(config, chunks)
     for group in optimizer.param_groups:
-        # Norms and biases have wd_mult 0, but only OptimizerParamScheduler would apply it, which owns a schedule too.
+        # Norms and biases have wd_mult 0. Only OptimizerParamScheduler applies it, but kit has its own schedule.
         group["weight_decay"] *= group["wd_mult"]
     return optimizer

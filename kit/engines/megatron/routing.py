@@ -1,10 +1,10 @@
-"""Balancing of experts by megatron-core: its losses on the scale of the step's loss, and what its routers did.
+"""Scales megatron-core's router losses to the step's loss, and records routing metrics.
 
-megatron-core adds the losses of routers in backward (moe/moe_utils.py, MoEAuxLossAutoScaler). They are to be means
-over micro batches and data-parallel ranks. With ``calculate_per_token_loss`` it multiplies each by the tokens of this
-rank, to cancel the division by all tokens of the step; where tensor- or context-parallel ranks share a sequence, or
-labels are masked, the result is too small or too large. So the routers here leave that factor out, and
-``config.grad_scale_func`` puts in the right one: all tokens of the step, over micro batches and data-parallel ranks.
+megatron-core adds router losses in backward (moe/moe_utils.py, MoEAuxLossAutoScaler). Their gradient must be that of a
+mean over micro batches and data-parallel ranks. With ``calculate_per_token_loss``, megatron-core multiplies each loss
+by this rank's tokens, to cancel the division by all tokens of the step. This factor is wrong if tensor- or
+context-parallel ranks split a sequence, or if labels are masked. So kit turns the factor off, and sets the right one in
+``config.grad_scale_func``: tokens of the step / (micro batches · data-parallel ranks).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class MegatronRouting:
         self._config = config
         self._routers: dict[int, Any] = {}
         self.adds_losses = bool(config.moe_aux_loss_coeff or config.moe_z_loss_coeff)
-        """Whether routers have losses of their own."""
+        """Whether routers have balancing losses."""
         for router in (module for chunk in chunks for module in chunk.modules() if isinstance(module, TopKRouter)):
             layer = router.layer_number - 1 - model.first_dense_layers
             router.calculate_per_token_loss = False
@@ -44,7 +44,8 @@ class MegatronRouting:
         get_moe_layer_wise_logging_tracker().clear()
 
     def begin(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor | None:
-        """Collective. Begin a step; what its loss is to be divided by, for ``grad_scale_func`` multiplies by it."""
+        """Collective. Begin a step. Returns the factor of ``grad_scale_func``, a scalar on the device, by which the
+        engine must divide its loss; None without balancing losses."""
         self._config.grad_scale_func = None
         if self._record is not None:
             self._record.clear()
@@ -57,15 +58,15 @@ class MegatronRouting:
         return scale
 
     def end(self, num_micro_batches: int) -> None:
-        """Collective. Add up what all ranks saw."""
+        """Collective. Sum the routing record of the step over all ranks."""
         if self._record is None:
             return
         data = parallel_state.get_data_parallel_world_size()
         copies = dist.get_world_size() // parallel_state.get_pipeline_model_parallel_world_size()
         tracked = get_moe_layer_wise_logging_tracker()
         for layer, router in self._routers.items():
-            # Values are summed over micro batches. Of each auxiliary loss a rank has its own tokens' part; the global
-            # one is taken over the data-parallel ranks already. Of the z-loss it has its own mean.
+            # Values are sums over micro batches. An auxiliary loss is this rank's part, over its own tokens; only
+            # global_load_balancing_loss is already over all data-parallel ranks. The z-loss is this rank's mean.
             values = {name: row["values"][router.layer_number - 1] for name, row in tracked.items()}
             z = values.pop("z_loss", 0.0) / copies
             parts = 1 if "global_load_balancing_loss" in values else data
@@ -84,7 +85,7 @@ class MegatronRouting:
         return self._record.metrics(self.adds_losses, self._config.moe_router_enable_expert_bias)
 
     def _count(self, layer: int, router: Any, inputs: Any, output: tuple[torch.Tensor, torch.Tensor]) -> None:
-        # As megatron-core counts for its biases: neither evaluation nor the forward pass that recompute repeats.
+        # Count as megatron-core does for its biases: not in evaluation, and once with recompute.
         if self._record is not None and router.training and torch.is_grad_enabled():
             routed = output[1]
             self._record.add_tokens(layer, routed.sum(0), routed.shape[0] * router.topk)

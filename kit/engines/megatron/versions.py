@@ -1,6 +1,6 @@
-"""The versions of megatron-core that the engine was tested with, and what it changes in them on every device.
+"""The tested versions of megatron-core, and the engine's patches to megatron-core on every device.
 
-What it replaces on machines without CUDA is in ``cpu.py``.
+``cpu.py`` has the patches for machines without CUDA.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ TESTED = ("0.16.1", "0.19.2")
 
 
 def use_adam(adam: type) -> None:
-    """Have ``get_megatron_optimizer`` build this optimizer, which keeps its step count as apex's does, also where
-    Transformer Engine or apex is installed: one implementation means one set of numbers to predict and to compare."""
+    """Make ``get_megatron_optimizer`` build ``adam``, which keeps its step count as apex does.
+
+    Also if Transformer Engine or apex is installed: one implementation gives equal numbers on all machines.
+    """
     megatron.core.optimizer.Adam = adam
     megatron.core.optimizer.USING_PYTORCH_OPTIMIZER = False
     distributed = megatron.core.optimizer.distrib_optimizer
@@ -26,6 +28,7 @@ def use_adam(adam: type) -> None:
 
 
 def define_missing_gemm() -> None:
-    """router_gating_linear compares this name with None, but without Transformer Engine it does not exist."""
+    """Define ``te_general_gemm``: router_gating_linear compares it with None, but it does not exist without
+    Transformer Engine."""
     if not moe_utils.HAVE_TE:
         moe_utils.te_general_gemm = None

@@ -1,1 +1,1 @@
-"""Plain torch: one device, or distributed data parallelism."""
+"""The torch engine: one device, DDP or FSDP2, with or without tensor parallelism."""

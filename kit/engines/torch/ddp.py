@@ -1,4 +1,4 @@
-"""Every rank holds everything: one device, or DistributedDataParallel, whose gradients may be compressed."""
+"""One device, or DistributedDataParallel (DDP) with optional compression of gradients: every rank has all state."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from kit.cost.model.compression import POWERSGD_RANK
 from kit.specs.layout import GradientCompression
 
 _LATEST_START = 1000
-"""Steps without compression at the most; torch's default."""
+"""Largest number of first steps without compression; torch's default."""
 _FIRST_START = 2
-"""DDP makes its buckets anew after the first step, and errors belong to buckets (PowerSGDState's own limit)."""
+"""Smallest number: DDP rebuilds its buckets after the first step, and PowerSGD's errors are per bucket (PowerSGDState
+requires it)."""
 
 
 @dataclass
 class Compression:
-    """A hook of one DDP module, for a run of ``total_steps``."""
+    """The communication hook of one DDP module, for a run of ``total_steps``."""
 
     kind: GradientCompression
     total_steps: int
     _state: PowerSGDState | None = field(default=None, init=False)
 
     def install(self, ddp: DistributedDataParallel) -> None:
-        """Once, before the first forward pass."""
+        """Register the hook. Call this once, before the first forward pass."""
         if self.kind == "bf16":
             ddp.register_comm_hook(ddp.process_group, _bf16)
         elif self.kind == "powersgd":
@@ -40,29 +41,30 @@ class Compression:
                 ddp.process_group,
                 matrix_approximation_rank=POWERSGD_RANK,
                 start_powerSGD_iter=self.start_after(0),
-                # Columns of a gradient that is zero (unused tokens) are divided by their length.
+                # Avoids a division by zero for columns of a zero gradient (unused tokens).
                 orthogonalization_epsilon=1e-8,
             )
             ddp.register_comm_hook(self._state, powerSGD_hook)
 
     def resume_at(self, steps: int) -> None:
-        """Tell it where a run goes on. Errors that were to be fed back are lost: what one step had rounded away."""
+        """Resume after ``steps`` steps. PowerSGD's error feedback of the last step is lost."""
         if self._state is not None:
             self._state.start_powerSGD_iter = self.start_after(steps)
 
     def start_after(self, steps: int) -> int:
-        """Uncompressed steps still to come: a tenth of the run in all, for early gradients are the sensitive ones (the
-        documentation of PowerSGDState), less those that were done."""
+        """Number of steps without compression after ``steps`` steps: the rest of the run's first tenth, because early
+        gradients are sensitive to compression (documentation of PowerSGDState)."""
         return max(_FIRST_START, min(_LATEST_START, self.total_steps // 10) - steps)
 
 
 def _bf16(group, bucket):  # type: ignore[no-untyped-def] # DDP compares annotations with classes: ours are strings
-    """torch's hook under a name of ours: DDP refuses that name without NCCL, and gloo sums bf16 as well."""
+    """torch's ``bf16_compress_hook`` under another name: DDP refuses torch's name without NCCL, but gloo also sums
+    bf16."""
     return bf16_compress_hook(group, bucket)
 
 
 class DdpModel:
-    """Parameters, gradients and moments on every rank; gradients averaged by DDP while backward runs."""
+    """Every rank has all parameters, gradients and moments. DDP averages gradients while backward runs."""
 
     local_state_differs = False
     """Whether a native checkpoint needs the tensors of every rank."""
@@ -78,11 +80,12 @@ class DdpModel:
             compression.install(self._ddp)
 
     def module(self, training: bool) -> torch.nn.Module:
-        """What is called. Evaluation goes around DDP, which has nothing to do there."""
+        """The module to call: DDP in training, the bare model in evaluation."""
         return self._ddp if training and self._ddp is not None else self._model
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
-        """DDP all-reduces in every backward whose forward was not under no_sync; one all-reduce a step is enough."""
+        """Context of one micro batch's forward and backward. All but the last run under ``no_sync``, so that DDP
+        all-reduces once per step."""
         return nullcontext() if is_last or self._ddp is None else self._ddp.no_sync()
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -92,7 +95,7 @@ class DdpModel:
 
 def _wrap(model: torch.nn.Module) -> DistributedDataParallel:
     device = next(model.parameters()).device
-    # Buffers are RoPE frequencies, the same everywhere; gradients live in the buckets instead of beside them.
+    # Buffers are RoPE frequencies, equal on all ranks. Gradients are views of DDP's buckets: there is no second copy.
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,

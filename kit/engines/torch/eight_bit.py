@@ -1,7 +1,8 @@
-"""AdamW whose moments are held in 8 bits: a byte and a share of a block's scale each (arXiv 2110.02861).
+"""AdamW with 8-bit moments: one byte per value, and one fp32 scale per block (arXiv 2110.02861).
 
-bitsandbytes does the arithmetic, on CUDA in one kernel. Its optimizer class is not used: it knows no DTensor, waits for
-the device after every parameter (optim/optimizer.py, Optimizer8bit.step), and makes its state at the first step.
+bitsandbytes computes the step, on CUDA in one kernel. This module does not use its optimizer class, which does not
+support DTensor, waits for the device after every parameter (optim/optimizer.py, Optimizer8bit.step), and creates its
+state in the first step.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ MOST_ELEMENTS = 2**31 - 1
 
 @dataclass(frozen=True)
 class EightBitMoment:
-    """One moment of one rank's slice of a matrix: a value is its code's entry of the table times its block's scale."""
+    """One moment of one rank's slice of a matrix: value = table[code] · scale of the block."""
 
     codes: torch.Tensor
     """uint8, of the slice's shape."""
     scales: torch.Tensor
     """fp32: the largest magnitude of each block of the flattened slice."""
     signed: bool
-    """The second moment has no sign: its table begins at 0."""
+    """Whether values may be negative. False for the second moment, whose table begins at 0."""
 
     @property
     def table(self) -> torch.Tensor:
-        """fp32, 256 entries from -1 or 0 to 1, closest to each other around 0."""
+        """fp32, 256 entries from -1 or 0 to 1, densest around 0."""
         return _table(self.signed, self.codes.device)
 
     def read(self) -> torch.Tensor:
-        """The values: an fp32 copy of the slice's shape."""
+        """The values: an fp32 tensor of the slice's shape."""
         import bitsandbytes.functional as F
 
         if not self.codes.numel():
@@ -48,7 +49,7 @@ class EightBitMoment:
         return F.dequantize_blockwise(self.codes, absmax=self.scales, code=self.table, blocksize=BLOCK)
 
     def write(self, values: torch.Tensor) -> None:
-        """Round ``values``, fp32 of the slice's shape, as the optimizer's step does."""
+        """Quantise and store ``values``, fp32 of the slice's shape, with the rounding of the optimizer's step."""
         import bitsandbytes.functional as F
 
         if values.numel():
@@ -58,14 +59,15 @@ class EightBitMoment:
 
 
 class EightBitAdamW:
-    """Steps matrices; vectors (norms, biases) are few and stay with torch's AdamW.
+    """Steps matrices. Vectors (norms, biases) are small and use torch's AdamW.
 
-    Blocks are in what a rank holds of a matrix: where its size is not a multiple of ``BLOCK``, another layout rounds a
-    little differently.
+    Each rank splits its own slice into blocks. If the slice's size is not a multiple of ``BLOCK``, rounding differs a
+    little between layouts.
     """
 
     def __init__(self, parameters: Sequence[torch.nn.Parameter], spec: OptimizerSpec) -> None:
-        """``parameters``: matrices, fp32. Raises EngineError where bitsandbytes is missing, or for one too large."""
+        """``parameters``: matrices, fp32. Raises EngineError if bitsandbytes is missing, or if a rank's slice has more
+        than ``MOST_ELEMENTS``."""
         try:
             import bitsandbytes  # noqa: F401
         except ImportError as error:
@@ -84,7 +86,7 @@ class EightBitAdamW:
             self.moments[parameter] = {
                 kind: EightBitMoment(
                     codes=torch.zeros(local.shape, dtype=torch.uint8, device=local.device),
-                    # With a scale of zero every code is a zero, as the moments of a start are.
+                    # A scale of zero makes every value zero, as moments are at the start.
                     scales=torch.zeros(-(-local.numel() // BLOCK), device=local.device),
                     signed=kind is StateKind.EXP_AVG,
                 )
@@ -93,8 +95,10 @@ class EightBitAdamW:
 
     @torch.no_grad()
     def step(self, steps: int, learning_rate: float, of_short: torch.Tensor | None = None) -> None:
-        """No collective, no wait for the device. ``steps``: number of this one, from 1. Gradients in 16 bits are taken
-        as fp32 copies, which the kernel wants, multiplied with ``of_short``."""
+        """Step all matrices; not collective, does not wait for the device. ``steps``: number of this step, from 1.
+
+        The kernel takes 16-bit gradients as fp32 copies; ``of_short`` multiplies these copies.
+        """
         import bitsandbytes.functional as F
 
         for parameter in self._parameters:
@@ -128,7 +132,7 @@ class EightBitAdamW:
 
 @lru_cache
 def _table(signed: bool, device: torch.device) -> torch.Tensor:
-    """Made when it is first read: the probe of memory holds tensors that have no values."""
+    """Built on first use, because the memory probe's tensors have no values."""
     import bitsandbytes.functional as F
 
     return F.create_dynamic_map(signed=signed).to(device)

@@ -1,8 +1,8 @@
 """Plain torch on a Hugging Face model: one device, DDP (zero_stage 0), or FSDP2 (zero_stage 2 and 3).
 
-Parameters are fp32 and are the master weights. fp32 computes in fp32; bf16 autocasts the forward pass ("bf16 AMP"),
-under FSDP2 it gathers parameters in bf16 instead; fp8 is bf16 with the products of linear layers in 8 bits. The native
-checkpoint is what each rank holds.
+Parameters are fp32 and are the master weights. precision=fp32 computes in fp32. bf16 autocasts the forward pass; under
+FSDP2 it gathers parameters in bf16 instead. fp8 is bf16 with the GEMMs of linear layers in 8 bits. In a native
+checkpoint each rank writes its own tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kit.errors import CheckpointError, EngineError
 
 
 class TorchEngine(Engine):
-    """Engine of plain torch: one process, DDP, FSDP2. The caller initialises torch.distributed, for one process too."""
+    """Plain torch: one process, DDP or FSDP2. Initialise torch.distributed before, also for one process."""
 
     def __init__(self, rundir: RunDirectory) -> None:
         plan = rundir.plan
@@ -54,7 +54,7 @@ class TorchEngine(Engine):
             else build_frozen(rundir, self._lora, init_device)
         )
         if plan.job.precision == "fp8":
-            # Rows have lengths of their own in every objective but pretraining.
+            # Rows have different lengths in every objective except pretraining.
             convert(self._model, emulated=self._device.type == "cpu", ragged=plan.job.objective != "pretrain")
         self._routing = HfRouting(self._model, plan.model, plan.job, plan.layout.dp, self._device)
         self._chunked = prepare(self._model, rundir)
@@ -71,13 +71,13 @@ class TorchEngine(Engine):
             self._parallel = FsdpModel(self._model, plan.layout.zero_stage, bf16, self._device, mesh)
             self._autocast_dtype = None
         self.dp_rank, self.dp_size = self._parallel.dp_rank, self._parallel.dp_size
-        self._parameters = trainable(self._model)  # a tied one once, as transformers saves it
+        self._parameters = trainable(self._model)  # a tied parameter once, as transformers saves it
         if plan.layout.gradient_dtype == "bf16":
             keep_gradients_in_bf16(self._parameters.values())
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._parameters.items()}
         self._buffers = SavedBuffers(self._model if self._lora is None else torch.nn.Module(), rundir.plan.model)
         self._norm: tuple[torch.Tensor, float] | None = None
-        """Norm of the current gradients, on the device and on the host."""
+        """Norm of the current gradients: (scalar on the device, float on the host)."""
         self._optimizer = Optimizer(self._parameters.values(), plan.job.optimizer, plan.job.learning_rate)
         if self._lora is not None:
             self.import_state(StateKind.MASTER, InitialAdapters(self._shapes, rundir.run.seed))
@@ -85,14 +85,14 @@ class TorchEngine(Engine):
             self.import_state(StateKind.MASTER, HfDirectory(rundir.run.model_path))
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """The host waits for the device once: loss, token count and gradient norm come over together, for the loop
-        judges all of them before it lets a step change the weights.
+        """Compute loss and gradients. The host waits for the device once, and copies loss, token count and gradient
+        norm together.
 
-        Raises EngineError where no label of the step counts, or gradients of an earlier step are still there."""
+        Raises EngineError if all labels of the step are masked, or if an earlier step still has gradients."""
         if any(parameter.grad is not None for parameter in self._parameters.values()):
             raise EngineError("gradients of an earlier step are present; call apply or discard before the next step")
         tokens = global_tokens(micro_batches, self._device, self._parallel.tokens_group)
-        # Both DDP and FSDP2 average over the ranks: times dp makes that the sum.
+        # DDP and FSDP2 average gradients over dp ranks. A factor of dp turns the average into a sum.
         scale = mean_scale(tokens, self.dp_size)
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._device)
         self._routing.begin(len(micro_batches), averaged_over=self.dp_size)
@@ -120,7 +120,7 @@ class TorchEngine(Engine):
         norm, known = self._gradient_norm()
         coefficient = None
         if self._grad_clip > 0:
-            # As clip_grad_norm_ does; of slices one by one, which may lie on meshes of their own.
+            # The formula of clip_grad_norm_. Slices are scaled one by one, because they may be on different meshes.
             coefficient = torch.clamp(self._grad_clip / (norm + 1e-6), max=1.0)
             for gradient in self._gradients():
                 if gradient.dtype is torch.float32:
@@ -134,7 +134,7 @@ class TorchEngine(Engine):
         self._optimizer.zero_grad()
 
     def gradient_norm(self) -> float:
-        """Norm that ``forward_backward`` read together with the loss."""
+        """The norm; ``forward_backward`` has copied it to the host together with the loss."""
         return self._gradient_norm()[1]
 
     def _gradient_norm(self) -> tuple[torch.Tensor, float]:
@@ -146,19 +146,20 @@ class TorchEngine(Engine):
         return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> LossSum:
-        """Raises EngineError where no label counts."""
+        """Raises EngineError if all labels are masked."""
         loss_of = partial(self._loss, training=False)
         return evaluation_loss(self._model, loss_of, micro_batches, self._device, self._parallel.tokens_group)
 
     def save(self, directory: Path) -> None:
-        """What each rank holds, by the main rank alone where all hold the same. Raises OSError or SafetensorError."""
+        """Write each rank's tensors; under DDP the main rank writes alone. Raises OSError or SafetensorError."""
         self._checkpoint_writer(copy=False)(directory, None)
 
     def snapshot(self) -> Callable[[Path, dist.ProcessGroup | None], None]:
         return self._checkpoint_writer(copy=True)
 
     def _checkpoint_writer(self, copy: bool) -> Callable[[Path, dist.ProcessGroup | None], None]:
-        """``copy``: tensors are copied to the host, apart from the live state, so that training can go on at once."""
+        """The function that writes this rank's files. ``copy``: copy the tensors to the host first, so that training
+        can continue while the function runs."""
         tensors = None
         if self.is_main or self._parallel.local_state_differs:
             tensors = {
@@ -178,7 +179,7 @@ class TorchEngine(Engine):
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
-        """Raises CheckpointError for a file that is missing or not what ``save`` wrote."""
+        """Raises CheckpointError if a file is missing, or differs from the files that ``save`` writes."""
         holder = self._rank if self._parallel.local_state_differs else 0
         try:
             index = json.loads((directory / f"state-rank{holder:05d}.json").read_text(encoding="utf-8"))
@@ -199,7 +200,7 @@ class TorchEngine(Engine):
         self.set_optimizer_steps(steps)
 
     def export_blocks(self, kinds: Sequence[StateKind]) -> Iterator[StateBlock]:
-        """Blocks of all tensors: the main rank exports full tensors."""
+        """Collective. The main rank exports all tensors, each as one block; other ranks export none."""
         for kind in kinds:
             for name in self._parameters:
                 full = full_tensor(self._state(kind, name).detach())  # collective
@@ -212,7 +213,7 @@ class TorchEngine(Engine):
 
     @torch.no_grad()
     def import_state(self, kind: StateKind, source: TensorSource) -> None:
-        """Raises CheckpointError for missing or foreign names and wrong shapes."""
+        """Raises CheckpointError for missing or unknown names and for wrong shapes."""
         source = source_for_model(self._spec, source, self._shapes, self._buffers, kind)
         for name, shape in self._shapes.items():
             tensor = source.read(name)
@@ -245,7 +246,7 @@ class TorchEngine(Engine):
         }
 
     def close(self) -> None:
-        """DDP and FSDP2 hold on to the process group: let go of them first."""
+        """Release DDP and FSDP2, which keep references to the process group."""
         del self._parallel
 
     def _loss(self, micro_batch: MicroBatch, training: bool = True) -> torch.Tensor:
@@ -267,8 +268,8 @@ class TorchEngine(Engine):
 
 
 def _init_device(rundir: RunDirectory, device: torch.device) -> torch.device:
-    """Device on which a model is built. A model that is sharded afterwards is never whole on the GPU. It is built on
-    meta if its weights come from a directory, otherwise in host memory, from which FSDP2 takes it layer by layer."""
+    """Device on which to build the model: the GPU for DDP. For FSDP2 the whole model must not be on the GPU: meta if
+    all weights come from a directory, otherwise host memory, from which FSDP2 moves it layer by layer."""
     if rundir.plan.layout.zero_stage == 0:
         return device
     from_disk = rundir.run.model_path is not None and rundir.plan.job.lora is None

@@ -1,4 +1,4 @@
-"""What one rank writes of a native checkpoint of the torch engine: its own tensors."""
+"""Writes one rank's file of a native checkpoint of the torch engine."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ def write_rank_state(
     optimizer_steps: int,
     tensors: Mapping[str, Mapping[str, torch.Tensor]] | None,
 ) -> None:
-    """Write this rank's tensors into an existing directory; nothing here is collective. Raises OSError or
-    SafetensorError.
+    """Write this rank's tensors into an existing directory. Not collective. Raises OSError or SafetensorError.
 
-    ``tensors``: kind of state → name → live tensor or copy in host memory, of any shape and dtype; None on a rank
-    without any of its own.
+    ``tensors``: kind of state → name → tensor of any shape and dtype, live or copied to host memory; None on a rank
+    that writes no tensors.
     """
     if tensors is None:
         return

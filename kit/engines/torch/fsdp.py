@@ -1,9 +1,8 @@
-"""Every rank holds a slice: FSDP2, torch's own ZeRO (torch.distributed.fsdp.fully_shard), with or without tensor
-parallelism inside.
+"""FSDP2 (torch.distributed.fsdp.fully_shard), with or without tensor parallelism.
 
-Stage 2 keeps a layer's gathered parameters from forward to backward, stage 3 frees and gathers them again; both
-shard gradients and moments, and reduce-scatter the gradients of every micro batch, so that no rank ever holds all of
-them. With tensor parallelism the ranks of a group compute the same samples; data-parallel groups lie across.
+Stage 2 keeps a layer's gathered parameters from forward to backward; stage 3 frees them and gathers them again. Both
+shard gradients and moments, and reduce-scatter the gradients of every micro batch, so that no rank ever has all
+gradients. With tensor parallelism the ranks of a tensor-parallel group compute the same samples.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from kit.engines.torch.tensor_parallel import cut
 
 
 def build_mesh(device: torch.device, tp: int) -> DeviceMesh:
-    """All ranks, (dp, tp): those of a tensor-parallel group are neighbours."""
+    """Mesh of all ranks, of shape (dp, tp). Neighbouring ranks form a tensor-parallel group."""
     return init_device_mesh(device.type, (dist.get_world_size() // tp, tp), mesh_dim_names=("dp", "tp"))
 
 
 class FsdpModel:
-    """Parameters, gradients and moments as DTensors, split on their first dimension over data-parallel ranks."""
+    """Parameters, gradients and moments are DTensors, sharded on their first dimension over data-parallel ranks."""
 
     local_state_differs = True
 
@@ -43,16 +42,18 @@ class FsdpModel:
         device: torch.device,
         mesh: DeviceMesh,
     ) -> None:
-        """``model``: on ``device``, or on meta, then without values: ``fill`` every parameter. ``compute_dtype``:
-        parameters are gathered in it; gradients are always reduced in fp32. ``mesh``: of ``build_mesh``."""
+        """``model``: on ``device``, in host memory, or on meta; on meta, ``fill`` every parameter afterwards.
+        ``compute_dtype``: dtype of gathered parameters. Gradients are always reduced in fp32. ``mesh``: from
+        ``build_mesh``."""
         if mesh["tp"].size() > 1:
-            # It advises one collective over both dimensions where tensors are gathered whole: for checkpoints only.
+            # This logger advises one collective over both mesh dimensions for full tensors. Only checkpoints gather
+            # full tensors, so the advice does not matter.
             logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
             cut(model, mesh["tp"])
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
         for layer in transformer_layers(model):
             fully_shard(layer, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=zero_stage == 3)
-        # The root holds embedding and output projection: they are needed again at once when backward starts.
+        # The root has embedding and output projection. Backward needs them at once, so forward does not free them.
         fully_shard(model, mesh=mesh["dp"], mp_policy=policy, reshard_after_forward=False)
         if next(model.parameters()).is_meta:
             model.to_empty(device=device)
@@ -63,15 +64,15 @@ class FsdpModel:
         """Ranks whose micro batches make up the step, each token once."""
 
     def module(self, training: bool) -> torch.nn.Module:
-        """What is called."""
+        """The module to call."""
         return self._model
 
     def micro_batch(self, is_last: bool) -> AbstractContextManager[None]:
-        """Nothing to hold back: sharded gradients are summed micro batch by micro batch."""
+        """Context of one micro batch's forward and backward: none, because every backward reduce-scatters gradients."""
         return nullcontext()
 
     def norm(self, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-        """L2 norm of all gradients, each element counted once: a scalar on the device."""
+        """Collective. L2 norm of all gradients, each element counted once: a scalar on the device."""
         by_mesh: dict[Any, list[torch.Tensor]] = {}
         for gradient in gradients:
             mesh = gradient.device_mesh if isinstance(gradient, DTensor) else None
@@ -83,15 +84,16 @@ def _norm(gradients: list[torch.Tensor]) -> torch.Tensor:
     """L2 norm of gradients of one mesh and dtype, in fp32."""
     if gradients[0].dtype is torch.float32:
         return torch.nn.utils.get_total_norm(gradients)
-    # get_total_norm would answer in their own dtype.
+    # get_total_norm would return the gradients' 16-bit dtype.
     each = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in gradients]
     return torch.linalg.vector_norm(torch.stack(each))
 
 
 def keep_gradients_in_bf16(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Cast the gradients of FSDP2's matrices to bf16 as soon as they are reduced, which is done in fp32.
+    """Cast the gradients of FSDP2's matrices to bf16 after FSDP2 has reduced them in fp32.
 
-    FSDP2 calls the hooks of its slices (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce).
+    FSDP2 calls the hooks of its sharded parameters (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+    foreach_reduce).
     """
 
     def shorten(parameter: torch.Tensor) -> None:
@@ -107,18 +109,19 @@ def keep_gradients_in_bf16(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def local_shard(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a tensor, in its dtype: a slice where it is spread over ranks, else the tensor itself."""
+    """This rank's slice of a DTensor, in its dtype; any other tensor is returned unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Collective: the whole tensor on every rank, in its dtype; gathered where it is spread over ranks."""
+    """Collective. Gather a DTensor: the whole tensor on every rank, in its dtype. Any other tensor is returned
+    unchanged."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def fill(target: torch.Tensor, full: torch.Tensor) -> None:
-    """Set ``target`` from the whole tensor (of any dtype and its global shape), of which each rank takes what it holds:
-    no communication."""
+    """Copy ``full`` (``target``'s global shape, any dtype) into ``target``. Each rank copies its own slice; not
+    collective."""
     if isinstance(target, DTensor):
         sizes, starts = compute_local_shape_and_global_offset(full.shape, target.device_mesh, target.placements)
         full = full[tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))]

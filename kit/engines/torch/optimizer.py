@@ -1,4 +1,4 @@
-"""AdamW as every engine means it, with its state allocated from the start; of matrices in 8 bits on request."""
+"""AdamW with the weight decay of all engines, and with moments from the start; optionally 8-bit moments of matrices."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kit.specs.job import OptimizerSpec
 
 
 class Optimizer:
-    """Decoupled weight decay on matrices, none on one-dimensional parameters (norms, biases)."""
+    """AdamW with weight decay on matrices and none on one-dimensional parameters (norms, biases)."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], spec: OptimizerSpec, learning_rate: float) -> None:
-        """Raises EngineError where 8 bits are asked for and not to be had."""
+        """Raises EngineError if ``spec`` asks for 8 bits and ``EightBitAdamW`` refuses."""
         parameters = list(parameters)
         eight_bit = [p for p in parameters if p.ndim > 1] if spec.name == "adamw-8bit" else []
         whole = [p for p in parameters if p.ndim <= 1] if eight_bit else parameters
@@ -29,8 +29,8 @@ class Optimizer:
         """Adam's step count."""
 
     def step(self, learning_rate: float, of_short: torch.Tensor | None) -> None:
-        """Step all parameters that have a gradient; no collective. ``of_short``: factor of 16-bit gradients, applied to
-        their fp32 copies."""
+        """Step all parameters that have a gradient; not collective. ``of_short``: clipping factor of 16-bit gradients,
+        applied to their fp32 copies."""
         self.steps += 1
         if self.adamw is not None:
             for group in self.adamw.param_groups:
@@ -51,7 +51,7 @@ class Optimizer:
             state["step"].fill_(steps)
 
     def moment(self, kind: StateKind, parameter: torch.nn.Parameter) -> torch.Tensor:
-        """EXP_AVG or EXP_AVG_SQ, fp32, cut as the parameter is: the state itself, or a copy of what is in 8 bits."""
+        """EXP_AVG or EXP_AVG_SQ, fp32, sharded like the parameter: the live state, or a copy of an 8-bit moment."""
         if self.eight_bit is None or parameter not in self.eight_bit.moments:
             return self._of_adamw(parameter)[kind.value]
         values = self.eight_bit.moments[parameter][kind].read()
@@ -67,14 +67,14 @@ class Optimizer:
         )
 
     def store_moment(self, kind: StateKind, parameter: torch.nn.Parameter, moment: torch.Tensor) -> None:
-        """Take ``moment`` (fp32, of the parameter's shape) over, after it was filled: into 8 bits, or not at all, where
-        it is the state itself."""
+        """Store the tensor of ``moment()`` after the caller has changed it: quantise 8-bit moments. No-op for others,
+        where ``moment`` is the live state."""
         if self.eight_bit is not None and parameter in self.eight_bit.moments:
             self.eight_bit.moments[parameter][kind].write(local_shard(moment))
 
     def local_state(self, parameter: torch.nn.Parameter) -> Mapping[str, torch.Tensor]:
-        """What this rank holds of a parameter's moments, nothing else and to the bit: under ``exp_avg`` and
-        ``exp_avg_sq`` fp32 values, or codes, whose scales are under ``exp_avg_scales`` and ``exp_avg_sq_scales``."""
+        """This rank's slices of a parameter's moments, bit for bit: fp32 values as ``exp_avg`` and ``exp_avg_sq``. For
+        8-bit moments these are uint8 codes, with fp32 scales as ``exp_avg_scales`` and ``exp_avg_sq_scales``."""
         kinds = (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
         if self.eight_bit is None or parameter not in self.eight_bit.moments:
             state = self._of_adamw(parameter)
@@ -91,13 +91,14 @@ class Optimizer:
 def build_adamw(
     parameters: Iterable[torch.nn.Parameter], spec: OptimizerSpec, learning_rate: float
 ) -> torch.optim.AdamW:
-    """torch's.
+    """torch's AdamW, with moments of zero from the start.
 
-    The moments exist at once, as zeros: memory does not grow at the first step, and a checkpoint can be imported
-    before it. torch's own lazy start (torch/optim/adam.py, Adam._init_group) does the same later.
+    So memory does not grow in the first step, and a checkpoint can be imported before it. torch itself creates the same
+    moments in the first step (torch/optim/adam.py, Adam._init_group).
     """
     parameters = list(parameters)
-    # A group's tensors are stepped together, so those of another mesh (tensor parallelism cuts some) have their own.
+    # torch steps the tensors of a group together, so tensors of different meshes need different groups: with tensor
+    # parallelism, only some parameters are on the tensor-parallel mesh.
     by_kind: dict[Any, list[torch.nn.Parameter]] = {}
     for parameter in parameters:
         by_kind.setdefault((parameter.ndim > 1, getattr(parameter, "device_mesh", None)), []).append(parameter)
@@ -115,7 +116,7 @@ def build_adamw(
     )
     for parameter in parameters:
         optimizer.state[parameter] = {
-            # The fused kernel wants the step beside the parameter, the others on the CPU.
+            # The fused kernel needs the step count on the parameter's device, other implementations on the CPU.
             "step": torch.zeros((), dtype=torch.float32, device=parameter.device if fused else "cpu"),
             "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
             "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
@@ -124,5 +125,5 @@ def build_adamw(
 
 
 def _fuses(parameters: list[torch.nn.Parameter]) -> bool:
-    """One kernel for all parameters: where the host would otherwise launch one after the other."""
+    """Whether to use torch's fused kernel: on CUDA only, where it saves kernel launches."""
     return all(parameter.device.type == "cuda" for parameter in parameters)

@@ -1,8 +1,9 @@
-"""Tensor parallelism of a Hugging Face model by torch's DTensor, along transformers' own plan.
+"""Tensor parallelism of a Hugging Face model by torch's DTensor, after transformers' own plan.
 
-transformers says for its models which linear layers are cut by columns and which by rows (``base_model_tp_plan`` of
-their configurations); torch.distributed.tensor.parallel cuts them, with an all-reduce behind each cut by rows (Shoeybi
-et al. 2019, arXiv 1909.08053, section 3). Embedding, norms and head stay whole on every rank, with equal gradients.
+transformers says which linear layers are column-parallel and which are row-parallel (``base_model_tp_plan`` of the
+configuration). torch.distributed.tensor.parallel shards these layers, and adds an all-reduce after each row-parallel
+layer (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Embedding, norms and head are whole on every rank, with equal
+gradients.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ _STYLES: dict[str, type[ParallelStyle]] = {"colwise": ColwiseParallel, "rowwise"
 
 
 def cut(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Cut the linear layers of all transformer layers over ``mesh``, in place.
+    """Shard the linear layers of all transformer layers over ``mesh``, in place.
 
-    Raises EngineError for a model that has no plan, or one with more than columns and rows.
+    Raises EngineError if transformers has no plan for the model, or if the plan has other styles than column- and
+    row-parallel.
     """
     patterns = getattr(model.config, "base_model_tp_plan", None) or {}
     unknown = sorted({style for style in patterns.values() if style not in _STYLES})

@@ -1,9 +1,9 @@
 """Native checkpoints: megatron-core's torch_dist format, for any layout of the same model.
 
-Every parameter is stored whole, under megatron-core's name, with its optimizer state: what ``fully_reshardable`` of
-the distributed optimizer means (optimizer/distrib_optimizer.py), which itself writes a corrupt checkpoint where
-several buckets are padded, with nothing but a line in the log. Data-parallel ranks that share a parameter's state write
-a part of it each.
+The checkpoint has every whole parameter and its optimizer state under megatron-core's names, as with the distributed
+optimizer's ``fully_reshardable`` (optimizer/distrib_optimizer.py). megatron-core's own writer of that format writes a
+corrupt checkpoint if several buckets are padded, and only logs a line. Data-parallel ranks that share a parameter's
+state write a part of it each.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from kit.errors import CheckpointError
 def snapshot(
     resharder: HfResharder, param_groups: list[dict[str, Any]], copy: bool
 ) -> Callable[[Path, dist.ProcessGroup | None], None]:
-    """What writes this rank's part of a checkpoint into a directory, collectively over a group.
+    """Returns a function that writes this rank's part of a checkpoint into a directory, collectively over a group.
 
-    ``copy``: tensors are copied to the host first, apart from the live state, so that training can go on at once.
+    ``copy``: copy the tensors to the host first, so that training can continue while the function runs.
     """
     found = [
         WriteBlock(
@@ -47,14 +47,13 @@ def snapshot(
         for mapped, kind, offsets, tensor in _own_blocks(resharder)
         for where in [stored_location(mapped.megatron, kind, resharder.model)]
     ]
-    torch.cuda.synchronize()  # until the copies are there
+    torch.cuda.synchronize()  # wait for the copies
     return partial(torch_dist.write_blocks, blocks=found, common=_common(param_groups))
 
 
 @torch.no_grad()
 def load_checkpoint(directory: Path, resharder: HfResharder) -> int:
-    """Read what ``snapshot`` wrote on any layout; returns Adam's step count. Raises CheckpointError, maybe on one rank
-    alone."""
+    """Read a checkpoint of any layout; returns Adam's step count. Raises CheckpointError, maybe on one rank only."""
     checkpoint = torch_dist.Checkpoint(directory)
     steps = checkpoint.optimizer_steps()
     if steps is None:
@@ -67,7 +66,7 @@ def load_checkpoint(directory: Path, resharder: HfResharder) -> int:
 
 
 def _own_blocks(resharder: HfResharder) -> Iterator[tuple[MappedParam, str, tuple[int, ...], torch.Tensor]]:
-    """(parameter, kind, offsets in the whole parameter, tensor) of what this rank writes."""
+    """(parameter, kind of state, offsets in the whole parameter, tensor) of all blocks that this rank writes."""
     for number, mapped in enumerate(resharder.mapped_params):
         if not resharder.writes(number, mapped):
             continue
@@ -82,7 +81,7 @@ def _own_blocks(resharder: HfResharder) -> Iterator[tuple[MappedParam, str, tupl
 
 
 def _wanted(resharder: HfResharder) -> Iterator[ReadBlock]:
-    """Every block that this rank keeps anything of."""
+    """All blocks that this rank must read."""
     for mapped in resharder.mapped_params:
         state = resharder.shard_groups(mapped).state
         shape = whole_shape(mapped.sharding, resharder.shapes(mapped), resharder.model)
@@ -112,7 +111,7 @@ def _put(put: Callable[..., None], block: Block, leading: int, offsets: tuple[in
 
 
 def _common(param_groups: list[dict[str, Any]]) -> dict[str, Any]:
-    """``common.pt`` under megatron.training's names, with the type of the distributed optimizer's state."""
+    """Content of ``common.pt``, with megatron.training's names and the sharding type of the distributed optimizer."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in param_groups]
     return {
         "checkpoint_version": 3.0,
@@ -126,7 +125,7 @@ def _common(param_groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _on_host(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
-    """The live tensor, or a copy of it, which a GPU makes by itself while the host goes on."""
+    """``tensor`` on the host. ``copy``: a page-locked copy; the GPU may still copy when this returns."""
     if not copy:
         return tensor.cpu()
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)

@@ -1,10 +1,10 @@
 """Names of parameters in megatron-core's distributed checkpoints.
 
-Equal layers are one tensor with the layer as first dimension; layers of two kinds keep their numbers. Experts are one
-tensor with the expert as next dimension (transformer/transformer_block.py and transformer/moe/experts.py,
-``sharded_state_dict``). Norms carry the names that
-Transformer Engine's fused layers give them; megatron-core's torch layers write the same
-(models/gpt/gpt_layer_specs.py, ``sharded_state_dict_keys_map``).
+If all layers are equal, a parameter of all layers is one tensor with the layer as first dimension. If layers differ,
+names contain the layer's number. All experts are one tensor with the expert as next dimension
+(transformer/transformer_block.py and transformer/moe/experts.py, ``sharded_state_dict``). Norms have the names of
+Transformer Engine's fused layers, also with megatron-core's local layers (models/gpt/gpt_layer_specs.py,
+``sharded_state_dict_keys_map``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FUSED_NORMS = {
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
 WEIGHT = "weight"
-"""The kind of the model's own tensors, in the precision of the layers; beside the kinds of ``StateKind``."""
+"""Kind of the model's own weights, in the precision of the layers. The other kinds are those of ``StateKind``."""
 _PREFIXES = {
     WEIGHT: "",
     StateKind.MASTER: "optimizer.state.param.",
@@ -27,12 +27,12 @@ _PREFIXES = {
     StateKind.EXP_AVG_SQ: "optimizer.state.exp_avg_sq.",
 }
 SAVED = tuple(_PREFIXES)
-"""What a checkpoint holds of every parameter."""
+"""The kinds of state that a checkpoint has for every parameter."""
 
 
 @dataclass(frozen=True)
 class StoredLocation:
-    """Where a parameter is stored: ``index`` of ``counts`` along the leading dimensions of the tensor ``key``."""
+    """Location of a parameter: at ``index`` in the leading dimensions of tensor ``key``, whose sizes are ``counts``."""
 
     key: str
     index: tuple[int, ...] = ()
@@ -40,7 +40,7 @@ class StoredLocation:
 
 
 def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
-    """Where one kind of state of a parameter is stored. ``name`` counts layers and experts over the whole model."""
+    """Location of one kind of state of a parameter. ``name`` counts layers and experts over the whole model."""
     parts = name.split(".")
     index: list[int] = []
     counts: list[int] = []
@@ -55,7 +55,7 @@ def stored_location(name: str, kind: str, model: ModelSpec) -> StoredLocation:
         parts[place] = "experts"
     key = ".".join(parts)
     for plain, fused in _FUSED_NORMS.items():
-        # In front of experts Transformer Engine has nothing to fuse the norm with.
+        # Transformer Engine cannot fuse the norm before experts.
         if in_layer and (in_dense_layer or not plain.startswith("pre_mlp")):
             key = key.replace(f".{plain}", f".{fused}")
     return StoredLocation(_PREFIXES[kind] + key, tuple(index), tuple(counts))

@@ -1,7 +1,7 @@
-"""Megatron checkpoints without its processes: full tensors under Hugging Face names ↔ torch_dist, in one process.
+"""Converts full tensors under Hugging Face names to a torch_dist checkpoint and back, in one process.
 
-A parameter is put together, or taken apart, by the rules of the weight map as a single tensor-parallel rank would hold
-it. In memory: one Megatron parameter, one block as it was stored, one Hugging Face tensor.
+The weight map's rules, with a tensor parallel size of 1, join and split Megatron's parameters. Memory: one Megatron
+parameter, one stored block and one Hugging Face tensor at a time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from kit.specs.model import ModelSpec
 
 
 class MegatronSource(TensorSource):
-    """A ``TensorSource`` over one kind of state of a torch_dist checkpoint, of any program and layout.
+    """A ``TensorSource`` of one kind of state of a torch_dist checkpoint, from any program and layout.
 
-    Weights are the fp32 master weights where the checkpoint has them. Raises CheckpointError for another model.
+    MASTER reads the fp32 master weights, or the model's weights if the checkpoint has no master weights. Raises
+    CheckpointError for another model.
     """
 
     def __init__(self, checkpoint: Checkpoint, kind: StateKind, model: ModelSpec) -> None:
@@ -41,7 +42,7 @@ class MegatronSource(TensorSource):
         self._held: tuple[str, torch.Tensor] | None = None
 
     def names(self) -> Sequence[str]:
-        """All of the model, in the order in which Megatron's parameters are read once each."""
+        """All Hugging Face names of the model. In this order, each Megatron parameter is read once."""
         return list(self._place)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -65,10 +66,10 @@ class MegatronSource(TensorSource):
     def _parameter(self, mapped: MappedParam, shapes: list[Shape]) -> torch.Tensor:
         if self._held is not None and self._held[0] == mapped.megatron:
             return self._held[1]
-        self._held = None  # before the next one is there
+        self._held = None  # frees it before reading the next parameter
         where = stored_location(mapped.megatron, self._kind, self._model)
         if where.key not in self._checkpoint.tensors and self._kind is StateKind.MASTER:
-            where = stored_location(mapped.megatron, WEIGHT, self._model)  # there are no master weights
+            where = stored_location(mapped.megatron, WEIGHT, self._model)  # a checkpoint without master weights
         shape = whole_shape(mapped.sharding, shapes, self._model)
         if mapped.frozen and self._kind is not StateKind.MASTER:
             return torch.zeros(shape)
@@ -97,7 +98,7 @@ class MegatronSource(TensorSource):
 
 
 def has_moments(checkpoint: Checkpoint, model: ModelSpec) -> bool:
-    """Whether Adam's state is in the checkpoint."""
+    """Whether the checkpoint has Adam's moments."""
     first, moments = weight_map(model)[0].megatron, (StateKind.EXP_AVG, StateKind.EXP_AVG_SQ)
     return all(stored_location(first, kind, model).key in checkpoint.tensors for kind in moments)
 
@@ -109,8 +110,8 @@ def write_checkpoint(
     dtype: torch.dtype,
     common: Mapping[str, Any],
 ) -> None:
-    """Write a torch_dist checkpoint into an existing empty directory: weights in ``dtype``, and where moments are
-    among the sources also the optimizer's fp32 state. Raises CheckpointError or OSError."""
+    """Write a torch_dist checkpoint into an existing empty directory: weights in ``dtype``, and the optimizer's fp32
+    state if ``sources`` has moments. ``common``: content of ``common.pt``. Raises CheckpointError or OSError."""
     shapes = tensor_shapes(model)
     for source in sources.values():
         check_names(shapes, source)
@@ -152,7 +153,7 @@ def _put_together(
     model: ModelSpec,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The whole Megatron parameter."""
+    """Build the whole Megatron parameter, of ``shape`` in ``dtype``, from its Hugging Face tensors."""
     whole = torch.empty(shape, dtype=dtype)
     for piece in sorted(mapped.sharding.slices(shapes, model, 1, 0), key=lambda piece: piece.tensor):
         block = source.read_block(mapped.hugging_face[piece.tensor], piece.disk_dim, piece.start, piece.length)

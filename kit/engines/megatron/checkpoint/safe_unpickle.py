@@ -1,7 +1,8 @@
-"""What of a checkpoint is pickled, read without running a word of it.
+"""Reads the pickled files of a torch_dist checkpoint without running their code.
 
-The table of contents has few classes, which are known. ``common.pt`` holds whatever a program had at hand (Megatron-LM
-its arguments and enumerations of its own): of it plain values are read, and everything else is nothing.
+The table of contents (``.metadata``) has a few known classes only. ``common.pt`` may contain any object of the program
+that wrote it, such as Megatron-LM's arguments and enumerations. Only its plain values are loaded; any other object
+becomes an inert placeholder.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _CONTENTS = {
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """Reads ``.metadata`` and nothing else: its classes hold sizes, dtypes, file names and places in files."""
+    """Reads ``.metadata``: allows only its classes, which have sizes, dtypes, file names and offsets in files."""
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -51,20 +52,20 @@ class MetadataUnpickler(pickle.Unpickler):
 
 
 def _enum_member(owner: Any, name: str) -> Any:
-    """Python 3.11 pickles a member of an enumeration as ``getattr(class, name)``; nothing else is looked up."""
+    """Stands for ``getattr(class, name)``, as Python 3.11 pickles a member of an enumeration. Refuses all others."""
     if not (isinstance(owner, type) and issubclass(owner, Enum) and name in owner.__members__):
         raise pickle.UnpicklingError(f"it looks up {name} of {owner!r}, which no table of contents does")
     return owner.__members__[name]
 
 
 def plain_values(path: Path) -> Any:
-    """What ``torch.save`` wrote, a placeholder for every object of a program's own. Raises CheckpointError for a
-    damaged file."""
+    """Load a file of ``torch.save``, with a placeholder for every object of an unknown class. Raises CheckpointError if
+    the file is damaged."""
     return closed_list.load_restricted(path, [(_Placeholder, name) for name in closed_list.unknown_names(path)])
 
 
 class _Placeholder:
-    """Stands for an object of an unknown class: accepts all state and keeps none."""
+    """Placeholder for an object of an unknown class. Accepts any state and keeps none."""
 
     def __new__(cls, *_: Any, **__: Any) -> _Placeholder:
         return object.__new__(cls)

@@ -1,9 +1,9 @@
-"""megatron-core's ``torch_dist`` format, written and read block by block through torch's own checkpoint library.
+"""Reads and writes megatron-core's ``torch_dist`` format one block at a time, by torch.distributed.checkpoint.
 
-A checkpoint is a directory with torch.distributed.checkpoint's files, ``common.pt`` (what is not sharded) and
-``metadata.json`` (which format this is): megatron-core, dist_checkpointing/core.py and strategies/torch.py. Its
-own writer spawns processes and copies everything; its reader wants the whole model at once. Here a block is written
-and read at a time, in any number of processes.
+A checkpoint is a directory with the files of torch.distributed.checkpoint, ``common.pt`` (all values that are not
+sharded) and ``metadata.json`` (the format): megatron-core, dist_checkpointing/core.py and strategies/torch.py.
+megatron-core's own writer spawns processes and copies all tensors; its reader needs the whole model at once. This
+module works in any number of processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ COMMON = "common.pt"
 
 @dataclass(frozen=True)
 class StoredBlock:
-    """Where a block is in the tensor ``key``."""
+    """A block of the tensor ``key``."""
 
     key: str
     shape: tuple[int, ...]
@@ -50,21 +50,21 @@ class StoredBlock:
 
 @dataclass(frozen=True)
 class WriteBlock(StoredBlock):
-    """One block to write, and how to get it when its turn comes."""
+    """One block to write, and a function that returns it."""
 
     dtype: torch.dtype
     read: Callable[[], torch.Tensor]
-    """→ the block, on any device; called once."""
+    """Returns the block, on any device. Called once, when the block is written."""
 
 
 @dataclass(frozen=True)
 class ReadBlock(StoredBlock):
-    """One block to read, and what to do with the parts of it as they come."""
+    """One block to read, and a function that takes its parts."""
 
     take: Callable[[tuple[int, ...], torch.Tensor], None]
-    """(offsets inside the block, part)."""
+    """Called with (offsets in the block, part) for each stored part."""
     padded: int | None = None
-    """A dimension along which the tensor may be larger than ``shape``: others pad the vocabulary."""
+    """Dimension in which the stored tensor may be larger than ``shape``: a layout may pad the vocabulary."""
 
 
 def write_blocks(
@@ -76,8 +76,8 @@ def write_blocks(
 ) -> None:
     """Collective over ``group`` (None: all ranks; without torch.distributed: this process). Write a checkpoint.
 
-    ``directory`` exists and is empty, on a file system that all ranks see. May run in a thread if ``group`` is its
-    own. Raises CheckpointError or OSError.
+    ``directory`` is empty, on a file system that all ranks see. May run in a thread if no other thread uses ``group``.
+    Raises CheckpointError or OSError.
     """
     try:
         state_dict_saver.save(
@@ -87,7 +87,7 @@ def write_blocks(
             process_group=group,
             no_dist=not dist.is_initialized(),
         )
-    except CheckpointException as error:  # a BaseException: it collects what all ranks met
+    except CheckpointException as error:  # a BaseException with the errors of all ranks
         causes = [f"rank {rank}: {failure[0]}" for rank, failure in error.failures.items()]
         raise CheckpointError(f"{directory} could not be written: {'; '.join(causes)}") from error
     if not dist.is_initialized() or dist.get_rank(group) == 0:
@@ -96,9 +96,9 @@ def write_blocks(
 
 
 class Checkpoint:
-    """A checkpoint on disk. Opening reads its table of contents, with an unpickler that knows only the classes of it.
+    """A checkpoint on disk. The constructor reads the table of contents with an unpickler that allows its classes only.
 
-    Raises CheckpointError where that is missing, damaged, or holds anything else.
+    Raises CheckpointError if the table is missing or damaged, or contains another class.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -118,18 +118,18 @@ class Checkpoint:
             ) from error
 
     def common(self) -> dict[str, Any]:
-        """What is not sharded, as far as it is plain values; empty where there is none. Raises CheckpointError."""
+        """Plain values of ``common.pt``; empty without that file. Raises CheckpointError."""
         path = self.directory / COMMON
         found = plain_values(path) if path.exists() else {}
         return found if isinstance(found, dict) else {}
 
     def optimizer_steps(self) -> int | None:
-        """Adam's step count; None where nothing says it, as in a checkpoint without an optimizer."""
+        """Adam's step count; None if the checkpoint does not say it, for example without an optimizer."""
         steps = (group.get("step") for group in _param_groups(self.common().get("optimizer")))
         return max((step for step in steps if isinstance(step, int)), default=None)
 
     def read(self, blocks: Iterable[ReadBlock]) -> None:
-        """Read blocks, in parts as they were written: one part is in memory. Raises CheckpointError."""
+        """Read all blocks, one stored part at a time. Raises CheckpointError."""
         planner = _LoadPlanner(self.tensors)
         for block in blocks:
             planner.add(block)
@@ -143,7 +143,7 @@ class Checkpoint:
 
 
 def _param_groups(node: Any) -> Iterator[dict[str, Any]]:
-    """The parameter groups of the optimizer, or of each where there are several."""
+    """The parameter groups of one or several optimizers."""
     if isinstance(node, dict) and isinstance(node.get("param_groups"), list):
         yield from (group for group in node["param_groups"] if isinstance(group, dict))
     elif isinstance(node, dict):
@@ -152,7 +152,7 @@ def _param_groups(node: Any) -> Iterator[dict[str, Any]]:
 
 
 class _SavePlanner(DefaultSavePlanner):
-    """Plans the blocks it was given instead of a state dict."""
+    """Saves given blocks instead of a state dict."""
 
     def __init__(self, blocks: Sequence[WriteBlock]) -> None:
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -168,7 +168,7 @@ class _SavePlanner(DefaultSavePlanner):
 
 
 class _LoadPlanner(DefaultLoadPlanner):
-    """Hands each part that was read to the block it belongs to."""
+    """Passes each part to its block's ``take``."""
 
     def __init__(self, tensors: Mapping[str, TensorStorageMetadata]) -> None:
         super().__init__()

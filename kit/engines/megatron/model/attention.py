@@ -1,4 +1,4 @@
-"""Causal attention of a run of queries to all keys before them: whole, through a sliding window, within documents."""
+"""Causal attention of contiguous queries to all earlier keys, optionally with a sliding window or within documents."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from torch.nn.attention.bias import causal_lower_right
 
 @dataclass(frozen=True)
 class Scores:
-    """What a layer makes of the products of queries and keys."""
+    """Options of a layer's attention scores, which are query·key products."""
 
     scale: float | None = None
-    """Factor; None: 1/√head_dim."""
+    """Factor of the scores; None: 1/√head_dim."""
     window: int | None = None
-    """Positions that a query sees, its own included; None: all before it."""
+    """Number of positions that a query attends to, including its own; None: all earlier positions."""
     softcap: float | None = None
-    """Scores go through cap·tanh(score/cap)."""
+    """Caps scores: cap·tanh(score/cap)."""
     sinks: torch.Tensor | None = None
-    """(heads): a score more for each query, which takes part in the softmax and adds nothing."""
+    """(heads): one more score per query in the softmax, without a value."""
     dropout: float = 0.0
-    """Share of the weights that is left out; 0 outside of training."""
+    """Dropout probability of the attention weights; 0 in evaluation."""
 
 
 def causal_attention(
@@ -33,10 +33,11 @@ def causal_attention(
     scores: Scores,
     documents: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """(queries, batch, heads, head_dim); keys and values may be longer and have fewer heads (grouped-query attention).
+    """Causal attention; all tensors, also the result, are (sequence, batch, heads, head_dim). Keys and values may be
+    longer than queries, and have fewer heads (grouped-query attention).
 
-    The last query stands where the last key does. ``documents``: (batch, keys), on the CPU, the number of the document
-    that a key belongs to; queries see their own.
+    The last query and the last key have the same position. ``documents``: (batch, keys), on the CPU: each key's
+    document number. Queries attend to keys of their own document only.
     """
     if documents is not None:
         tensors = (tensor.split(1, dim=1) for tensor in (query, key, value))
@@ -48,7 +49,7 @@ def causal_attention(
     first = key.shape[0] - query.shape[0]
     outputs = []
     for start in range(0, query.shape[0], window):
-        # A block of queries no longer than the window sees at most the block itself and one window before it.
+        # A block of at most ``window`` queries attends to the block itself and to at most ``window`` earlier keys.
         block = query[start : start + window]
         end = first + start + block.shape[0]
         begin = max(0, first + start + 1 - window)
@@ -64,7 +65,7 @@ def _by_document(
     scores: Scores,
     documents: torch.Tensor,
 ) -> torch.Tensor:
-    """One row, a document at a time: nothing is computed across them, and no mask exists. A kernel launch for each."""
+    """Attention of one row, with one kernel call per document and without a mask."""
     first = key.shape[0] - query.shape[0]
     outputs, start = [], 0
     for length in torch.unique_consecutive(documents, return_counts=True)[1].tolist():
@@ -79,10 +80,10 @@ def _by_document(
 def _attend(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores, mask: torch.Tensor | None
 ) -> torch.Tensor:
-    """``mask`` is added to the scores; None: causal, the last query where the last key is."""
+    """``mask``: added to the scores; None: causal, the last query and the last key have the same position."""
     queries, keys, grouped = query.shape[0], key.shape[0], query.shape[2] != key.shape[2]
     query, key, value = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
-    if scores.softcap is not None or scores.sinks is not None:  # torch has no kernel: scores exist as tensors
+    if scores.softcap is not None or scores.sinks is not None:  # torch has no fused kernel for these
         mask = _band(queries, keys, keys, query.dtype, query.device) if mask is None else mask
         return _materialised(query, key, value, scores, mask).permute(2, 0, 1, 3)
     if mask is None and queries != keys:
@@ -92,7 +93,7 @@ def _attend(
         key,
         value,
         attn_mask=mask,
-        is_causal=mask is None,  # from the upper left
+        is_causal=mask is None,  # torch aligns the causal mask to the upper left
         dropout_p=scores.dropout,
         scale=scores.scale,
         enable_gqa=grouped,
@@ -103,8 +104,8 @@ def _attend(
 def _materialised(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scores: Scores, mask: torch.Tensor
 ) -> torch.Tensor:
-    """(batch, heads, sequence, head_dim), as transformers computes it eagerly (modeling_gemma2.py, modeling_gpt_oss.py,
-    eager_attention_forward): the softmax in fp32."""
+    """Attention with materialised scores; tensors are (batch, heads, sequence, head_dim). The softmax is in fp32, as in
+    transformers (modeling_gemma2.py, modeling_gpt_oss.py, eager_attention_forward)."""
     groups = query.shape[1] // key.shape[1]
     key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
     products = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scores.scale is None else scores.scale)
@@ -119,11 +120,12 @@ def _materialised(
     return weights[..., : key.shape[2]] @ value
 
 
-@lru_cache(maxsize=16)  # the layers of a model ask for the same few; of a window none is larger than window × 2·window
+@lru_cache(maxsize=16)  # layers share a few masks; with a window, at most window × 2·window elements
 def _band(queries: int, keys: int, window: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """0 where a query sees a key and −∞ elsewhere, both ending at the same position; in the dtype that the kernels add.
+    """Mask (queries, keys) in ``dtype``: 0 where a query attends to a key, −∞ elsewhere. The last query and the last
+    key have the same position.
 
-    transformers' rule (masking_utils.py, sliding_window_overlay): key > query − window.
+    A query attends to key > query − window, as in transformers (masking_utils.py, sliding_window_overlay).
     """
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
     hidden = (distance < 0) | (distance >= window)

@@ -1,4 +1,4 @@
-"""This rank's chunks of a GPTModel whose logits and loss are those of the Hugging Face model of the same shape."""
+"""Builds this rank's chunks of a GPTModel. Logits and loss equal those of the Hugging Face model of the same shape."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
 _ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh")}
-# gate·σ(1.702·gate); the clamps and the 1 that is added to up are megatron-core's (transformer/mlp.py, glu).
+# gate·σ(1.702·gate). megatron-core clamps gate and up, and adds 1 to up (transformer/mlp.py, glu).
 _ACTIVATIONS["clamped_swiglu"] = lambda gate: gate * torch.sigmoid(1.702 * gate)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class LanguageModel(GPTModel):
-    """GPTModel that leaves padding rows of the vocabulary out of the loss, and rotates by positions it is given.
+    """GPTModel that excludes the vocabulary's padding rows from the loss, and can rotate by given positions.
 
-    Zero rows would still add ``exp(0)`` each to the denominator of the softmax: about ln(128/126) nats for 126
-    tokens padded to 128.
+    Each padding row would add ``exp(0)`` to the denominator of the softmax: about ln(128/126) nats for a vocabulary of
+    126 that is padded to 128.
     """
 
     def __init__(self, *args: Any, unpadded_vocab_size: int, **kwargs: Any) -> None:
@@ -42,8 +42,8 @@ class LanguageModel(GPTModel):
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, *args: Any, rotate: bool = False, **kwargs: Any
     ) -> torch.Tensor:
-        """Forward of GPTModel. ``position_ids``: (batch, sequence of this rank). ``rotate``: positions are not just 0,
-        1, 2, …"""
+        """Forward of GPTModel. ``position_ids``: (batch, sequence of this rank). ``rotate``: rotate by
+        ``position_ids``; otherwise positions are 0, 1, 2, …"""
         if self.position_embedding_type == "rope":
             self.rotary_pos_emb.positions = position_ids if rotate else None
         return super().forward(input_ids, position_ids, *args, **kwargs)
@@ -56,7 +56,8 @@ class LanguageModel(GPTModel):
 
 
 def transformer_config(settings: Mapping[str, Any]) -> TransformerConfig:
-    """``transformer_config`` of megatron.yaml → megatron-core's class, names resolved. Raises EngineError."""
+    """Convert ``transformer_config`` of megatron.yaml to megatron-core's class. Replaces names of dtypes and functions
+    by the objects. Raises EngineError if megatron-core refuses a value."""
     if settings.get("calculate_per_token_loss") is not True:
         raise EngineError(
             f"transformer_config.calculate_per_token_loss={settings.get('calculate_per_token_loss')} in megatron.yaml: "
@@ -66,8 +67,8 @@ def transformer_config(settings: Mapping[str, Any]) -> TransformerConfig:
         **settings,
         "activation_func": _named(_ACTIVATIONS, settings, "activation_func"),
         "params_dtype": _named(_DTYPES, settings, "params_dtype"),
-        # The engine sets every weight afterwards. perform_initialization=False would say so too, but then parameters
-        # lack tensor_model_parallel (tensor_parallel/layers.py), and the gradient norm of a sharded model is wrong.
+        # The engine sets every weight afterwards. perform_initialization=False is no alternative: parameters would lack
+        # tensor_model_parallel (tensor_parallel/layers.py), and the gradient norm of a sharded model would be wrong.
         "init_method": _leave,
         "output_layer_init_method": _leave,
     }
@@ -84,7 +85,7 @@ def transformer_config(settings: Mapping[str, Any]) -> TransformerConfig:
 def build_chunks(
     model: ModelSpec, config: TransformerConfig, settings: Mapping[str, Any], implementation: str = "local"
 ) -> list[torch.nn.Module]:
-    """One module per virtual pipeline stage of this rank, on the current device, weights not yet set."""
+    """One module per virtual pipeline stage of this rank, on the current device, with weights that are not set."""
     stages: list[int | None] = list(range(config.virtual_pipeline_model_parallel_size or 0)) or [None]
     return [_chunk(model, config, settings, stage, implementation) for stage in stages]
 
@@ -109,7 +110,7 @@ def _chunk(
         chunk.rotary_pos_emb = rotation(model, chunk.pg_collection.cp)
     factor = model.embedding_multiplier
     if model.traits.scaled_embedding:
-        # The factor in the dtype of the weights, as transformers has it (Gemma2TextScaledWordEmbedding).
+        # The factor is rounded to the dtype of the weights, as in transformers (Gemma2TextScaledWordEmbedding).
         factor = torch.tensor(model.hidden_size**0.5).to(config.params_dtype).item()
     if factor != 1 and chunk.pre_process:
         chunk.embedding.register_forward_hook(lambda _module, _inputs, output: output * factor)
@@ -121,7 +122,7 @@ def _chunk(
         return chunk
     wrapped = Float16Module(config, chunk)
     for router in (module for module in wrapped.modules() if isinstance(module, TopKRouter)):
-        router._maintain_float32_expert_bias()  # before weights come in: it does so itself in its first forward only
+        router._maintain_float32_expert_bias()  # before weights are set; else in the first forward
     return wrapped
 
 

@@ -1,7 +1,7 @@
-"""Context parallelism: each rank has part of every sequence, and keys and values are gathered for attention.
+"""Context parallelism by all-gather: each rank has a part of every sequence, and gathers keys and values for attention.
 
-The sequence is cut into 2·cp chunks, and rank r gets chunks r and 2·cp−1−r ("zig-zag"), so that causal attention
-costs every rank the same. megatron-core's rotary embedding takes the same order
+Each sequence is split into 2·cp chunks, and rank r gets chunks r and 2·cp−1−r ("zig-zag"), so that causal attention
+costs the same on every rank. megatron-core's rotary embedding uses the same order
 (models/common/embeddings/rope_utils.py, get_pos_emb_on_this_cp_rank).
 """
 
@@ -15,8 +15,8 @@ from kit.engines.megatron.model.attention import Scores, causal_attention
 
 
 def local_part(tensor: torch.Tensor, dim: int, group: dist.ProcessGroup) -> torch.Tensor:
-    """The two chunks of this rank, concatenated along ``dim``: the shape of ``tensor``, which holds whole sequences
-    along ``dim``, but for that dimension divided by cp; same dtype."""
+    """The two chunks of this rank, concatenated along ``dim``, in the same dtype. ``tensor`` has whole sequences along
+    ``dim``; in the result this dimension is divided by cp."""
     if group.size() == 1:
         return tensor
     chunks = tensor.chunk(2 * group.size(), dim)
@@ -31,10 +31,11 @@ def all_gather_attention(
     scores: Scores,
     documents: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Causal attention of this rank's queries to the whole sequence; (sequence / cp, batch, heads, head_dim) each.
+    """Causal attention of this rank's queries to the whole sequence. Arguments and result are (sequence / cp, batch,
+    heads, head_dim).
 
-    ``documents``: (batch, sequence), of whole rows. Two calls, one a chunk of queries: each sees the keys up to its own
-    end, and its diagonal is at the lower right.
+    ``documents``: (batch, whole sequence). Each of the two chunks of queries is one call, with the keys up to the
+    chunk's end.
     """
     key, value = (_whole_sequence(part, group) for part in (key, value))
     length = query.shape[0] // 2
@@ -48,6 +49,7 @@ def all_gather_attention(
 
 
 def _whole_sequence(part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """Zig-zag parts (sequence / cp, …) → the whole sequence in order; backward sums what all ranks made of it."""
+    """All-gather zig-zag parts (sequence / cp, …) to the whole sequence in order. Backward reduce-scatters the
+    gradient."""
     halves = gather_from_sequence_parallel_region(part, group=group).unflatten(0, (group.size(), 2, -1))
     return torch.cat([halves[:, 0], halves[:, 1].flip(0)]).flatten(0, 1)

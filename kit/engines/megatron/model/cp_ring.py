@@ -1,12 +1,12 @@
-"""Ring attention: keys and values go round the context-parallel ranks while queries stay (Liu et al. 2023, arXiv
-2310.01889), over sequences cut in the zig-zag order of ``context.py``.
+"""Ring attention (Liu et al. 2023, arXiv 2310.01889): keys and values rotate over the context-parallel ranks.
 
-A rank holds its own part of keys and values and the one that passes through, never the whole. Torch's flash kernels
-attend to each part and return the log-sum-exp of the scores too; by it the results of two parts are joined (Dao et al.
-2022, arXiv 2205.14135, section 3.1), and backward needs no more than the joined ones.
+Sequences are split in the zig-zag order of ``cp_all_gather.py``. Each rank has its own queries, its own keys and
+values, and those of one other rank at a time. Torch's flash kernels attend to one rank's keys and return the
+log-sum-exp of the scores. It serves to merge the results of two parts (Dao et al. 2022, arXiv 2205.14135, section 3.1).
+Backward needs only the merged result and log-sum-exp.
 
-Of the part of another rank either the first chunk is before all queries here, or both chunks are before the second
-chunk of the queries: half of what a whole part would cost, on every rank and in every round.
+A lower rank's first chunk precedes all queries of this rank, and its second chunk none. A higher rank's two chunks
+precede only the second chunk of queries. So every round costs half of a full part, on every rank.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ _aten = torch.ops.aten
 def ring_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, group: dist.ProcessGroup, scale: float | None
 ) -> torch.Tensor:
-    """Causal attention of this rank's queries to the whole sequence; (sequence / cp, batch, heads, head_dim) each."""
+    """Causal attention of this rank's queries to the whole sequence. Arguments and result are (sequence / cp, batch,
+    heads, head_dim)."""
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     tensors = (tensor.permute(1, 2, 0, 3) for tensor in (query, key, value))
     attended = _Ring.apply(*tensors, group, scale)  # type: ignore[no-untyped-call]
@@ -31,7 +32,7 @@ def ring_attention(
 
 
 class _Ring(torch.autograd.Function):
-    """(batch, heads, sequence / cp, head_dim)."""
+    """Ring attention on tensors (batch, heads, sequence / cp, head_dim)."""
 
     @staticmethod
     def forward(
@@ -63,7 +64,7 @@ class _Ring(torch.autograd.Function):
         query, own, result, total = ctx.saved_tensors
         group, rank = ctx.group, ctx.group.rank()
         of_query = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
-        # Gradients travel behind their keys and values, and are home after a whole round.
+        # Gradients of keys and values rotate one step behind them. After cp steps they are back on their own rank.
         of_part = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
         for source, part in _passing(own, group):
             seen, hidden = _visible(query.shape[2], rank, source)
@@ -83,14 +84,14 @@ class _Ring(torch.autograd.Function):
 
 
 def _visible(length: int, rank: int, source: int) -> tuple[int, int]:
-    """(first query that sees anything, keys that are seen) of the part of ``source``."""
+    """(first query that attends to the keys of rank ``source``, number of these keys)."""
     if source < rank:
         return 0, length // 2
     return (0 if source == rank else length // 2), length
 
 
 def _passing(own: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int, torch.Tensor]]:
-    """(rank it belongs to, keys and values): one's own first, the next one under way while one is used."""
+    """(rank, that rank's keys and values), this rank's first. Receives the next part while the caller uses one."""
     part = own
     for step in range(group.size()):
         arrives = _exchange(part, group) if step + 1 < group.size() else None
@@ -100,7 +101,8 @@ def _passing(own: torch.Tensor, group: dist.ProcessGroup) -> Iterator[tuple[int,
 
 
 def _exchange(tensor: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], torch.Tensor]:
-    """Start to send to the next rank and receive from the one before; a function that waits and gives what came."""
+    """Start to send ``tensor`` to the next rank, and to receive one from the rank before. Returns a function that waits
+    and returns the received tensor."""
     received = torch.empty_like(tensor, memory_format=torch.contiguous_format)
     sent = [tensor.contiguous()]
     after, before = ((group.rank() + step) % group.size() for step in (1, -1))
@@ -114,29 +116,29 @@ def _exchange(tensor: torch.Tensor, group: dist.ProcessGroup) -> Callable[[], to
     def wait() -> torch.Tensor:
         for work in works:
             work.wait()
-        sent.clear()  # it had to stay until now
+        sent.clear()  # the tensor must exist until it is sent
         return received
 
     return wait
 
 
 def _repeated(tensor: torch.Tensor, heads: int) -> torch.Tensor:
-    """Key/value heads as often as query heads."""
+    """Repeat key/value heads, so that there are as many as query heads."""
     return tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
 def flash_forward(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, ...]:
-    """(result, log-sum-exp, …) of CUDA's kernel, of tensors (batch, heads, sequence, head_dim); the log-sum-exp is fp32
-    (batch, heads, sequence). On a CPU another stands here (cpu.py)."""
+    """(result, log-sum-exp, …) of torch's CUDA kernel. Tensors are (batch, heads, sequence, head_dim); the log-sum-exp
+    is fp32 (batch, heads, sequence). cpu.py replaces this function on CPUs."""
     return _aten._scaled_dot_product_flash_attention(query, key, value, 0.0, causal, scale=scale)
 
 
 def flash_backward(
     tensors: tuple[torch.Tensor, ...], total: torch.Tensor, causal: bool, scale: float
 ) -> tuple[torch.Tensor, ...]:
-    """Gradients of query, key and value by CUDA's kernel, each of its tensor's shape and dtype.
+    """Gradients of query, key and value by torch's CUDA kernel, in the shapes and dtypes of these tensors.
 
     ``tensors``: gradient, query, key, value, result, each (batch, heads, sequence, head_dim); ``total``: log-sum-exp.
     """
@@ -157,7 +159,7 @@ def _kernel_backward(
     causal: bool,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Gradients of query, key and value, given the joined result and log-sum-exp."""
+    """Gradients of query, key and value. ``result``, ``total``: the merged result and log-sum-exp."""
     heads = key_value.shape[2]
     tensors = gradient, query, *(_repeated(tensor, query.shape[1]) for tensor in key_value), result
     found = flash_backward(tensors, total, causal, scale)

@@ -1,4 +1,4 @@
-"""Ways into and out of the residual stream that megatron-core's own layers do not have."""
+"""Layers with norms, factors, biases or residual connections that megatron-core's own layers do not support."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kit.engines.megatron.model.norms import NORMS
 
 
 class NormedRowParallelLinear(RowParallelLinear):
-    """The last projection of attention or MLP with a norm of its result, before it is added (Gemma 2 and 3, OLMo)."""
+    """Output projection of attention or MLP, followed by a norm before the residual add (Gemma 2 and 3, OLMo)."""
 
     def __init__(self, input_size: int, output_size: int, *, config: TransformerConfig, **kwargs: Any) -> None:
         super().__init__(input_size, output_size, config=config, **kwargs)
@@ -27,7 +27,7 @@ class NormedRowParallelLinear(RowParallelLinear):
 
 
 class ScaledRowParallelLinear(RowParallelLinear):
-    """The last projection of attention or MLP with a factor of its result, before it is added (Granite)."""
+    """Output projection of attention or MLP, multiplied by a factor before the residual add (Granite)."""
 
     factor: float
 
@@ -39,10 +39,11 @@ class ScaledRowParallelLinear(RowParallelLinear):
 
 
 class ExpertRowParallelLinear(RowParallelLinear):
-    """The last projection of an expert, whose bias is that expert's alone: rules cut no expert that has one.
+    """Output projection of an expert with a bias. The planner's rules allow etp=1 only for experts with a bias.
 
-    megatron-core treats it as the bias of any row-parallel layer, which all tensor-parallel ranks have: under sequence
-    parallelism it would add up the gradients of other ranks' experts, and it counts in the norm those of one rank only.
+    megatron-core assumes that all tensor-parallel ranks share the bias of a row-parallel layer. Under sequence
+    parallelism it would sum the gradients of different experts' biases, and it would count the biases of one rank only
+    in the gradient norm.
     """
 
     def __init__(self, input_size: int, output_size: int, **kwargs: Any) -> None:
@@ -52,14 +53,14 @@ class ExpertRowParallelLinear(RowParallelLinear):
             set_tensor_model_parallel_attributes(self.bias, is_parallel=True, dim=0, stride=1)
 
     def forward(self, input_: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Forward of RowParallelLinear with a copy of the output: the MLP adds the bias in place, and autograd forbids
-        that where an all-reduce over one rank returns its input."""
+        """Forward of RowParallelLinear, with a copy of the output. The MLP adds the bias in place; autograd forbids
+        this if the output is the input of an all-reduce over one rank."""
         output, bias = super().forward(input_)
         return (output if bias is None else output.clone()), bias
 
 
 class ParallelResidualLayer(TransformerLayer):
-    """Attention and MLP read the same input, and both are added to it (GPT-NeoX, GPT-J)."""
+    """Parallel residual (GPT-NeoX, GPT-J): attention and MLP read the same input, and both outputs are added to it."""
 
     _layer_input: torch.Tensor | None = None
 

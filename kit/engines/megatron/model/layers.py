@@ -1,9 +1,9 @@
 """Transformer layers of megatron-core built from torch alone: no Transformer Engine, no apex.
 
-The linear layers, the MLP and the layer itself are megatron-core's own. Ours are the two parts for which it
-offers torch code that refuses what we need: norms (``transformer/torch_norm.py`` refuses sequence parallelism) and
-the core attention (``transformer/dot_product_attention.py`` materialises the scores and refuses context parallelism);
-and what some families have and it has not, which the model's traits choose (kit/specs/families.py).
+Linear layers, the MLP and the layer itself are megatron-core's. kit replaces the norms, because
+``transformer/torch_norm.py`` refuses sequence parallelism, and the core attention, because
+``transformer/dot_product_attention.py`` materialises the scores and refuses context parallelism. kit also adds parts
+that only some families have; the model's traits choose them (kit/specs/families.py).
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ from kit.specs.model import ModelSpec
 
 
 class CausalAttention(torch.nn.Module):
-    """Causal softmax attention by torch's ``scaled_dot_product_attention``, grouped-query heads included.
+    """Causal softmax attention by torch's ``scaled_dot_product_attention``, with grouped-query attention.
 
-    With a sliding window (``TransformerConfig.window_size``; in all layers or all but every so many) in blocks that
-    skip what no query of them sees.
+    With a sliding window (``TransformerConfig.window_size`` and ``window_attn_skip_freq``), queries are computed in
+    blocks, which skip the keys outside of their windows.
     """
 
     softcap: float | None = None
-    """The model's cap of attention scores; see ``core_attention``."""
+    """The model's cap of attention scores; None: no cap. ``core_attention`` sets this and the next attributes."""
     rotation_factor: float = 1.0
-    """Factor of rotated queries and of rotated keys; scores get its square."""
+    """Factor of rotated queries and of rotated keys. Scores are multiplied by its square."""
     stretched: frozenset[int] = frozenset()
-    """Numbers (from 1) of the layers where they have it."""
+    """Numbers (from 1) of the layers that apply ``rotation_factor``."""
     has_sinks: bool = False
-    """Whether each head has a score more, which is learned and adds nothing."""
+    """Whether each head has a sink: a learned additional score in the softmax, without a value."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class CausalAttention(torch.nn.Module):
         self.ring = cp_comm_type == "p2p"
         self.context_group = pg_collection.cp
         windowed = is_layer_window_attention(config.window_size, config.window_attn_skip_freq, layer_number)
-        # (to the left, to the right), the token itself not counted (transformer_config.py, window_size)
+        # (left, right), without the token itself (transformer_config.py, window_size)
         window = config.window_size[0] + 1 if windowed else None
         if self.rotation_factor != 1 and layer_number in self.stretched:
             softmax_scale = (softmax_scale or config.kv_channels**-0.5) * self.rotation_factor**2
@@ -115,16 +115,16 @@ class CausalAttention(torch.nn.Module):
     ) -> torch.Tensor:
         """(sequence, batch, heads, head_dim), keys and values with fewer heads → (sequence, batch, heads·head_dim).
 
-        ``attention_mask``, which megatron-core hands down to every layer unread, and through recompute, is None or the
-        documents of ``causal_attention``: (batch, whole sequence) on every rank.
+        ``attention_mask``: None or ``causal_attention``'s ``documents``, (batch, whole sequence) on every rank.
+        megatron-core passes this argument to every layer without reading it, also with recompute.
         """
         assert (attention_bias, packed_seq_params) == (None, None)
         learned = self.scores if self.sinks is None else dataclasses.replace(self.scores, sinks=self.sinks)
         if not (self.training and self.dropout):
             return self._attend(query, key, value, learned, attention_mask)
-        # Ranks of a tensor-parallel group have different heads, so each draws from a state of its own
-        # (tensor_parallel/random.py). With sequence parallelism the whole block does so already
-        # (transformer_block.py, rng_context), and a second fork inside it is one that recompute does not find again.
+        # Tensor-parallel ranks have different heads, so each rank needs its own random state
+        # (tensor_parallel/random.py). With sequence parallelism megatron-core forks the state for the whole block
+        # (transformer_block.py, rng_context), and recompute would not reproduce a second fork inside it.
         with nullcontext() if self.sequence_parallel else get_cuda_rng_tracker().fork():
             scores = dataclasses.replace(learned, dropout=self.dropout)
             return self._attend(query, key, value, scores, attention_mask)
@@ -147,19 +147,24 @@ class CausalAttention(torch.nn.Module):
 
 
 class _DualRotaryAttention(SelfAttention):
-    """Self-attention whose rotation depends on the layer: of the angles of both kinds it takes those of its own."""
+    """Self-attention with different rotary frequencies in layers with and without a window. Selects its layer's
+    angles."""
 
     local: frozenset[int]
-    """Numbers (from 1) of the layers with windows, also where no sequence is longer than these."""
+    """Numbers (from 1) of the layers with windows, also if no sequence is longer than the window."""
 
     def forward(self, *args: Any, rotary_pos_emb: torch.Tensor, **kwargs: Any) -> Any:
-        """``rotary_pos_emb``: (2, sequence, batch or 1, 1, head_dim); of layers that see all, of those with windows."""
+        """``rotary_pos_emb``: (2, sequence, batch or 1, 1, head_dim): first for layers without a window, then for
+        layers with a window."""
         return super().forward(*args, rotary_pos_emb=rotary_pos_emb[int(self.layer_number in self.local)], **kwargs)
 
 
 class _WidthNorms(SelfAttention):
-    """Self-attention with norms of all query heads and of all key heads. Set here: 0.19 refuses norms in a layer's spec
-    without ``qk_layernorm``, with which their gradients would be added up over tensor-parallel ranks."""
+    """Self-attention with one norm over all query heads and one over all key heads.
+
+    This class creates the norms, not the layer's spec: megatron-core 0.19 requires ``qk_layernorm`` for norms in the
+    spec, but then sums their gradients over tensor-parallel ranks.
+    """
 
     def __init__(self, config: TransformerConfig, **keywords: Any) -> None:
         super().__init__(config=config, **keywords)
@@ -170,13 +175,13 @@ class _WidthNorms(SelfAttention):
 
 
 def _local_layers(model: ModelSpec) -> frozenset[int]:
-    """Numbers (from 1) of the layers that rotate by a base of their own."""
+    """Numbers (from 1) of the layers with a local RoPE base: layers with a window, if the model has such a base."""
     own = model.local_rope_theta is not None
     return frozenset(layer + 1 for layer in range(model.num_layers) if own and model.window(layer) is not None)
 
 
 def core_attention(model: ModelSpec) -> type[CausalAttention]:
-    """The class above for a model: megatron-core's configuration has no place for everything."""
+    """``CausalAttention`` with the model's attributes, which megatron-core's configuration cannot express."""
     of_model = {
         "softcap": model.attention_softcap,
         "rotation_factor": rotation_factor(model),
@@ -219,7 +224,7 @@ def _layer(model: ModelSpec, config: TransformerConfig, has_experts: bool) -> Mo
 
 def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParallelLinear]) -> ModuleSpec:
     if model.latent is not None:
-        # Scores grow with the factor by which positions are stretched (modeling_deepseek_v3.py, yarn_apply_mscale).
+        # Yarn also scales the scores (modeling_deepseek_v3.py, yarn_apply_mscale).
         factor = score_factor(model)
         parts = {"latent": model.latent, "core_attention": core_attention(model)}
         return ModuleSpec(
@@ -244,7 +249,7 @@ def _attention(model: ModelSpec, config: TransformerConfig, last: type[RowParall
 
 
 def _experts(model: ModelSpec, linear: MLPSubmodules) -> ModuleSpec:
-    """A router and experts, which a rank computes one after the other; beside them those that compute every token."""
+    """A router, experts that a rank computes one after the other, and shared experts, which compute every token."""
     define_missing_gemm()
     shared = ModuleSpec(module=SharedExpertMLP, submodules=linear)
     one = MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=ExpertRowParallelLinear)

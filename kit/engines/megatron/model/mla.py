@@ -1,8 +1,8 @@
-"""DeepSeek's multi-head latent attention (arXiv 2405.04434, section 2.1) of local layers.
+"""DeepSeek's multi-head latent attention (arXiv 2405.04434, section 2.1), for implementation=local.
 
-megatron-core has one (transformer/multi_latent_attention.py), which cuts the down-projections over tensor-parallel
-ranks and gathers what they give; the gradient of the rotated key, which all heads share, then misses the heads of other
-ranks. Here the down-projections are whole on every rank, as DeepSeek has them.
+megatron-core's version (transformer/multi_latent_attention.py) splits the down-projections over tensor-parallel ranks
+and gathers their outputs. All heads share the rotated key, but its gradient then lacks the heads of other ranks. Here
+every rank has the whole down-projections.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from kit.engines.megatron.model.norms import RMSNorm
 from kit.specs.model import LatentAttention as LatentSpec
 
 _EPS = 1e-6
-"""Epsilon of the norms of compressed states, in every model (modeling_deepseek_v3.py, DeepseekV3RMSNorm)."""
+"""Epsilon of the norms of latent states, in all models (modeling_deepseek_v3.py, DeepseekV3RMSNorm)."""
 
 
 class _ReplicatedLinear(torch.nn.Linear):
-    """A projection that every rank has whole; under sequence parallelism each sees its part of the sequence only."""
+    """A projection with the whole weight on every rank. Under sequence parallelism its input is this rank's part of the
+    sequence."""
 
     weight: Any
 
@@ -53,7 +54,7 @@ class MultiLatentAttention(MegatronModule):
         cp_comm_type: str | None = None,
         **newer: Any,
     ) -> None:
-        # 0.19 tells modules their own names (transformer/transformer_layer.py), which nothing here reads.
+        # 0.19 passes each module its name (transformer/transformer_layer.py), which this class does not use.
         assert set(newer) <= {"name"}, newer
         super().__init__(config)
         self._latent, self._tp = latent, pg_collection.tp
@@ -94,7 +95,8 @@ class MultiLatentAttention(MegatronModule):
     def forward(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, rotary_pos_emb: torch.Tensor, **_: Any
     ) -> tuple[torch.Tensor, None]:
-        """(sequence, batch, hidden) → the same, and no bias. ``attention_mask``: see ``CausalAttention``."""
+        """(sequence, batch, hidden) → (sequence, batch, hidden), and None for the bias. With sequence parallelism
+        ``sequence`` is this rank's part. ``attention_mask``: as in ``CausalAttention.forward``."""
         latent = self._latent
         if latent.q_lora_rank is None:
             query, _ = self.linear_q_proj(hidden_states)
@@ -128,5 +130,5 @@ class MultiLatentAttention(MegatronModule):
 
 
 def _rotated(tensor: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """Neighbouring dimensions are a pair (apply_rotary_pos_emb_interleave)."""
+    """Rotate pairs of neighbouring dimensions (transformers, apply_rotary_pos_emb_interleave)."""
     return _apply_rotary_pos_emb_bshd(tensor, angles, rotary_interleaved=False, multi_latent_attention=True)

@@ -1,7 +1,8 @@
-"""Norms that take part in sequence parallelism.
+"""Norms with support for sequence parallelism.
 
-Each tensor-parallel rank then sees its part of the sequence only, so gradients of their parameters must be summed over
-them: ``sequence_parallel`` on a parameter asks ``distributed/finalize_model_grads.py`` for it.
+Each tensor-parallel rank then normalises its part of the sequence only, so the gradients of the norm's parameters must
+be summed over these ranks. ``sequence_parallel`` on a parameter makes megatron-core's
+``distributed/finalize_model_grads.py`` do so.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """Root-mean-square norm over the last dimension; scaled by 1 + weight where the configuration centres on zero."""
+    """Root-mean-square norm over the last dimension. The scale is 1 + weight if the configuration says
+    ``layernorm_zero_centered_gamma``."""
 
     weight: Any  # a parameter on which megatron-core reads attributes
 
@@ -32,7 +34,7 @@ class RMSNorm(torch.nn.RMSNorm):
         """Same shape and dtype."""
         if not self._zero_centred:
             return super().forward(x)
-        # In fp32, as transformers has it (modeling_gemma2.py, Gemma2RMSNorm): 1 + weight would lose bits in bf16.
+        # In fp32, as in transformers (modeling_gemma2.py, Gemma2RMSNorm): 1 + weight would lose bits in bf16.
         return F.rms_norm(x.float(), self.normalized_shape, 1.0 + self.weight.float(), self.eps).type_as(x)
 
 
@@ -49,12 +51,12 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class WidthRMSNorm(torch.nn.Module):
-    """Root-mean-square norm of all heads together, of which each tensor-parallel rank has some (OLMo 2, MiniMax M2)."""
+    """Root-mean-square norm over all heads together (OLMo 2, MiniMax M2). Each tensor-parallel rank has some heads."""
 
     weight: Any
 
     def __init__(self, config: TransformerConfig, heads: int, head_dim: int) -> None:
-        """``heads``: query or key heads of the model."""
+        """``heads``: number of query or key heads of the whole model."""
         super().__init__()
         device, own = torch.cuda.current_device(), heads // config.tensor_model_parallel_size
         self.weight = torch.nn.Parameter(torch.empty(own * head_dim, device=device, dtype=config.params_dtype))
@@ -62,8 +64,8 @@ class WidthRMSNorm(torch.nn.Module):
         self._eps, self._width = config.layernorm_epsilon, heads * head_dim
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """(sequence, batch, heads / tp, head_dim) → the same shape and dtype. Sums of squares are added up over ranks,
-        and so are their gradients."""
+        """(sequence, batch, heads / tp, head_dim) → the same shape and dtype. All-reduces the sum of squares over
+        tensor-parallel ranks, in backward also its gradient."""
         own = x.float().flatten(2)
         squares = reduce_from_tensor_model_parallel_region(own.square().sum(-1, keepdim=True))
         mean = copy_to_tensor_model_parallel_region(squares) / self._width
@@ -71,4 +73,4 @@ class WidthRMSNorm(torch.nn.Module):
 
 
 NORMS = {"RMSNorm": RMSNorm, "LayerNorm": LayerNorm}
-"""Norm classes by the configuration's ``normalization``."""
+"""Value of the configuration's ``normalization`` → norm class."""

@@ -1,6 +1,6 @@
-"""Rotary position embedding: the frequencies of transformers itself, so that scaled variants cannot drift apart.
+"""Rotary position embedding with frequencies from transformers' own functions, so that scaled variants are equal.
 
-Positions are those of the row, or start again in every document of it.
+Positions count over the row, or restart in every document of the row.
 """
 
 from __future__ import annotations
@@ -17,17 +17,19 @@ from kit.errors import EngineError
 from kit.specs.model import ModelSpec
 
 _KINDS = ("default", "linear", "llama3", "yarn", "longrope")
-"""Kinds of RoPE that are a set of frequencies and one factor; longrope has a second set for long sequences."""
+"""Supported kinds of RoPE: each is a set of frequencies and one factor. longrope has a second set for long
+sequences."""
 
 
 class HfRotaryEmbedding(RotaryEmbedding):
-    """megatron-core's rotary embedding with other frequencies, and for one forward pass with other positions."""
+    """megatron-core's rotary embedding with transformers' frequencies, and with positions that a forward pass may
+    set."""
 
     inv_freq: torch.Tensor
 
     def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup, local: bool = False) -> None:
         super().__init__(kv_channels=model.head_dim, rotary_percent=1.0, cp_group=cp_group)
-        # megatron-core knows one set of Llama-3 factors only (rotary_pos_embedding.py, _apply_scaling).
+        # megatron-core supports one set of Llama-3 factors only (rotary_pos_embedding.py, _apply_scaling).
         self.inv_freq = self._short = inverse_frequencies(model, local).to(self.inv_freq.device)
         longrope = (model.rope_scaling or {}).get("rope_type") == "longrope"
         self._long = inverse_frequencies(model, long=True).to(self._short.device) if longrope else self._short
@@ -36,7 +38,7 @@ class HfRotaryEmbedding(RotaryEmbedding):
         """(batch, sequence of this rank); None: 0, 1, 2, … in every row."""
 
     def forward(self, max_seq_len: int, **kwargs: Any) -> torch.Tensor:
-        """(sequence of this rank, 1 or batch, 1, head_dim): angles."""
+        """Angles: (sequence of this rank, 1 or batch, 1, head_dim)."""
         if self._long is not self._short:
             longest = max_seq_len if self.positions is None else self._longest(self.positions)
             self.inv_freq = self._long if longest > self._original else self._short
@@ -46,8 +48,8 @@ class HfRotaryEmbedding(RotaryEmbedding):
         return torch.cat((angles, angles), dim=-1).unsqueeze(2)
 
     def _longest(self, positions: torch.Tensor) -> int:
-        """Length of the longest document, of which this rank may have a part: as transformers takes it, over all rows
-        (modeling_rope_utils.py, longrope_frequency_update)."""
+        """Length of the longest document over all rows, as in transformers (modeling_rope_utils.py,
+        longrope_frequency_update). All-reduces over context-parallel ranks, which have parts of documents."""
         longest = positions.max() + 1
         if self.cp_group.size() > 1:
             torch.distributed.all_reduce(longest, torch.distributed.ReduceOp.MAX, group=self.cp_group)
@@ -55,7 +57,8 @@ class HfRotaryEmbedding(RotaryEmbedding):
 
 
 class DualRotaryEmbedding(torch.nn.Module):
-    """Angles for layers that see all positions and for layers with a window: megatron-core hands one tensor to all."""
+    """Angles for layers without a window and for layers with a window, stacked: megatron-core passes one tensor to all
+    layers."""
 
     def __init__(self, model: ModelSpec, cp_group: torch.distributed.ProcessGroup) -> None:
         super().__init__()
@@ -73,15 +76,15 @@ class DualRotaryEmbedding(torch.nn.Module):
             rotation.positions = positions
 
     def forward(self, max_seq_len: int, **kwargs: Any) -> torch.Tensor:
-        """(2, sequence of this rank, 1 or batch, 1, head_dim)."""
+        """Angles: (2, sequence of this rank, 1 or batch, 1, head_dim)."""
         return torch.stack([rotation(max_seq_len, **kwargs) for rotation in self._both])
 
 
 def inverse_frequencies(model: ModelSpec, local: bool = False, long: bool = False) -> torch.Tensor:
-    """fp32, (rotated part of head_dim / 2): radians per position of each pair of dimensions; ``local``: of layers with
-    a window, which have a base of their own and no scaling; ``long``: for longrope's long sequences.
+    """Radians per position for each rotated pair of dimensions: fp32, (rotated dimensions of a head / 2).
 
-    Raises EngineError for kinds of scaling that frequencies alone cannot express.
+    ``local``: for layers with a window, with the local base and without scaling. ``long``: for longrope's long
+    sequences. Raises EngineError for kinds of scaling that frequencies alone cannot express.
     """
     kind = (model.rope_scaling or {}).get("rope_type", "default")
     if kind not in _KINDS:
@@ -99,8 +102,11 @@ def inverse_frequencies(model: ModelSpec, local: bool = False, long: bool = Fals
 
 
 def rotation_factor(model: ModelSpec) -> float:
-    """What rotated queries and keys are multiplied with where positions are stretched (yarn, longrope). Raises
-    EngineError where it is not 1 and not all of a head is rotated: it is then none of the scores."""
+    """Factor of rotated queries and keys with scaled RoPE (yarn, longrope); otherwise 1.
+
+    Raises EngineError if the factor is not 1 and only a part of each head is rotated: a factor of the scores cannot
+    express it then.
+    """
     kind = (model.rope_scaling or {}).get("rope_type", "default")
     if kind == "default" or kind not in _KINDS:
         return 1.0
@@ -122,13 +128,14 @@ def _scaled(model: ModelSpec, kind: str, long: bool = False) -> tuple[torch.Tens
 
 
 def _original_length(model: ModelSpec) -> int:
-    """Positions before they were stretched; all, where nothing says so (kit/specs/hf_special.py too)."""
+    """``original_max_position_embeddings`` of RoPE scaling, by default the model's maximum (as in
+    kit/specs/hf_special.py)."""
     return int((model.rope_scaling or {}).get("original_max_position_embeddings", model.max_position_embeddings))
 
 
 def score_factor(model: ModelSpec) -> float:
-    """What latent attention's scores are multiplied by where positions are stretched by yarn: its mscale, squared
-    (transformers, modeling_deepseek_v3.py, yarn_apply_mscale)."""
+    """Factor of latent attention's scores with yarn: its mscale, squared (transformers, modeling_deepseek_v3.py,
+    yarn_apply_mscale); otherwise 1."""
     scaling = model.rope_scaling or {}
     mscale, factor = scaling.get("mscale_all_dim", 0), scaling.get("factor", 1)
     return (0.1 * mscale * math.log(factor) + 1.0) ** 2 if mscale and factor > 1 else 1.0

@@ -1,7 +1,7 @@
 """implementation=transformer_engine: megatron-core's own layers over Transformer Engine's kernels.
 
-They hold the norm of a layer inside the linear layer after it; outside of the module it has the name that the weight
-maps know.
+Transformer Engine's linear layers contain the norm before them. ``plain_name`` maps its parameter names to the names of
+the weight maps.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NORMS = {
 
 
 def fused_block_spec(config: TransformerConfig, vp_stage: int | None) -> TransformerBlockSubmodules:
-    """The layers of this pipeline stage's chunk. Raises EngineError where Transformer Engine is not installed."""
+    """The layers of this pipeline stage's chunk. Raises EngineError if Transformer Engine is not installed."""
     if importlib.util.find_spec("transformer_engine") is None:
         raise EngineError(
             "implementation=transformer_engine and it is not installed; pip install 'transformer-engine[pytorch]' "
@@ -31,7 +31,7 @@ def fused_block_spec(config: TransformerConfig, vp_stage: int | None) -> Transfo
 
 
 def plain_name(parameter: str) -> str:
-    """Name of a parameter as local layers have it."""
+    """The name that the same parameter has with implementation=local."""
     for fused, plain in _NORMS.items():
         parameter = parameter.replace(fused, plain)
     return parameter

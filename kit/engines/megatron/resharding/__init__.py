@@ -1,1 +1,1 @@
-"""Resharding."""
+"""Reads and writes full Hugging Face tensors from and to Megatron's shards."""

@@ -1,7 +1,8 @@
-"""The blocks of full Hugging Face tensors that this rank writes; all ranks together write every element once.
+"""Exports this rank's blocks of full Hugging Face tensors. All ranks together export every element once.
 
-Data-parallel ranks with the same shard split it: by the ranges of the distributed optimizer, or, where each has all of
-it, into equal ranges. A range of the flattened shard is at most three rectangles, and a slice of a rectangle is one.
+Data-parallel ranks with equal shards export different ranges: those of the distributed optimizer, or equal ranges if
+each rank has the whole state. A range of a flattened matrix consists of at most three rectangles, and a slice of a
+rectangle is a rectangle.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _AnyBlock = TypeVar("_AnyBlock", bound=Block)
 def export_blocks(
     resharder: HfResharder, kinds: Sequence[StateKind], *, in_order: bool = False
 ) -> Iterator[StateBlock]:
-    """This rank's blocks (``Engine.export_blocks``). Each rank starts at another tensor, because one process at a time
-    writes a file. ``in_order``: all ranks start at the first, for state that is read collectively."""
+    """This rank's blocks (``Engine.export_blocks``). Each rank starts at another tensor, so that ranks do not wait for
+    the same file. ``in_order``: all ranks start at the first tensor, for state that needs collectives."""
     items = [
         (kind, mapped)
         for kind in kinds
@@ -45,8 +46,11 @@ def export_blocks(
 def parts(
     start: int, values: torch.Tensor, shape: Sequence[int], blocks: Sequence[_AnyBlock]
 ) -> Iterator[tuple[_AnyBlock, tuple[int, int], torch.Tensor]]:
-    """(block, first row and column in its whole tensor, rows and columns) of all that a range of a flattened shard of
-    this shape, from ``start`` on, has in common with blocks of it."""
+    """Intersect a range of a flattened shard with ``blocks``. Yields (block, (row, column) in the block's whole tensor,
+    matrix of the values).
+
+    The range is ``values``, from element ``start`` on; ``shape``: shape of the shard.
+    """
     for row, column, rectangle in _rectangles(start, values, math.prod(shape[1:])):
         for block in blocks:
             at = row if block.dim == 0 else column
@@ -58,7 +62,8 @@ def parts(
 
 
 def _rectangles(start: int, values: torch.Tensor, width: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """(row, column, values) of a range of a flattened matrix: the end of a row, whole rows, the beginning of a row."""
+    """Split a range of a flattened matrix into at most three (row, column, matrix): the end of a row, whole rows, the
+    beginning of a row."""
     end = start + values.numel()
     edges = sorted({start, min(end, -(-start // width) * width), max(start, end // width * width), end})
     for lower, upper in pairwise(edges):

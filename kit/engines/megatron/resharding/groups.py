@@ -1,6 +1,6 @@
-"""Who holds a parameter: the ranks it is cut over, and those with the same part.
+"""The process groups that split a parameter, and that replicate each slice.
 
-Experts are cut over, and repeated on, other ranks than the rest of a layer (megatron-core, parallel_state.py).
+Experts have other groups than the rest of a layer (megatron-core, parallel_state.py).
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kit.engines.megatron.resharding.optimizer_state import LocalState, ShardSta
 
 @dataclass(frozen=True)
 class ShardGroups:
-    """One way of holding parameters, seen from this rank."""
+    """The groups and the state of this rank's shards, for dense parameters or for experts."""
 
     tensor: dist.ProcessGroup
-    """Ranks over which each parameter is cut."""
+    """Ranks that split each parameter."""
     data: dist.ProcessGroup
-    """Ranks that hold the same part."""
+    """Ranks with equal slices."""
     state: ShardState
 
 
 def shard_groups(optimizer: ChainedOptimizer) -> tuple[ShardGroups, ShardGroups]:
-    """For dense parameters, and for experts: the same without expert parallelism."""
+    """(groups of dense parameters, groups of experts); equal if megatron-core has one optimizer for both."""
     first, *rest = optimizer.chained_optimizers
     data = parallel_state.get_data_parallel_group(with_context_parallel=True)
     dense = ShardGroups(parallel_state.get_tensor_model_parallel_group(), data, LocalState(first, data))
@@ -40,20 +40,20 @@ def shard_groups(optimizer: ChainedOptimizer) -> tuple[ShardGroups, ShardGroups]
 
 
 class BufferState(ShardState):
-    """``ShardState`` of a buffer that belongs to the weights: no optimizer knows it, and every rank has all of it.
+    """``ShardState`` of a buffer that is saved with the weights. It is whole on every rank and has no optimizer state.
 
-    Its master is the buffer itself, its gradient and moments are zero.
+    MASTER is the buffer itself; gradient and moments are zero.
     """
 
     def __init__(self, data: dist.ProcessGroup) -> None:
         self._data = data
 
     def own(self, kind: StateKind, param: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """This rank's part (``ShardState``): the first data-parallel rank has all of it, the others an empty range."""
+        """(start, values): the first data-parallel rank has the whole buffer, other ranks an empty range."""
         return 0, _value(kind, param) if self._data.rank() == 0 else _value(kind, param)[:0]
 
     def wants(self, kind: StateKind, param: torch.Tensor) -> bool:
-        """Only the value is kept, no gradient and no moments."""
+        """True for MASTER only: a buffer has no moments to set."""
         return kind is StateKind.MASTER
 
     @torch.no_grad()

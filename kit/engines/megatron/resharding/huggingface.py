@@ -1,6 +1,6 @@
-"""Full tensors under Hugging Face names ↔ the shards of this model, one Megatron parameter at a time.
+"""Maps full tensors under Hugging Face names to this rank's shards, one Megatron parameter at a time.
 
-Import: every rank reads its own blocks of each tensor. ``export.py`` is the way back.
+To import, every rank reads its own blocks of each tensor. ``export.py`` exports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kit.specs.model import ModelSpec
 
 
 class HfResharder:
-    """The way in and out of one engine's model; every method is collective over all ranks."""
+    """Reads full tensors into one engine's model, and lists this rank's shards for an export."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class HfResharder:
         self._check_complete()
 
     def load(self, kind: StateKind, source: TensorSource) -> None:
-        """Set one kind of state from full tensors, reading this rank's blocks. Raises CheckpointError for others."""
+        """Collective. Set one kind of state; reads this rank's blocks of the full tensors. Raises CheckpointError if
+        names or shapes differ from the model's."""
         check_names(self._shapes, source)
         for mapped in self.mapped_params:
             groups = self.shard_groups(mapped)
@@ -62,32 +63,33 @@ class HfResharder:
                 _clear_padding(groups, kind, param, slices)
 
     def held(self, mapped: MappedParam) -> list[torch.nn.Parameter]:
-        """This rank's parameters of it: none, one, or where it is tied two."""
+        """This rank's Megatron parameters of ``mapped``: none, one, or two for a tied embedding."""
         return [self.parameters[name] for name in (mapped.megatron, mapped.copy) if name in self.parameters]
 
     def shard_groups(self, mapped: MappedParam) -> ShardGroups:
-        """Who holds it."""
+        """The groups of the ranks that have slices of this parameter."""
         groups = self._dense if mapped.expert is None else self._experts
         return replace(groups, state=BufferState(groups.data)) if mapped.frozen else groups
 
     def slices(self, mapped: MappedParam, rank: int) -> list[ShardSlice]:
-        """What one tensor-parallel rank holds of it."""
+        """The slices of the Hugging Face tensors on tensor-parallel rank ``rank``."""
         return mapped.sharding.slices(self.shapes(mapped), self.model, self.shard_groups(mapped).tensor.size(), rank)
 
     def blocks(self, mapped: MappedParam) -> list[Block]:
-        """Blocks of the whole Megatron parameter that this rank's shard holds."""
+        """This rank's blocks of the whole Megatron parameter."""
         tensor = self.shard_groups(mapped).tensor
         return blocks(mapped.sharding, self.shapes(mapped), self.model, tensor.size(), tensor.rank())
 
     def writes(self, number: int, mapped: MappedParam) -> bool:
-        """Whether this rank writes any of its parameter of this number: ranks that hold a whole one take turns."""
+        """Whether this rank writes a part of parameter ``number``. If all tensor-parallel ranks have the whole
+        parameter, one of them writes it, in turns."""
         tensor = self.shard_groups(mapped).tensor
         return mapped.megatron in self.parameters and (
             mapped.sharding.sharded or tensor.rank() == number % tensor.size()
         )
 
     def shapes(self, mapped: MappedParam) -> list[Shape]:
-        """Shapes of its Hugging Face tensors."""
+        """Shapes of the Hugging Face tensors of this parameter."""
         return [self._shapes[name] for name in mapped.hugging_face]
 
     def _check_complete(self) -> None:
@@ -100,14 +102,14 @@ class HfResharder:
 def _clear_padding(
     groups: ShardGroups, kind: StateKind, param: torch.nn.Parameter, slices: Sequence[ShardSlice]
 ) -> None:
-    """Rows of the vocabulary that only padding fills."""
+    """Set the vocabulary's padding rows to zero."""
     shape, covered = list(groups.state.shape(param)), sum(piece.length for piece in slices)
     if missing := shape[slices[0].dim] - covered:
         groups.state.put(kind, param, covered, 0, torch.zeros(missing, *shape[1:]))
 
 
 def _global_names(config: TransformerConfig, chunks: list[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
-    """This rank's parameters by name, layers and experts counted over the whole model instead of on this rank."""
+    """Name → parameter on this rank. Names count layers and experts over the whole model."""
     first_expert = 0
     if config.num_moe_experts is not None:
         first_expert = config.num_moe_experts // config.expert_model_parallel_size

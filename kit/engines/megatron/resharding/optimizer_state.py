@@ -1,7 +1,7 @@
-"""Finds each kind of state of one parameter in megatron-core, and gets and sets parts of this rank's shard.
+"""Reads and sets each kind of state of one parameter in megatron-core's optimizers.
 
-Three places, by optimizer: with fp32 parameters the parameter is its own master; in bf16 a fp32 ``main_param`` is
-beside it; the distributed optimizer cuts the flat parameter (master, moments and reduced gradient) over the
+The master weight depends on the optimizer. With fp32 parameters it is the parameter. In bf16 it is ``main_param``, an
+fp32 tensor. The distributed optimizer splits the flat parameter (master weight, moments and reduced gradient) over the
 data-parallel ranks.
 """
 
@@ -20,35 +20,35 @@ from kit.engines.megatron.optimizer import Adam
 
 
 class ShardState(ABC):
-    """The state of this rank's tensor-parallel shards, whoever splits it further."""
+    """The state of this rank's tensor-parallel shards. Data-parallel ranks may split it further."""
 
     def shape(self, param: torch.Tensor) -> tuple[int, ...]:
-        """Shape of this rank's shard."""
+        """Shape of this rank's tensor-parallel shard of ``param``."""
         return tuple(param.shape)
 
     @abstractmethod
     def own(self, kind: StateKind, param: Any) -> tuple[int, torch.Tensor]:
-        """(start, values) of a range of the flattened shard; the ranges of the data-parallel ranks cover it.
+        """This rank's range of the flattened shard: (start, values). The ranges of the data-parallel ranks cover the
+        shard.
 
         ``values``: one dimension, any dtype."""
 
     def wants(self, kind: StateKind, param: Any) -> bool:
-        """Whether this rank keeps any of it."""
+        """Whether this rank has a part of this state to set."""
         return True
 
     @abstractmethod
     def put(self, kind: StateKind, param: Any, row: int, column: int, block: torch.Tensor) -> None:
-        """Set a block (rows, columns) of the shard from there on; a vector is one column.
-
-        ``block``: any dtype. Blocks cover the shard, each element once.
+        """Set a block of the shard, from (``row``, ``column``) on. ``block``: (rows, columns), any dtype; a vector is
+        one column. The blocks of a shard must cover each element once.
         """
 
 
 class LocalState(ShardState):
-    """The state of some of this rank's parameters. Not collective.
+    """The state of the parameters of one megatron-core optimizer. Not collective.
 
-    megatron-core has one optimizer for all parameters, or with expert parallelism two: experts have data-parallel
-    ranks of their own.
+    megatron-core has one optimizer for all parameters, or two with expert parallelism, because experts have other
+    data-parallel ranks.
     """
 
     def __init__(self, optimizer: MegatronOptimizer, data_parallel_group: dist.ProcessGroup) -> None:
@@ -61,11 +61,11 @@ class LocalState(ShardState):
 
     @property
     def _distributed(self) -> bool:
-        """Whether the data-parallel ranks share one copy of the state."""
+        """Whether this is the distributed optimizer, which splits the state over the data-parallel ranks."""
         return isinstance(self._optimizer, DistributedOptimizer)
 
     def own(self, kind: StateKind, param: torch.nn.Parameter) -> tuple[int, torch.Tensor]:
-        """(start, values) of a range of the flattened shard; those of the group's ranks cover it."""
+        """This rank's range of the flattened shard: (start, values)."""
         start, end = self._range(param)
         if start == end:
             return 0, param.detach().view(-1)[:0]
@@ -79,12 +79,12 @@ class LocalState(ShardState):
         return start, flat if flat.numel() == end - start else flat[start:end]
 
     def wants(self, kind: StateKind, param: torch.nn.Parameter) -> bool:
-        """Whether this rank keeps any of it."""
+        """Whether this rank has a part of this state to set."""
         return kind is StateKind.MASTER or self._main(param) is not None
 
     @torch.no_grad()
     def put(self, kind: StateKind, param: torch.nn.Parameter, row: int, column: int, block: torch.Tensor) -> None:
-        """Set a block of a kind of state (not GRADIENT) from (row, column) on."""
+        """Set a block of one kind of state (not GRADIENT), from (row, column) on."""
         assert kind is not StateKind.GRADIENT
         if kind is StateKind.MASTER:
             place(param, row, column, block)
@@ -98,7 +98,7 @@ class LocalState(ShardState):
             place(held, row, column, block)
 
     def _main(self, param: torch.nn.Parameter) -> torch.Tensor | None:
-        """What Adam steps for ``param``: all of it, a flat part, or None where other ranks hold every part."""
+        """The tensor that Adam steps for ``param``: whole or a flat part; None if only other ranks have parts."""
         if not self._distributed:
             return getattr(param, "main_param", param)
         if param not in self._optimizer.model_param_group_index_map:
@@ -107,7 +107,8 @@ class LocalState(ShardState):
         return self.adam.param_groups[group]["params"][index]
 
     def _range(self, param: torch.nn.Parameter) -> tuple[int, int]:
-        """Start and end of this rank's part of the flattened shard: whole rows where each rank has all of it."""
+        """(start, end) of this rank's range of the flattened shard. Without the distributed optimizer every rank has
+        the whole state, and the ranges have equal numbers of rows."""
         if not self._distributed:
             width, size, rank = param.numel() // param.shape[0], self._group.size(), self._group.rank()
             return param.shape[0] * rank // size * width, param.shape[0] * (rank + 1) // size * width
@@ -121,7 +122,7 @@ class LocalState(ShardState):
         return self.adam.state[main]
 
     def held_bytes(self) -> int:
-        """Bytes of master weights that are not the parameters themselves, and of moments."""
+        """Bytes of moments, and of master weights that are not the parameters themselves."""
         held = {tensor for state in self.adam.state.values() for tensor in state.values()}
         if self._optimizer.config.bf16:
             held |= {param for group in self.adam.param_groups for param in group["params"]}
@@ -129,15 +130,15 @@ class LocalState(ShardState):
 
 
 def _is_part(main: torch.Tensor, param: torch.nn.Parameter) -> bool:
-    """Whether the master of a parameter is the parameter itself, or a view of it, as in fp32."""
+    """Whether the master weight is the parameter or a view of it, as in fp32."""
     return main.untyped_storage().data_ptr() == param.untyped_storage().data_ptr() and main.dtype == param.dtype
 
 
 def _copy_into_range(held: torch.Tensor, start: int, width: int, block: torch.Tensor, row: int, column: int) -> None:
-    """Copy what ``block``, at (row, column) of a matrix of this width, has in common with a flat range of it.
+    """Copy the intersection of ``block`` and a flat range of a matrix into the range.
 
-    ``held``: elements ``start`` … of the flattened matrix. Whole rows of the range are one copy; the rows that it
-    cuts in two are one each.
+    ``held``: the range, from element ``start`` of the flattened matrix on. ``block`` begins at (``row``, ``column``) of
+    the matrix, which has ``width`` columns. Copies whole rows at once, and partial rows one by one.
     """
     end = start + held.numel()
     first, last = -(-start // width), end // width  # whole rows of the range

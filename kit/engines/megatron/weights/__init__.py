@@ -1,6 +1,6 @@
-"""Megatron's parameters ↔ Hugging Face's tensors: one declarative table a family, used in both directions.
+"""Maps Megatron's parameters to Hugging Face's tensors: one declarative table per family, used in both directions.
 
-Every rule only rearranges elements, so the same table carries weights, gradients and Adam's moments.
+Every rule only rearranges elements, so the same table serves for weights, gradients and Adam's moments.
 """
 
 from kit.engines.megatron.weights.families import weight_map

@@ -1,6 +1,6 @@
-"""DeepSeek-V3: latent attention, first layers with a dense MLP, then a router, shared experts and the others.
+"""DeepSeek-V3: latent attention; a dense MLP in the first layers, a router, shared and routed experts in the others.
 
-GLM-4.5 is the same with Llama's attention.
+GLM-4.5 has Llama's attention instead.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def glm4_moe(model: ModelSpec) -> tuple[ParamMapping, ...]:
 
 
 def _mlp(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """The MLP of layers without experts, and of those with."""
+    """The MLP of layers without experts, and router and experts of the other layers."""
     shared = _SHARED_EXPERTS if model.num_shared_experts else ()
     routed = (CORRECTION, *experts("mlp", "gate_proj", "up_proj", "down_proj"), *shared)
     return (*_DENSE_MLP, *(dataclasses.replace(mapping, experts=True) for mapping in routed))

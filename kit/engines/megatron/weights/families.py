@@ -1,4 +1,4 @@
-"""The weight map of a model, by the column ``megatron`` of its family (``kit/specs/families.py``)."""
+"""Finds the weight map of a model in the column ``megatron`` of its family (``kit/specs/families.py``)."""
 
 from __future__ import annotations
 

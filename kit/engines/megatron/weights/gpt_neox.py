@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): LayerNorm, biases everywhere; query, key and value of a head adjoin, as Megatron has them."""
+"""GPT-NeoX (Pythia): LayerNorm, biases everywhere; query, key and value interleaved per head, as in Megatron."""
 
 from __future__ import annotations
 

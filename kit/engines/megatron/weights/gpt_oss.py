@@ -1,4 +1,4 @@
-"""gpt-oss: Llama with biases everywhere, a sink a head, a router with a bias, and experts with biases."""
+"""gpt-oss: Llama with biases everywhere, one attention sink per head, and a router and experts with biases."""
 
 from __future__ import annotations
 

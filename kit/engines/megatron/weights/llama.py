@@ -21,7 +21,7 @@ _MEGATRON, _BLOCK = "decoder.layers.{layer}.", "model.layers.{layer}."
 
 
 def in_layer(megatron: str, *hugging_face: str, sharding: Sharding) -> ParamMapping:
-    """A parameter of every layer; names without what precedes them in all layers."""
+    """Mapping of a parameter of every layer. Names are relative to the layer."""
     return ParamMapping(_MEGATRON + megatron, tuple(_BLOCK + name for name in hugging_face), sharding)
 
 
@@ -43,12 +43,12 @@ QK_NORMS, WIDTH_NORMS = (
     )
     for sharding in (Replicated(), ColumnParallel())
 )
-"""Norms of each head, and of all heads together, which ranks split as they split heads."""
+"""Norms of each head; and norms over all heads together, which tensor-parallel ranks split like the heads."""
 
 
 def experts(block: str, gate: str, up: str, down: str) -> tuple[ParamMapping, ...]:
-    """Router and experts, by their names on disk below a layer: transformers' own fused parameters have others
-    (kit/engines/huggingface/experts.py)."""
+    """Mappings of router and experts. Names are those on disk, relative to the layer; transformers' fused parameters
+    have other names (kit/engines/huggingface/experts.py)."""
     ours, theirs = "mlp.experts.local_experts.{expert}", f"{block}.experts.{{expert}}"
     return (
         in_layer("mlp.router.weight", f"{block}.gate.weight", sharding=Replicated()),
@@ -58,7 +58,7 @@ def experts(block: str, gate: str, up: str, down: str) -> tuple[ParamMapping, ..
 
 
 def llama(model: ModelSpec, layer: tuple[ParamMapping, ...] = LAYER) -> tuple[ParamMapping, ...]:
-    """The whole map; families that differ from Llama inside a layer only pass their own ``layer``."""
+    """The whole map. Families that differ from Llama only inside a layer pass their own ``layer``."""
     embedding, *head = embedding_and_head(model, "model.embed_tokens.weight", "lm_head.weight")
     norm = ParamMapping("decoder.final_layernorm.weight", ("model.norm.weight",), Replicated())
     return (embedding, *layer, norm, *head)
@@ -85,7 +85,7 @@ def qwen3_moe(model: ModelSpec) -> tuple[ParamMapping, ...]:
 
 
 def phi3(model: ModelSpec) -> tuple[ParamMapping, ...]:
-    """Query, key and value in one tensor on disk, and gate and up in one."""
+    """On disk, query, key and value are one tensor, and gate and up are one tensor."""
     query, key_value = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     qkv, gated = (query, key_value, key_value), (model.ffn_hidden_size,) * 2
     on_disk = {

@@ -1,4 +1,4 @@
-"""The vocabulary of weight maps: entries with patterns, and their expansion over the layers of a model."""
+"""Entries of weight maps, and their expansion over the layers and experts of a model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kit.specs.model import ModelSpec
 
 @dataclass(frozen=True)
 class ParamMapping:
-    """One Megatron parameter and the Hugging Face tensors that it is made of.
+    """One Megatron parameter and the Hugging Face tensors that it consists of.
 
-    ``{layer}`` stands for each layer, ``{expert}`` for each of its experts.
+    In names, ``{layer}`` stands for each layer and ``{expert}`` for each expert of the layer.
     """
 
     megatron: str
@@ -23,28 +23,28 @@ class ParamMapping:
     copy: str | None = None
     """A second Megatron parameter with the same content, on the last pipeline stage: the tied output layer."""
     experts: bool | None = None
-    """True: only in layers with experts; False: only in those without; None: in every layer."""
+    """True: only in layers with experts. False: only in layers without experts. None: in every layer."""
     frozen: bool = False
-    """A buffer, which nothing trains (``kit/engines/huggingface/buffers.py``)."""
+    """True for a buffer, which is not trained (``kit/engines/huggingface/buffers.py``)."""
 
 
 @dataclass(frozen=True)
 class MappedParam:
-    """One entry, at one layer: what is read, held and written together."""
+    """One entry at one layer, and for one expert: one Megatron parameter."""
 
     megatron: str
-    """Global parameter name, layers and experts counted over the whole model."""
+    """Global parameter name, which counts layers and experts over the whole model."""
     hugging_face: tuple[str, ...]
     sharding: Sharding
     copy: str | None = None
     expert: int | None = None
     """Number of the expert; None for parameters outside of the experts."""
     frozen: bool = False
-    """Whether it is frozen (``ParamMapping``)."""
+    """As in ``ParamMapping``."""
 
 
 def embedding_and_head(model: ModelSpec, embedding: str, head: str) -> tuple[ParamMapping, ...]:
-    """Word embedding and output layer, by their Hugging Face names: one mapping where they are tied."""
+    """Mappings of word embedding and output layer, by their Hugging Face names. One mapping if they are tied."""
     ours, output = "embedding.word_embeddings.weight", "output_layer.weight"
     if model.tied_embeddings:
         return (ParamMapping(ours, (embedding,), VocabParallel(), copy=output),)
@@ -54,7 +54,7 @@ def embedding_and_head(model: ModelSpec, embedding: str, head: str) -> tuple[Par
 def weight_and_bias(
     megatron: str, hugging_face: str, weight: Sharding, bias: Sharding | None = None
 ) -> tuple[ParamMapping, ParamMapping]:
-    """Maps weight and bias of a norm or linear layer. ``bias``: None where it is sharded like the weight."""
+    """Mappings of weight and bias of a norm or linear layer. ``bias``: None if it is sharded like the weight."""
     return (
         ParamMapping(f"{megatron}.weight", (f"{hugging_face}.weight",), weight),
         ParamMapping(f"{megatron}.bias", (f"{hugging_face}.bias",), bias or weight),
@@ -62,7 +62,7 @@ def weight_and_bias(
 
 
 def mapped_params(mappings: tuple[ParamMapping, ...], model: ModelSpec) -> Iterator[MappedParam]:
-    """Every group of the model: what precedes the layers, layer by layer, what follows them."""
+    """Expand the entries: parameters before the layers, the layers one by one, parameters after the layers."""
     for in_layers, group in groupby(mappings, key=lambda mapping: "{layer}" in mapping.megatron):
         of_layer = tuple(group)
         for layer in range(model.num_layers) if in_layers else (0,):

@@ -1,4 +1,4 @@
-"""MiniMax M2: Mixtral with norms of all query and of all key heads, and DeepSeek's correction of the router."""
+"""MiniMax M2: Mixtral with norms over all query and over all key heads, and DeepSeek's router correction bias."""
 
 from __future__ import annotations
 

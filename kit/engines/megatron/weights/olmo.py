@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: Llama with norms after attention and MLP, none before them, and norms of all heads together."""
+"""OLMo 2 and 3: Llama with norms after attention and MLP instead of before, and norms over all heads together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random initial weights that do not depend on the layout: each tensor has a random stream of its own."""
+"""Random initial weights that do not depend on the layout: each tensor has its own random stream."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from kit.engines.huggingface.models import tensor_shapes
 from kit.specs.model import ModelSpec
 
 INITIALIZER_RANGE = 0.02
-"""Standard deviation of every matrix: transformers' ``initializer_range`` for all families that we map."""
+"""Standard deviation of every matrix: transformers' ``initializer_range`` of all families with a weight map."""
 
 
 class RandomSource(GeneratedSource):
-    """Fresh weights: norms that change nothing, biases 0, matrices normal with mean 0.
+    """Initial weights: norms with scale 1, biases 0, matrices normal with mean 0.
 
     megatron-core's own initialisation draws different numbers on every layout.
     """

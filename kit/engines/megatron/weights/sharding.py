@@ -1,8 +1,8 @@
-"""How the Hugging Face tensors of one Megatron parameter are laid out over tensor-parallel ranks.
+"""How tensor-parallel ranks split the Hugging Face tensors of one Megatron parameter.
 
-A rule lists, for one rank, which blocks of the tensors on disk make up its shard and where they are in it. Reading
-copies each block there, writing copies it back: one list serves both directions, nothing is computed, and no rank
-needs more of a tensor than its blocks.
+A rule lists, for one rank, the blocks of the tensors on disk that make up its shard, and their positions in the shard.
+Reading copies blocks into the shard, writing copies them back: one list serves both directions. A rank needs only its
+own blocks of a tensor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Rows (``dim`` 0) or columns (1) of a whole tensor that a shard holds, over all of its other dimension."""
+    """Contiguous rows (``dim`` 0) or columns (1) of a whole tensor that a shard contains."""
 
     dim: int
     at: int
@@ -39,32 +39,33 @@ class ShardSlice(Block):
     """A block of one Hugging Face tensor."""
 
     tensor: int = 0
-    """Number of the Hugging Face tensor in the entry."""
+    """Index of the Hugging Face tensor in the mapping."""
     transposed: bool = False
-    """The tensor is stored on disk as (input, output); ``dim`` is of (output, input), as the shard is."""
+    """True if the tensor on disk is (input, output). The shard and ``dim`` are of (output, input)."""
 
     @property
     def disk_dim(self) -> int:
-        """The dimension of the tensor as it is stored on disk."""
+        """``dim`` of the tensor on disk."""
         return 1 - self.dim if self.transposed else self.dim
 
 
 class Sharding(ABC):
-    """One way of sharding."""
+    """A rule that splits the Hugging Face tensors of a parameter over tensor-parallel ranks."""
 
     @property
     def sharded(self) -> bool:
-        """False where every rank holds the whole parameter."""
+        """False if every rank has the whole parameter."""
         return True
 
     @abstractmethod
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
-        """What rank ``rank`` of ``tp`` holds of Hugging Face tensors with these shapes; the rest of its shard is 0."""
+        """The slices of the Hugging Face tensors, of shapes ``shapes``, in the shard of rank ``rank`` of ``tp``. The
+        rest of the shard is 0."""
 
 
 @dataclass(frozen=True)
 class Replicated(Sharding):
-    """Every rank has the whole tensor: norms."""
+    """Every rank has the whole tensor, for example norms."""
 
     @property
     def sharded(self) -> bool:
@@ -95,7 +96,8 @@ class RowParallel(Sharding):
 
 @dataclass(frozen=True)
 class VocabParallel(Sharding):
-    """Rows of the embedding, padded with zeros to a multiple of the ranks (padded_vocab_size in emit/megatron.py)."""
+    """Rows of the embedding. Zero rows pad the vocabulary to a multiple of tp (padded_vocab_size in
+    emit/megatron.py)."""
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         ((rows, *_),) = shapes
@@ -106,9 +108,9 @@ class VocabParallel(Sharding):
 
 @dataclass(frozen=True)
 class GatedMLP(Sharding):
-    """Gate and up projection: each is sliced first, then a rank's two slices are stacked.
+    """Gate and up projection: a shard is this rank's slice of gate, then its slice of up.
 
-    transformer/mlp.py chunks each rank's output into gate and up.
+    megatron-core chunks each rank's output into gate and up (transformer/mlp.py).
     """
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
@@ -121,7 +123,7 @@ class GatedMLP(Sharding):
 
 @dataclass(frozen=True)
 class Transposed(Sharding):
-    """A weight that is stored on disk as (input, output), as GPT-2's Conv1D has it; ``rule`` sees (output, input)."""
+    """A weight that is (input, output) on disk, like GPT-2's Conv1D. ``rule`` splits it as (output, input)."""
 
     sharding: Sharding
 
@@ -136,7 +138,7 @@ class Transposed(Sharding):
 
 @dataclass(frozen=True)
 class ConcatenatedRows(Sharding):
-    """One tensor on disk whose rows are those of several, one after the other; ``rule`` sees the parts."""
+    """One tensor on disk that concatenates the rows of several tensors. ``rule`` splits these tensors."""
 
     sharding: Sharding
     rows: tuple[int, ...]
@@ -155,15 +157,15 @@ class ConcatenatedRows(Sharding):
 
 @dataclass(frozen=True)
 class QKV(Sharding):
-    """Query, key and value rows, interleaved per key/value head: its queries, its key, its value; then sliced.
+    """Query, key and value rows. The whole parameter has one group of rows per key/value head: its queries, its key,
+    its value (transformer/attention.py, SelfAttention.get_query_key_value_tensors). Each rank has a slice of it.
 
-    transformer/attention.py, SelfAttention.get_query_key_value_tensors. With fewer key/value heads than ranks a
-    slice is part of such a group, and megatron-core gathers it.
+    With fewer key/value heads than ranks a slice is a part of a group, and megatron-core gathers the group.
     """
 
     def slices(self, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[ShardSlice]:
         groups = model.num_key_value_heads
-        rows = [shape[0] // groups for shape in shapes]  # of each tensor, in one group
+        rows = [shape[0] // groups for shape in shapes]  # rows of each tensor in one group
         length = groups * sum(rows) // tp
         first, last = rank * length, (rank + 1) * length
         slices, at = [], 0
@@ -179,7 +181,7 @@ class QKV(Sharding):
 
 
 def whole_shape(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec) -> Shape:
-    """The shape of the whole Megatron parameter, vocabulary not padded."""
+    """Shape of the whole Megatron parameter, without padding of the vocabulary."""
     slices = sharding.slices(shapes, model, 1, 0)
     shape = list(shapes[0][::-1] if slices[0].transposed else shapes[0])
     shape[slices[0].dim] = sum(piece.length for piece in slices)
@@ -187,11 +189,12 @@ def whole_shape(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec) -
 
 
 def blocks(sharding: Sharding, shapes: Sequence[Shape], model: ModelSpec, tp: int, rank: int) -> list[Block]:
-    """Every part of this rank's shard that is not padding; together the ranks cover the whole parameter."""
+    """This rank's blocks of the whole Megatron parameter, without padding. The blocks of all ranks cover the
+    parameter."""
     whole = sharding.slices(shapes, model, 1, 0)
     found: list[Block] = []
     for mine in sharding.slices(shapes, model, tp, rank):
-        # A replicated tensor is one piece of rows, also where the whole parameter is one piece of columns.
+        # The slice of a replicated tensor has ``dim`` 0, also if the whole parameter's slice has ``dim`` 1.
         for other in (piece for piece in whole if piece.tensor == mine.tensor and piece.dim == mine.dim):
             if (block := _common(mine, other)) is not None:
                 found.append(block)
@@ -208,7 +211,7 @@ def _common(mine: ShardSlice, whole: ShardSlice) -> Block | None:
 
 
 def _merged(parts: list[Block]) -> list[Block]:
-    """Neighbours in the shard that are neighbours in the whole parameter, made one."""
+    """Merge blocks that are adjacent both in the shard and in the whole parameter."""
     merged: list[Block] = []
     for part in parts:
         last = merged[-1] if merged else None
